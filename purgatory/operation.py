@@ -1,0 +1,342 @@
+"""Delayed operations: what waits in a purgatory for its condition or its deadline."""
+
+import asyncio
+import enum
+import math
+from abc import abstractmethod
+from collections.abc import Generator
+from functools import partial
+from traceback import clear_frames
+from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
+
+from purgatory.clock import Clock, report
+from purgatory.errors import OperationCancelled, PurgatoryError
+from purgatory.timer import TimerTask
+from purgatory.watchers import WatcherLists
+
+__all__ = ["DelayedOperation"]
+
+T = TypeVar("T")
+
+Home: TypeAlias = "WatcherLists[DelayedOperation[Any]]"
+
+
+class _State(enum.Enum):
+    PENDING = "pending"
+    COMPLETING = "completing"
+    EXPIRING = "expiring"
+    COMPLETED = "completed"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+    UNSEEN = "failed, unseen"
+    """Failed, and nobody has asked for the exception yet."""
+    FAILED = "failed"
+
+
+# Names of the module are looked up in half the time of an enum's members.
+_PENDING: Final = _State.PENDING
+_COMPLETING: Final = _State.COMPLETING
+_EXPIRING: Final = _State.EXPIRING
+_COMPLETED: Final = _State.COMPLETED
+_EXPIRED: Final = _State.EXPIRED
+_CANCELLED: Final = _State.CANCELLED
+_UNSEEN: Final = _State.UNSEEN
+_FAILED: Final = _State.FAILED
+
+
+class DelayedOperation(TimerTask, Generic[T]):
+    """Something that completes when its condition holds or when its deadline comes, exactly once, whichever is first.
+
+    A subclass says what the condition is (`try_complete`) and what completion yields (`on_complete`). Hand it to
+    `DelayedOperationPurgatory.try_complete_else_watch`, then `await` it, or do not. It serves once.
+
+    Several tasks may await the same operation. If an awaiting task is cancelled, so is the operation.
+
+    Exceptions raised by its methods make the operation fail: they come out of `await`, or go to the event loop's
+    exception handler if by the next turn of the loop nobody has awaited it or asked for `exception()`.
+    """
+
+    __slots__ = ("_entry", "_home", "_outcome", "_state", "_timeout", "_waiter")
+
+    def __init__(self, timeout: float | None) -> None:
+        """Wait for `timeout` seconds from the time at which the purgatory takes the operation; `None` is for ever.
+
+        Raises `ValueError` if `timeout` is negative, NaN or infinite, `TypeError` if it is not a number.
+        """
+        if timeout is not None:
+            check_timeout(timeout)
+        self._bucket = None
+        self._deadline = math.inf
+        self._timeout = timeout
+        self._state = _PENDING
+        self._home: Home | None = None
+        """Where the operation waits: set from the moment it is handed to a purgatory until it is done."""
+        self._entry: list[DelayedOperation[Any]] | None = None
+        self._outcome: T | BaseException | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        state = self._state.value
+        if self._state is _PENDING:
+            state += " unwatched" if self._entry is None else f" deadline={self._deadline!r}"
+        return f"<{type(self).__qualname__} {state} timeout={self._timeout!r}>"
+
+    @abstractmethod
+    def try_complete(self) -> bool:
+        """If the condition holds, return `self.force_complete()`, else `False`. To be cheap: it is called often."""
+
+    @abstractmethod
+    def on_complete(self) -> T:
+        """Called exactly once, when the condition or the deadline completes the operation. Returns its result."""
+
+    def on_expiration(self) -> None:
+        """Called after `on_complete` when it was the deadline that completed the operation."""
+
+    def force_complete(self) -> bool:
+        """Complete the operation whether its condition holds or not. Returns whether it was this call that did.
+
+        A compare-and-set from *pending*: of all who try, in any order and from inside each other, one gets `True`.
+        """
+        if self._state is not _PENDING:
+            return False
+        self._state = _COMPLETING
+        self._complete()
+        return True
+
+    def cancel(self) -> bool:
+        """Finish without a result and without `on_complete`. Returns whether the operation was pending.
+
+        Who awaits it gets `OperationCancelled`.
+        """
+        if self._state is not _PENDING:
+            return False
+        self._state = _CANCELLED
+        self._leave()
+        self._finish()
+        return True
+
+    def reschedule(self, timeout: float | None) -> None:
+        """Move the deadline to `timeout` seconds from now, earlier or later; `None` is never.
+
+        Raises `ValueError` or `TypeError` as the constructor, `PurgatoryError` unless it waits in a purgatory.
+        """
+        if timeout is not None:
+            check_timeout(timeout)
+        home = self._home
+        if self._state is not _PENDING or home is None or self._entry is None:
+            raise PurgatoryError(f"only an operation that waits in a purgatory is rescheduled, not {self!r}")
+        timer = home.timer
+        if timeout is None:
+            timer.cancel(self)
+            self._deadline = math.inf
+        else:
+            timer.reschedule(self, timer.time() + timeout)
+        self._timeout = timeout
+
+    def done(self) -> bool:
+        """Whether the operation has its outcome: a result, an exception, or that it was cancelled."""
+        state = self._state
+        return state is not _PENDING and state is not _COMPLETING and state is not _EXPIRING
+
+    def expired(self) -> bool:
+        """Whether the deadline completed it; in `on_complete`, whether it is the deadline that does."""
+        return self._state is _EXPIRING or self._state is _EXPIRED
+
+    def cancelled(self) -> bool:
+        """Whether it was cancelled."""
+        return self._state is _CANCELLED
+
+    def result(self) -> T:
+        """What `on_complete` returned. Raises what made the operation fail, `OperationCancelled` if it was cancelled,
+        and `asyncio.InvalidStateError` if it is not done.
+        """
+        try:
+            exception = self.exception()
+            if exception is None:
+                return cast(T, self._outcome)
+            raise exception
+        finally:
+            # The traceback holds this frame: it must not hold the operation, nor the exception itself.
+            exception = None
+            del self
+
+    def exception(self) -> BaseException | None:
+        """What made the operation fail, or `None`. Raises `OperationCancelled` if it was cancelled, and
+        `asyncio.InvalidStateError` if it is not done.
+        """
+        state = self._state
+        if state is _COMPLETED or state is _EXPIRED:
+            return None
+        try:
+            if state is _CANCELLED:
+                raise OperationCancelled(f"{self!r} was cancelled")
+            if not self.done():
+                raise asyncio.InvalidStateError(f"{self!r} is not done")
+            self._state = _FAILED
+            return cast(BaseException, self._outcome)
+        finally:
+            del self
+
+    def __await__(self) -> Generator[Any, None, T]:
+        try:
+            if self._state is _PENDING:
+                waiter = self._new_waiter()
+                try:
+                    yield from waiter
+                except BaseException:  # the awaiting task was cancelled, or its coroutine closed
+                    self.cancel()
+                    raise
+            return self.result()
+        finally:
+            del self
+
+    def run(self) -> None:
+        """The deadline has come. Called by the timer."""
+        if self._state is _PENDING:
+            self._state = _EXPIRING
+            self._complete()
+        del self  # see _fail
+
+    def _attempt(self) -> bool:
+        """`try_complete`, with its faults kept in the operation. Returns whether it completed the operation."""
+        home = self._home
+        try:
+            completed = self.try_complete()
+            if completed and self._state is _PENDING:
+                raise PurgatoryError(f"try_complete() of {self!r} returned True, but has not called force_complete()")
+        except BaseException as exception:
+            if self._state is _PENDING:
+                self._state = _COMPLETING
+                self._leave()
+                try:
+                    self._fail(exception, home)
+                finally:
+                    self._finish()
+            else:
+                self._fail(exception, home)
+            return False
+        finally:
+            del self  # see _fail
+        return completed
+
+    def _complete(self) -> None:
+        """Run the callbacks. For nobody but the winner of the compare-and-set."""
+        expires = self._state is _EXPIRING
+        home = self._home
+        self._leave()
+        try:
+            try:
+                self._outcome = self.on_complete()
+            except BaseException as exception:
+                self._fail(exception, home)
+            if expires:
+                try:
+                    self.on_expiration()
+                except BaseException as exception:
+                    self._fail(exception, home)
+        finally:
+            self._finish()
+            del self  # see _fail
+
+    def _leave(self) -> None:
+        """Leave the timer and the watcher lists, at once: nothing of the purgatory's holds the operation any more."""
+        bucket = self._bucket
+        if bucket is not None:
+            del bucket[id(self)]
+            self._bucket = None
+        entry = self._entry
+        if entry is not None and self._home is not None:
+            entry.clear()
+            self._home.num_delayed -= 1
+
+    def _fail(self, exception: BaseException, home: "Home | None") -> None:
+        """Make `exception`, which is being handled, the outcome; or report it, if there is an outcome already."""
+        state = self._state
+        if state is _COMPLETING or state is _EXPIRING:
+            self._state = _UNSEEN
+            traceback = exception.__traceback__
+            assert traceback is not None, "the exception was caught"
+            # Its frames, and the frames that called them, hold the operation, which holds the exception: a cycle. So
+            # these are cleared, and ours drop `self` when they are left.
+            clear_frames(traceback)
+            exception.__traceback__ = traceback.tb_next
+            if isinstance(exception, (asyncio.CancelledError, StopIteration)):
+                # To the awaiting task these mean something else.
+                self._outcome = PurgatoryError(f"{type(self).__qualname__} raised {exception!r}")
+                self._outcome.__cause__ = exception
+            else:
+                self._outcome = exception
+        elif not isinstance(exception, (SystemExit, KeyboardInterrupt)):
+            report(None if home is None else home.timer, f"{self!r} raised after it was done", exception)
+        if isinstance(exception, (SystemExit, KeyboardInterrupt)):
+            raise exception
+
+    def _finish(self) -> None:
+        """Make the outcome known: to the statistics, and to who waits for it."""
+        home = self._home
+        state = self._state
+        if state is _COMPLETING:
+            self._state = _COMPLETED
+        elif state is _EXPIRING:
+            self._state = _EXPIRED
+        if home is not None:
+            self._home = None
+            if state is _COMPLETING:
+                if self._entry is None:
+                    home.at_once += 1
+                else:
+                    home.satisfied += 1
+            elif state is _EXPIRING:
+                home.expired += 1
+            elif state is _CANCELLED:
+                home.cancelled += 1
+            else:
+                home.failed += 1
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+        if home is not None:
+            if self._state is _UNSEEN:
+                clock = home.timer.clock
+                clock.call_at(clock.time(), self._report_unseen, clock)
+            home.purge_if_due()
+        elif self._state is _UNSEEN:
+            self._report_unseen(None)
+
+    def _report_unseen(self, clock: Clock | None) -> None:
+        if self._state is _UNSEEN:
+            self._state = _FAILED
+            report(clock, f"{self!r}: nobody awaits it", cast(BaseException, self._outcome))
+
+    def _new_waiter(self) -> asyncio.Future[None]:
+        """A future that is done when the operation is."""
+        home = self._home
+        if home is None:
+            raise PurgatoryError(f"{self!r} would never complete: hand it to try_complete_else_watch() first")
+        loop = asyncio.get_running_loop()
+        clock = home.timer.clock
+        if clock is not loop and isinstance(clock, asyncio.AbstractEventLoop):
+            raise PurgatoryError(f"{self!r} waits on another event loop")
+        waiter: asyncio.Future[None] = loop.create_future()
+        if self._waiter is None:
+            self._waiter = waiter
+        else:
+            self._waiter.add_done_callback(partial(_wake_up, waiter))
+        return waiter
+
+
+def _wake_up(waiter: "asyncio.Future[None]", _: object) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def check_timeout(timeout: float) -> None:
+    """Raise `TypeError` or `ValueError` unless `timeout` is a finite number of seconds and not negative."""
+    try:
+        valid = 0 <= timeout < math.inf
+    except TypeError:
+        raise TypeError(f"timeout must be a number of seconds or None, not {timeout!r}") from None
+    if not valid:
+        raise ValueError(f"timeout must be finite and not negative, or None for never, not {timeout!r}")

@@ -1,0 +1,374 @@
+"""The purgatory: holds operations until their condition or their deadline completes them."""
+
+import asyncio
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+from purgatory.clock import Clock, Handle
+from purgatory.errors import PurgatoryClosed, PurgatoryError, PurgatoryFull
+from purgatory.operation import DelayedOperation
+from purgatory.timer import WheelTimer
+from purgatory.timer.timer import SLICE
+from purgatory.watchers import WatcherLists
+
+__all__ = ["DelayedOperationPurgatory", "PurgatoryStatistics"]
+
+Operation = TypeVar("Operation", bound=DelayedOperation[Any])
+
+NESTING: Final = 32
+"""How deep a check may go on inside the completions of another one, before it is put off to the next turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class PurgatoryStatistics:
+    """What a purgatory holds, and what it has done since it was made."""
+
+    name: str
+    num_delayed: int
+    """Operations pending now."""
+    watched: int
+    """Entries in the watcher lists now, those of finished operations included."""
+    estimated_total: int
+    """Operations watched and not purged yet, by the estimate that decides when to purge."""
+    completed_at_once: int
+    """Operations whose condition held when they came, so that they never waited."""
+    satisfied: int
+    """Operations that waited and were completed before their deadline."""
+    expired: int
+    """Operations completed by their deadline."""
+    cancelled: int
+    """Operations cancelled."""
+    failed: int
+    """Operations one of whose methods raised."""
+    purges: int
+    """Purges started."""
+    purged: int
+    """Dead entries removed from the watcher lists, by purges or by checks that came by."""
+    peak_delayed: int
+    """The most operations pending at a time."""
+    peak_watched: int
+    """The most entries in the watcher lists at a time."""
+
+
+class DelayedOperationPurgatory:
+    """Holds `DelayedOperation`s, each watched on one or more keys, until a condition or a deadline completes them.
+
+    Belongs to one event loop and, `check_and_complete_threadsafe` excepted, to its thread. Any of its methods may be
+    called from inside the methods of an operation. Use it as an async context manager, or call `aclose`.
+    """
+
+    __slots__ = (
+        "_closed",
+        "_depth",
+        "_lists",
+        "_live",
+        "_loop",
+        "_max_pending",
+        "_name",
+        "_queue",
+        "_soon",
+        "_soon_handle",
+        "_time",
+        "_timer",
+        "_walking",
+    )
+
+    def __init__(
+        self,
+        name: str = "purgatory",
+        *,
+        tick: float = 0.001,
+        wheel_size: int = 20,
+        purge_interval: int = 1000,
+        max_pending: int | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Make a purgatory; `name` is for statistics and messages.
+
+        `tick` (seconds) is how exact deadlines are, `wheel_size` the number of buckets on each level of the timer.
+        A purge starts when more than `purge_interval` operations have finished since the last one. More than
+        `max_pending` operations are not let in; `None` is no limit. Without a `clock`, the purgatory belongs to the
+        event loop that runs when it is first used. Raises `ValueError` or `TypeError` for values out of range.
+        """
+        _check_count("purge_interval", purge_interval, 0)
+        if max_pending is not None:
+            _check_count("max_pending", max_pending, 1)
+        self._name = name
+        self._timer = WheelTimer(clock, tick=tick, wheel_size=wheel_size)
+        self._time = self._timer.time
+        self._lists: WatcherLists[DelayedOperation[Any]] = WatcherLists(self._timer, purge_interval)
+        self._max_pending = max_pending
+        self._loop = clock if isinstance(clock, asyncio.AbstractEventLoop) else None
+        self._live = clock is None or self._loop is not None
+        """Whether the purgatory belongs to an event loop, rather than to a clock of another kind."""
+        self._closed = False
+        self._depth = 0
+        # What check_and_complete_soon has to do: passes over keys, each with what is left of it or None if it has not
+        # begun; which keys have a pass that has not begun, and which one that has.
+        self._queue: deque[tuple[Hashable, Iterator[int] | None]] = deque()
+        self._soon: set[Hashable] = set()
+        self._walking: set[Hashable] = set()
+        self._soon_handle: Handle | None = None
+
+    def __repr__(self) -> str:
+        closed = " closed" if self._closed else ""
+        return f"<{type(self).__qualname__} {self._name!r} num_delayed={self.num_delayed}{closed}>"
+
+    async def __aenter__(self) -> "DelayedOperationPurgatory":
+        if self._closed:
+            raise PurgatoryClosed(f"{self!r} is closed")
+        if self._live and asyncio.get_running_loop() is not self._loop:
+            self._bind()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    @property
+    def name(self) -> str:
+        """The name given to it."""
+        return self._name
+
+    @property
+    def timer(self) -> WheelTimer:
+        """The timer that runs the deadlines."""
+        return self._timer
+
+    @property
+    def num_delayed(self) -> int:
+        """How many operations are pending, exactly."""
+        return self._lists.num_delayed
+
+    @property
+    def watched(self) -> int:
+        """How many entries the watcher lists have, those of finished operations included, exactly."""
+        return self._lists.watched
+
+    def statistics(self) -> PurgatoryStatistics:
+        """What the purgatory holds and what it has done so far."""
+        lists = self._lists
+        return PurgatoryStatistics(
+            name=self._name,
+            num_delayed=lists.num_delayed,
+            watched=lists.watched,
+            estimated_total=lists.estimated_total,
+            completed_at_once=lists.at_once,
+            satisfied=lists.satisfied,
+            expired=lists.expired,
+            cancelled=lists.cancelled,
+            failed=lists.failed,
+            purges=lists.purges,
+            purged=lists.purged,
+            peak_delayed=lists.peak_delayed,
+            peak_watched=lists.peak_watched,
+        )
+
+    def try_complete_else_watch(self, operation: Operation, keys: Iterable[Hashable]) -> Operation:
+        """Complete `operation` if its condition holds, else keep it until it does or its deadline comes.
+
+        Tries it, watches it on every key, tries it again and starts its timer, all in this call: if the condition
+        becomes true and one of the keys is checked after that, at any moment, it is not missed. Returns the operation,
+        to be awaited or not. Its timeout counts from this call.
+
+        Raises, with nothing registered: `PurgatoryClosed`, `PurgatoryFull` (only if it would have to wait),
+        `PurgatoryError` if the operation has been used before or the purgatory belongs to another event loop,
+        `TypeError` if `operation` or `keys` is of the wrong type or a key is not hashable, `ValueError` if there are no
+        keys.
+        """
+        if self._closed:
+            raise PurgatoryClosed(f"{self!r} takes no more operations")
+        if self._live and asyncio.get_running_loop() is not self._loop:
+            self._bind()
+        try:
+            used = operation._home is not None or operation.done()
+        except AttributeError:
+            raise TypeError(
+                f"a DelayedOperation whose __init__ calls super().__init__(timeout) is needed, not this "
+                f"{type(operation).__qualname__}"
+            ) from None
+        if used:
+            raise PurgatoryError(f"{operation!r} has been used: an operation serves once")
+        if isinstance(keys, (str, bytes)):
+            raise TypeError(f"keys must be an iterable of keys, not the {type(keys).__qualname__} {keys!r}")
+        distinct = dict.fromkeys(keys)
+        if not distinct:
+            raise ValueError("an operation needs at least one key to be watched on")
+
+        lists = self._lists
+        operation._home = lists
+        if operation._attempt() or operation.done():
+            return operation
+        try:
+            if self._closed:
+                raise PurgatoryClosed(f"{self!r} was closed while {operation!r} was being tried")
+            if self._max_pending is not None and lists.num_delayed >= self._max_pending:
+                raise PurgatoryFull(f"{self!r} holds {self._max_pending} operations, as many as it may")
+            now = self._time()
+            entry = operation._entry = lists.watch(operation, distinct)
+        except BaseException:
+            operation._home = None
+            raise
+        operation._attempt()
+        timeout = operation._timeout
+        # It may be done, or rescheduled, by now.
+        if entry and timeout is not None and operation._bucket is None:
+            try:
+                self._timer.add(operation, now + timeout)
+            except BaseException:  # the clock does not call back: its loop is closed, perhaps
+                operation.cancel()
+                raise
+        return operation
+
+    def check_and_complete(self, key: Hashable) -> int:
+        """Try the operations that watch `key`, in watch order. Returns how many of them that completed.
+
+        To be called after whatever may have made a condition true. Inside the completions of more than 32 nested
+        checks it is put off to the next turn, as `check_and_complete_soon`, and returns 0.
+        """
+        lists = self._lists
+        entries = lists.entries(key)
+        if not entries:
+            return 0
+        if self._depth >= NESTING:
+            self.check_and_complete_soon(key)
+            return 0
+        completed = 0
+        self._depth += 1
+        try:
+            for entry in entries:
+                if entry and entry[0]._attempt():
+                    completed += 1
+        finally:
+            self._depth -= 1
+        if not all(entries):
+            lists.compact(key)
+        return completed
+
+    def check_and_complete_soon(self, key: Hashable) -> None:
+        """Try the operations that watch `key` on the next turn of the loop, in slices if there are many.
+
+        Calls for the same key in one turn make one pass.
+        """
+        if key in self._soon or not self._lists.has(key):
+            return
+        self._soon.add(key)
+        self._queue.append((key, None))
+        if self._soon_handle is None:
+            self._check_next_turn()
+
+    def check_and_complete_threadsafe(self, key: Hashable) -> None:
+        """`check_and_complete_soon` for other threads, and for signal handlers.
+
+        Raises `TypeError` if `key` is not hashable, `PurgatoryError` if the purgatory runs on a clock that is no event
+        loop, `RuntimeError` if its loop is closed and the purgatory is not.
+        """
+        hash(key)
+        if not self._live:
+            raise PurgatoryError(f"{self!r} has no event loop that another thread could call")
+        # Without a loop nobody waits: who comes later finds the condition true by trying it.
+        if self._loop is not None and not self._closed:
+            self._loop.call_soon_threadsafe(self.check_and_complete_soon, key)
+
+    def cancel_for_key(self, key: Hashable) -> list[DelayedOperation[Any]]:
+        """Cancel the operations that watch `key`. Returns them, in watch order."""
+        cancelled = [operation for entry in self._lists.entries(key) for operation in entry if operation.cancel()]
+        self._lists.compact(key)
+        return cancelled
+
+    def complete_all(self) -> int:
+        """Complete every pending operation whether its condition holds or not. Returns how many that completed."""
+        return sum(operation.force_complete() for entry in self._lists.all_entries() for operation in entry)
+
+    def cancel_all(self) -> int:
+        """Cancel every pending operation. Returns how many that were."""
+        return sum(operation.cancel() for entry in self._lists.all_entries() for operation in entry)
+
+    async def aclose(self) -> None:
+        """Take no more operations and complete every pending one, in slices, so that nobody is left waiting.
+
+        Harmless when repeated.
+        """
+        self._closed = True
+        try:
+            for index, entry in enumerate(self._lists.all_entries(), 1):
+                if entry:
+                    entry[0].force_complete()
+                if index % SLICE == 0:
+                    await asyncio.sleep(0)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """As `aclose`, in one go. For where nothing can be awaited: inside an operation, or on a `VirtualClock`."""
+        self._closed = True
+        self.complete_all()
+        self._timer.close()
+        self._lists.close()
+        self._queue.clear()
+        self._soon.clear()
+        self._walking.clear()
+        if self._soon_handle is not None:
+            self._soon_handle.cancel()
+            self._soon_handle = None
+
+    def _bind(self) -> None:
+        """Belong to the running loop, if to none yet."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not None:
+            raise PurgatoryError(f"{self!r} belongs to another event loop than the running one")
+        self._loop = loop
+        self._time = self._timer.clock.time
+
+    def _check_next_turn(self) -> None:
+        clock = self._timer.clock
+        self._soon_handle = clock.call_at(clock.time(), self._check_queue)
+
+    def _check_queue(self) -> None:
+        """Work on the passes asked for, each a slice in turn, so that a long one does not hold up the others."""
+        self._soon_handle = None
+        queue = self._queue
+        budget = SLICE
+        try:
+            while queue and budget > 0:
+                key, walk = queue.popleft()
+                if walk is None:
+                    if key in self._walking:
+                        # Not two at a time: the same list would be walked again and again.
+                        queue.append((key, None))
+                        continue
+                    self._soon.discard(key)
+                    walk = self._walk(key)
+                self._walking.discard(key)
+                for entries in walk:
+                    budget -= entries
+                    if budget <= 0:
+                        self._walking.add(key)
+                        queue.append((key, walk))
+                        break
+        finally:
+            if queue and self._soon_handle is None:
+                self._check_next_turn()
+
+    def _walk(self, key: Hashable) -> Iterator[int]:
+        """Try what watches `key` now; after each slice, yield how many entries it had."""
+        entries = self._lists.entries(key)
+        for start in range(0, len(entries), SLICE):
+            part = entries[start : start + SLICE]
+            for entry in part:
+                if entry:
+                    entry[0]._attempt()
+            yield len(part)
+        if not all(entries):
+            yield from self._lists.compact_in_slices(key)
+
+
+def _check_count(name: str, value: int, least: int) -> None:
+    if not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, not {type(value).__qualname__}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value!r}")

@@ -1,0 +1,187 @@
+"""Watcher lists: for each key, the operations that wait on it, in watch order.
+
+An operation that completes is usually watched by several lists. Deleting it from all of them at once would make every
+completion pay for every key, so, as in Kafka, its entries stay as *dead* ones until somebody walks the list anyway or a
+purge removes them. Three things differ from Kafka's:
+
+An *entry* is a list of one, the operation, shared by all lists that watch it. Completion empties it. So an entry
+that is still in some list holds nothing of the operation or its payload, and `if entry` asks whether it is alive.
+(Kafka keeps the whole operation until the purge and has run out of memory on it: KAFKA-19389, KAFKA-19763.) A list is
+the smallest container that is made and emptied in C; per-key dicts that delete at once cost three times as much.
+
+The purge runs in slices, so that it never holds up the loop. A list too long for one slice is compacted into a new
+list beside it, which takes its place at the end.
+
+When to purge is decided as in Kafka, by an estimate, without looking at any list: `estimated_total` counts the
+operations watched, and is set to `num_delayed`, those pending, when a purge starts. What it is too high by since then
+is the number of operations that have finished and may have left dead entries.
+"""
+
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Generic, TypeVar
+
+from purgatory.clock import Handle, report
+from purgatory.timer import WheelTimer
+from purgatory.timer.timer import SLICE
+
+__all__ = ["WatcherLists"]
+
+W = TypeVar("W")
+
+
+class WatcherLists(Generic[W]):
+    """The watcher lists of one purgatory, its timer, and the counts that its operations keep."""
+
+    __slots__ = (
+        "_handle",
+        "_lists",
+        "at_once",
+        "cancelled",
+        "estimated_total",
+        "expired",
+        "failed",
+        "num_delayed",
+        "peak_delayed",
+        "peak_watched",
+        "purge_interval",
+        "purged",
+        "purges",
+        "satisfied",
+        "timer",
+        "watched",
+    )
+
+    def __init__(self, timer: WheelTimer, purge_interval: int) -> None:
+        self.timer = timer
+        self.purge_interval = purge_interval
+        self._lists: dict[Hashable, list[list[W]]] = {}
+        self._handle: Handle | None = None
+        """Of the purge that is under way."""
+        self.num_delayed = 0
+        """Operations pending, exactly."""
+        self.estimated_total = 0
+        """Operations watched, those included that have finished and not been purged; an estimate."""
+        self.watched = 0
+        """Entries in all lists, dead ones included, exactly."""
+        self.peak_delayed = 0
+        self.peak_watched = 0
+        self.purges = 0
+        self.purged = 0
+        self.at_once = 0
+        self.satisfied = 0
+        self.expired = 0
+        self.cancelled = 0
+        self.failed = 0
+
+    def watch(self, operation: W, keys: Iterable[Hashable]) -> list[W]:
+        """Put `operation` at the end of the list of each of `keys`, which are distinct. Returns its entry."""
+        entry = [operation]
+        lists = self._lists
+        watched = self.watched
+        try:
+            for key in keys:
+                entries = lists.get(key)
+                if entries is None:
+                    lists[key] = [entry]
+                else:
+                    entries.append(entry)
+                watched += 1
+        except BaseException:  # from the key's own __eq__
+            entry.clear()
+            self.watched = watched
+            raise
+        self.watched = watched
+        if watched > self.peak_watched:
+            self.peak_watched = watched
+        self.estimated_total += 1
+        self.num_delayed += 1
+        if self.num_delayed > self.peak_delayed:
+            self.peak_delayed = self.num_delayed
+        return entry
+
+    def purge_if_due(self) -> None:
+        """Start a purge if enough operations have finished since the last one started, unless one is under way."""
+        if self.estimated_total - self.num_delayed > self.purge_interval and self._handle is None:
+            self.estimated_total = self.num_delayed
+            self.purges += 1
+            self._purge_soon(self._purge())
+
+    def has(self, key: Hashable) -> bool:
+        """Whether anything has been watching `key` since its list was last compacted."""
+        return key in self._lists
+
+    def entries(self, key: Hashable) -> list[list[W]]:
+        """A copy of the list of `key`: what watches it now, dead entries included, in watch order."""
+        entries = self._lists.get(key)
+        return [] if entries is None else entries.copy()
+
+    def all_entries(self) -> Iterator[list[W]]:
+        """The entries of all lists; an operation on several keys comes several times."""
+        for entries in list(self._lists.values()):
+            yield from entries.copy()
+
+    def compact(self, key: Hashable) -> None:
+        """Remove the dead entries of `key`, in one go."""
+        entries = self._lists.get(key)
+        if entries is not None:
+            self._replace(key, entries, [entry for entry in entries if entry])
+
+    def compact_in_slices(self, key: Hashable) -> Iterator[int]:
+        """Remove the dead entries of `key`; after each slice, yield how many entries it had."""
+        entries = self._lists.get(key)
+        if entries is None:
+            return
+        length = len(entries)
+        alive: list[list[W]] = []
+        for start in range(0, length, SLICE):
+            part = entries[start : min(start + SLICE, length)]
+            alive += [entry for entry in part if entry]
+            yield len(part)
+        # Meanwhile more may have been added at its end, or somebody else may have compacted it.
+        if self._lists.get(key) is entries:
+            alive += entries[length:]
+            self._replace(key, entries, alive)
+
+    def close(self) -> None:
+        """Drop all lists, whose entries must be dead, and stop purging."""
+        self._lists.clear()
+        self.watched = 0
+        self.estimated_total = self.num_delayed
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _replace(self, key: Hashable, entries: list[list[W]], alive: list[list[W]]) -> None:
+        dead = len(entries) - len(alive)
+        self.watched -= dead
+        self.purged += dead
+        if alive:
+            self._lists[key] = alive
+        else:
+            del self._lists[key]
+
+    def _purge(self) -> Iterator[None]:
+        budget = SLICE
+        added = self.watched + self.purged
+        for key in list(self._lists):
+            try:
+                for entries in self.compact_in_slices(key):
+                    budget -= entries
+                    if budget <= 0:
+                        yield
+                        # At least twice as fast as new entries come, or else the purge would never catch up.
+                        before, added = added, self.watched + self.purged
+                        budget = max(SLICE, 2 * (added - before))
+            except Exception as exception:  # from the key's own __hash__ or __eq__
+                report(self.timer.clock, "a watch key cannot be looked up", exception)
+
+    def _purge_soon(self, purge: Iterator[None]) -> None:
+        clock = self.timer.clock
+        self._handle = clock.call_at(clock.time(), self._purge_slice, purge)
+
+    def _purge_slice(self, purge: Iterator[None]) -> None:
+        for _ in purge:
+            self._purge_soon(purge)
+            return
+        self._handle = None
+        self.purge_if_due()

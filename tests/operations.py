@@ -1,0 +1,74 @@
+"""Operations, clocks and tasks that the tests are made of."""
+
+from collections.abc import Callable
+from typing import Any, TypeVarTuple
+
+from purgatory import DelayedOperation, Handle, TimerTask, VirtualClock
+
+Ts = TypeVarTuple("Ts")
+
+
+class FaultLog(VirtualClock):
+    """A virtual clock that keeps what is handed to its exception handler, and the times it is asked to call back at."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        super().__init__(start)
+        self.faults: list[dict[str, Any]] = []
+        self.armed: list[float] = []
+
+    def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> Handle:
+        self.armed.append(when)
+        return super().call_at(when, callback, *args)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        self.faults.append(context)
+
+    @property
+    def exceptions(self) -> list[BaseException]:
+        return [context["exception"] for context in self.faults]
+
+
+class Flag(DelayedOperation[str]):
+    """Completes when `ready` is set; notes what is called, in `calls`, which several may share."""
+
+    def __init__(
+        self,
+        timeout: float | None = None,
+        name: str = "flag",
+        *,
+        ready: bool = False,
+        calls: list[str] | None = None,
+        then: Callable[[], object] = lambda: None,
+    ) -> None:
+        super().__init__(timeout)
+        self.name = name
+        self.ready = ready
+        self.calls = [] if calls is None else calls
+        self.then = then
+
+    def try_complete(self) -> bool:
+        return self.ready and self.force_complete()
+
+    def on_complete(self) -> str:
+        self.calls.append(f"{self.name} completes")
+        self.then()
+        return f"result of {self.name}"
+
+    def on_expiration(self) -> None:
+        self.calls.append(f"{self.name} expires")
+
+
+class Note(TimerTask):
+    """Notes the time at which it runs."""
+
+    def __init__(self, clock: VirtualClock, name: str = "note") -> None:
+        super().__init__()
+        self.clock = clock
+        self.name = name
+        self.ran: list[float] = []
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+    def run(self) -> None:
+        self.ran.append(self.clock.time())

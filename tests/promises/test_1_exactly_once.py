@@ -1,0 +1,91 @@
+"""Promise 1: `on_complete` runs at most once and exactly one caller of `force_complete` gets `True`."""
+
+from collections.abc import Callable
+from itertools import permutations
+
+import pytest
+
+from purgatory import DelayedOperationPurgatory, VirtualClock
+from tests.operations import FaultLog, Flag
+
+Trigger = Callable[[DelayedOperationPurgatory, FaultLog, Flag], object]
+
+
+def _check(purgatory: DelayedOperationPurgatory, clock: FaultLog, operation: Flag) -> None:
+    operation.ready = True
+    purgatory.check_and_complete("a")
+
+
+TRIGGERS: dict[str, Trigger] = {
+    "check": _check,
+    "deadline": lambda purgatory, clock, operation: clock.advance(10.0),
+    "force": lambda purgatory, clock, operation: operation.force_complete(),
+    "cancel": lambda purgatory, clock, operation: operation.cancel(),
+    "cancel for key": lambda purgatory, clock, operation: purgatory.cancel_for_key("b"),
+    "complete all": lambda purgatory, clock, operation: purgatory.complete_all(),
+    "cancel all": lambda purgatory, clock, operation: purgatory.cancel_all(),
+    "close": lambda purgatory, clock, operation: purgatory.close(),
+}
+
+
+@pytest.mark.parametrize("triggers", list(permutations(TRIGGERS, 2)), ids=" then ".join)
+def test_the_first_trigger_completes_and_the_second_finds_it_done(
+    purgatory: DelayedOperationPurgatory, clock: FaultLog, triggers: tuple[str, str]
+) -> None:
+    operation = purgatory.try_complete_else_watch(Flag(10.0), ["a", "b"])
+    for trigger in triggers:
+        TRIGGERS[trigger](purgatory, clock, operation)
+        assert operation.done()
+    by_cancel, by_deadline = triggers[0].startswith("cancel"), triggers[0] == "deadline"
+    assert (operation.cancelled(), operation.expired()) == (by_cancel, by_deadline)
+    assert operation.calls.count("flag completes") == (0 if by_cancel else 1)
+    assert operation.calls.count("flag expires") == (1 if by_deadline else 0)
+    assert (purgatory.num_delayed, len(purgatory.timer)) == (0, 0)
+
+
+@pytest.mark.parametrize("inner", TRIGGERS)
+@pytest.mark.parametrize("outer", ["check", "force", "deadline", "complete all", "close"])
+def test_a_trigger_from_inside_on_complete_finds_it_taken(
+    purgatory: DelayedOperationPurgatory, clock: FaultLog, outer: str, inner: str
+) -> None:
+    operation = Flag(10.0)
+    seen: list[object] = []
+
+    def again() -> None:
+        seen.append(operation.force_complete())
+        seen.append(operation.cancel())
+        if inner != "deadline":  # the time does not move inside a callback
+            TRIGGERS[inner](purgatory, clock, operation)
+
+    operation.then = again
+    purgatory.try_complete_else_watch(operation, ["a", "b"])
+    TRIGGERS[outer](purgatory, clock, operation)
+    assert seen == [False, False]
+    assert operation.calls[0] == "flag completes"
+    assert operation.calls.count("flag completes") == 1
+    assert operation.result() == "result of flag"
+    assert clock.exceptions == []
+
+
+def test_one_caller_of_force_complete_gets_true(purgatory: DelayedOperationPurgatory) -> None:
+    operation = purgatory.try_complete_else_watch(Flag(10.0), ["a"])
+    assert [operation.force_complete() for _ in range(5)] == [True, False, False, False, False]
+
+
+def test_the_first_check_completes_and_the_second_is_not_made(purgatory: DelayedOperationPurgatory) -> None:
+    operation = purgatory.try_complete_else_watch(Flag(10.0, ready=True), ["a"])
+    assert operation.calls == ["flag completes"]
+    assert not operation.force_complete()
+
+
+def test_a_deadline_that_is_due_but_not_drained_yet_loses_to_who_comes_first(
+    purgatory: DelayedOperationPurgatory, clock: VirtualClock
+) -> None:
+    second = Flag(10.0, "second")
+    first = Flag(10.0, "first", then=second.force_complete)
+    for operation in (first, second):
+        purgatory.try_complete_else_watch(operation, ["a"])
+    clock.advance(10.0)
+    assert (first.expired(), second.expired()) == (True, False)
+    assert second.calls == ["second completes"]
+    assert purgatory.statistics().expired == purgatory.statistics().satisfied == 1

@@ -1,0 +1,106 @@
+"""Promise 3: if the condition became true and the key was checked after it, the operation completes."""
+
+import asyncio
+import threading
+from functools import partial
+
+from purgatory import DelayedOperationPurgatory, VirtualClock
+from tests.operations import Flag
+
+
+class TrueOnTry(Flag):
+    """Its condition becomes true during the n-th try, after it was looked at."""
+
+    def __init__(self, nth: int, purgatory: DelayedOperationPurgatory) -> None:
+        super().__init__()
+        self.left = nth
+        self.purgatory = purgatory
+
+    def try_complete(self) -> bool:
+        completed = super().try_complete()
+        self.left -= 1
+        if self.left == 0 and not completed:
+            self.ready = True
+            self.purgatory.check_and_complete("key")
+        return completed
+
+
+def test_the_condition_becomes_true_between_the_two_checks(purgatory: DelayedOperationPurgatory) -> None:
+    # The check finds no operation to try: the second try is there for this.
+    operation = purgatory.try_complete_else_watch(TrueOnTry(1, purgatory), ["key"])
+    assert operation.done()
+    assert purgatory.num_delayed == 0
+
+
+def test_the_condition_becomes_true_during_the_second_check(purgatory: DelayedOperationPurgatory) -> None:
+    operation = purgatory.try_complete_else_watch(TrueOnTry(2, purgatory), ["key"])
+    assert operation.done()
+    assert len(purgatory.timer) == 0
+
+
+def test_a_check_on_any_key_of_many(purgatory: DelayedOperationPurgatory) -> None:
+    for n in range(50):
+        operation = purgatory.try_complete_else_watch(Flag(), range(50))
+        operation.ready = True
+        assert purgatory.check_and_complete(n) == 1
+        assert operation.done()
+
+
+def test_a_check_soon_again_while_its_pass_is_under_way(
+    purgatory: DelayedOperationPurgatory, clock: VirtualClock
+) -> None:
+    # 3000 watchers take three turns. What became true behind the pass is found by the next one.
+    operations = [purgatory.try_complete_else_watch(Flag(), ["key"]) for _ in range(3000)]
+    other = purgatory.try_complete_else_watch(Flag(), ["other"])
+
+    def meanwhile() -> None:
+        operations[0].ready = other.ready = True
+        purgatory.check_and_complete_soon("key")
+        purgatory.check_and_complete_soon("other")
+
+    purgatory.check_and_complete_soon("key")
+    clock.call_at(0.0, meanwhile)
+    clock.advance(0)
+    assert operations[0].done()
+    assert other.done()
+    assert purgatory.num_delayed == 2999
+
+
+def test_an_operation_watched_after_a_check_soon_and_before_its_turn(
+    purgatory: DelayedOperationPurgatory, clock: VirtualClock
+) -> None:
+    purgatory.check_and_complete_soon("key")
+    assert purgatory.try_complete_else_watch(Flag(ready=True), ["key"]).done()
+
+
+def test_a_check_put_off_because_it_was_nested_too_deep(
+    purgatory: DelayedOperationPurgatory, clock: VirtualClock
+) -> None:
+    deepest = purgatory.try_complete_else_watch(Flag(), [99])
+    deepest.ready = True
+    for n in range(99):
+        operation = Flag(then=partial(purgatory.check_and_complete, n + 1))
+        purgatory.try_complete_else_watch(operation, [n])
+        operation.ready = True
+    purgatory.check_and_complete(0)
+    assert not deepest.done()
+    clock.advance(0)
+    assert deepest.done()
+
+
+async def test_conditions_that_become_true_in_other_threads() -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        operations = [purgatory.try_complete_else_watch(Flag(), [n % 7]) for n in range(700)]
+
+        def make_true(thread: int) -> None:
+            for n in range(thread, 700, 7):
+                operations[n].ready = True
+                purgatory.check_and_complete_threadsafe(n % 7)
+
+        threads = [threading.Thread(target=make_true, args=(thread,)) for thread in range(7)]
+        for thread in threads:
+            thread.start()
+        await asyncio.wait_for(asyncio.gather(*operations), 30)
+        for thread in threads:
+            thread.join()
+        assert purgatory.num_delayed == 0

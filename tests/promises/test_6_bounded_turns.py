@@ -1,0 +1,112 @@
+"""Promise 6: long work is done in slices of about a thousand entries, with a turn for everybody else in between."""
+
+from collections.abc import Callable
+
+import pytest
+
+from purgatory import DelayedOperationPurgatory, VirtualClock
+from tests.operations import Flag
+
+MANY = 20_000
+
+
+def most_in_a_turn(clock: VirtualClock, measure: Callable[[], int], end: float) -> int:
+    """Advance the clock to `end`, and return by how much `measure()` rose at most between two turns of a heartbeat."""
+    steps = []
+    last = measure()
+
+    def beat() -> None:
+        nonlocal last
+        steps.append(measure() - last)
+        last = measure()
+        if sum(steps) < MANY:
+            clock.call_at(end, beat)
+
+    clock.call_at(end, beat)
+    clock.advance_to(end)
+    assert sum(steps) == MANY
+    return max(steps)
+
+
+class Counting(Flag):
+    """Counts how often it is tried."""
+
+    tries = 0
+
+    def try_complete(self) -> bool:
+        Counting.tries += 1
+        return super().try_complete()
+
+
+def test_expiry(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
+    for _ in range(MANY):
+        purgatory.try_complete_else_watch(Flag(0.01), ["key"])
+    assert most_in_a_turn(clock, lambda: purgatory.statistics().expired, 0.01) <= 1000
+
+
+def test_cascade(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
+    for n in range(MANY):
+        purgatory.try_complete_else_watch(Flag(1 + n / MANY / 10), ["key"])
+    clock.advance(0.7)
+    done = purgatory.timer.statistics().cascaded
+    assert done == 0
+    # The bucket of level 3 that covers 0.8 s to 1.2 s moves down.
+    assert most_in_a_turn(clock, lambda: purgatory.timer.statistics().cascaded, 0.8) <= 1000
+
+
+@pytest.mark.parametrize("keys", [1, MANY])
+def test_purge(clock: VirtualClock, keys: int) -> None:
+    purgatory = DelayedOperationPurgatory(purge_interval=MANY - 1, clock=clock)
+    for n in range(MANY):
+        purgatory.try_complete_else_watch(Flag(), [n % keys]).force_complete()
+    turns: list[int] = []
+
+    def beat() -> None:
+        turns.append(purgatory.watched)
+        if purgatory.watched:
+            clock.call_at(0.0, beat)
+
+    clock.call_at(0.0, beat)
+    clock.advance(0)
+    assert len(turns) >= MANY / 1000
+
+
+@pytest.mark.parametrize("ready", ["none", "one", "all"])
+def test_check_soon(purgatory: DelayedOperationPurgatory, clock: VirtualClock, ready: str) -> None:
+    operations = [purgatory.try_complete_else_watch(Counting(), ["key"]) for _ in range(MANY)]
+    for n, operation in enumerate(operations):
+        operation.ready = ready == "all" or (ready == "one" and n == MANY // 2)
+    Counting.tries = 0
+    purgatory.check_and_complete_soon("key")
+    assert most_in_a_turn(clock, lambda: Counting.tries, 0) <= 1000
+    assert purgatory.num_delayed == purgatory.watched == {"none": MANY, "one": MANY - 1, "all": 0}[ready]
+
+
+def test_check_soon_of_many_keys(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
+    for n in range(MANY):
+        purgatory.try_complete_else_watch(Counting(), [n])
+    Counting.tries = 0
+    for n in range(MANY):
+        purgatory.check_and_complete_soon(n)
+    assert most_in_a_turn(clock, lambda: Counting.tries, 0) <= 1000
+
+
+def test_a_long_pass_does_not_hold_up_the_short_ones(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
+    for _ in range(MANY):
+        purgatory.try_complete_else_watch(Counting(), ["long"])
+    short = purgatory.try_complete_else_watch(Counting(), ["short"])
+    short.ready = True
+    Counting.tries = 0
+    tried: list[int] = []
+    short.then = lambda: tried.append(Counting.tries)
+    purgatory.check_and_complete_soon("long")
+    purgatory.check_and_complete_soon("short")
+    clock.advance(0)
+    assert tried == [1001]
+
+
+async def test_close(purgatory: DelayedOperationPurgatory) -> None:
+    operations = [purgatory.try_complete_else_watch(Flag(), ["key"]) for _ in range(5000)]
+    closing = purgatory.aclose().__await__()
+    steps = [sum(operation.done() for operation in operations) for _ in closing]
+    assert steps == [1000, 2000, 3000, 4000, 5000]

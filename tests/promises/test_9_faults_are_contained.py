@@ -1,0 +1,254 @@
+"""Promise 9: what an operation raises reaches its awaiter, or the exception handler; everything else goes on."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from purgatory import DelayedOperationPurgatory, PurgatoryError, VirtualClock
+from tests.operations import FaultLog, Flag
+
+
+class Faulty(Flag):
+    """Raises in the methods named."""
+
+    def __init__(
+        self, *methods: str, error: BaseException | None = None, timeout: float | None = None, tries: int = 0
+    ) -> None:
+        super().__init__(timeout)
+        self.methods = methods
+        self.error = error or LookupError("fault")
+        self.tries = tries
+
+    def try_complete(self) -> bool:
+        self.tries -= 1
+        if "try_complete" in self.methods and self.tries < 0:
+            raise self.error
+        return super().try_complete()
+
+    def on_complete(self) -> str:
+        if "on_complete" in self.methods:
+            raise self.error
+        return super().on_complete()
+
+    def on_expiration(self) -> None:
+        super().on_expiration()
+        if "on_expiration" in self.methods:
+            raise self.error
+
+
+def others(purgatory: DelayedOperationPurgatory) -> list[Flag]:
+    return [purgatory.try_complete_else_watch(Flag(1.0, ready=False), ["key"]) for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("methods", "tries"),
+    [(("try_complete",), 0), (("try_complete",), 1), (("try_complete",), 2), (("on_complete",), 0)],
+)
+@pytest.mark.parametrize("error", [LookupError, BaseException, GeneratorExit, RecursionError])
+def test_in_a_check_it_fails_that_operation_alone(
+    purgatory: DelayedOperationPurgatory,
+    clock: FaultLog,
+    methods: tuple[str, ...],
+    tries: int,
+    error: type[BaseException],
+) -> None:
+    before = others(purgatory)
+    faulty = purgatory.try_complete_else_watch(Faulty(*methods, error=error(), tries=tries, timeout=1.0), ["key"])
+    after = others(purgatory)
+    for operation in (*before, faulty, *after):
+        operation.ready = True
+    purgatory.check_and_complete("key")
+    assert all(operation.result() for operation in before + after)
+    assert faulty.exception() is faulty.error
+    clock.advance(2.0)
+    assert clock.exceptions == []
+    assert purgatory.statistics().failed == 1
+    assert (purgatory.num_delayed, len(purgatory.timer)) == (0, 0)
+
+
+@pytest.mark.parametrize("method", ["on_complete", "on_expiration"])
+def test_at_the_deadline_it_fails_that_operation_alone(
+    purgatory: DelayedOperationPurgatory, clock: FaultLog, method: str
+) -> None:
+    before = others(purgatory)
+    faulty = purgatory.try_complete_else_watch(Faulty(method, timeout=1.0), ["key"])
+    after = others(purgatory)
+    clock.advance(1.0)
+    assert all(operation.expired() for operation in before + after)
+    assert faulty.exception() is faulty.error
+    assert faulty.calls[-1] == "flag expires", "it runs although on_complete failed"
+    clock.advance(0)
+
+
+def test_of_two_faults_the_first_is_the_outcome_and_the_second_is_reported(
+    purgatory: DelayedOperationPurgatory, clock: FaultLog
+) -> None:
+    first, second = LookupError("first"), LookupError("second")
+
+    class Twice(Flag):
+        def on_complete(self) -> str:
+            raise first
+
+        def on_expiration(self) -> None:
+            raise second
+
+    operation = purgatory.try_complete_else_watch(Twice(1.0), ["key"])
+    clock.advance(1.0)
+    assert operation.exception() is first
+    assert clock.exceptions == [second, first], "the first because nobody had asked for it by the next turn"
+
+
+async def test_the_awaiter_gets_it() -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        with pytest.raises(LookupError, match="fault"):
+            await purgatory.try_complete_else_watch(Faulty("on_expiration", timeout=0.001), ["key"])
+        with pytest.raises(LookupError, match="fault"):
+            await purgatory.try_complete_else_watch(Faulty("try_complete"), ["key"])
+
+
+async def test_if_nobody_waits_the_loop_s_exception_handler_gets_it_once() -> None:
+    contexts: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: contexts.append(context))
+    async with DelayedOperationPurgatory() as purgatory:
+        operation = purgatory.try_complete_else_watch(Faulty("on_complete"), ["key"])
+        assert operation.force_complete()
+        assert contexts == []
+        for _ in range(3):
+            await asyncio.sleep(0.001)
+        assert [context["exception"] for context in contexts] == [operation.error]
+        assert "nobody awaits it" in contexts[0]["message"]
+
+
+async def test_who_asks_within_the_turn_spares_the_handler() -> None:
+    contexts: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: contexts.append(context))
+    async with DelayedOperationPurgatory() as purgatory:
+        awaited = purgatory.try_complete_else_watch(Faulty("on_complete"), ["key"])
+        task = asyncio.ensure_future(awaited)
+        await asyncio.sleep(0)
+        awaited.force_complete()
+        asked = purgatory.try_complete_else_watch(Faulty("try_complete"), ["key"])
+        assert asked.exception() is asked.error
+        for _ in range(3):
+            await asyncio.sleep(0.001)
+        assert task.exception() is awaited.error
+        assert contexts == []
+
+
+def test_a_fault_after_completion_is_reported(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+    class Late(Flag):
+        def try_complete(self) -> bool:
+            if self.ready:
+                self.force_complete()
+                raise LookupError
+            return False
+
+    operation = purgatory.try_complete_else_watch(Late(), ["key"])
+    operation.ready = True
+    purgatory.check_and_complete("key")
+    assert operation.result() == "result of flag"
+    assert [type(exception) for exception in clock.exceptions] == [LookupError]
+
+
+def test_try_complete_that_says_true_without_completing_is_told(purgatory: DelayedOperationPurgatory) -> None:
+    class Forgetful(Flag):
+        def try_complete(self) -> bool:
+            return True
+
+    operation = purgatory.try_complete_else_watch(Forgetful(), ["key"])
+    assert isinstance(operation.exception(), PurgatoryError)
+    assert "has not called force_complete" in str(operation.exception())
+
+
+@pytest.mark.parametrize("method", ["try_complete", "on_complete"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_a_request_to_exit_gets_through_and_the_operation_fails(
+    purgatory: DelayedOperationPurgatory, clock: VirtualClock, method: str, error: type[BaseException]
+) -> None:
+    faulty = purgatory.try_complete_else_watch(Faulty(method, error=error(), tries=2), ["key"])
+    rest = others(purgatory)
+    for operation in (faulty, *rest):
+        operation.ready = True
+    with pytest.raises(error):
+        purgatory.check_and_complete("key")
+    assert faulty.exception() is faulty.error
+    assert purgatory.check_and_complete("key") == len(rest)
+    assert purgatory.num_delayed == 0
+
+
+def test_a_request_to_exit_from_an_operation_that_is_done_gets_through_too(
+    purgatory: DelayedOperationPurgatory,
+) -> None:
+    class Leaving(Flag):
+        def try_complete(self) -> bool:
+            if self.ready:
+                self.force_complete()
+                raise SystemExit
+            return False
+
+    operation = purgatory.try_complete_else_watch(Leaving(), ["key"])
+    operation.ready = True
+    with pytest.raises(SystemExit):
+        purgatory.check_and_complete("key")
+    assert operation.result() == "result of flag"
+
+
+class Moody:
+    """A key that can be looked up only in a good mood."""
+
+    mood = True
+
+    def __hash__(self) -> int:
+        if not self.mood:
+            raise LookupError("bad mood")
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+def test_a_key_that_fails_when_it_is_watched_leaves_nothing_behind(purgatory: DelayedOperationPurgatory) -> None:
+    bad = Moody()
+    operation = Flag()
+
+    class Souring(Flag):
+        """Spoils the mood after the keys were looked at and before they are watched."""
+
+        def try_complete(self) -> bool:
+            bad.mood = self.ready
+            return super().try_complete()
+
+    operation = Souring()
+    with pytest.raises(LookupError):
+        purgatory.try_complete_else_watch(operation, ["key", bad])
+    assert (purgatory.num_delayed, len(purgatory.timer), purgatory.statistics().estimated_total) == (0, 0, 0)
+    operation.ready = True
+    assert purgatory.check_and_complete("key") == 0
+    assert purgatory.try_complete_else_watch(operation, ["key"]).done()
+
+
+def test_a_key_that_fails_in_a_purge_is_reported_and_the_other_keys_are_purged(clock: FaultLog) -> None:
+    purgatory = DelayedOperationPurgatory(purge_interval=5, clock=clock)
+    keys = [Moody(), Moody()]
+    operations = [purgatory.try_complete_else_watch(Flag(), [*keys, "key"]) for _ in range(6)]
+    for key in keys:
+        key.mood = False
+    for operation in operations:
+        operation.force_complete()
+    clock.advance(0)
+    assert [type(exception) for exception in clock.exceptions] == [LookupError, LookupError]
+    assert purgatory.watched == 12
+
+
+def test_a_clock_that_refuses_to_call_back_refuses_the_operation() -> None:
+    class Closed(FaultLog):
+        def call_at(self, *_: object) -> Any:
+            raise RuntimeError("closed")
+
+    purgatory = DelayedOperationPurgatory(clock=Closed())
+    operation = Flag(1.0)
+    with pytest.raises(RuntimeError, match="closed"):
+        purgatory.try_complete_else_watch(operation, ["key"])
+    assert operation.cancelled()
+    assert purgatory.num_delayed == 0

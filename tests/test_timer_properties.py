@@ -1,0 +1,124 @@
+"""The hierarchy of wheels behaves as a sorted list does, and keeps its own order inside."""
+
+import math
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from purgatory import WheelTimer
+from tests.operations import FaultLog, Note
+
+DELAYS = st.one_of(
+    st.floats(0, 0.1), st.floats(0, 100), st.floats(0, 3.2e8), st.integers(0, 500).map(lambda n: n / 1000), st.just(0)
+)
+
+
+class AgainstASortedList(RuleBasedStateMachine):
+    """Tasks are added, cancelled, rescheduled and run; the model is a dict of deadlines."""
+
+    @initialize(
+        tick=st.sampled_from([0.0001, 0.0003, 0.001, 0.0107, 0.3, 1.0, 60.0]),
+        wheel_size=st.integers(2, 30),
+        start=st.sampled_from([0.0, -3.3, 1e3, 1.7e9]),
+    )
+    def start(self, tick: float, wheel_size: int, start: float) -> None:
+        self.clock = FaultLog(start)
+        self.tick = tick
+        self.timer = WheelTimer(self.clock, tick=tick, wheel_size=wheel_size)
+        self.pending: dict[Note, float] = {}
+        self.order: list[Note] = []
+
+    def _note(self) -> Note:
+        order = self.order
+
+        class Ordered(Note):
+            def run(self) -> None:
+                super().run()
+                order.append(self)
+
+        return Ordered(self.clock)
+
+    @rule(delay=DELAYS)
+    def add(self, delay: float) -> None:
+        note = self._note()
+        self.pending[note] = self.clock.time() + delay
+        self.timer.add(note, self.pending[note])
+
+    @rule(delay=st.floats(0, 10))
+    def add_overdue(self, delay: float) -> None:
+        note = self._note()
+        self.pending[note] = self.clock.time() - delay
+        self.timer.add(note, self.pending[note])
+
+    @precondition(lambda self: self.pending)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        note = data.draw(st.sampled_from(list(self.pending)))
+        assert self.timer.cancel(note)
+        assert not self.timer.cancel(note)
+        del self.pending[note]
+
+    @precondition(lambda self: self.pending)
+    @rule(data=st.data(), delay=DELAYS)
+    def reschedule(self, data: st.DataObject, delay: float) -> None:
+        note = data.draw(st.sampled_from(list(self.pending)))
+        self.pending[note] = self.clock.time() + delay
+        self.timer.reschedule(note, self.pending[note])
+
+    @rule(seconds=DELAYS)
+    def advance(self, seconds: float) -> None:
+        self._advance_to(self.clock.time() + seconds)
+
+    @precondition(lambda self: self.pending)
+    @rule(data=st.data())
+    def advance_to_a_deadline(self, data: st.DataObject) -> None:
+        deadline = data.draw(st.sampled_from(list(self.pending.values())))
+        self._advance_to(max(deadline, self.clock.time()))
+
+    def _advance_to(self, when: float) -> None:
+        before = self.clock.time()
+        self.order.clear()
+        self.clock.advance_to(when)
+        rounding = abs(when) * 4e-16
+        for note in self.order:
+            (ran,) = note.ran
+            deadline = self.pending.pop(note)
+            assert ran >= deadline, "early"
+            assert ran <= max(before, deadline + self.tick + rounding), "late"
+        assert [note.ran[0] for note in self.order] == sorted(note.ran[0] for note in self.order)
+        for deadline in self.pending.values():
+            assert deadline > when - self.tick - rounding, "missed"
+
+    @invariant()
+    def it_holds_what_the_model_holds(self) -> None:
+        assert len(self.timer) == len(self.pending)
+
+    @invariant()
+    def the_heap_holds_the_buckets_and_one_call_is_armed_for_the_first(self) -> None:
+        timer = self.timer
+        used = [
+            (-wheel.level, slot)
+            for wheel in timer.wheels
+            for slot, bucket in enumerate(wheel.buckets)
+            if bucket is not None
+        ]
+        assert sorted((level, wheel.slot(start)) for start, level, wheel in timer._heap) == sorted(used)
+        assert timer._armed == (timer._heap[0][0] if timer._heap else math.inf)
+
+    @invariant()
+    def each_task_is_in_the_bucket_of_its_deadline_on_the_lowest_level_that_reached_it(self) -> None:
+        for start, _, wheel in self.timer._heap:
+            bucket = wheel.buckets[wheel.slot(start)]
+            assert bucket is not None
+            assert start % wheel.unit == 0
+            assert start < wheel.limit
+            for key, task in bucket.items():
+                assert key == id(task)
+                assert task._bucket is bucket
+                tick = math.ceil(task._deadline / self.tick)
+                assert tick - 1 < start + wheel.unit, "it would be late"
+
+
+TestAgainstASortedList = AgainstASortedList.TestCase
+TestAgainstASortedList.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
