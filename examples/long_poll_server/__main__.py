@@ -1,0 +1,85 @@
+"""Run the long-poll server."""
+
+import argparse
+import resource
+import signal
+import socket
+import sqlite3
+import sys
+from pathlib import Path
+
+import uvicorn
+
+from examples.long_poll_server.app import LongPollServer
+
+
+class Server(uvicorn.Server):
+    """uvicorn, but whoever waits is answered when shutdown begins.
+
+    By itself uvicorn waits for its connections to close before it tells the application, and the application's long
+    polls keep the connections open until their deadlines.
+    """
+
+    def __init__(self, config: uvicorn.Config, long_poll: LongPollServer) -> None:
+        super().__init__(config)
+        self.long_poll = long_poll
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.long_poll.answer_all()
+        await super().shutdown(sockets)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    options = _parser().parse_args(arguments)
+    # A waiting client is an open file: take as many as the system lets us.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    try:
+        long_poll = LongPollServer(options.data, options.max_pending)
+    except BlockingIOError:
+        sys.exit(f"another server uses {options.data}")
+    except OSError as error:
+        sys.exit(f"cannot use {options.data}: {error.strerror}")
+    except sqlite3.Error as error:
+        sys.exit(f"cannot use the database in {options.data}: {error}")
+    config = uvicorn.Config(
+        long_poll.app,
+        host=options.host,
+        port=options.port,
+        loop="uvloop",
+        access_log=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=1,
+    )
+    # uvicorn raises the signal once more when it is done. To have been stopped by one is no failure.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
+    Server(config, long_poll).run()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("long_poll_server", description="A durable topic log over HTTP.")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=_port, default=8000, help="0 takes a free one (default: 8000)")
+    parser.add_argument("--data", type=Path, default="data", metavar="DIR", help="of the messages (default: data)")
+    parser.add_argument("--max-pending", type=_count, metavar="N", help="requests that may wait (default: no limit)")
+    return parser
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, not {text}")
+    return port
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
+    return count
+
+
+if __name__ == "__main__":
+    main()

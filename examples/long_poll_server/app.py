@@ -1,0 +1,152 @@
+"""The HTTP side: parse, hand an operation to a purgatory, await it, answer."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from examples.long_poll_server import requests
+from examples.long_poll_server.log import MessageLog
+from examples.long_poll_server.operations import MAX_REPLICAS, DelayedFetch, DelayedProduce, Replicas
+from purgatory import DelayedOperation, DelayedOperationPurgatory, OperationCancelled, PurgatoryClosed, PurgatoryFull
+
+T = TypeVar("T")
+
+
+class LongPollServer:
+    """The log, the purgatories and the endpoints that tie them together."""
+
+    def __init__(self, data: Path, max_pending: int | None = None) -> None:
+        """Serve the log in the directory `data`. More than `max_pending` fetches, or produces, do not wait."""
+        self.fetches = DelayedOperationPurgatory("fetch", max_pending=max_pending)
+        self.produces = DelayedOperationPurgatory("produce", max_pending=max_pending)
+        self.replicas = Replicas()
+        self.log = MessageLog(data, self.fetches.check_and_complete_soon)
+        self.app = Starlette(
+            routes=[
+                Route("/topics/{topic}/messages", self.produce, methods=["POST"]),
+                Route("/topics/{topic}/messages", self.fetch, methods=["GET"]),
+                Route("/statistics", self.statistics),
+            ],
+            exception_handlers={
+                HTTPException: _refuse,
+                PurgatoryFull: _busy,
+                PurgatoryClosed: _busy,
+                OperationCancelled: _gone,
+                ClientDisconnect: _gone,
+                sqlite3.Error: _not_stored,
+            },
+            lifespan=self._lifespan,
+        )
+
+    async def produce(self, request: Request) -> Response:
+        """`POST /topics/{topic}/messages?acks=0&timeout=5`: store a message, and wait for that many replicas."""
+        topic = requests.name("topic", request.path_params["topic"])
+        parameters = requests.query(request, {"acks", "timeout"})
+        acks = requests.integer(parameters, "acks", 0, 0, requests.MAX_ACKS)
+        timeout = requests.seconds(parameters, "timeout", 5.0)
+        value = await requests.value(request)
+        if acks == 0:
+            return JSONResponse({"topic": topic, "offset": await self.log.append(topic, value)}, 201)
+
+        produce = self.produces.try_complete_else_watch(DelayedProduce(self.replicas, topic, acks, timeout), [topic])
+        try:
+            produce.offset = offset = await self.log.append(topic, value)
+        except BaseException:
+            produce.cancel()
+            raise
+        if not produce.done():
+            produce.try_complete()
+        if await _unless_gone(request, produce):
+            return JSONResponse({"topic": topic, "offset": offset}, 201)
+        error = f"the message is stored, but {acks} replicas have not acknowledged it in time"
+        return JSONResponse({"error": error, "topic": topic, "offset": offset}, 504)
+
+    async def fetch(self, request: Request) -> Response:
+        """`GET /topics/{topic}/messages?offset=0&min_messages=1&max_messages=500&wait=30&replica=NAME`."""
+        topic = requests.name("topic", request.path_params["topic"])
+        parameters = requests.query(request, {"offset", "min_messages", "max_messages", "wait", "replica"})
+        offset = requests.integer(parameters, "offset", 0, 0, requests.MAX_OFFSET)
+        max_messages = requests.integer(parameters, "max_messages", 500, 1, requests.MAX_MESSAGES)
+        min_messages = requests.integer(parameters, "min_messages", 1, 0, max_messages)
+        wait = requests.seconds(parameters, "wait", 30.0)
+        if "replica" in parameters:
+            self._acknowledge(topic, requests.name("replica", parameters["replica"]), offset)
+
+        operation = DelayedFetch(self.log, topic, offset, min_messages, wait)
+        fetch = self.fetches.try_complete_else_watch(operation, [topic])
+        end = await _unless_gone(request, fetch)
+        messages, next_offset = await self.log.read(topic, offset, end, max_messages)
+        return Response(f'{{"messages":{messages},"next_offset":{next_offset}}}', media_type="application/json")
+
+    async def statistics(self, request: Request) -> Response:
+        """`GET /statistics`: of both purgatories."""
+        return JSONResponse({purgatory.name: asdict(purgatory.statistics()) for purgatory in self._purgatories})
+
+    async def answer_all(self) -> None:
+        """Refuse new work and answer every request that waits. To be called when shutdown begins."""
+        for purgatory in self._purgatories:
+            await purgatory.aclose()
+
+    @property
+    def _purgatories(self) -> tuple[DelayedOperationPurgatory, DelayedOperationPurgatory]:
+        return self.fetches, self.produces
+
+    def _acknowledge(self, topic: str, replica: str, offset: int) -> None:
+        if offset > self.log.end(topic):
+            raise HTTPException(409, f"the replica is at {offset}, ahead of the topic's end {self.log.end(topic)}")
+        if not self.replicas.is_room_for(topic, replica):
+            raise HTTPException(409, f"the topic has {MAX_REPLICAS} replicas already")
+        self.replicas.acknowledge(topic, replica, offset)
+        self.produces.check_and_complete_soon(topic)
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        yield
+        await self.answer_all()
+        await self.log.close()
+
+
+async def _unless_gone(request: Request, operation: DelayedOperation[T]) -> T:
+    """Await `operation`, but cancel it as soon as the client disconnects."""
+    if operation.done():
+        return operation.result()
+    watching = asyncio.create_task(_cancel_when_gone(request, operation))
+    try:
+        return await operation
+    finally:
+        watching.cancel()
+
+
+async def _cancel_when_gone(request: Request, operation: DelayedOperation[Any]) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    operation.cancel()
+
+
+async def _refuse(request: Request, exception: Exception) -> Response:
+    assert isinstance(exception, HTTPException)
+    return JSONResponse({"error": exception.detail}, exception.status_code, exception.headers)
+
+
+async def _busy(request: Request, exception: Exception) -> Response:
+    reason = "is shutting down" if isinstance(exception, PurgatoryClosed) else "has as many waiting requests as it may"
+    return JSONResponse({"error": f"the server {reason}"}, 503, {"Retry-After": "1"})
+
+
+async def _gone(request: Request, exception: Exception) -> Response:
+    # Nobody reads this: the client has disconnected.
+    return Response(status_code=499)
+
+
+async def _not_stored(request: Request, exception: Exception) -> Response:
+    return JSONResponse({"error": f"the database failed: {exception}"}, 500)

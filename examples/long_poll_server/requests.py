@@ -1,0 +1,84 @@
+"""What a request may say. Everything else is refused with a sentence that says what is wrong."""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import NoReturn
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+MAX_BODY_BYTES = 1024 * 1024
+MAX_SECONDS = 300.0
+MAX_MESSAGES = 10_000
+MAX_ACKS = 100
+MAX_OFFSET = 2**62
+
+NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+DIGITS = re.compile(r"[0-9]{1,19}")
+
+
+def name(kind: str, value: str) -> str:
+    """The name of a topic or a replica, by Kafka's rule."""
+    if not NAME.fullmatch(value) or value in {".", ".."}:
+        raise HTTPException(400, f"a {kind} is named by 1 to 249 of the characters A-Z a-z 0-9 . _ - and not . or ..")
+    return value
+
+
+def query(request: Request, known: set[str]) -> Mapping[str, str]:
+    """The query's parameters, each known and given once."""
+    parameters: dict[str, str] = {}
+    for key, value in request.query_params.multi_items():
+        if key not in known:
+            raise HTTPException(400, f"unknown parameter {key!r}; there are {', '.join(sorted(known))}")
+        if key in parameters:
+            raise HTTPException(400, f"{key} is given twice")
+        parameters[key] = value
+    return parameters
+
+
+def integer(parameters: Mapping[str, str], key: str, default: int, least: int, most: int) -> int:
+    """A whole number between `least` and `most`."""
+    value = parameters.get(key)
+    if value is None:
+        return default
+    if not DIGITS.fullmatch(value) or not least <= int(value) <= most:
+        raise HTTPException(400, f"{key} must be a whole number from {least} to {most}, not {value[:40]!r}")
+    return int(value)
+
+
+def seconds(parameters: Mapping[str, str], key: str, default: float) -> float:
+    """A number of seconds between 0 and the limit."""
+    value = parameters.get(key)
+    if value is None:
+        return default
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number <= MAX_SECONDS:
+        raise HTTPException(400, f"{key} must be a number of seconds from 0 to {MAX_SECONDS:g}, not {value[:40]!r}")
+    return number
+
+
+async def value(request: Request) -> str:
+    """The value in the body `{"value": any}`, as JSON."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY_BYTES:
+            raise HTTPException(413, f"the body must not be longer than {MAX_BODY_BYTES} bytes")
+    try:
+        parsed = json.loads(body, parse_constant=_no_constant)
+        if not isinstance(parsed, dict) or parsed.keys() != {"value"}:
+            raise HTTPException(400, 'the body must be a JSON object of one member: {"value": …}')
+        return json.dumps(parsed["value"], separators=(",", ":"), allow_nan=False)
+    except RecursionError:
+        raise HTTPException(400, "the body is nested too deeply") from None
+    except ValueError as error:
+        raise HTTPException(400, f"the body is not JSON: {error}") from None
+
+
+def _no_constant(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")

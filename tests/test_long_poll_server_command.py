@@ -1,0 +1,46 @@
+"""The long-poll server as a command."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.server_process import ROOT, running
+
+
+def _run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "examples.long_poll_server", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_directory_is_used_by_one_server(tmp_path: Path) -> None:
+    with running(tmp_path):
+        second = _run("--port", "0", "--data", str(tmp_path))
+    assert second.returncode == 1
+    assert second.stderr == f"another server uses {tmp_path}\n"
+
+
+def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    refused = _run("--data", str(tmp_path / "file"))
+    assert (refused.returncode, refused.stderr) == (1, f"cannot use {tmp_path / 'file'}: File exists\n")
+    (tmp_path / "messages.sqlite3").write_text("this is no database, although it is long enough to be taken for one")
+    refused = _run("--data", str(tmp_path))
+    assert refused.returncode == 1
+    assert refused.stderr == f"cannot use the database in {tmp_path}: file is not a database\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--port", "70000"], "a port is a number from 0 to 65535, not 70000"),
+        (["--port", "http"], "invalid _port value: 'http'"),
+        (["--max-pending", "0"], "must be at least 1, not 0"),
+        (["--verbose"], "unrecognized arguments: --verbose"),
+    ],
+)
+def test_bad_arguments(arguments: list[str], error: str) -> None:
+    refused = _run(*arguments)
+    assert refused.returncode == 2
+    assert error in refused.stderr
