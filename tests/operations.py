@@ -1,11 +1,20 @@
 """Operations, clocks and tasks that the tests are made of."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVarTuple
 
 from purgatory import DelayedOperation, Handle, TimerTask, VirtualClock
 
 Ts = TypeVarTuple("Ts")
+
+
+async def turn() -> None:
+    """Let the event loop go through one turn."""
+    loop = asyncio.get_running_loop()
+    next_turn = loop.create_future()
+    loop.call_soon(next_turn.set_result, None)
+    await next_turn
 
 
 class FaultLog(VirtualClock):

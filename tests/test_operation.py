@@ -6,7 +6,7 @@ import math
 import pytest
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory, OperationCancelled, PurgatoryError, VirtualClock
-from tests.operations import Flag
+from tests.operations import Flag, turn
 
 
 def outcome(operation: Flag) -> tuple[bool, bool, bool]:
@@ -128,7 +128,7 @@ class TestAwait:
         async with DelayedOperationPurgatory() as purgatory:
             operation = purgatory.try_complete_else_watch(Flag(), ["key"])
             task = asyncio.create_task(_wait(operation))
-            await asyncio.sleep(0)
+            await turn()
             operation.ready = True
             purgatory.check_and_complete("key")
             assert await task == "result of flag"
@@ -152,7 +152,7 @@ class TestAwait:
         async with DelayedOperationPurgatory() as purgatory:
             operation = purgatory.try_complete_else_watch(Flag(), ["key"])
             tasks = [asyncio.create_task(_wait(operation)) for _ in range(5)]
-            await asyncio.sleep(0)
+            await turn()
             operation.force_complete()
             assert await asyncio.gather(*tasks) == ["result of flag"] * 5
             assert operation.calls == ["flag completes"]
@@ -174,7 +174,7 @@ class TestAwait:
     async def test_on_a_virtual_clock(self, purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
         operation = purgatory.try_complete_else_watch(Flag(3600.0), ["key"])
         task = asyncio.create_task(_wait(operation))
-        await asyncio.sleep(0)
+        await turn()
         clock.advance(3600.0)
         assert await task == "result of flag"
 

@@ -15,7 +15,7 @@ from purgatory import (
     PurgatoryStatistics,
     VirtualClock,
 )
-from tests.operations import FaultLog, Flag
+from tests.operations import FaultLog, Flag, turn
 
 
 class TestWatch:
@@ -192,7 +192,7 @@ class TestClose:
         async with DelayedOperationPurgatory() as purgatory:
             operations = [purgatory.try_complete_else_watch(Flag(3600.0), ["key", n]) for n in range(2500)]
             waiting = asyncio.gather(*operations)
-            await asyncio.sleep(0)
+            await turn()
         assert await waiting == ["result of flag"] * 2500
         assert not any(operation.expired() for operation in operations)
         assert (purgatory.num_delayed, purgatory.watched, len(purgatory.timer)) == (0, 0, 0)
@@ -211,7 +211,7 @@ class TestClose:
         purgatory = DelayedOperationPurgatory()
         operations = [purgatory.try_complete_else_watch(Flag(), ["key"]) for _ in range(3000)]
         closing = asyncio.create_task(purgatory.aclose())
-        await asyncio.sleep(0)
+        await turn()
         closing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await closing
@@ -360,7 +360,7 @@ async def test_the_design_document_s_example() -> None:
     async with DelayedOperationPurgatory("fetch") as purgatory:
         operation = Flag(30.0)
         waiting = asyncio.create_task(_await(purgatory, operation))
-        await asyncio.sleep(0)
+        await turn()
         log.append(b"message")
         operation.ready = True
         assert purgatory.check_and_complete("topic-1") == 1
@@ -370,7 +370,7 @@ async def test_the_design_document_s_example() -> None:
 async def test_cancelled_by_somebody_else() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         waiting = asyncio.create_task(_await(purgatory, Flag()))
-        await asyncio.sleep(0)
+        await turn()
         purgatory.cancel_all()
         with pytest.raises(OperationCancelled):
             await waiting

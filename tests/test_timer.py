@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 import logging
 import math
-import time
+from typing import Any
 
 import pytest
 
@@ -170,7 +170,8 @@ async def test_after_the_loop_was_blocked_all_that_is_due_runs_in_deadline_order
     for delay in delays:
         timer.call_at(start + delay, order.append, delay)
     timer.call_at(start + 1.0, done.set)
-    time.sleep(1.1)  # noqa: ASYNC251 - a blocked loop is what this is about
+    while loop.time() < start + 1.1:
+        pass  # the loop is blocked
     before = timer.statistics().wake_ups
     await asyncio.wait_for(done.wait(), 30)
     assert order == sorted(delays)
@@ -498,12 +499,26 @@ class TestClose:
         (math.nan, 20, ValueError, "tick must be a microsecond or more"),
         (math.inf, 20, ValueError, "tick must be a microsecond or more"),
         (0.001, 1, ValueError, "wheel_size must be at least 2, not 1"),
+        ("1", 20, TypeError, "tick must be a number of seconds, not '1'"),
         (0.001, 20.0, TypeError, "wheel_size must be an int, not float"),
     ],
 )
-def test_bad_parameters_are_refused(tick: float, wheel_size: int, error: type[Exception], message: str) -> None:
+def test_bad_parameters_are_refused(tick: Any, wheel_size: int, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         WheelTimer(VirtualClock(), tick=tick, wheel_size=wheel_size)
+
+
+def test_a_time_just_before_a_tick_is_not_that_tick() -> None:
+    # 378.07379999999995 / 0.0107 rounds to 35334.0, the tick that begins one float later.
+    clock = VirtualClock(378.07379999999995)
+    timer = WheelTimer(clock, tick=0.0107)
+    note = Note(clock)
+    timer.add(note, 378.0738)
+    clock.advance(0)
+    timer._wake()
+    assert note.ran == []
+    clock.advance_to(378.0738)
+    assert note.ran == [378.0738]
 
 
 def test_a_deadline_that_is_no_number_is_refused(clock: VirtualClock) -> None:

@@ -62,7 +62,7 @@ async def measure(clients: int, seconds: float) -> list[tuple[str, str]]:
 
         async def wait_for(topic: str, pool: httpx.AsyncClient) -> bool:
             response = await pool.get(f"/topics/{topic}/messages?wait=300")
-            return response.json() == {"messages": [{"offset": 0, "value": topic}], "next_offset": 1}
+            return bool(response.json() == {"messages": [{"offset": 0, "value": topic}], "next_offset": 1})
 
         await pending()
         cpu_alone = await asyncio.to_thread(idle_cpu, process, seconds)

@@ -301,13 +301,13 @@ class WheelTimer:
                 tick = max(tick, now)
         wheel = self._find(tick)
         slot = wheel.slot(tick)
-        bucket = wheel.buckets[slot]
-        if bucket is None:
-            start = wheel.start(tick)
-            if start < self._armed:
-                self._arm(start)
-            bucket = wheel.buckets[slot] = {}
-            heappush(self._heap, (start, -wheel.level, wheel))
+        assert wheel.buckets[slot] is None, "a bucket that the hands reach now was within reach before they moved"
+        start = wheel.start(tick)
+        if start < self._armed:
+            self._arm(start)
+        bucket: Bucket = {}
+        wheel.buckets[slot] = bucket
+        heappush(self._heap, (start, -wheel.level, wheel))
         return bucket
 
     def _arm(self, tick: int) -> None:

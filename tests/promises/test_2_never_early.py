@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from purgatory import DelayedOperationPurgatory, VirtualClock
-from tests.operations import FaultLog, Flag
+from tests.operations import FaultLog, Flag, turn
 
 
 class Expiring(Flag):
@@ -54,7 +54,7 @@ async def test_on_a_real_loop_whatever_it_does_to_call_at(tick: float) -> None:
             operation = Expiring(randomly.random() * 0.1, purgatory)
             operations.append(purgatory.try_complete_else_watch(operation, ["key"]))
             if randomly.random() < 0.2:
-                await asyncio.sleep(0)
+                await turn()
         await asyncio.wait_for(asyncio.gather(*operations), 30)
         assert all(operation.expired() for operation in operations)
         early = [operation.late for operation in operations if operation.late is None or operation.late < 0]

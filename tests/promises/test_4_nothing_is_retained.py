@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory, VirtualClock
-from tests.operations import FaultLog, Flag
+from tests.operations import FaultLog, Flag, turn
 
 
 class Payload:
@@ -136,7 +136,7 @@ async def test_the_traceback_of_an_awaiter_holds_nothing() -> None:
             payload = weakref.ref(operation.payload)
             task = asyncio.create_task(wait([operation]))
             del operation
-            await asyncio.sleep(0)
+            await turn()
             if timeout is None:
                 purgatory.cancel_all()
             await asyncio.wait([task])
@@ -144,7 +144,7 @@ async def test_the_traceback_of_an_awaiter_holds_nothing() -> None:
             assert error is not None
             errors.append(error)
             del task, error
-            await asyncio.sleep(0)
+            await turn()
             assert payload() is None
         assert [type(error).__name__ for error in errors] == ["LookupError", "OperationCancelled"]
 
@@ -155,11 +155,11 @@ async def test_a_task_cancelled_while_it_waits_leaves_nothing() -> None:
         payload = weakref.ref(operation.payload)
         task: asyncio.Task[str] = asyncio.ensure_future(operation)
         del operation
-        await asyncio.sleep(0)
+        await turn()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         del task
-        await asyncio.sleep(0)
+        await turn()
         assert payload() is None
         assert purgatory.watched == 2
 

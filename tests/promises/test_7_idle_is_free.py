@@ -3,7 +3,7 @@
 import asyncio
 
 from purgatory import DelayedOperationPurgatory
-from tests.operations import FaultLog, Flag
+from tests.operations import FaultLog, Flag, turn
 
 
 def test_operations_an_hour_away_arm_one_call_and_nothing_runs_till_then(
@@ -41,6 +41,6 @@ def test_after_everything_has_completed_the_clock_is_left_alone(
 async def test_no_background_task() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         purgatory.try_complete_else_watch(Flag(3600.0), ["key"])
-        await asyncio.sleep(0)
+        await turn()
         assert asyncio.all_tasks() == {asyncio.current_task()}
         assert purgatory.timer.statistics().wake_ups == 0

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from purgatory import DelayedOperationPurgatory, OperationCancelled, PurgatoryError
-from tests.operations import Flag
+from tests.operations import Flag, turn
 
 
 async def wait(purgatory: DelayedOperationPurgatory, operation: Flag) -> str:
@@ -17,7 +17,7 @@ async def test_cancelling_the_awaiting_task_cancels_the_operation_and_removes_it
     async with DelayedOperationPurgatory() as purgatory:
         operation = Flag(3600.0)
         task = asyncio.create_task(wait(purgatory, operation))
-        await asyncio.sleep(0)
+        await turn()
         assert purgatory.num_delayed == 1
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -30,7 +30,7 @@ async def test_cancelling_the_awaiting_task_cancels_the_operation_and_removes_it
 async def test_cancelled_by_somebody_else_the_awaiter_gets_an_ordinary_exception() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         tasks = [asyncio.create_task(wait(purgatory, Flag())) for _ in range(3)]
-        await asyncio.sleep(0)
+        await turn()
         assert len(purgatory.cancel_for_key("key")) == 3
         for task in tasks:
             with pytest.raises(OperationCancelled):
@@ -43,7 +43,7 @@ async def test_of_several_awaiters_one_that_is_cancelled_takes_the_operation_wit
     async with DelayedOperationPurgatory() as purgatory:
         operation = purgatory.try_complete_else_watch(Flag(), ["key"])
         tasks = [asyncio.ensure_future(operation) for _ in range(3)]
-        await asyncio.sleep(0)
+        await turn()
         tasks[1].cancel()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [
@@ -57,7 +57,7 @@ async def test_an_operation_that_completes_in_the_turn_of_the_cancellation_stays
     async with DelayedOperationPurgatory() as purgatory:
         operation = Flag()
         task = asyncio.create_task(wait(purgatory, operation))
-        await asyncio.sleep(0)
+        await turn()
         assert operation.force_complete()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -75,7 +75,7 @@ async def test_asyncio_timeout_and_task_group() -> None:
             async with asyncio.TaskGroup() as group:
                 group.create_task(wait(purgatory, Flag()))
                 group.create_task(wait(purgatory, Flag()))
-                await asyncio.sleep(0)
+                await turn()
                 assert purgatory.num_delayed == 2
                 raise LookupError
         assert purgatory.num_delayed == 0
@@ -116,7 +116,7 @@ async def test_operation_cancelled_crosses_an_anyio_task_group_as_an_error() -> 
         with pytest.raises(ExceptionGroup) as caught:
             async with anyio.create_task_group() as group:
                 group.start_soon(wait, purgatory, Flag())
-                group.start_soon(anyio.sleep, 3600)
+                group.start_soon(anyio.sleep_forever)
                 while not purgatory.num_delayed:
                     await anyio.lowlevel.checkpoint()
                 purgatory.cancel_all()
@@ -140,7 +140,7 @@ async def test_a_cancelled_error_raised_by_an_operation_is_not_taken_for_the_tas
     async with DelayedOperationPurgatory() as purgatory:
         operation = Confused()
         task = asyncio.create_task(wait(purgatory, operation))
-        await asyncio.sleep(0)
+        await turn()
         operation.force_complete()
         with pytest.raises(PurgatoryError, match="Confused raised CancelledError") as caught:
             await task

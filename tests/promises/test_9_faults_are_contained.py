@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from purgatory import DelayedOperationPurgatory, PurgatoryError, VirtualClock
-from tests.operations import FaultLog, Flag
+from tests.operations import FaultLog, Flag, turn
 
 
 class Faulty(Flag):
@@ -115,7 +115,7 @@ async def test_if_nobody_waits_the_loop_s_exception_handler_gets_it_once() -> No
         assert operation.force_complete()
         assert contexts == []
         for _ in range(3):
-            await asyncio.sleep(0.001)
+            await turn()
         assert [context["exception"] for context in contexts] == [operation.error]
         assert "nobody awaits it" in contexts[0]["message"]
 
@@ -126,12 +126,12 @@ async def test_who_asks_within_the_turn_spares_the_handler() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         awaited = purgatory.try_complete_else_watch(Faulty("on_complete"), ["key"])
         task = asyncio.ensure_future(awaited)
-        await asyncio.sleep(0)
+        await turn()
         awaited.force_complete()
         asked = purgatory.try_complete_else_watch(Faulty("try_complete"), ["key"])
         assert asked.exception() is asked.error
         for _ in range(3):
-            await asyncio.sleep(0.001)
+            await turn()
         assert task.exception() is awaited.error
         assert contexts == []
 

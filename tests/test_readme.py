@@ -1,0 +1,84 @@
+"""README's code runs as it stands there, and its requests get the answers shown."""
+
+import ast
+import contextlib
+import inspect
+import io
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import purgatory
+from tests.server_process import ROOT, ServerProcess, running
+
+README = (ROOT / "README.md").read_text()
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("block", "printed"), list(zip(_blocks("python"), ["['hello']\n", "a quarter of a second\n"], strict=True))
+)
+async def test_the_code_runs_and_prints_what_it_says(block: str, printed: str) -> None:
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        # As `python -m asyncio` does: await is allowed at the top level.
+        running = eval(compile(block, "README.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), {"__name__": "readme"})
+        if inspect.isawaitable(running):
+            await running
+    assert output.getvalue() == printed
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_each_curl_gets_the_answer_shown(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        requests = [block for block in _blocks("sh") if block.startswith("curl")]
+        answers = [json.loads(block) for block in _blocks("json")]
+        assert len(requests) == len(answers) > 3
+        for request, answer in zip(requests, answers, strict=True):
+            assert await _curl(server, request) == answer
+
+
+async def _curl(server: ServerProcess, command: str) -> Any:
+    words = shlex.split(command)
+    url = words[-1].replace("http://127.0.0.1:8000", server.url)
+    async with server.client() as client:
+        response = await (client.post(url, content=words[2]) if words[1] == "-d" else client.get(url))
+    return response.json()
+
+
+def test_every_public_name_is_documented() -> None:
+    for name in purgatory.__all__:
+        documentation = inspect.getdoc(getattr(purgatory, name))
+        assert documentation, name
+
+
+def test_the_parameters_shown_are_the_parameters_there_are() -> None:
+    shown = re.search(r"`DelayedOperationPurgatory\((name, .*?)\)`", README)
+    assert shown is not None
+    parameters = inspect.signature(purgatory.DelayedOperationPurgatory).parameters.values()
+    assert shown[1] == ", ".join(
+        parameter.name if parameter.name == "name" else f"{parameter.name}={parameter.default}"
+        for parameter in parameters
+    )
+
+
+def test_importing_the_core_needs_the_standard_library_alone() -> None:
+    core = Path(purgatory.__file__).parent
+    imported = {
+        (alias.name if isinstance(node, ast.Import) else node.module or "").split(".")[0]
+        for path in core.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+    }
+    assert imported <= {
+        *("abc", "asyncio", "collections", "contextvars", "dataclasses", "enum", "functools", "heapq", "logging"),
+        *("math", "traceback", "types", "typing", "purgatory"),
+    }
