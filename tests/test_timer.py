@@ -214,6 +214,22 @@ class TestOneWakeUp:
         clock.advance(0.5)
         assert note.ran == [5.0]
 
+    def test_just_before_its_time_it_is_asked_for_a_millisecond_later(self, clock: FaultLog) -> None:
+        timer = WheelTimer(clock, tick=0.0001)
+        note = Note(clock)
+        timer.add(note, 0.0015)
+        clock.advance_to(0.0012)
+        timer._wake()
+        assert clock.armed == [0.0015, pytest.approx(0.0022)]
+
+    async def test_a_loop_that_rounds_is_not_asked_again_and_again(self) -> None:
+        timer = WheelTimer(tick=0.0013)
+        for _ in range(50):
+            done = asyncio.Event()
+            timer.call_later(0.003, done.set)
+            await asyncio.wait_for(done.wait(), 30)
+        assert timer.statistics().wake_ups <= 150
+
     def test_the_time_of_a_wake_up_is_never_rounded_to_before_its_tick(self) -> None:
         # If the wake-up for a tick came before the tick by rounding, the virtual clock would stand still there.
         for tick in (0.1, 0.001, 0.0003, 1 / 3):

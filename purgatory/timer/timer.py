@@ -22,6 +22,9 @@ SLICE: Final = 1000
 _LAST: Final = 2**52
 """Ticks are counted up to this one. Beyond it, times as `float` are no longer finer than ticks of any length."""
 
+_COARSE: Final = 0.001
+"""The coarsest clock in use: uvloop's counts whole milliseconds."""
+
 _NOT_ARMED: Final = math.inf
 _AWAKE: Final = -math.inf
 
@@ -310,8 +313,8 @@ class WheelTimer:
         heappush(self._heap, (start, -wheel.level, wheel))
         return bucket
 
-    def _arm(self, tick: int) -> None:
-        when = tick / self._rate
+    def _arm(self, tick: int, not_before: float = -math.inf) -> None:
+        when = max(tick / self._rate, not_before)
         handle = self._context.run(self.clock.call_at, when, self._wake)
         self._disarm()
         self._handle = handle
@@ -324,16 +327,20 @@ class WheelTimer:
         self._armed = _NOT_ARMED
 
     def _wake(self) -> None:
+        now = self._now()
+        # A clock that calls early is not as fine as we asked it to be: asked again for the rest, uvloop would call back
+        # at once, hundreds of times.
+        not_before = self.clock.time() + _COARSE if now < self._armed else -math.inf
         self._handle = None
         self._armed = _AWAKE
         self._wake_ups += 1
         try:
-            self._run_until(self._now())
+            self._run_until(now)
         finally:
             self._armed = _NOT_ARMED
-            self._arm_next()
+            self._arm_next(not_before)
 
-    def _arm_next(self) -> None:
+    def _arm_next(self, not_before: float) -> None:
         if self._keys:
             self._arm(self._current)
             return
@@ -341,7 +348,7 @@ class WheelTimer:
         while heap:
             start, _, wheel = heap[0]
             if wheel.buckets[wheel.slot(start)]:
-                self._arm(start)
+                self._arm(start, not_before)
                 return
             # All of its tasks have been cancelled: not worth a wake-up.
             wheel.take(start)
