@@ -5,9 +5,14 @@ from collections.abc import Callable, Mapping
 
 import pytest
 import uvloop
+from hypothesis import HealthCheck, settings
 
 from purgatory import DelayedOperationPurgatory, VirtualClock
 from tests.operations import FaultLog
+
+# How fast an example runs is the machine's business.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

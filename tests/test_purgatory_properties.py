@@ -178,4 +178,4 @@ class AgainstANaiveModel(RuleBasedStateMachine):
 
 
 TestAgainstANaiveModel = AgainstANaiveModel.TestCase
-TestAgainstANaiveModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAgainstANaiveModel.settings = settings(max_examples=150, stateful_step_count=40)

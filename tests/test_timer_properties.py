@@ -121,4 +121,4 @@ class AgainstASortedList(RuleBasedStateMachine):
 
 
 TestAgainstASortedList = AgainstASortedList.TestCase
-TestAgainstASortedList.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAgainstASortedList.settings = settings(max_examples=150, stateful_step_count=40)

@@ -111,4 +111,4 @@ class AgainstListsThatDeleteAtOnce(RuleBasedStateMachine):
 
 
 TestAgainstListsThatDeleteAtOnce = AgainstListsThatDeleteAtOnce.TestCase
-TestAgainstListsThatDeleteAtOnce.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestAgainstListsThatDeleteAtOnce.settings = settings(max_examples=60, stateful_step_count=25)
