@@ -192,6 +192,8 @@ class DelayedOperationPurgatory:
                 f"{type(operation).__qualname__}"
             ) from None
         if used:
+            if isinstance(operation, type):
+                raise TypeError(f"an operation is needed, not the class {operation.__qualname__}")
             raise PurgatoryError(f"{operation!r} has been used: an operation serves once")
         if isinstance(keys, (str, bytes)):
             raise TypeError(f"keys must be an iterable of keys, not the {type(keys).__qualname__} {keys!r}")

@@ -74,6 +74,12 @@ def test_what_is_no_operation(purgatory: DelayedOperationPurgatory, thing: Any) 
         purgatory.try_complete_else_watch(thing, ["key"])
 
 
+def test_a_class_in_place_of_an_operation(purgatory: DelayedOperationPurgatory) -> None:
+    thing: Any = Flag
+    with pytest.raises(TypeError, match="an operation is needed, not the class Flag"):
+        purgatory.try_complete_else_watch(thing, ["key"])
+
+
 def test_an_operation_that_was_not_initialised(purgatory: DelayedOperationPurgatory) -> None:
     class Lazy(Flag):
         def __init__(self) -> None:
