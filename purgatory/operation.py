@@ -14,7 +14,7 @@ from purgatory.errors import OperationCancelled, PurgatoryError
 from purgatory.timer import TimerTask
 from purgatory.watchers import WatcherLists
 
-__all__ = ["DelayedOperation"]
+__all__ = ["PENDING", "DelayedOperation"]
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class _State(enum.Enum):
 
 
 # Names of the module are looked up in half the time of an enum's members.
-_PENDING: Final = _State.PENDING
+PENDING: Final = _State.PENDING
 _COMPLETING: Final = _State.COMPLETING
 _EXPIRING: Final = _State.EXPIRING
 _COMPLETED: Final = _State.COMPLETED
@@ -68,7 +68,7 @@ class DelayedOperation(TimerTask, Generic[T]):
         self._bucket = None
         self._deadline = math.inf
         self._timeout = timeout
-        self._state = _PENDING
+        self._state = PENDING
         self._home: Home | None = None
         """Where the operation waits: set from the moment it is handed to a purgatory until it is done."""
         self._entry: list[DelayedOperation[Any]] | None = None
@@ -77,7 +77,7 @@ class DelayedOperation(TimerTask, Generic[T]):
 
     def __repr__(self) -> str:
         state = self._state.value
-        if self._state is _PENDING:
+        if self._state is PENDING:
             state += " unwatched" if self._entry is None else f" deadline={self._deadline!r}"
         return f"<{type(self).__qualname__} {state} timeout={self._timeout!r}>"
 
@@ -97,7 +97,7 @@ class DelayedOperation(TimerTask, Generic[T]):
 
         A compare-and-set from *pending*: of all who try, in any order and from inside each other, one gets `True`.
         """
-        if self._state is not _PENDING:
+        if self._state is not PENDING:
             return False
         self._state = _COMPLETING
         self._complete()
@@ -108,7 +108,7 @@ class DelayedOperation(TimerTask, Generic[T]):
 
         Who awaits it gets `OperationCancelled`.
         """
-        if self._state is not _PENDING:
+        if self._state is not PENDING:
             return False
         self._state = _CANCELLED
         self._leave()
@@ -123,7 +123,7 @@ class DelayedOperation(TimerTask, Generic[T]):
         if timeout is not None:
             check_timeout(timeout)
         home = self._home
-        if self._state is not _PENDING or home is None or self._entry is None:
+        if self._state is not PENDING or home is None or self._entry is None:
             raise PurgatoryError(f"only an operation that waits in a purgatory is rescheduled, not {self!r}")
         timer = home.timer
         if timeout is None:
@@ -136,7 +136,7 @@ class DelayedOperation(TimerTask, Generic[T]):
     def done(self) -> bool:
         """Whether the operation has its outcome: a result, an exception, or that it was cancelled."""
         state = self._state
-        return state is not _PENDING and state is not _COMPLETING and state is not _EXPIRING
+        return state is not PENDING and state is not _COMPLETING and state is not _EXPIRING
 
     def expired(self) -> bool:
         """Whether the deadline completed it; in `on_complete`, whether it is the deadline that does."""
@@ -179,7 +179,7 @@ class DelayedOperation(TimerTask, Generic[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         try:
-            if self._state is _PENDING:
+            if self._state is PENDING:
                 waiter = self._new_waiter()
                 try:
                     yield from waiter
@@ -192,7 +192,7 @@ class DelayedOperation(TimerTask, Generic[T]):
 
     def run(self) -> None:
         """The deadline has come. Called by the timer."""
-        if self._state is _PENDING:
+        if self._state is PENDING:
             self._state = _EXPIRING
             self._complete()
         del self  # see _fail
@@ -202,10 +202,10 @@ class DelayedOperation(TimerTask, Generic[T]):
         home = self._home
         try:
             completed = self.try_complete()
-            if completed and self._state is _PENDING:
+            if completed and self._state is PENDING:
                 raise PurgatoryError(f"try_complete() of {self!r} returned True, but has not called force_complete()")
         except BaseException as exception:
-            if self._state is _PENDING:
+            if self._state is PENDING:
                 self._state = _COMPLETING
                 self._leave()
                 try:

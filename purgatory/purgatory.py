@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from purgatory.clock import Clock, Handle
 from purgatory.errors import PurgatoryClosed, PurgatoryError, PurgatoryFull
-from purgatory.operation import DelayedOperation
+from purgatory.operation import PENDING, DelayedOperation
 from purgatory.timer import WheelTimer
 from purgatory.timer.timer import SLICE
 from purgatory.watchers import WatcherLists
@@ -185,7 +185,7 @@ class DelayedOperationPurgatory:
         if self._live and asyncio.get_running_loop() is not self._loop:
             self._bind()
         try:
-            used = operation._home is not None or operation.done()
+            used = operation._home is not None or operation._state is not PENDING
         except AttributeError:
             raise TypeError(
                 f"a DelayedOperation whose __init__ calls super().__init__(timeout) is needed, not this "
@@ -203,7 +203,8 @@ class DelayedOperationPurgatory:
 
         lists = self._lists
         operation._home = lists
-        if operation._attempt() or operation.done():
+        operation._attempt()
+        if operation._home is None:  # it is done
             return operation
         try:
             if self._closed:
