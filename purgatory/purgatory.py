@@ -359,14 +359,17 @@ class DelayedOperationPurgatory:
 
     def _walk(self, key: Hashable) -> Iterator[int]:
         """Try what watches `key` now; after each slice, yield how many entries it had."""
-        entries = self._lists.entries(key)
-        for start in range(0, len(entries), SLICE):
-            part = entries[start : start + SLICE]
+        slices = self._lists.slices(key)
+        slices.reverse()
+        dead = False
+        while slices:
+            part = slices.pop()
             for entry in part:
                 if entry:
                     entry[0]._attempt()
+            dead = dead or not all(part)
             yield len(part)
-        if not all(entries):
+        if dead:
             yield from self._lists.compact_in_slices(key)
 
 

@@ -115,6 +115,11 @@ class WatcherLists(Generic[W]):
         entries = self._lists.get(key)
         return [] if entries is None else entries.copy()
 
+    def slices(self, key: Hashable) -> list[list[list[W]]]:
+        """A copy of the list of `key`, in slices."""
+        entries = self._lists.get(key, [])
+        return [entries[start : start + SLICE] for start in range(0, len(entries), SLICE)]
+
     def all_entries(self) -> Iterator[list[W]]:
         """The entries of all lists; an operation on several keys comes several times."""
         for entries in list(self._lists.values()):
@@ -133,9 +138,12 @@ class WatcherLists(Generic[W]):
             return
         length = len(entries)
         alive: list[list[W]] = []
+        dead: list[W] = []
         for start in range(0, length, SLICE):
             part = entries[start : min(start + SLICE, length)]
             alive += [entry for entry in part if entry]
+            # The old list lets go of the dead now, for to free a million of them at the end would hold up the loop.
+            entries[start : start + len(part)] = [entry or dead for entry in part]
             yield len(part)
         # Meanwhile more may have been added at its end, or somebody else may have compacted it.
         if self._lists.get(key) is entries:

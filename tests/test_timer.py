@@ -158,6 +158,50 @@ def test_of_the_tasks_due_the_earlier_tick_runs_first_however_they_came(clock: V
     assert order == sorted(deadlines)
 
 
+class TestLongBuckets:
+    """A bucket of very many tasks goes on in further dicts, none of which takes long to grow."""
+
+    def test_they_run_in_order_but_for_those_cancelled_meanwhile(self, clock: VirtualClock) -> None:
+        timer = WheelTimer(clock)
+        order: list[int] = []
+        handles = [timer.call_at(10.0, order.append, n) for n in range(50_000)]
+        (bucket,) = timer.wheels[3].full.values()
+        assert [len(part) for part in bucket] == [20_000, 20_000]
+        for n in (0, 25_000, 49_999):
+            handles[n].cancel()
+        clock.call_at(10.0, handles[3].cancel)
+        clock.call_at(10.0, handles[45_000].cancel)
+        assert len(timer) == 49_997
+        clock.advance(20)
+        assert set(range(50_000)) - set(order) == {0, 3, 25_000, 45_000, 49_999}
+        assert order == sorted(order)
+
+    def test_one_whose_last_dict_is_empty_is_not_forgotten(self, clock: VirtualClock) -> None:
+        timer = WheelTimer(clock)
+        note = Note(clock)
+        timer.add(note, 10.0)
+        handles = [timer.call_at(10.0, print, "cancelled") for _ in range(20_000)]
+        timer.call_at(0.5, lambda: None)
+        for handle in handles:
+            handle.cancel()
+        clock.advance(20)
+        assert note.ran == [10.0]
+
+    def test_closing_forgets_them_all(self, clock: FaultLog) -> None:
+        timer = WheelTimer(clock)
+        note = Note(clock)
+        timer.add(note, 10.0)
+        for _ in range(40_000):
+            timer.call_at(10.0, print, "closed")
+        clock.call_at(10.0, timer.close)
+        timer.reschedule(note, 11.0)
+        clock.advance_to(9.9)
+        assert repr(timer.wheels[3]).endswith("used={}>")
+        clock.advance(20)
+        assert len(timer) == 0
+        assert note.ran == []
+
+
 async def test_after_the_loop_was_blocked_all_that_is_due_runs_in_deadline_order_without_a_crawl() -> None:
     loop = asyncio.get_running_loop()
     timer = WheelTimer()

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from purgatory import WheelTimer
+from purgatory.timer import timer
+from purgatory.timer.timer import _LONG
 from tests.operations import FaultLog, Note
 
 DELAYS = st.one_of(
@@ -21,8 +23,10 @@ class AgainstASortedList(RuleBasedStateMachine):
         tick=st.sampled_from([0.0001, 0.0003, 0.001, 0.0107, 0.3, 1.0, 60.0]),
         wheel_size=st.integers(2, 30),
         start=st.sampled_from([0.0, -3.3, 1e3, 1.7e9]),
+        long=st.sampled_from([1, 3, _LONG]),
     )
-    def start(self, tick: float, wheel_size: int, start: float) -> None:
+    def start(self, tick: float, wheel_size: int, start: float, long: int) -> None:
+        vars(timer)["_LONG"] = long
         self.clock = FaultLog(start)
         self.tick = tick
         self.timer = WheelTimer(self.clock, tick=tick, wheel_size=wheel_size)
@@ -96,28 +100,32 @@ class AgainstASortedList(RuleBasedStateMachine):
 
     @invariant()
     def the_heap_holds_the_buckets_and_one_call_is_armed_for_the_first(self) -> None:
-        timer = self.timer
         used = [
             (-wheel.level, slot)
-            for wheel in timer.wheels
+            for wheel in self.timer.wheels
             for slot, bucket in enumerate(wheel.buckets)
             if bucket is not None
         ]
-        assert sorted((level, wheel.slot(start)) for start, level, wheel in timer._heap) == sorted(used)
-        assert timer._armed == (timer._heap[0][0] if timer._heap else math.inf)
+        assert sorted((level, wheel.slot(start)) for start, level, wheel in self.timer._heap) == sorted(used)
+        assert self.timer._armed == (self.timer._heap[0][0] if self.timer._heap else math.inf)
 
     @invariant()
     def each_task_is_in_the_bucket_of_its_deadline_on_the_lowest_level_that_reached_it(self) -> None:
         for start, _, wheel in self.timer._heap:
-            bucket = wheel.buckets[wheel.slot(start)]
+            slot = wheel.slot(start)
+            bucket = wheel.buckets[slot]
             assert bucket is not None
             assert start % wheel.unit == 0
             assert start < wheel.limit
-            for key, task in bucket.items():
-                assert key == id(task)
-                assert task._bucket is bucket
-                tick = math.ceil(task._deadline / self.tick)
-                assert tick - 1 < start + wheel.unit, "it would be late"
+            for part in (*wheel.full.get(slot, []), bucket):
+                for key, task in part.items():
+                    assert key == id(task)
+                    assert task._bucket is part
+                    tick = math.ceil(task._deadline / self.tick)
+                    assert tick - 1 < start + wheel.unit, "it would be late"
+
+    def teardown(self) -> None:
+        vars(timer)["_LONG"] = _LONG
 
 
 TestAgainstASortedList = AgainstASortedList.TestCase

@@ -19,6 +19,9 @@ Ts = TypeVarTuple("Ts")
 SLICE: Final = 1000
 """How many entries are worked on before the loop gets its turn: about a millisecond of work."""
 
+_LONG: Final = 20 * SLICE
+"""How many tasks a dict takes. One of this size grows within half a millisecond."""
+
 _LAST: Final = 2**52
 """Ticks are counted up to this one. Beyond it, times as `float` are no longer finer than ticks of any length."""
 
@@ -100,6 +103,7 @@ class WheelTimer:
         "_clock",
         "_context",
         "_current",
+        "_dicts",
         "_drained",
         "_drained_level",
         "_handle",
@@ -141,10 +145,12 @@ class WheelTimer:
         self._heap: list[tuple[int, int, TimingWheel]] = []
         self._handle: Handle | None = None
         self._armed: float = _NOT_ARMED
-        # The bucket that is being drained, and the keys in it that are still to be looked at, the next one last.
+        # The bucket that is being drained: its dicts, the next one last, the one at hand, and the keys of that which
+        # are still to be looked at, the next one last.
+        self._dicts: list[Bucket] = []
         self._drained: Bucket = {}
-        self._drained_level = 1
         self._keys: list[int] = []
+        self._drained_level = 1
         self._wake_ups = 0
         self._buckets = 0
         self._cascaded = 0
@@ -203,9 +209,12 @@ class WheelTimer:
         wheel = self._lowest
         while tick >= wheel.limit:
             wheel = wheel.overflow or self._grow(wheel)
-        bucket = wheel.buckets[tick // wheel.unit % wheel.size]
+        slot = tick // wheel.unit % wheel.size
+        bucket = wheel.buckets[slot]
         if bucket is None:
             bucket = self._open(tick)
+        elif len(bucket) >= _LONG:
+            bucket = wheel.go_on(slot)
         task._deadline = deadline
         task._bucket = bucket
         bucket[id(task)] = task
@@ -247,25 +256,26 @@ class WheelTimer:
     def close(self) -> None:
         """Forget all tasks and leave the clock alone. The timer can be used again."""
         for wheel in self._wheels:
-            for bucket in wheel.buckets:
-                self._forget(bucket or {})
-            wheel.buckets = [None] * wheel.size
-        self._forget(self._drained)
+            for slot in range(wheel.size):
+                self._forget(wheel.take(slot))
+        self._forget([*self._dicts, self._drained])
+        self._dicts.clear()
         self._keys.clear()
         self._heap.clear()
         if self._armed != _AWAKE:
             self._disarm()
 
     def _levels(self) -> list[int]:
-        levels = [sum(len(bucket) for bucket in wheel.buckets if bucket) for wheel in self._wheels]
-        levels[self._drained_level - 1] += len(self._drained)
+        levels = [sum(map(wheel.count, range(wheel.size))) for wheel in self._wheels]
+        levels[self._drained_level - 1] += len(self._drained) + sum(map(len, self._dicts))
         return levels
 
     @staticmethod
-    def _forget(bucket: Bucket) -> None:
-        for task in bucket.values():
-            task._bucket = None
-        bucket.clear()
+    def _forget(buckets: list[Bucket]) -> None:
+        for bucket in buckets:
+            for task in bucket.values():
+                task._bucket = None
+            bucket.clear()
 
     def _find(self, tick: int) -> TimingWheel:
         wheel = self._lowest
@@ -296,7 +306,7 @@ class WheelTimer:
 
     def _open(self, tick: int) -> Bucket:
         """Put an empty bucket where `tick` belongs, and see to it that the clock wakes us in time for it."""
-        if self._armed != _AWAKE and not self._keys:
+        if self._armed != _AWAKE and not self._keys and not self._dicts:
             # The hands may be far behind, because nothing has been due for a while.
             now = self._now()
             if not self._heap or self._heap[0][0] > now:
@@ -341,17 +351,18 @@ class WheelTimer:
             self._arm_next(not_before)
 
     def _arm_next(self, not_before: float) -> None:
-        if self._keys:
+        if self._keys or self._dicts:
             self._arm(self._current)
             return
         heap = self._heap
         while heap:
             start, _, wheel = heap[0]
-            if wheel.buckets[wheel.slot(start)]:
+            slot = wheel.slot(start)
+            if wheel.count(slot):
                 self._arm(start, not_before)
                 return
             # All of its tasks have been cancelled: not worth a wake-up.
-            wheel.take(start)
+            wheel.take(slot)
             heappop(heap)
 
     def _run_until(self, now: int) -> None:
@@ -359,20 +370,24 @@ class WheelTimer:
         budget = self._drain(SLICE)
         heap = self._heap
         while budget > 0:
-            if not heap or heap[0][0] > now:
+            if self._dicts:
+                self._drained = self._dicts.pop()
+                self._keys = list(self._drained)
+                self._keys.reverse()
+            elif heap and heap[0][0] <= now:
+                start, _, wheel = heappop(heap)
+                self._turn_to(start)
+                self._buckets += 1
+                self._drained_level = wheel.level
+                self._dicts = wheel.take(wheel.slot(start))
+                self._dicts.reverse()
+            else:
                 self._turn_to(now)
                 return
-            start, _, wheel = heappop(heap)
-            self._turn_to(start)
-            self._buckets += 1
-            self._drained = wheel.take(start)
-            self._drained_level = wheel.level
-            self._keys = list(self._drained)
-            self._keys.reverse()
             budget = self._drain(budget - 1)
 
     def _drain(self, budget: int) -> int:
-        """Run the tasks of the drained bucket, or put them into lower levels. Returns what is left of the budget."""
+        """Run the tasks of the dict at hand, or put them into lower levels. Returns what is left of the budget."""
         keys = self._keys
         bucket = self._drained
         runs = self._drained_level == 1
