@@ -31,9 +31,9 @@ Tick 1, wheel size 10, the time is 0, tasks due at 9, 88 and 222:
 Six wake-ups, and none in between: a heap holds the buckets that have tasks (never the tasks), and *one* `call_at` on
 the clock is armed for the earliest. With nothing to do, nothing happens.
 
-A bucket is a `dict`, which keeps insertion order and inserts and deletes in C; a linked list in Python was several
-times slower. Its keys are `id(task)`: a task may define what equality it likes, and the snapshot of keys that is walked
-while a bucket is drained keeps no task alive.
+A bucket is a `dict`, or several when it gets long: it keeps insertion order and inserts and deletes in C; a linked list
+in Python was several times slower. Its keys are `id(task)`: a task may define what equality it likes, and the snapshot
+of keys that is walked while a bucket is drained keeps no task alive.
 """
 
 from purgatory.timer.task import TimerTask
