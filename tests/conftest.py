@@ -10,9 +10,11 @@ from hypothesis import HealthCheck, settings
 from purgatory import DelayedOperationPurgatory, VirtualClock
 from tests.operations import FaultLog
 
-# How fast an example runs is the machine's business.
-settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("unhurried")
+# The same examples every time, so that a run can be trusted; `--hypothesis-profile searching` looks for new ones. How
+# fast an example runs is the machine's business.
+settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("searching", settings.get_profile("steady"), derandomize=False, max_examples=3000)
+settings.load_profile("steady")
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

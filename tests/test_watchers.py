@@ -111,4 +111,4 @@ class AgainstListsThatDeleteAtOnce(RuleBasedStateMachine):
 
 
 TestAgainstListsThatDeleteAtOnce = AgainstListsThatDeleteAtOnce.TestCase
-TestAgainstListsThatDeleteAtOnce.settings = settings(max_examples=60, stateful_step_count=25)
+TestAgainstListsThatDeleteAtOnce.settings = settings(stateful_step_count=25)
