@@ -254,12 +254,9 @@ class DelayedOperation(TimerTask, Generic[T]):
         state = self._state
         if state is _COMPLETING or state is _EXPIRING:
             self._state = _UNSEEN
-            traceback = exception.__traceback__
-            assert traceback is not None, "the exception was caught"
-            # Its frames, and the frames that called them, hold the operation, which holds the exception: a cycle. So
-            # these are cleared, and ours drop `self` when they are left.
-            clear_frames(traceback)
-            exception.__traceback__ = traceback.tb_next
+            # The frames of the traceback, and those that called them, hold the operation, which holds the exception: a
+            # cycle. So these are cleared, and ours drop `self` when they are left.
+            clear_frames(exception.__traceback__)
             if isinstance(exception, (asyncio.CancelledError, StopIteration)):
                 # To the awaiting task these mean something else.
                 self._outcome = PurgatoryError(f"{type(self).__qualname__} raised {exception!r}")

@@ -202,6 +202,47 @@ class TestLongBuckets:
         assert note.ran == []
 
 
+class TestBehindTime:
+    """What is due when the clock has run ahead of the wake-ups, as it does when the loop was blocked."""
+
+    class Clock(FaultLog):
+        ahead = 0.0
+
+        def time(self) -> float:
+            return super().time() + self.ahead
+
+    def test_a_turn_is_bounded_over_all_buckets_that_are_due(self) -> None:
+        clock = self.Clock()
+        timer = WheelTimer(clock)
+        ran: list[int] = []
+        for n in range(10_000):
+            timer.call_at((1 + n % 15) / 1000, ran.append, n % 15)
+        clock.ahead = 1.0
+        for _ in range(11):
+            before = len(ran)
+            timer._wake()
+            assert len(ran) - before <= 1000
+        assert ran == sorted(ran)
+        assert len(ran) == 10_000
+
+    def test_hands_stay_while_a_bucket_cascades_in_slices(self) -> None:
+        clock = self.Clock()
+        timer = WheelTimer(clock, tick=1.0, wheel_size=10)
+        order: list[float] = []
+        deadlines = [29.0] * 1500 + [23.0] * 100 + [21.0] * 100
+        for deadline in deadlines:
+            timer.call_at(deadline, order.append, deadline)
+
+        def between_slices() -> None:
+            assert 0 < timer.statistics().cascaded < 1500
+            clock.ahead = 5.0
+            timer.call_at(300.0, print, "a new bucket")
+
+        clock.call_at(20.0, between_slices)
+        clock.advance_to(30.0)
+        assert order == sorted(deadlines)
+
+
 async def test_after_the_loop_was_blocked_all_that_is_due_runs_in_deadline_order_without_a_crawl() -> None:
     loop = asyncio.get_running_loop()
     timer = WheelTimer()

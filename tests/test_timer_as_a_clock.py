@@ -153,3 +153,7 @@ class TestClose:
         clock.advance(10)
         assert [note.ran for note in notes] == [[], [], []]
         assert "scheduled=0" in repr(clock)
+        for note in notes:
+            timer.add(note, 20.0)
+        clock.advance(10)
+        assert [note.ran for note in notes] == [[20.0]] * 3

@@ -105,6 +105,25 @@ def test_a_long_pass_does_not_hold_up_the_short_ones(purgatory: DelayedOperation
     assert tried == [1001]
 
 
+def test_requests_during_a_long_pass_make_one_more(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
+    for _ in range(5000):
+        purgatory.try_complete_else_watch(Counting(), ["key"])
+    Counting.tries = 0
+    beats = 0
+
+    def beat() -> None:
+        nonlocal beats
+        purgatory.check_and_complete_soon("key")
+        beats += 1
+        if beats < 5:
+            clock.call_at(0.0, beat)
+
+    beat()
+    clock.advance(0)
+    assert beats == 5
+    assert Counting.tries == 10_000
+
+
 async def test_close(purgatory: DelayedOperationPurgatory) -> None:
     operations = [purgatory.try_complete_else_watch(Flag(), ["key"]) for _ in range(5000)]
     closing = purgatory.aclose().__await__()
