@@ -5,8 +5,10 @@ import enum
 import math
 from abc import abstractmethod
 from collections.abc import Generator
+from contextlib import suppress
 from functools import partial
-from traceback import clear_frames
+from traceback import walk_stack, walk_tb
+from types import TracebackType
 from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
 
 from purgatory.clock import Clock, report
@@ -19,6 +21,10 @@ __all__ = ["PENDING", "DelayedOperation"]
 T = TypeVar("T")
 
 Home: TypeAlias = "WatcherLists[DelayedOperation[Any]]"
+
+
+NESTING: Final = 16
+"""How deep completions go on inside each other. Those further in are made by the outermost, one after the other."""
 
 
 class _State(enum.Enum):
@@ -96,11 +102,24 @@ class DelayedOperation(TimerTask, Generic[T]):
         """Complete the operation whether its condition holds or not. Returns whether it was this call that did.
 
         A compare-and-set from *pending*: of all who try, in any order and from inside each other, one gets `True`.
+        Called more than 16 deep inside the `on_complete` of others, it returns before its own `on_complete` has run:
+        that runs before the outermost of these calls returns.
         """
         if self._state is not PENDING:
             return False
+        home = self._home
+        if home is None:
+            self._state = _COMPLETING
+            self._complete()
+            return True
+        if home.thread is not None:
+            home.check_thread("force_complete", "loop.call_soon_threadsafe(operation.force_complete)")
         self._state = _COMPLETING
-        self._complete()
+        self._leave()
+        if home.depth < NESTING:
+            self._complete()
+        else:
+            home.deferred.append(self)
         return True
 
     def cancel(self) -> bool:
@@ -110,6 +129,9 @@ class DelayedOperation(TimerTask, Generic[T]):
         """
         if self._state is not PENDING:
             return False
+        home = self._home
+        if home is not None and home.thread is not None:
+            home.check_thread("cancel", "loop.call_soon_threadsafe(operation.cancel)")
         self._state = _CANCELLED
         self._leave()
         self._finish()
@@ -125,6 +147,8 @@ class DelayedOperation(TimerTask, Generic[T]):
         home = self._home
         if self._state is not PENDING or home is None or self._entry is None:
             raise PurgatoryError(f"only an operation that waits in a purgatory is rescheduled, not {self!r}")
+        if home.thread is not None:
+            home.check_thread("reschedule", "loop.call_soon_threadsafe(operation.reschedule, timeout)")
         timer = home.timer
         if timeout is None:
             timer.cancel(self)
@@ -169,7 +193,7 @@ class DelayedOperation(TimerTask, Generic[T]):
             return None
         try:
             if state is _CANCELLED:
-                raise OperationCancelled(f"{self!r} was cancelled")
+                raise OperationCancelled(f"{type(self).__qualname__} was cancelled")
             if not self.done():
                 raise asyncio.InvalidStateError(f"{self!r} is not done")
             self._state = _FAILED
@@ -194,8 +218,8 @@ class DelayedOperation(TimerTask, Generic[T]):
         """The deadline has come. Called by the timer."""
         if self._state is PENDING:
             self._state = _EXPIRING
+            self._leave()
             self._complete()
-        del self  # see _fail
 
     def _attempt(self) -> bool:
         """`try_complete`, with its faults kept in the operation. Returns whether it completed the operation."""
@@ -215,15 +239,14 @@ class DelayedOperation(TimerTask, Generic[T]):
             else:
                 self._fail(exception, home)
             return False
-        finally:
-            del self  # see _fail
         return completed
 
     def _complete(self) -> None:
-        """Run the callbacks. For nobody but the winner of the compare-and-set."""
+        """Run the callbacks, for the winner of the compare-and-set, and then those that it has put off."""
         expires = self._state is _EXPIRING
         home = self._home
-        self._leave()
+        if home is not None:
+            home.depth += 1
         try:
             try:
                 self._outcome = self.on_complete()
@@ -236,7 +259,12 @@ class DelayedOperation(TimerTask, Generic[T]):
                     self._fail(exception, home)
         finally:
             self._finish()
-            del self  # see _fail
+            if home is not None:
+                try:
+                    if home.deferred and home.depth == 1:
+                        _complete_deferred(home)
+                finally:
+                    home.depth -= 1
 
     def _leave(self) -> None:
         """Leave the timer and the watcher lists, at once: nothing of the purgatory's holds the operation any more."""
@@ -254,9 +282,6 @@ class DelayedOperation(TimerTask, Generic[T]):
         state = self._state
         if state is _COMPLETING or state is _EXPIRING:
             self._state = _UNSEEN
-            # The frames of the traceback, and those that called them, hold the operation, which holds the exception: a
-            # cycle. So these are cleared, and ours drop `self` when they are left.
-            clear_frames(exception.__traceback__)
             if isinstance(exception, (asyncio.CancelledError, StopIteration)):
                 # To the awaiting task these mean something else.
                 self._outcome = PurgatoryError(f"{type(self).__qualname__} raised {exception!r}")
@@ -264,7 +289,8 @@ class DelayedOperation(TimerTask, Generic[T]):
             else:
                 self._outcome = exception
         elif not isinstance(exception, (SystemExit, KeyboardInterrupt)):
-            report(None if home is None else home.timer, f"{self!r} raised after it was done", exception)
+            clock = None if home is None else home.timer.clock
+            report(clock, f"{type(self).__qualname__} raised after it was done", exception, operation=self)
         if isinstance(exception, (SystemExit, KeyboardInterrupt)):
             raise exception
 
@@ -289,23 +315,36 @@ class DelayedOperation(TimerTask, Generic[T]):
                 home.cancelled += 1
             else:
                 home.failed += 1
-        waiter = self._waiter
-        if waiter is not None:
-            self._waiter = None
-            if not waiter.done():
-                waiter.set_result(None)
-        if home is not None:
-            if self._state is _UNSEEN:
-                clock = home.timer.clock
-                clock.call_at(clock.time(), self._report_unseen, clock)
-            home.purge_if_due()
-        elif self._state is _UNSEEN:
+        try:
+            waiter = self._waiter
+            if waiter is not None:
+                self._waiter = None
+                if not waiter.done():
+                    waiter.set_result(None)
+            if home is not None:
+                if self._state is _UNSEEN:
+                    self._see_next_turn(home.timer.clock)
+                home.purge_if_due()
+            elif self._state is _UNSEEN:
+                self._report_unseen(None)
+        except RuntimeError:
+            # The event loop is closed: nobody on it waits any more, and nothing is left to be purged in its time.
             self._report_unseen(None)
+
+    def _see_next_turn(self, clock: Clock) -> None:
+        """On the next turn, see whether somebody has seen the exception, and let go of what its tracebacks hold."""
+        exception = cast(BaseException, self._outcome)
+        clock.call_at(clock.time(), self._look_back, clock, _tracebacks(exception))
+
+    def _look_back(self, clock: Clock, tracebacks: list[TracebackType]) -> None:
+        self._report_unseen(clock)
+        _clear(tracebacks)
 
     def _report_unseen(self, clock: Clock | None) -> None:
         if self._state is _UNSEEN:
             self._state = _FAILED
-            report(clock, f"{self!r}: nobody awaits it", cast(BaseException, self._outcome))
+            exception = cast(BaseException, self._outcome)
+            report(clock, f"{type(self).__qualname__} failed, and nobody awaits it", exception, operation=self)
 
     def _new_waiter(self) -> asyncio.Future[None]:
         """A future that is done when the operation is."""
@@ -322,6 +361,44 @@ class DelayedOperation(TimerTask, Generic[T]):
         else:
             self._waiter.add_done_callback(partial(_wake_up, waiter))
         return waiter
+
+
+def _complete_deferred(home: Home) -> None:
+    """Complete what was put off because it was too deep inside other completions, in the order in which it was."""
+    leaving: BaseException | None = None
+    while home.deferred:
+        try:
+            home.deferred.popleft()._complete()
+        except (SystemExit, KeyboardInterrupt) as exception:
+            leaving = exception
+    if leaving is not None:
+        raise leaving
+
+
+def _tracebacks(exception: BaseException) -> list[TracebackType]:
+    """The tracebacks of `exception` and of all that it came from."""
+    tracebacks = []
+    exceptions = [exception]
+    for each in exceptions:
+        if each.__traceback__ is not None:
+            tracebacks.append(each.__traceback__)
+        causes = [each.__cause__, each.__context__, *(each.exceptions if isinstance(each, BaseExceptionGroup) else ())]
+        exceptions += [cause for cause in causes if cause is not None and cause not in exceptions]
+    return tracebacks
+
+
+def _clear(tracebacks: list[TracebackType]) -> None:
+    """Clear the finished frames of `tracebacks`, and those that called them.
+
+    An operation holds its exception, which holds its traceback, which holds the frames of the operation's own methods
+    and of all that called them, which hold the operation: it would stay until the garbage collector comes.
+    """
+    for traceback in tracebacks:
+        for frame, _ in (*walk_tb(traceback), *walk_stack(traceback.tb_frame)):
+            # Without a caller it is suspended: to clear it would close its coroutine.
+            if frame.f_back is not None:
+                with suppress(RuntimeError):  # it is running
+                    frame.clear()
 
 
 def _wake_up(waiter: "asyncio.Future[None]", _: object) -> None:

@@ -4,10 +4,11 @@ import asyncio
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from threading import get_ident
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
-from purgatory.clock import Clock, Handle
+from purgatory.clock import Clock, Handle, report
 from purgatory.errors import PurgatoryClosed, PurgatoryError, PurgatoryFull
 from purgatory.operation import PENDING, DelayedOperation
 from purgatory.timer import WheelTimer
@@ -17,9 +18,6 @@ from purgatory.watchers import WatcherLists
 __all__ = ["DelayedOperationPurgatory", "PurgatoryStatistics"]
 
 Operation = TypeVar("Operation", bound=DelayedOperation[Any])
-
-NESTING: Final = 32
-"""How deep a check may go on inside the completions of another one, before it is put off to the next turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +51,20 @@ class PurgatoryStatistics:
     """The most entries in the watcher lists at a time."""
 
 
+class _Pass:
+    """What `check_and_complete_soon` has been asked to do for one key."""
+
+    __slots__ = ("key", "over", "walk", "wanted")
+
+    def __init__(self, key: Hashable) -> None:
+        self.key = key
+        self.walk: Iterator[int] | None = None
+        """What is left of the pass, if it has begun."""
+        self.wanted = False
+        """Whether it has been asked for since it last began."""
+        self.over = False
+
+
 class DelayedOperationPurgatory:
     """Holds `DelayedOperation`s, each watched on one or more keys, until a condition or a deadline completes them.
 
@@ -62,18 +74,16 @@ class DelayedOperationPurgatory:
 
     __slots__ = (
         "_closed",
-        "_depth",
         "_lists",
         "_live",
         "_loop",
         "_max_pending",
         "_name",
+        "_passes",
         "_queue",
-        "_soon",
         "_soon_handle",
         "_time",
         "_timer",
-        "_walking",
     )
 
     def __init__(
@@ -101,16 +111,13 @@ class DelayedOperationPurgatory:
         self._time = self._timer.time
         self._lists: WatcherLists[DelayedOperation[Any]] = WatcherLists(self._timer, purge_interval)
         self._max_pending = max_pending
-        self._loop = clock if isinstance(clock, asyncio.AbstractEventLoop) else None
-        self._live = clock is None or self._loop is not None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._live = clock is None or isinstance(clock, asyncio.AbstractEventLoop)
         """Whether the purgatory belongs to an event loop, rather than to a clock of another kind."""
         self._closed = False
-        self._depth = 0
-        # What check_and_complete_soon has to do: passes over keys, each with what is left of it or None if it has not
-        # begun; which keys have a pass that has not begun, and which one that has.
-        self._queue: deque[tuple[Hashable, Iterator[int] | None]] = deque()
-        self._soon: set[Hashable] = set()
-        self._walking: set[Hashable] = set()
+        # What check_and_complete_soon has been asked for, in the order of its turns, and by key.
+        self._queue: deque[_Pass] = deque()
+        self._passes: dict[Hashable, _Pass] = {}
         self._soon_handle: Handle | None = None
 
     def __repr__(self) -> str:
@@ -120,7 +127,7 @@ class DelayedOperationPurgatory:
     async def __aenter__(self) -> "DelayedOperationPurgatory":
         if self._closed:
             raise PurgatoryClosed(f"{self!r} is closed")
-        if self._live and asyncio.get_running_loop() is not self._loop:
+        if self._live and asyncio._get_running_loop() is not self._loop:
             self._bind()
         return self
 
@@ -182,7 +189,7 @@ class DelayedOperationPurgatory:
         """
         if self._closed:
             raise PurgatoryClosed(f"{self!r} takes no more operations")
-        if self._live and asyncio.get_running_loop() is not self._loop:
+        if self._live and asyncio._get_running_loop() is not self._loop:
             self._bind()
         try:
             used = operation._home is not None or operation._state is not PENDING
@@ -204,7 +211,7 @@ class DelayedOperationPurgatory:
         lists = self._lists
         operation._home = lists
         operation._attempt()
-        if operation._home is None:  # it is done
+        if operation._state is not PENDING:
             return operation
         try:
             if self._closed:
@@ -230,24 +237,18 @@ class DelayedOperationPurgatory:
     def check_and_complete(self, key: Hashable) -> int:
         """Try the operations that watch `key`, in watch order. Returns how many of them that completed.
 
-        To be called after whatever may have made a condition true. Inside the completions of more than 32 nested
-        checks it is put off to the next turn, as `check_and_complete_soon`, and returns 0.
+        To be called after whatever may have made a condition true.
         """
         lists = self._lists
+        if lists.thread is not None:
+            lists.check_thread("check_and_complete", "check_and_complete_threadsafe()")
         entries = lists.entries(key)
         if not entries:
             return 0
-        if self._depth >= NESTING:
-            self.check_and_complete_soon(key)
-            return 0
         completed = 0
-        self._depth += 1
-        try:
-            for entry in entries:
-                if entry and entry[0]._attempt():
-                    completed += 1
-        finally:
-            self._depth -= 1
+        for entry in entries:
+            if entry and entry[0]._attempt():
+                completed += 1
         if not all(entries):
             lists.compact(key)
         return completed
@@ -257,12 +258,18 @@ class DelayedOperationPurgatory:
 
         Calls for the same key in one turn make one pass.
         """
-        if key in self._soon or not self._lists.has(key):
-            return
-        self._soon.add(key)
-        self._queue.append((key, None))
-        if self._soon_handle is None:
-            self._check_next_turn()
+        lists = self._lists
+        if lists.thread is not None:
+            lists.check_thread("check_and_complete_soon", "check_and_complete_threadsafe()")
+        asked = self._passes.get(key)
+        if asked is None or asked.over:
+            if not lists.has(key):
+                return
+            if self._soon_handle is None:
+                self._check_next_turn()
+            asked = self._passes[key] = _Pass(key)
+            self._queue.append(asked)
+        asked.wanted = True
 
     def check_and_complete_threadsafe(self, key: Hashable) -> None:
         """`check_and_complete_soon` for other threads, and for signal handlers.
@@ -279,16 +286,29 @@ class DelayedOperationPurgatory:
 
     def cancel_for_key(self, key: Hashable) -> list[DelayedOperation[Any]]:
         """Cancel the operations that watch `key`. Returns them, in watch order."""
+        self._check_thread("cancel_for_key", "key")
         cancelled = [operation for entry in self._lists.entries(key) for operation in entry if operation.cancel()]
         self._lists.compact(key)
         return cancelled
 
     def complete_all(self) -> int:
         """Complete every pending operation whether its condition holds or not. Returns how many that completed."""
-        return sum(operation.force_complete() for entry in self._lists.all_entries() for operation in entry)
+        self._check_thread("complete_all")
+        completed = 0
+        leaving: BaseException | None = None
+        for entry in self._lists.all_entries():
+            try:
+                if entry and entry[0].force_complete():
+                    completed += 1
+            except (SystemExit, KeyboardInterrupt) as exception:
+                leaving = exception
+        if leaving is not None:
+            raise leaving
+        return completed
 
     def cancel_all(self) -> int:
         """Cancel every pending operation. Returns how many that were."""
+        self._check_thread("cancel_all")
         return sum(operation.cancel() for entry in self._lists.all_entries() for operation in entry)
 
     async def aclose(self) -> None:
@@ -296,6 +316,7 @@ class DelayedOperationPurgatory:
 
         Harmless when repeated.
         """
+        self._check_thread("aclose")
         self._closed = True
         try:
             for index, entry in enumerate(self._lists.all_entries(), 1):
@@ -308,24 +329,37 @@ class DelayedOperationPurgatory:
 
     def close(self) -> None:
         """As `aclose`, in one go. For where nothing can be awaited: inside an operation, or on a `VirtualClock`."""
+        self._check_thread("close")
         self._closed = True
-        self.complete_all()
-        self._timer.close()
-        self._lists.close()
-        self._queue.clear()
-        self._soon.clear()
-        self._walking.clear()
-        if self._soon_handle is not None:
-            self._soon_handle.cancel()
-            self._soon_handle = None
+        try:
+            self.complete_all()
+        finally:
+            self._timer.close()
+            self._lists.close()
+            self._queue.clear()
+            self._passes.clear()
+            if self._soon_handle is not None:
+                self._soon_handle.cancel()
+                self._soon_handle = None
 
     def _bind(self) -> None:
         """Belong to the running loop, if to none yet."""
-        loop = asyncio.get_running_loop()
-        if self._loop is not None:
+        loop = asyncio._get_running_loop()
+        if self._loop is not None and loop is None:
+            call = "loop.call_soon_threadsafe(purgatory.try_complete_else_watch, operation, keys)"
+            raise PurgatoryError(f"{self!r} is not for other threads than that of its event loop: use {call}")
+        clock = self._timer.clock
+        if clock is not loop:
             raise PurgatoryError(f"{self!r} belongs to another event loop than the running one")
-        self._loop = loop
-        self._time = self._timer.clock.time
+        self._loop = asyncio.get_running_loop()
+        self._time = clock.time
+        if self._loop.get_debug():
+            self._lists.thread = get_ident()
+
+    def _check_thread(self, method: str, *arguments: str) -> None:
+        if self._lists.thread is not None:
+            call = ", ".join([f"purgatory.{method}", *arguments])
+            self._lists.check_thread(method, f"loop.call_soon_threadsafe({call})")
 
     def _check_next_turn(self) -> None:
         clock = self._timer.clock
@@ -336,34 +370,47 @@ class DelayedOperationPurgatory:
         self._soon_handle = None
         queue = self._queue
         budget = SLICE
+        turns = len(queue)  # what is asked for meanwhile has its turn after this one
         try:
-            while queue and budget > 0:
-                key, walk = queue.popleft()
-                if walk is None:
-                    if key in self._walking:
-                        # Not two at a time: the same list would be walked again and again.
-                        queue.append((key, None))
-                        continue
-                    self._soon.discard(key)
-                    walk = self._walk(key)
-                self._walking.discard(key)
-                for entries in walk:
-                    budget -= entries
-                    if budget <= 0:
-                        self._walking.add(key)
-                        queue.append((key, walk))
-                        break
+            while turns > 0 and budget > 0 and queue:
+                turns -= 1
+                budget = self._go_on(queue.popleft(), budget)
         finally:
+            if self._closed:
+                queue.clear()
             if queue and self._soon_handle is None:
                 self._check_next_turn()
 
+    def _go_on(self, asked: _Pass, budget: int) -> int:
+        """Go on with a pass, until it ends or the budget does. Returns what is left of the budget."""
+        try:
+            if asked.walk is None:
+                asked.wanted = False
+                asked.walk = self._walk(asked.key)
+            for entries in asked.walk:
+                budget -= entries
+                if budget <= 0:
+                    self._queue.append(asked)
+                    return budget
+            asked.walk = None
+            if asked.wanted:
+                self._queue.append(asked)
+            else:
+                asked.over = True
+                self._passes.pop(asked.key, None)
+        except Exception as exception:  # from the key's own __hash__ or __eq__
+            asked.over = True
+            report(self._timer.clock, "a watch key cannot be looked up", exception)
+        except BaseException:  # an operation asks to exit: those after it are tried on the next turn
+            asked.walk = None
+            self._queue.append(asked)
+            raise
+        return budget
+
     def _walk(self, key: Hashable) -> Iterator[int]:
         """Try what watches `key` now; after each slice, yield how many entries it had."""
-        slices = self._lists.slices(key)
-        slices.reverse()
         dead = False
-        while slices:
-            part = slices.pop()
+        for part in self._lists.slices(key):
             for entry in part:
                 if entry:
                     entry[0]._attempt()

@@ -17,10 +17,13 @@ operations watched, and is set to `num_delayed`, those pending, when a purge sta
 is the number of operations that have finished and may have left dead entries.
 """
 
+from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
+from threading import get_ident
 from typing import Generic, TypeVar
 
 from purgatory.clock import Handle, report
+from purgatory.errors import PurgatoryError
 from purgatory.timer import WheelTimer
 from purgatory.timer.timer import SLICE
 
@@ -37,6 +40,8 @@ class WatcherLists(Generic[W]):
         "_lists",
         "at_once",
         "cancelled",
+        "deferred",
+        "depth",
         "estimated_total",
         "expired",
         "failed",
@@ -47,6 +52,7 @@ class WatcherLists(Generic[W]):
         "purged",
         "purges",
         "satisfied",
+        "thread",
         "timer",
         "watched",
     )
@@ -57,6 +63,12 @@ class WatcherLists(Generic[W]):
         self._lists: dict[Hashable, list[list[W]]] = {}
         self._handle: Handle | None = None
         """Of the purge that is under way."""
+        self.thread: int | None = None
+        """The only thread that may use the purgatory; known in asyncio's debug mode, for others do not look."""
+        self.depth = 0
+        """How many completions are being made, each inside the one before."""
+        self.deferred: deque[W] = deque()
+        """What is to be completed by the outermost of these."""
         self.num_delayed = 0
         """Operations pending, exactly."""
         self.estimated_total = 0
@@ -102,9 +114,14 @@ class WatcherLists(Generic[W]):
     def purge_if_due(self) -> None:
         """Start a purge if enough operations have finished since the last one started, unless one is under way."""
         if self.estimated_total - self.num_delayed > self.purge_interval and self._handle is None:
+            self._purge_soon(self._purge())
             self.estimated_total = self.num_delayed
             self.purges += 1
-            self._purge_soon(self._purge())
+
+    def check_thread(self, call: str, door: str) -> None:
+        """Raise `PurgatoryError`, which names the right door, if this is not the thread of the event loop."""
+        if self.thread is not None and self.thread != get_ident():
+            raise PurgatoryError(f"{call}() is not for other threads than that of the event loop: use {door}")
 
     def has(self, key: Hashable) -> bool:
         """Whether anything has been watching `key` since its list was last compacted."""
@@ -115,10 +132,13 @@ class WatcherLists(Generic[W]):
         entries = self._lists.get(key)
         return [] if entries is None else entries.copy()
 
-    def slices(self, key: Hashable) -> list[list[list[W]]]:
-        """A copy of the list of `key`, in slices."""
+    def slices(self, key: Hashable) -> Iterator[list[list[W]]]:
+        """The list of `key` as it is when this begins, slice by slice."""
+        # It is not copied: a list grows at its end, and is replaced as a whole, but never shortened.
         entries = self._lists.get(key, [])
-        return [entries[start : start + SLICE] for start in range(0, len(entries), SLICE)]
+        length = len(entries)
+        for start in range(0, length, SLICE):
+            yield entries[start : min(start + SLICE, length)]
 
     def all_entries(self) -> Iterator[list[W]]:
         """The entries of all lists; an operation on several keys comes several times."""

@@ -48,7 +48,7 @@ def test_cancelled(purgatory: DelayedOperationPurgatory, clock: VirtualClock) ->
     assert not operation.cancel()
     clock.advance(10.0)
     assert outcome(operation) == (True, False, True)
-    with pytest.raises(OperationCancelled, match="<Flag cancelled"):
+    with pytest.raises(OperationCancelled, match="Flag was cancelled"):
         operation.result()
     with pytest.raises(OperationCancelled):
         operation.exception()

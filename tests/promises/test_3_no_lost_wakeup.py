@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from functools import partial
+
+import pytest
 
 from purgatory import DelayedOperationPurgatory, VirtualClock
 from tests.operations import Flag
@@ -73,19 +74,23 @@ def test_an_operation_watched_after_a_check_soon_and_before_its_turn(
     assert purgatory.try_complete_else_watch(Flag(ready=True), ["key"]).done()
 
 
-def test_a_check_put_off_because_it_was_nested_too_deep(
+def test_a_pass_cut_short_by_a_request_to_exit_begins_again(
     purgatory: DelayedOperationPurgatory, clock: VirtualClock
 ) -> None:
-    deepest = purgatory.try_complete_else_watch(Flag(), [99])
-    deepest.ready = True
-    for n in range(99):
-        operation = Flag(then=partial(purgatory.check_and_complete, n + 1))
-        purgatory.try_complete_else_watch(operation, [n])
-        operation.ready = True
-    purgatory.check_and_complete(0)
-    assert not deepest.done()
+    def leave() -> None:
+        raise SystemExit
+
+    purgatory.try_complete_else_watch(Flag(), ["key"])
+    leaving = purgatory.try_complete_else_watch(Flag(then=leave), ["key"])
+    last = purgatory.try_complete_else_watch(Flag(), ["key"])
+    leaving.ready = last.ready = True
+    purgatory.check_and_complete_soon("key")
+    with pytest.raises(SystemExit):
+        clock.advance(0)
+    assert not last.done()
     clock.advance(0)
-    assert deepest.done()
+    assert last.done()
+    assert isinstance(leaving.exception(), SystemExit)
 
 
 async def test_conditions_that_become_true_in_other_threads() -> None:
