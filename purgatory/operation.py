@@ -203,7 +203,7 @@ class DelayedOperation(TimerTask, Generic[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         try:
-            if self._state is PENDING:
+            if not self.done():
                 waiter = self._new_waiter()
                 try:
                     yield from waiter
@@ -237,7 +237,7 @@ class DelayedOperation(TimerTask, Generic[T]):
                 finally:
                     self._finish()
             else:
-                self._fail(exception, home)
+                self._report_late(exception, home)
             return False
         return completed
 
@@ -278,21 +278,27 @@ class DelayedOperation(TimerTask, Generic[T]):
             self._home.num_delayed -= 1
 
     def _fail(self, exception: BaseException, home: "Home | None") -> None:
-        """Make `exception`, which is being handled, the outcome; or report it, if there is an outcome already."""
+        """Make `exception`, which is being handled, the outcome, unless the operation has failed before."""
         state = self._state
-        if state is _COMPLETING or state is _EXPIRING:
-            self._state = _UNSEEN
-            if isinstance(exception, (asyncio.CancelledError, StopIteration)):
-                # To the awaiting task these mean something else.
-                self._outcome = PurgatoryError(f"{type(self).__qualname__} raised {exception!r}")
-                self._outcome.__cause__ = exception
-            else:
-                self._outcome = exception
-        elif not isinstance(exception, (SystemExit, KeyboardInterrupt)):
-            clock = None if home is None else home.timer.clock
-            report(clock, f"{type(self).__qualname__} raised after it was done", exception, operation=self)
+        if state is not _COMPLETING and state is not _EXPIRING:
+            self._report_late(exception, home)
+            return
+        self._state = _UNSEEN
+        if isinstance(exception, (asyncio.CancelledError, StopIteration)):
+            # To the awaiting task these mean something else.
+            self._outcome = PurgatoryError(f"{type(self).__qualname__} raised {type(exception).__qualname__}")
+            self._outcome.__cause__ = exception
+        else:
+            self._outcome = exception
         if isinstance(exception, (SystemExit, KeyboardInterrupt)):
             raise exception
+
+    def _report_late(self, exception: BaseException, home: "Home | None") -> None:
+        """Report `exception`, which is being handled and comes when the operation has its outcome."""
+        if isinstance(exception, (SystemExit, KeyboardInterrupt)):
+            raise exception
+        clock = None if home is None else home.timer.clock
+        report(clock, f"{type(self).__qualname__} raised after it was done", exception, operation=self)
 
     def _finish(self) -> None:
         """Make the outcome known: to the statistics, and to who waits for it."""

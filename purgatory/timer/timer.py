@@ -230,10 +230,15 @@ class WheelTimer:
 
     def reschedule(self, task: TimerTask, deadline: float) -> None:
         """Move `task` to `deadline`, earlier or later than before, whether it was waiting or not. Raises as `add`."""
-        if deadline != deadline:
-            raise ValueError(f"deadline must be a number of seconds, not {deadline!r}")
-        self.cancel(task)
-        self.add(task, deadline)
+        bucket = task._bucket
+        task._bucket = None
+        try:
+            self.add(task, deadline)
+        except BaseException:
+            task._bucket = bucket
+            raise
+        if bucket is not None and bucket is not task._bucket:
+            del bucket[id(task)]
 
     def time(self) -> float:
         """The clock's time, in seconds."""
