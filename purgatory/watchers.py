@@ -100,11 +100,13 @@ class WatcherLists(Generic[W]):
                 watched += 1
         except BaseException:  # from the key's own __eq__
             entry.clear()
-            self.watched = watched
+            self.estimated_total += 1
+            self.purge_if_due()
             raise
-        self.watched = watched
-        if watched > self.peak_watched:
-            self.peak_watched = watched
+        finally:
+            self.watched = watched
+            if watched > self.peak_watched:
+                self.peak_watched = watched
         self.estimated_total += 1
         self.num_delayed += 1
         if self.num_delayed > self.peak_delayed:
