@@ -316,7 +316,7 @@ class DelayedOperationPurgatory:
 
         Harmless when repeated.
         """
-        self._check_thread("aclose")
+        self._lists.check_thread("aclose", "asyncio.run_coroutine_threadsafe(purgatory.aclose(), loop)")
         self._closed = True
         try:
             for index, entry in enumerate(self._lists.all_entries(), 1):

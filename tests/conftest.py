@@ -1,6 +1,7 @@
 """What all tests share: async tests run on asyncio's own loop and on uvloop; the clock of the others is virtual."""
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -8,17 +9,25 @@ import uvloop
 from hypothesis import HealthCheck, settings
 
 from purgatory import DelayedOperationPurgatory, VirtualClock
+from tests.figures import FIGURES
 from tests.operations import FaultLog
 
-# The same examples every time, so that a run can be trusted; `--hypothesis-profile searching` looks for new ones. How
-# fast an example runs is the machine's business.
+# The same examples every time, so that a run can be trusted; HYPOTHESIS_PROFILE=searching looks for new ones, thirty
+# times as many. How fast an example runs is the machine's business.
 settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("searching", settings.get_profile("steady"), derandomize=False, max_examples=3000)
-settings.load_profile("steady")
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     return {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if FIGURES:
+        terminalreporter.section("measured")
+        for line in FIGURES:
+            terminalreporter.line(line)
 
 
 @pytest.fixture

@@ -346,4 +346,4 @@ class AgainstANaivePurgatory(RuleBasedStateMachine):
 
 
 TestAgainstANaivePurgatory = AgainstANaivePurgatory.TestCase
-TestAgainstANaivePurgatory.settings = settings(stateful_step_count=50, max_examples=300)
+TestAgainstANaivePurgatory.settings = settings(stateful_step_count=50, max_examples=3 * settings().max_examples)

@@ -1,0 +1,206 @@
+"""Other threads complete conditions while the loop expires, cancels and forces; only one door is theirs."""
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+
+import pytest
+
+from purgatory import DelayedOperationPurgatory, PurgatoryError, VirtualClock
+from tests.figures import show
+from tests.invariants import check_purgatory
+from tests.operations import Flag, turn
+
+THREADS = 8
+OPERATIONS = 100_000
+KEYS = 64
+
+
+class Once(Flag):
+    """Counts its completions."""
+
+    __slots__ = ("completions", "expirations", "key")
+
+    def __init__(self, timeout: float | None, key: int) -> None:
+        super().__init__(timeout)
+        self.key = key
+        self.completions = 0
+        self.expirations = 0
+
+    def on_complete(self) -> str:
+        self.completions += 1
+        return "done"
+
+    def on_expiration(self) -> None:
+        self.expirations += 1
+
+
+async def test_each_is_completed_exactly_once_and_none_is_lost() -> None:
+    randomly = random.Random(8)
+    work: SimpleQueue[Once | None] = SimpleQueue()
+
+    def hammer(purgatory: DelayedOperationPurgatory) -> None:
+        while (operation := work.get()) is not None:
+            operation.ready = True
+            purgatory.check_and_complete_threadsafe(operation.key)
+
+    async with DelayedOperationPurgatory() as purgatory:
+        threads = [threading.Thread(target=hammer, args=(purgatory,)) for _ in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        operations: list[Once] = []
+        forced = cancelled = 0
+        for n in range(OPERATIONS):
+            # Half of them nobody but a thread completes.
+            timeout = randomly.choice([None, None, None, 0.0, randomly.random() * 0.02, 60.0])
+            operation = Once(timeout, randomly.randrange(KEYS))
+            purgatory.try_complete_else_watch(operation, [operation.key, KEYS + n % 7])
+            operations.append(operation)
+            work.put(operation)
+            if timeout is not None:
+                other = randomly.choice(operations[-50:])
+                match randomly.randrange(8):
+                    case 0:
+                        forced += other.force_complete()
+                    case 1:
+                        cancelled += other.cancel()
+                    case 2 if n % 500 == 0:
+                        cancelled += len(purgatory.cancel_for_key(KEYS + n % 7))
+            if n % 100 == 0:
+                await turn()
+        for _ in threads:
+            work.put(None)
+        while any(thread.is_alive() for thread in threads):
+            await turn()
+        while purgatory.num_delayed:
+            await turn()
+        for thread in threads:
+            thread.join()
+
+        for operation in operations:
+            assert operation.done()
+            assert operation.completions == (0 if operation.cancelled() else 1)
+            assert operation.expirations == (1 if operation.expired() else 0)
+        statistics = purgatory.statistics()
+        outcomes = (statistics.satisfied, statistics.expired, statistics.cancelled)
+        assert statistics.completed_at_once == statistics.failed == 0
+        assert sum(outcomes) == OPERATIONS
+        assert statistics.cancelled == cancelled == sum(operation.cancelled() for operation in operations)
+        assert statistics.expired == sum(operation.expired() for operation in operations)
+        for key in range(KEYS + 7):
+            purgatory.check_and_complete(key)
+        assert (purgatory.num_delayed, purgatory.watched, len(purgatory.timer)) == (0, 0, 0)
+        await turn()
+        assert all(bucket is None for wheel in purgatory.timer.wheels[:1] for bucket in wheel.buckets)
+        check_purgatory(purgatory)
+        kind = type(asyncio.get_running_loop()).__module__.partition(".")[0]
+        show(
+            f"{OPERATIONS} operations against {THREADS} threads on {kind}: {outcomes[0] - forced} completed by threads,"
+            f" {forced} forced, {outcomes[1]} expired, {outcomes[2]} cancelled, 0 twice, 0 lost"
+        )
+
+
+Use = Callable[[DelayedOperationPurgatory, Flag], object]
+USES: dict[str, tuple[Use, str]] = {
+    "check_and_complete": (lambda purgatory, _: purgatory.check_and_complete("key"), "check_and_complete_threadsafe"),
+    "check_and_complete_soon": (
+        lambda purgatory, _: purgatory.check_and_complete_soon("key"),
+        "check_and_complete_threadsafe",
+    ),
+    "cancel_for_key": (
+        lambda purgatory, _: purgatory.cancel_for_key("key"),
+        r"loop.call_soon_threadsafe\(purgatory.cancel_for_key, key\)",
+    ),
+    "complete_all": (
+        lambda purgatory, _: purgatory.complete_all(),
+        r"loop.call_soon_threadsafe\(purgatory.complete_all\)",
+    ),
+    "cancel_all": (
+        lambda purgatory, _: purgatory.cancel_all(),
+        r"loop.call_soon_threadsafe\(purgatory.cancel_all\)",
+    ),
+    "close": (lambda purgatory, _: purgatory.close(), r"loop.call_soon_threadsafe\(purgatory.close\)"),
+    "aclose": (
+        lambda purgatory, _: asyncio.run(purgatory.aclose()),
+        r"asyncio.run_coroutine_threadsafe\(purgatory.aclose\(\), loop\)",
+    ),
+    "force_complete": (
+        lambda _, operation: operation.force_complete(),
+        r"loop.call_soon_threadsafe\(operation.force_complete\)",
+    ),
+    "cancel": (lambda _, operation: operation.cancel(), r"loop.call_soon_threadsafe\(operation.cancel\)"),
+    "reschedule": (
+        lambda _, operation: operation.reschedule(1.0),
+        r"loop.call_soon_threadsafe\(operation.reschedule, timeout\)",
+    ),
+}
+
+
+@pytest.fixture
+async def _debug() -> None:
+    asyncio.get_running_loop().set_debug(True)
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.usefixtures("_debug")
+async def test_in_debug_mode_the_other_methods_refuse_other_threads_and_name_the_right_door(use: str) -> None:
+    call, door = USES[use]
+    async with DelayedOperationPurgatory() as purgatory:
+        operation = purgatory.try_complete_else_watch(Flag(60.0), ["key"])
+        operation.ready = True
+        before = purgatory.statistics()
+        with pytest.raises(PurgatoryError, match=rf"^{use}\(\) is not for other threads .*: use {door}"):
+            await asyncio.to_thread(call, purgatory, operation)
+        assert purgatory.statistics() == before
+        assert not operation.done()
+        assert operation._deadline > asyncio.get_running_loop().time() + 30
+        # On the loop's own thread all is as ever, and through the right door too.
+        await asyncio.to_thread(purgatory.check_and_complete_threadsafe, "key")
+        assert await operation == "result of flag"
+
+
+@pytest.mark.parametrize("debug", [False, True])
+async def test_watching_from_another_thread_is_always_refused(debug: bool) -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_debug(debug)
+    async with DelayedOperationPurgatory() as purgatory:
+        operation = Flag()
+        with pytest.raises(PurgatoryError, match=r"use loop.call_soon_threadsafe\(purgatory.try_complete_else_watch"):
+            await asyncio.to_thread(purgatory.try_complete_else_watch, operation, ["key"])
+        assert purgatory.watched == 0
+        loop.call_soon_threadsafe(purgatory.try_complete_else_watch, operation, ["key"])
+        await turn()
+        assert purgatory.num_delayed == 1
+
+
+@pytest.mark.usefixtures("_debug")
+async def test_in_debug_mode_counts_may_be_read_from_anywhere() -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        purgatory.try_complete_else_watch(Flag(60.0), ["key"])
+        assert (await asyncio.to_thread(purgatory.statistics)).num_delayed == 1
+        assert await asyncio.to_thread(lambda: (purgatory.num_delayed, purgatory.watched)) == (1, 1)
+
+
+def test_a_virtual_clock_has_no_thread(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
+    operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
+    thread = threading.Thread(target=clock.advance, args=(1.0,))
+    thread.start()
+    thread.join()
+    assert operation.expired()
+
+
+def test_a_loop_given_as_the_clock_is_guarded_from_its_first_use() -> None:
+    def watch() -> Iterator[Flag]:
+        yield purgatory.try_complete_else_watch(Flag(), ["key"])
+
+    async def use() -> None:
+        next(watch())
+        with pytest.raises(PurgatoryError, match="check_and_complete_threadsafe"):
+            await asyncio.to_thread(purgatory.check_and_complete, "key")
+        await purgatory.aclose()
+
+    with asyncio.Runner(debug=True) as runner:
+        purgatory = DelayedOperationPurgatory(clock=runner.get_loop())
+        runner.run(use())
