@@ -223,6 +223,11 @@ class DelayedOperationPurgatory:
         except BaseException:
             operation._home = None
             raise
+        if operation._state is not PENDING:  # something that a key's own methods did has finished it meanwhile
+            entry.clear()
+            lists.num_delayed -= 1
+            lists.purge_if_due()
+            return operation
         operation._attempt()
         timeout = operation._timeout
         # It may be done, or rescheduled, by now.
