@@ -5,6 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from purgatory import DelayedOperationPurgatory, VirtualClock
+from tests import stalls
+from tests.figures import show
 from tests.operations import Flag
 
 MANY = 20_000
@@ -129,3 +131,11 @@ async def test_close(purgatory: DelayedOperationPurgatory) -> None:
     closing = purgatory.aclose().__await__()
     steps = [sum(operation.done() for operation in operations) for _ in closing]
     assert steps == [1000, 2000, 3000, 4000, 5000]
+
+
+@pytest.mark.timeout(600)
+def test_a_million_entries_on_a_real_loop() -> None:
+    # How long a turn is depends on the machine, and is shown; that it is a slice, the tests above assert.
+    for work, _, slices, one_go in stalls.rows(stalls.OPERATIONS, ["as it is"]):
+        show(f"longest turn, a million: {work}: {stalls.describe(slices)}; in one go {stalls.describe(one_go)}")
+        assert slices["longest"] > 0

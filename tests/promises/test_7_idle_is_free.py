@@ -1,8 +1,15 @@
 """Promise 7: with nothing due there are no wake-ups, no polling reaper and no background task."""
 
 import asyncio
+import gc
+import selectors
+import time
+
+import pytest
+import uvloop
 
 from purgatory import DelayedOperationPurgatory
+from tests.figures import show
 from tests.operations import FaultLog, Flag, turn
 
 
@@ -44,3 +51,41 @@ async def test_no_background_task() -> None:
         await turn()
         assert asyncio.all_tasks() == {asyncio.current_task()}
         assert purgatory.timer.statistics().wake_ups == 0
+
+
+class CountingSelector(selectors.DefaultSelector):
+    """Counts how often the loop wakes up."""
+
+    selects = 0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.selects += 1
+        return super().select(timeout)
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+def test_a_hundred_thousand_an_hour_away_cost_nothing_for_ten_seconds(kind: str) -> None:
+    selector = CountingSelector()
+
+    def new_loop() -> asyncio.AbstractEventLoop:
+        return asyncio.SelectorEventLoop(selector) if kind == "asyncio" else uvloop.new_event_loop()
+
+    async def idle() -> None:
+        loop = asyncio.get_running_loop()
+        async with DelayedOperationPurgatory() as purgatory:
+            for n in range(100_000):
+                purgatory.try_complete_else_watch(Flag(3600.0), [n % 1000])
+            gc.collect()
+            await turn()
+            selects, cpu = selector.selects, time.process_time()
+            await asyncio.wait({loop.create_future()}, timeout=10.0)
+            cpu = time.process_time() - cpu
+            selects = selector.selects - selects
+            assert purgatory.timer.statistics().wake_ups == 0
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+            # The end of these ten seconds is the one thing that wakes the loop; it may come once more, for the rest.
+            assert selects <= 3
+            show(f"100,000 operations pending for 10 s on {kind}: 0 wake-ups, {1e3 * cpu:.1f} ms of CPU")
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(idle())

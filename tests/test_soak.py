@@ -1,0 +1,14 @@
+"""The soak, short. `python -m tests.soak` is the long one."""
+
+from tests import soak
+from tests.figures import show
+
+
+def test_a_fiftieth_of_an_hour_of_virtual_time() -> None:
+    samples = soak.virtual(soak.OPERATIONS // 50, soak.HOUR / 50)
+    show(f"soak, 200,000 operations in 72 s of virtual time: {samples.describe()}")
+
+
+async def test_some_seconds_of_real_time() -> None:
+    samples = await soak.real(5.0)
+    show(f"soak, 5 seconds of real time: {samples.describe()}")
