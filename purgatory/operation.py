@@ -384,12 +384,16 @@ def _complete_deferred(home: Home) -> None:
 def _tracebacks(exception: BaseException) -> list[TracebackType]:
     """The tracebacks of `exception` and of all that it came from."""
     tracebacks = []
-    exceptions = [exception]
+    exceptions: list[BaseException | None] = [exception]
+    seen = set()
     for each in exceptions:
-        if each.__traceback__ is not None:
-            tracebacks.append(each.__traceback__)
-        causes = [each.__cause__, each.__context__, *(each.exceptions if isinstance(each, BaseExceptionGroup) else ())]
-        exceptions += [cause for cause in causes if cause is not None and cause not in exceptions]
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            if each.__traceback__ is not None:
+                tracebacks.append(each.__traceback__)
+            exceptions += [each.__cause__, each.__context__]
+            if isinstance(each, BaseExceptionGroup):
+                exceptions += each.exceptions
     return tracebacks
 
 

@@ -1,7 +1,5 @@
 """The hierarchy of wheels behaves as a sorted list does, and keeps its own order inside."""
 
-import math
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -9,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from purgatory import WheelTimer
 from purgatory.timer import timer
 from purgatory.timer.timer import _LONG
+from tests.invariants import check_timer
 from tests.operations import FaultLog, Note
 
 DELAYS = st.one_of(
@@ -99,30 +98,8 @@ class AgainstASortedList(RuleBasedStateMachine):
         assert len(self.timer) == len(self.pending)
 
     @invariant()
-    def the_heap_holds_the_buckets_and_one_call_is_armed_for_the_first(self) -> None:
-        used = [
-            (-wheel.level, slot)
-            for wheel in self.timer.wheels
-            for slot, bucket in enumerate(wheel.buckets)
-            if bucket is not None
-        ]
-        assert sorted((level, wheel.slot(start)) for start, level, wheel in self.timer._heap) == sorted(used)
-        assert self.timer._armed == (self.timer._heap[0][0] if self.timer._heap else math.inf)
-
-    @invariant()
-    def each_task_is_in_the_bucket_of_its_deadline_on_the_lowest_level_that_reached_it(self) -> None:
-        for start, _, wheel in self.timer._heap:
-            slot = wheel.slot(start)
-            bucket = wheel.buckets[slot]
-            assert bucket is not None
-            assert start % wheel.unit == 0
-            assert start < wheel.limit
-            for part in (*wheel.full.get(slot, []), bucket):
-                for key, task in part.items():
-                    assert key == id(task)
-                    assert task._bucket is part
-                    tick = math.ceil(task._deadline / self.tick)
-                    assert tick - 1 < start + wheel.unit, "it would be late"
+    def it_is_consistent_inside(self) -> None:
+        check_timer(self.timer)
 
     def teardown(self) -> None:
         vars(timer)["_LONG"] = _LONG
