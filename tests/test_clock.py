@@ -1,8 +1,10 @@
 """The virtual clock."""
 
+import heapq
 import logging
 import math
 import re
+from typing import Any
 
 import pytest
 
@@ -124,3 +126,22 @@ def test_uncaught_exceptions_go_to_the_log(caplog: pytest.LogCaptureFixture) -> 
 def test_the_clock_of_the_tests_collects_them_instead(clock: FaultLog) -> None:
     clock.call_exception_handler({"message": "", "exception": LookupError()})
     assert [type(exception) for exception in clock.exceptions] == [LookupError]
+
+
+@pytest.mark.parametrize("live", [0, 10, 1000])
+def test_cancelled_calls_are_dropped_seldom_but_in_time(live: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rebuilt: list[int] = []
+
+    def heapify(heap: list[Any]) -> None:
+        rebuilt.append(len(heap))
+        heapq.heapify(heap)
+
+    monkeypatch.setattr("purgatory.clock.heapify", heapify)
+    clock = VirtualClock()
+    for n in range(live):
+        clock.call_at(2.0 + n, int)
+    for _ in range(10_000):
+        clock.call_at(1.0, int).cancel()
+        assert len(clock._heap) <= max(2 * live, live + 64) + 1
+    assert set(rebuilt) == {live}
+    assert len(rebuilt) == 10_000 // (max(live, 64) + 1)
