@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from dataclasses import FrozenInstanceError
 from functools import partial
 
 import pytest
@@ -348,6 +349,14 @@ class TestStatistics:
             peak_delayed=6,
             peak_watched=10,
         )
+
+    def test_they_are_a_snapshot(self, purgatory: DelayedOperationPurgatory) -> None:
+        statistics = purgatory.statistics()
+        for name in ("purges", "num_delayed"):
+            with pytest.raises(FrozenInstanceError):
+                setattr(statistics, name, 1)
+        purgatory.try_complete_else_watch(Flag(), ["a"])
+        assert statistics.num_delayed == 0
 
     def test_it_shows_what_it_is(self, purgatory: DelayedOperationPurgatory) -> None:
         assert repr(purgatory) == "<DelayedOperationPurgatory 'test' num_delayed=0>"
