@@ -227,6 +227,19 @@ class TestClose:
         assert operation.done()
         assert "scheduled=0" in repr(clock)
 
+    def test_inside_a_long_pass_it_leaves_the_clock_alone(
+        self, purgatory: DelayedOperationPurgatory, clock: VirtualClock
+    ) -> None:
+        operations = [purgatory.try_complete_else_watch(Flag(9.0), ["key"]) for _ in range(3000)]
+        operations[500].ready = True
+        operations[500].then = purgatory.close
+        purgatory.check_and_complete_soon("key")
+        seen: list[str] = []
+        clock.call_at(0.0, lambda: seen.append(repr(clock)))
+        clock.advance(0)
+        assert all(operation.done() for operation in operations)
+        assert seen == ["<VirtualClock time=0.0 scheduled=0>"]
+
 
 class TestReentrancy:
     """Everything may be called from inside an operation."""
