@@ -131,6 +131,25 @@ class TestCheck:
         assert operation.done()
         assert purgatory.watched == 0
 
+    def test_soon_from_inside_its_own_pass_is_on_the_turn_after(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
+    ) -> None:
+        tried: list[int] = []
+
+        class Asking(Flag):
+            def try_complete(self) -> bool:
+                tried.append(len(clock.armed))
+                if 1 < len(tried) < 5:
+                    purgatory.check_and_complete_soon("key")
+                return False
+
+        purgatory.try_complete_else_watch(Asking(), ["key"])
+        tried.clear()
+        tried.append(0)
+        purgatory.check_and_complete_soon("key")
+        clock.advance(0)
+        assert tried == [0, 1, 2, 3, 4], "a turn each"
+
     def test_soon_for_a_key_that_nobody_watches_asks_for_no_turn(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog
     ) -> None:
@@ -207,6 +226,25 @@ class TestClose:
         with pytest.raises(PurgatoryClosed):
             async with purgatory:
                 raise AssertionError
+
+    async def test_while_it_closes_no_new_ones_are_taken_either(self) -> None:
+        purgatory = DelayedOperationPurgatory()
+        for _ in range(2500):
+            purgatory.try_complete_else_watch(Flag(), ["key"])
+        closing = asyncio.create_task(purgatory.aclose())
+        await turn()
+        assert not closing.done()
+        with pytest.raises(PurgatoryClosed):
+            purgatory.try_complete_else_watch(Flag(), ["key"])
+        await closing
+
+    async def test_on_a_virtual_clock_it_may_be_a_context_manager_too(self, clock: VirtualClock) -> None:
+        async with DelayedOperationPurgatory(clock=clock) as purgatory:
+            operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
+            clock.advance(1.0)
+            assert await operation == "result of flag"
+            other = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
+        assert other.done()
 
     async def test_a_cancelled_close_closes_all_the_same(self) -> None:
         purgatory = DelayedOperationPurgatory()

@@ -68,6 +68,7 @@ def test_the_parameters_shown_are_the_parameters_there_are() -> None:
         parameter.name if parameter.name == "name" else f"{parameter.name}={parameter.default}"
         for parameter in parameters
     )
+    assert [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY] == ["name"]
 
 
 def test_importing_the_core_needs_the_standard_library_alone() -> None:
