@@ -63,6 +63,7 @@ class _Pass:
         self.wanted = False
         """Whether it has been asked for since it last began."""
         self.over = False
+        """Whether it was given up because its key could not be looked up."""
 
 
 class DelayedOperationPurgatory:
@@ -401,7 +402,6 @@ class DelayedOperationPurgatory:
             if asked.wanted:
                 self._queue.append(asked)
             else:
-                asked.over = True
                 self._passes.pop(asked.key, None)
         except Exception as exception:  # from the key's own __hash__ or __eq__
             asked.over = True
