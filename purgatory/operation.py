@@ -321,8 +321,8 @@ class DelayedOperation(TimerTask, Generic[T]):
                 home.cancelled += 1
             else:
                 home.failed += 1
+        waiter = self._waiter
         try:
-            waiter = self._waiter
             if waiter is not None:
                 self._waiter = None
                 if not waiter.done():
@@ -334,7 +334,10 @@ class DelayedOperation(TimerTask, Generic[T]):
             elif self._state is _UNSEEN:
                 self._report_unseen(None)
         except RuntimeError:
-            # The event loop is closed: nobody on it waits any more, and nothing is left to be purged in its time.
+            loop = waiter.get_loop() if waiter is not None else home and home.timer.clock
+            if not (isinstance(loop, asyncio.AbstractEventLoop) and loop.is_closed()):
+                raise
+            # Nobody on it waits any more, and it calls nobody who would purge.
             self._report_unseen(None)
 
     def _see_next_turn(self, clock: Clock) -> None:

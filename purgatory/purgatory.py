@@ -128,8 +128,10 @@ class DelayedOperationPurgatory:
     async def __aenter__(self) -> "DelayedOperationPurgatory":
         if self._closed:
             raise PurgatoryClosed(f"{self!r} is closed")
-        if self._live and asyncio._get_running_loop() is not self._loop:
-            self._bind()
+        if self._live:
+            running = asyncio._get_running_loop()
+            if running is None or running is not self._loop:
+                self._bind()
         return self
 
     async def __aexit__(
@@ -190,8 +192,10 @@ class DelayedOperationPurgatory:
         """
         if self._closed:
             raise PurgatoryClosed(f"{self!r} takes no more operations")
-        if self._live and asyncio._get_running_loop() is not self._loop:
-            self._bind()
+        if self._live:
+            running = asyncio._get_running_loop()
+            if running is None or running is not self._loop:
+                self._bind()
         try:
             used = operation._home is not None or operation._state is not PENDING
         except AttributeError:
@@ -350,16 +354,15 @@ class DelayedOperationPurgatory:
 
     def _bind(self) -> None:
         """Belong to the running loop, if to none yet."""
-        loop = asyncio._get_running_loop()
-        if self._loop is not None and loop is None:
+        if self._loop is not None and asyncio._get_running_loop() is None:
             call = "loop.call_soon_threadsafe(purgatory.try_complete_else_watch, operation, keys)"
             raise PurgatoryError(f"{self!r} is not for other threads than that of its event loop: use {call}")
-        clock = self._timer.clock
-        if clock is not loop:
+        loop = asyncio.get_running_loop()
+        if self._timer.clock is not loop:
             raise PurgatoryError(f"{self!r} belongs to another event loop than the running one")
-        self._loop = asyncio.get_running_loop()
-        self._time = clock.time
-        if self._loop.get_debug():
+        self._loop = loop
+        self._time = loop.time
+        if loop.get_debug():
             self._lists.thread = get_ident()
 
     def _check_thread(self, method: str, *arguments: str) -> None:

@@ -175,6 +175,18 @@ async def test_watching_from_another_thread_is_always_refused(debug: bool) -> No
         assert purgatory.num_delayed == 1
 
 
+async def test_what_the_loop_itself_refuses_in_debug_mode_is_not_hidden() -> None:
+    loop = asyncio.get_running_loop()
+    async with DelayedOperationPurgatory() as purgatory:
+        operation = purgatory.try_complete_else_watch(Flag(), ["key"])
+        waiting = asyncio.ensure_future(operation)
+        await turn()
+        loop.set_debug(True)  # after the purgatory has looked
+        with pytest.raises(RuntimeError, match="Non-thread-safe operation"):
+            await asyncio.to_thread(operation.force_complete)
+        waiting.cancel()
+
+
 @pytest.mark.usefixtures("_debug")
 async def test_in_debug_mode_counts_may_be_read_from_anywhere() -> None:
     async with DelayedOperationPurgatory() as purgatory:

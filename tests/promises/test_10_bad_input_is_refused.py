@@ -110,8 +110,12 @@ def test_bad_parameters(arguments: dict[str, Any], error: type[Exception], messa
 
 
 def test_no_event_loop() -> None:
-    with pytest.raises(RuntimeError, match="no running event loop"):
-        DelayedOperationPurgatory().try_complete_else_watch(Flag(), ["key"])
+    with asyncio.Runner() as runner:
+        for purgatory in (DelayedOperationPurgatory(), DelayedOperationPurgatory(clock=runner.get_loop())):
+            operation = Flag(ready=True)
+            with pytest.raises(RuntimeError, match="no running event loop"):
+                purgatory.try_complete_else_watch(operation, ["key"])
+            assert not operation.done(), "not even tried"
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["clock given", "bound at first use"])
