@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -175,9 +176,9 @@ async def measure(work: str, operations: int, collector: str) -> dict[str, float
 
 
 def _measure_apart(work: str, operations: int, collector: str, way: str) -> dict[str, float]:
-    arguments = [sys.executable, "-m", __name__.replace("__main__", "tests.stalls")]
-    arguments += ["--operations", str(operations), "--one", work, collector, way]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    arguments = [sys.executable, "-m", "tests.stalls", "--operations", str(operations), "--one", work, collector, way]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=root)
     if done.returncode:
         raise RuntimeError(done.stderr)
     measured: dict[str, float] = json.loads(done.stdout)
