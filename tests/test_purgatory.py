@@ -401,6 +401,19 @@ class TestStatistics:
             peak_watched=10,
         )
 
+    def test_peaks_are_zero_at_first_and_never_fall(self, purgatory: DelayedOperationPurgatory) -> None:
+        statistics = purgatory.statistics()
+        assert (statistics.peak_delayed, statistics.peak_watched) == (0, 0)
+        for _ in range(3):
+            purgatory.try_complete_else_watch(Flag(), ["a", "b"])
+        purgatory.cancel_all()
+        for key in "ab":
+            purgatory.check_and_complete(key)
+        purgatory.try_complete_else_watch(Flag(), ["a"])
+        statistics = purgatory.statistics()
+        assert (statistics.num_delayed, statistics.peak_delayed) == (1, 3)
+        assert (statistics.watched, statistics.peak_watched) == (1, 6)
+
     def test_they_are_a_snapshot(self, purgatory: DelayedOperationPurgatory) -> None:
         statistics = purgatory.statistics()
         for name in ("purges", "num_delayed"):
