@@ -143,7 +143,8 @@ class TestCancelledWhenDueButNotYetDrained:
         check_timer(timer)
 
     @pytest.mark.parametrize("count", [2, 1500, 45_000])
-    def test_by_a_task_of_the_same_bucket(self, clock: FaultLog, count: int) -> None:
+    @pytest.mark.parametrize("away", [1, 700, 22_500])
+    def test_by_a_task_of_the_same_bucket(self, clock: FaultLog, count: int, away: int) -> None:
         timer = WheelTimer(clock)
         notes = [Note(clock) for _ in range(count)]
         cancelled: set[Note] = set()
@@ -154,12 +155,12 @@ class TestCancelledWhenDueButNotYetDrained:
 
         for n, note in enumerate(notes):
             if n % 2 == 0:
-                timer.call_at(1.0, cancel, notes[(n + count // 2) % count])
+                timer.call_at(1.0, cancel, notes[(n + away) % count])
             timer.add(note, 1.0)
         timer.add(Note(clock), 1.001)
         clock.advance(1.0)
         assert len(timer) == 1
-        assert len(cancelled) >= count // 4
+        assert len(cancelled) >= count // 4 or away > count
         assert [note.ran for note in notes] == [[] if note in cancelled else [1.0] for note in notes]
         check_timer(timer)
 
