@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Generator
 from contextlib import suppress
 from functools import partial
+from inspect import iscoroutinefunction
 from traceback import walk_stack, walk_tb
 from types import TracebackType
 from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
@@ -53,8 +54,9 @@ _FAILED: Final = _State.FAILED
 class DelayedOperation(TimerTask, Generic[T]):
     """Something that completes when its condition holds or when its deadline comes, exactly once, whichever is first.
 
-    A subclass says what the condition is (`try_complete`) and what completion yields (`on_complete`). Hand it to
-    `DelayedOperationPurgatory.try_complete_else_watch`, then `await` it, or do not. It serves once.
+    A subclass says what the condition is (`try_complete`) and what completion yields (`on_complete`), in plain methods:
+    defining them `async` raises `TypeError`. Hand it to `DelayedOperationPurgatory.try_complete_else_watch`, then
+    `await` it, or do not. It serves once.
 
     Several tasks may await the same operation. If an awaiting task is cancelled, so is the operation.
 
@@ -63,6 +65,12 @@ class DelayedOperation(TimerTask, Generic[T]):
     """
 
     __slots__ = ("_entry", "_home", "_outcome", "_state", "_timeout", "_waiter")
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in ("try_complete", "on_complete", "on_expiration"):
+            if iscoroutinefunction(cls.__dict__.get(name)):
+                raise TypeError(f"{cls.__qualname__}.{name} must not be async: it is called, and not awaited")
 
     def __init__(self, timeout: float | None) -> None:
         """Wait for `timeout` seconds from the time at which the purgatory takes the operation; `None` is for ever.
@@ -93,7 +101,11 @@ class DelayedOperation(TimerTask, Generic[T]):
 
     @abstractmethod
     def on_complete(self) -> T:
-        """Called exactly once, when the condition or the deadline completes the operation. Returns its result."""
+        """Called exactly once, whatever completes the operation. Returns its result, which `await` yields.
+
+        The condition may not hold: `expired()` tells whether it is the deadline that completes it, and
+        `force_complete`, `complete_all` and closing the purgatory complete it too.
+        """
 
     def on_expiration(self) -> None:
         """Called after `on_complete` when it was the deadline that completed the operation."""
@@ -227,7 +239,7 @@ class DelayedOperation(TimerTask, Generic[T]):
         try:
             completed = self.try_complete()
             if completed and self._state is PENDING:
-                raise PurgatoryError(f"try_complete() of {self!r} returned True, but has not called force_complete()")
+                raise PurgatoryError(f"try_complete() of {self!r} returned {completed!r}, but did not force_complete()")
         except BaseException as exception:
             if self._state is PENDING:
                 self._state = _COMPLETING

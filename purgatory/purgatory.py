@@ -34,7 +34,7 @@ class PurgatoryStatistics:
     completed_at_once: int
     """Operations whose condition held when they came, so that they never waited."""
     satisfied: int
-    """Operations that waited and were completed before their deadline."""
+    """Operations that waited and were completed before their deadline: by their condition, by force or by a close."""
     expired: int
     """Operations completed by their deadline."""
     cancelled: int

@@ -201,7 +201,7 @@ def describe(measured: dict[str, float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.stalls", description=__doc__.partition("\n")[0])
-    parser.add_argument("--operations", type=int, default=OPERATIONS)
+    parser.add_argument("--operations", type=int, default=OPERATIONS, help="how many (1000000)")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:

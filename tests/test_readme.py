@@ -61,13 +61,11 @@ def test_every_public_name_is_documented() -> None:
 
 
 def test_the_parameters_shown_are_the_parameters_there_are() -> None:
-    shown = re.search(r"`DelayedOperationPurgatory\((name, .*?)\)`", README)
+    shown = re.search(r"`DelayedOperationPurgatory\((name=.*?)\)`", README)
     assert shown is not None
     parameters = inspect.signature(purgatory.DelayedOperationPurgatory).parameters.values()
-    assert shown[1] == ", ".join(
-        parameter.name if parameter.name == "name" else f"{parameter.name}={parameter.default}"
-        for parameter in parameters
-    )
+    signature = ", ".join(f"{parameter.name}={parameter.default!r}" for parameter in parameters).replace("'", '"')
+    assert shown[1].replace("*, ", "") == signature
     assert [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY] == ["name"]
 
 

@@ -132,6 +132,8 @@ class WheelTimer:
             raise TypeError(f"wheel_size must be an int, not {type(wheel_size).__qualname__}")
         if wheel_size < 2:
             raise ValueError(f"wheel_size must be at least 2, not {wheel_size!r}")
+        if clock is not None and not (hasattr(clock, "time") and hasattr(clock, "call_at")):
+            raise TypeError(f"clock must have time() and call_at(), as an event loop has, which {clock!r} has not")
         self._clock = clock
         self._tick = float(tick)
         self._rate = 1 / self._tick

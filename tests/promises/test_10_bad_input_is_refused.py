@@ -100,6 +100,7 @@ def test_an_operation_that_was_not_initialised(purgatory: DelayedOperationPurgat
         ({"wheel_size": 2.5}, TypeError, "wheel_size must be an int, not float"),
         ({"purge_interval": -1}, ValueError, "purge_interval must be at least 0, not -1"),
         ({"purge_interval": None}, TypeError, "purge_interval must be an int, not NoneType"),
+        ({"clock": 3}, TypeError, "clock must have time"),
         ({"max_pending": 0}, ValueError, "max_pending must be at least 1, not 0"),
         ({"max_pending": "many"}, TypeError, "max_pending must be an int, not str"),
     ],
@@ -107,6 +108,15 @@ def test_an_operation_that_was_not_initialised(purgatory: DelayedOperationPurgat
 def test_bad_parameters(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         DelayedOperationPurgatory("bad", **arguments)
+
+
+@pytest.mark.parametrize("name", ["try_complete", "on_complete", "on_expiration"])
+def test_methods_that_are_async(name: str) -> None:
+    async def method(self: Flag) -> None:
+        pass
+
+    with pytest.raises(TypeError, match=f"Hopeful.{name} must not be async"):
+        type("Hopeful", (Flag,), {name: method})
 
 
 def test_no_event_loop() -> None:

@@ -159,7 +159,7 @@ def test_try_complete_that_says_true_without_completing_is_told(purgatory: Delay
 
     operation = purgatory.try_complete_else_watch(Forgetful(), ["key"])
     assert isinstance(operation.exception(), PurgatoryError)
-    assert "has not called force_complete" in str(operation.exception())
+    assert "returned True, but did not force_complete()" in str(operation.exception())
 
 
 @pytest.mark.parametrize("method", ["try_complete", "on_complete"])
