@@ -175,6 +175,28 @@ async def test_watching_from_another_thread_is_always_refused(debug: bool) -> No
         assert purgatory.num_delayed == 1
 
 
+def test_in_debug_mode_the_main_thread_is_another_one_too() -> None:
+    ready, done = threading.Event(), threading.Event()
+    purgatories: list[DelayedOperationPurgatory] = []
+
+    async def main() -> None:
+        async with DelayedOperationPurgatory() as purgatory:
+            purgatory.try_complete_else_watch(Flag(), ["key"])
+            purgatories.append(purgatory)
+            ready.set()
+            await asyncio.to_thread(done.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(main(), debug=True))
+    thread.start()
+    ready.wait()
+    try:
+        with pytest.raises(PurgatoryError, match="check_and_complete_threadsafe"):
+            purgatories[0].check_and_complete("key")
+    finally:
+        done.set()
+        thread.join()
+
+
 async def test_what_the_loop_itself_refuses_in_debug_mode_is_not_hidden() -> None:
     loop = asyncio.get_running_loop()
     async with DelayedOperationPurgatory() as purgatory:

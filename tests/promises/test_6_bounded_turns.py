@@ -1,6 +1,7 @@
 """Promise 6: long work is done in slices of about a thousand entries, with a turn for everybody else in between."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
@@ -70,7 +71,9 @@ def test_purge(clock: VirtualClock, keys: int) -> None:
 
     clock.call_at(0.0, beat)
     clock.advance(0)
-    assert len(turns) >= MANY / 1000
+    assert MANY / 1000 <= len(turns) <= MANY / 1000 + 2, "a slice a turn, neither more nor less"
+    if keys == MANY:
+        assert max(before - after for before, after in pairwise(turns)) == 1000
 
 
 @pytest.mark.parametrize("ready", ["none", "one", "all"])
