@@ -201,12 +201,12 @@ async def test_what_the_loop_itself_refuses_in_debug_mode_is_not_hidden() -> Non
     loop = asyncio.get_running_loop()
     async with DelayedOperationPurgatory() as purgatory:
         operation = purgatory.try_complete_else_watch(Flag(), ["key"])
-        waiting = asyncio.ensure_future(operation)
-        await turn()
+        waiting = operation.__await__()
+        next(waiting).add_done_callback(lambda _: None)
         loop.set_debug(True)  # after the purgatory has looked
         with pytest.raises(RuntimeError, match="Non-thread-safe operation"):
             await asyncio.to_thread(operation.force_complete)
-        waiting.cancel()
+        waiting.close()
 
 
 @pytest.mark.usefixtures("_debug")
