@@ -1,5 +1,7 @@
 """Deadlines and wake-ups at the edges: overdue, below zero, beyond all ticks, late calls, and counts in between."""
 
+from dataclasses import FrozenInstanceError
+
 import pytest
 
 from purgatory import WheelTimer
@@ -81,3 +83,24 @@ def test_while_a_bucket_moves_down_in_slices_all_levels_are_counted(clock: Fault
     assert seen[0][1] == 2500 - seen[0][0]
     assert seen[-1] == (2500, 0)
     assert len(timer) == 2500
+
+
+def test_the_finest_tick_is_a_microsecond(clock: FaultLog) -> None:
+    timer = WheelTimer(clock, tick=1e-6)
+    note = Note(clock)
+    timer.add(note, 0.0000025)
+    clock.advance(1.0)
+    assert note.ran == [pytest.approx(0.000003)]
+    for tick in (9.99e-7, float("inf")):
+        with pytest.raises(ValueError, match="a microsecond or more"):
+            WheelTimer(clock, tick=tick)
+
+
+def test_statistics_are_a_snapshot(clock: FaultLog) -> None:
+    timer = WheelTimer(clock)
+    statistics = timer.statistics()
+    for name in ("tasks", "wake_ups"):
+        with pytest.raises(FrozenInstanceError):
+            setattr(statistics, name, 1)
+    timer.add(Note(clock), 1.0)
+    assert (statistics.tasks, timer.statistics().tasks) == (0, 1)
