@@ -270,13 +270,15 @@ class DelayedOperation(TimerTask, Generic[T]):
                 except BaseException as exception:
                     self._fail(exception, home)
         finally:
-            self._finish()
-            if home is not None:
-                try:
-                    if home.deferred and home.depth == 1:
-                        _complete_deferred(home)
-                finally:
-                    home.depth -= 1
+            try:
+                self._finish()
+            finally:
+                if home is not None:
+                    try:
+                        if home.deferred and home.depth == 1:
+                            _complete_deferred(home)
+                    finally:
+                        home.depth -= 1
 
     def _leave(self) -> None:
         """Leave the timer and the watcher lists, at once: nothing of the purgatory's holds the operation any more."""
@@ -390,7 +392,7 @@ def _complete_deferred(home: Home) -> None:
     while home.deferred:
         try:
             home.deferred.popleft()._complete()
-        except (SystemExit, KeyboardInterrupt) as exception:
+        except BaseException as exception:  # a request to exit, or the clock does not call back
             leaving = exception
     if leaving is not None:
         raise leaving

@@ -4,14 +4,16 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVarTuple
 
 import pytest
 import uvloop
 
-from purgatory import DelayedOperationPurgatory, PurgatoryError
+from purgatory import DelayedOperationPurgatory, Handle, PurgatoryError
 from tests.invariants import check_purgatory
 from tests.operations import FaultLog, Flag, turn
+
+Ts = TypeVarTuple("Ts")
 
 EXITS = (SystemExit, KeyboardInterrupt)
 ERRORS = [Exception, BaseException, asyncio.CancelledError, StopIteration, GeneratorExit, MemoryError, *EXITS]
@@ -122,6 +124,33 @@ def test_a_repr_that_raises_hides_no_error(purgatory: DelayedOperationPurgatory,
     assert [type(exception) for exception in clock.exceptions] == [LookupError] * 2
     with pytest.raises(PurgatoryError, match="Shy was cancelled"):
         shy[1].result()
+
+
+def test_a_clock_that_does_not_call_back_leaves_none_half_completed() -> None:
+    class Refusing(FaultLog):
+        refuses = False
+
+        def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> Handle:
+            if self.refuses:
+                raise RuntimeError("refused")
+            return super().call_at(when, callback, *args)
+
+    clock = Refusing()
+    purgatory = DelayedOperationPurgatory(clock=clock, purge_interval=0)
+    operations = [purgatory.try_complete_else_watch(Flag(), ["key"]) for _ in range(50)]
+    chained = purgatory.try_complete_else_watch(Flag(then=purgatory.complete_all), ["chain"])
+    clock.refuses = True
+    for operation in operations[:25]:  # each has a purge begun, for which the clock is asked to call back
+        with pytest.raises(RuntimeError, match="refused"):
+            operation.force_complete()
+        assert operation.result() == "result of flag"
+    with pytest.raises(RuntimeError, match="refused"):
+        chained.force_complete()
+    clock.refuses = False
+    purgatory.complete_all()
+    assert all(operation.done() for operation in operations)
+    clock.advance(0)
+    check_purgatory(purgatory)
 
 
 class TestAClosedLoop:
