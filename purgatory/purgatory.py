@@ -129,9 +129,7 @@ class DelayedOperationPurgatory:
         if self._closed:
             raise PurgatoryClosed(f"{self!r} is closed")
         if self._live:
-            running = asyncio._get_running_loop()
-            if running is None or running is not self._loop:
-                self._bind()
+            self._bind()
         return self
 
     async def __aexit__(
@@ -296,14 +294,14 @@ class DelayedOperationPurgatory:
 
     def cancel_for_key(self, key: Hashable) -> list[DelayedOperation[Any]]:
         """Cancel the operations that watch `key`. Returns them, in watch order."""
-        self._check_thread("cancel_for_key", "key")
+        self._lists.check_thread("cancel_for_key", "loop.call_soon_threadsafe(purgatory.cancel_for_key, key)")
         cancelled = [operation for entry in self._lists.entries(key) for operation in entry if operation.cancel()]
         self._lists.compact(key)
         return cancelled
 
     def complete_all(self) -> int:
         """Complete every pending operation whether its condition holds or not. Returns how many that completed."""
-        self._check_thread("complete_all")
+        self._lists.check_thread("complete_all", "loop.call_soon_threadsafe(purgatory.complete_all)")
         completed = 0
         leaving: BaseException | None = None
         for entry in self._lists.all_entries():
@@ -318,7 +316,7 @@ class DelayedOperationPurgatory:
 
     def cancel_all(self) -> int:
         """Cancel every pending operation. Returns how many that were."""
-        self._check_thread("cancel_all")
+        self._lists.check_thread("cancel_all", "loop.call_soon_threadsafe(purgatory.cancel_all)")
         return sum(operation.cancel() for entry in self._lists.all_entries() for operation in entry)
 
     async def aclose(self) -> None:
@@ -339,10 +337,11 @@ class DelayedOperationPurgatory:
 
     def close(self) -> None:
         """As `aclose`, in one go. For where nothing can be awaited: inside an operation, or on a `VirtualClock`."""
-        self._check_thread("close")
+        self._lists.check_thread("close", "loop.call_soon_threadsafe(purgatory.close)")
         self._closed = True
         try:
-            self.complete_all()
+            if self._lists.num_delayed:
+                self.complete_all()
         finally:
             self._timer.close()
             self._lists.close()
@@ -353,7 +352,7 @@ class DelayedOperationPurgatory:
                 self._soon_handle = None
 
     def _bind(self) -> None:
-        """Belong to the running loop, if to none yet."""
+        """Belong to the running loop, if to none yet. Raises if to another one."""
         if self._loop is not None and asyncio._get_running_loop() is None:
             call = "loop.call_soon_threadsafe(purgatory.try_complete_else_watch, operation, keys)"
             raise PurgatoryError(f"{self!r} is not for other threads than that of its event loop: use {call}")
@@ -364,11 +363,6 @@ class DelayedOperationPurgatory:
         self._time = loop.time
         if loop.get_debug():
             self._lists.thread = get_ident()
-
-    def _check_thread(self, method: str, *arguments: str) -> None:
-        if self._lists.thread is not None:
-            call = ", ".join([f"purgatory.{method}", *arguments])
-            self._lists.check_thread(method, f"loop.call_soon_threadsafe({call})")
 
     def _check_next_turn(self) -> None:
         clock = self._timer.clock

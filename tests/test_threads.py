@@ -3,7 +3,8 @@
 import asyncio
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 
 import pytest
@@ -102,6 +103,10 @@ async def test_each_is_completed_exactly_once_and_none_is_lost() -> None:
         )
 
 
+def _call(method: str, purgatory: DelayedOperationPurgatory, _: Flag) -> object:
+    return getattr(purgatory, method)()
+
+
 Use = Callable[[DelayedOperationPurgatory, Flag], object]
 USES: dict[str, tuple[Use, str]] = {
     "check_and_complete": (lambda purgatory, _: purgatory.check_and_complete("key"), "check_and_complete_threadsafe"),
@@ -113,15 +118,10 @@ USES: dict[str, tuple[Use, str]] = {
         lambda purgatory, _: purgatory.cancel_for_key("key"),
         r"loop.call_soon_threadsafe\(purgatory.cancel_for_key, key\)",
     ),
-    "complete_all": (
-        lambda purgatory, _: purgatory.complete_all(),
-        r"loop.call_soon_threadsafe\(purgatory.complete_all\)",
-    ),
-    "cancel_all": (
-        lambda purgatory, _: purgatory.cancel_all(),
-        r"loop.call_soon_threadsafe\(purgatory.cancel_all\)",
-    ),
-    "close": (lambda purgatory, _: purgatory.close(), r"loop.call_soon_threadsafe\(purgatory.close\)"),
+    **{
+        name: (partial(_call, name), rf"loop.call_soon_threadsafe\(purgatory.{name}\)")
+        for name in ("complete_all", "cancel_all", "close")
+    },
     "aclose": (
         lambda purgatory, _: asyncio.run(purgatory.aclose()),
         r"asyncio.run_coroutine_threadsafe\(purgatory.aclose\(\), loop\)",
@@ -226,11 +226,8 @@ def test_a_virtual_clock_has_no_thread(purgatory: DelayedOperationPurgatory, clo
 
 
 def test_a_loop_given_as_the_clock_is_guarded_from_its_first_use() -> None:
-    def watch() -> Iterator[Flag]:
-        yield purgatory.try_complete_else_watch(Flag(), ["key"])
-
     async def use() -> None:
-        next(watch())
+        purgatory.try_complete_else_watch(Flag(), ["key"])
         with pytest.raises(PurgatoryError, match="check_and_complete_threadsafe"):
             await asyncio.to_thread(purgatory.check_and_complete, "key")
         await purgatory.aclose()
