@@ -257,10 +257,9 @@ class TestUnbounded:
 class TestTheLoopsOwnHeap:
     """aiohttp #8608: cancelled timers piled up in the event loop's heap until their time came."""
 
+    @pytest.mark.asyncio(loop_factories=["asyncio"])  # uvloop's timers leave when they are cancelled
     async def test_with_constant_arming_earlier_and_cancelling_it_stays_small(self) -> None:
         loop = asyncio.get_running_loop()
-        if not isinstance(loop, asyncio.SelectorEventLoop):
-            return  # uvloop's timers leave when they are cancelled
         async with DelayedOperationPurgatory() as purgatory:
             largest = 0
             for n in range(20_000):

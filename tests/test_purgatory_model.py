@@ -1,10 +1,11 @@
 """The whole purgatory on virtual time against a naive one, with operations that do anything to it from inside."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVarTuple
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -13,12 +14,14 @@ import purgatory.operation
 from purgatory import DelayedOperation, DelayedOperationPurgatory, Handle, OperationCancelled, PurgatoryError
 from purgatory.operation import PENDING
 from tests import naive
+from tests.figures import show
 from tests.invariants import check_purgatory
 from tests.naive import EXITS, Action, Event, NaivePurgatory, Plan, perform
 from tests.operations import FaultLog
 
 Ts = TypeVarTuple("Ts")
 NESTING = purgatory.operation.NESTING
+STEPS: list[None] = []
 
 KEYS = st.sampled_from("abcd")
 TARGETS = st.integers(-10, 30)
@@ -66,6 +69,13 @@ def plans(draw: st.DrawFn, depth: int) -> Plan:
     )
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _enough_steps() -> Iterator[None]:
+    yield
+    show(f"the purgatory against a naive one: {len(STEPS)} steps")
+    assert len(STEPS) >= 10_000
+
+
 class Real(DelayedOperation[str]):
     """An operation that carries out a plan."""
 
@@ -87,7 +97,7 @@ class Real(DelayedOperation[str]):
         naive.on_expiration(self)
 
     def force_complete(self) -> bool:
-        self.world.note("forces", self.number, not self.done() and self._state is PENDING)
+        self.world.note("forces", self.number, self._state is PENDING)
         return super().force_complete()
 
 
@@ -173,6 +183,10 @@ class AgainstANaivePurgatory(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.awaiting: list[tuple[asyncio.Task[object], int]] = []
         self.peak_watched = 0
+
+    @invariant()
+    def count_the_steps(self) -> None:
+        STEPS.append(None)
 
     def _both(self, action: Action) -> None:
         try:
