@@ -8,6 +8,7 @@ from collections.abc import Generator
 from contextlib import suppress
 from functools import partial
 from inspect import iscoroutinefunction
+from threading import get_ident
 from traceback import walk_stack, walk_tb
 from types import TracebackType
 from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
@@ -49,6 +50,7 @@ _EXPIRED: Final = _State.EXPIRED
 _CANCELLED: Final = _State.CANCELLED
 _UNSEEN: Final = _State.UNSEEN
 _FAILED: Final = _State.FAILED
+_NEVER: Final = math.inf
 
 
 class DelayedOperation(TimerTask, Generic[T]):
@@ -66,6 +68,9 @@ class DelayedOperation(TimerTask, Generic[T]):
 
     __slots__ = ("_entry", "_home", "_outcome", "_state", "_timeout", "_waiter")
 
+    _outcome: T | BaseException
+    """What `on_complete` has returned, or what was raised: set when there is one, and not before."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name in ("try_complete", "on_complete", "on_expiration"):
@@ -77,16 +82,16 @@ class DelayedOperation(TimerTask, Generic[T]):
 
         Raises `ValueError` if `timeout` is negative, NaN or infinite, `TypeError` if it is not a number.
         """
-        if timeout is not None:
+        # A float in range, the usual case, is let through without a call.
+        if timeout is not None and not (type(timeout) is float and 0.0 <= timeout < _NEVER):
             check_timeout(timeout)
         self._bucket = None
-        self._deadline = math.inf
+        self._deadline = _NEVER
         self._timeout = timeout
         self._state = PENDING
         self._home: Home | None = None
         """Where the operation waits: set from the moment it is handed to a purgatory until it is done."""
         self._entry: list[DelayedOperation[Any]] | None = None
-        self._outcome: T | BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
@@ -120,15 +125,20 @@ class DelayedOperation(TimerTask, Generic[T]):
         if self._state is not PENDING:
             return False
         home = self._home
-        if home is None:
-            self._state = _COMPLETING
-            self._complete()
-            return True
-        if home.thread is not None:
+        if home is not None and home.thread is not None:
             home.check_thread("force_complete", "loop.call_soon_threadsafe(operation.force_complete)")
         self._state = _COMPLETING
-        self._leave()
-        if home.depth < NESTING:
+        # _leave(), here once more: it is called for every operation, and the call would take as long as what it does.
+        bucket = self._bucket
+        if bucket is not None:
+            del bucket[id(self)]
+            self._bucket = None
+        entry = self._entry
+        if entry is not None and home is not None:
+            entry.clear()
+            home.num_delayed -= 1
+            home.finished += 1
+        if home is None or home.depth < NESTING:
             self._complete()
         else:
             home.deferred.append(self)
@@ -164,7 +174,7 @@ class DelayedOperation(TimerTask, Generic[T]):
         timer = home.timer
         if timeout is None:
             timer.cancel(self)
-            self._deadline = math.inf
+            self._deadline = _NEVER
         else:
             timer.reschedule(self, timer.time() + timeout)
         self._timeout = timeout
@@ -215,13 +225,17 @@ class DelayedOperation(TimerTask, Generic[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         try:
-            if not self.done():
+            state = self._state
+            if state is PENDING or state is _COMPLETING or state is _EXPIRING:
                 waiter = self._new_waiter()
                 try:
                     yield from waiter
                 except BaseException:  # the awaiting task was cancelled, or its coroutine closed
                     self.cancel()
                     raise
+                state = self._state
+            if state is _COMPLETED or state is _EXPIRED:
+                return cast(T, self._outcome)
             return self.result()
         finally:
             del self
@@ -233,32 +247,30 @@ class DelayedOperation(TimerTask, Generic[T]):
             self._leave()
             self._complete()
 
-    def _attempt(self) -> bool:
-        """`try_complete`, with its faults kept in the operation. Returns whether it completed the operation."""
-        home = self._home
-        try:
-            completed = self.try_complete()
-            if completed and self._state is PENDING:
-                raise PurgatoryError(f"try_complete() of {self!r} returned {completed!r}, but did not force_complete()")
-        except BaseException as exception:
-            if self._state is PENDING:
-                self._state = _COMPLETING
-                self._leave()
-                try:
-                    self._fail(exception, home)
-                finally:
-                    self._finish()
-            else:
-                self._report_late(exception, home)
-            return False
-        return completed
+    def _refute(self, claimed: object) -> None:
+        """Raise, as `try_complete` has claimed to complete the operation and has not."""
+        raise PurgatoryError(f"try_complete() of {self!r} returned {claimed!r}, but did not force_complete()")
+
+    def _fail_attempt(self, exception: BaseException, home: Home) -> None:
+        """Make `exception`, which is being handled and came out of `try_complete`, the outcome."""
+        if self._state is PENDING:
+            self._state = _COMPLETING
+            self._leave()
+            try:
+                self._fail(exception, home)
+            finally:
+                self._finish()
+        else:
+            self._report_late(exception, home)
 
     def _complete(self) -> None:
         """Run the callbacks, for the winner of the compare-and-set, and then those that it has put off."""
         expires = self._state is _EXPIRING
         home = self._home
+        depth = 0
         if home is not None:
-            home.depth += 1
+            depth = home.depth
+            home.depth = depth + 1
         try:
             try:
                 self._outcome = self.on_complete()
@@ -271,14 +283,26 @@ class DelayedOperation(TimerTask, Generic[T]):
                     self._fail(exception, home)
         finally:
             try:
-                self._finish()
+                if (
+                    self._state is _COMPLETING
+                    and self._waiter is None
+                    and self._entry is not None
+                    and home is not None
+                    and home.finished <= home.purge_interval
+                ):
+                    # _finish(), for most of all operations, without the call.
+                    self._state = _COMPLETED
+                    self._home = None
+                    home.satisfied += 1
+                else:
+                    self._finish()
             finally:
                 if home is not None:
                     try:
-                        if home.deferred and home.depth == 1:
+                        if not depth and home.deferred:
                             _complete_deferred(home)
                     finally:
-                        home.depth -= 1
+                        home.depth = depth
 
     def _leave(self) -> None:
         """Leave the timer and the watcher lists, at once: nothing of the purgatory's holds the operation any more."""
@@ -287,9 +311,11 @@ class DelayedOperation(TimerTask, Generic[T]):
             del bucket[id(self)]
             self._bucket = None
         entry = self._entry
-        if entry is not None and self._home is not None:
+        home = self._home
+        if entry is not None and home is not None:
             entry.clear()
-            self._home.num_delayed -= 1
+            home.num_delayed -= 1
+            home.finished += 1
 
     def _fail(self, exception: BaseException, home: "Home | None") -> None:
         """Make `exception`, which is being handled, the outcome, unless the operation has failed before."""
@@ -344,7 +370,8 @@ class DelayedOperation(TimerTask, Generic[T]):
             if home is not None:
                 if self._state is _UNSEEN:
                     self._see_next_turn(home.timer.clock)
-                home.purge_if_due()
+                if home.finished > home.purge_interval:
+                    home.purge_if_due()
             elif self._state is _UNSEEN:
                 self._report_unseen(None)
         except RuntimeError:
@@ -374,10 +401,12 @@ class DelayedOperation(TimerTask, Generic[T]):
         home = self._home
         if home is None:
             raise PurgatoryError(f"{self!r} would never complete: hand it to try_complete_else_watch() first")
-        loop = asyncio.get_running_loop()
-        clock = home.timer.clock
-        if clock is not loop and isinstance(clock, asyncio.AbstractEventLoop):
-            raise PurgatoryError(f"{self!r} waits on another event loop")
+        loop = home.loop
+        if loop is None or home.owner != get_ident() or not loop.is_running():
+            loop = asyncio.get_running_loop()
+            clock = home.timer.clock
+            if clock is not loop and isinstance(clock, asyncio.AbstractEventLoop):
+                raise PurgatoryError(f"{self!r} waits on another event loop")
         waiter: asyncio.Future[None] = loop.create_future()
         if self._waiter is None:
             self._waiter = waiter

@@ -77,7 +77,6 @@ class DelayedOperationPurgatory:
         "_closed",
         "_lists",
         "_live",
-        "_loop",
         "_max_pending",
         "_name",
         "_passes",
@@ -112,7 +111,6 @@ class DelayedOperationPurgatory:
         self._time = self._timer.time
         self._lists: WatcherLists[DelayedOperation[Any]] = WatcherLists(self._timer, purge_interval)
         self._max_pending = max_pending
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._live = clock is None or isinstance(clock, asyncio.AbstractEventLoop)
         """Whether the purgatory belongs to an event loop, rather than to a clock of another kind."""
         self._closed = False
@@ -164,7 +162,7 @@ class DelayedOperationPurgatory:
             name=self._name,
             num_delayed=lists.num_delayed,
             watched=lists.watched,
-            estimated_total=lists.estimated_total,
+            estimated_total=lists.num_delayed + lists.finished,
             completed_at_once=lists.at_once,
             satisfied=lists.satisfied,
             expired=lists.expired,
@@ -173,7 +171,7 @@ class DelayedOperationPurgatory:
             purges=lists.purges,
             purged=lists.purged,
             peak_delayed=lists.peak_delayed,
-            peak_watched=lists.peak_watched,
+            peak_watched=max(lists.peak_watched, lists.watched),
         )
 
     def try_complete_else_watch(self, operation: Operation, keys: Iterable[Hashable]) -> Operation:
@@ -190,10 +188,10 @@ class DelayedOperationPurgatory:
         """
         if self._closed:
             raise PurgatoryClosed(f"{self!r} takes no more operations")
-        if self._live:
-            running = asyncio._get_running_loop()
-            if running is None or running is not self._loop:
-                self._bind()
+        lists = self._lists
+        # Two loops do not run in one thread. To ask for the running one takes a system call until Python 3.12.
+        if self._live and (lists.owner != get_ident() or lists.loop is None or not lists.loop.is_running()):
+            self._bind()
         try:
             used = operation._home is not None or operation._state is not PENDING
         except AttributeError:
@@ -205,15 +203,20 @@ class DelayedOperationPurgatory:
             if isinstance(operation, type):
                 raise TypeError(f"an operation is needed, not the class {operation.__qualname__}")
             raise PurgatoryError(f"{operation!r} has been used: an operation serves once")
-        if isinstance(keys, (str, bytes)):
-            raise TypeError(f"keys must be an iterable of keys, not the {type(keys).__qualname__} {keys!r}")
-        distinct = dict.fromkeys(keys)
-        if not distinct:
+        if type(keys) is not tuple:
+            if isinstance(keys, (str, bytes)):
+                raise TypeError(f"keys must be an iterable of keys, not the {type(keys).__qualname__} {keys!r}")
+            keys = tuple(keys)
+        if not keys:
             raise ValueError("an operation needs at least one key to be watched on")
+        hash(keys)  # that is, each of them
 
-        lists = self._lists
         operation._home = lists
-        operation._attempt()
+        try:
+            if (claimed := operation.try_complete()) and operation._state is PENDING:
+                operation._refute(claimed)
+        except BaseException as exception:
+            operation._fail_attempt(exception, lists)
         if operation._state is not PENDING:
             return operation
         try:
@@ -222,16 +225,21 @@ class DelayedOperationPurgatory:
             if self._max_pending is not None and lists.num_delayed >= self._max_pending:
                 raise PurgatoryFull(f"{self!r} holds {self._max_pending} operations, as many as it may")
             now = self._time()
-            entry = operation._entry = lists.watch(operation, distinct)
+            entry = operation._entry = lists.watch(operation, keys)
         except BaseException:
             operation._home = None
             raise
         if operation._state is not PENDING:  # something that a key's own methods did has finished it meanwhile
             entry.clear()
             lists.num_delayed -= 1
+            lists.finished += 1
             lists.purge_if_due()
             return operation
-        operation._attempt()
+        try:
+            if (claimed := operation.try_complete()) and operation._state is PENDING:
+                operation._refute(claimed)
+        except BaseException as exception:
+            operation._fail_attempt(exception, lists)
         timeout = operation._timeout
         # It may be done, or rescheduled, by now.
         if entry and timeout is not None and operation._bucket is None:
@@ -253,10 +261,7 @@ class DelayedOperationPurgatory:
         entries = lists.entries(key)
         if not entries:
             return 0
-        completed = 0
-        for entry in entries:
-            if entry and entry[0]._attempt():
-                completed += 1
+        completed = self._try_each(entries)
         if not all(entries):
             lists.compact(key)
         return completed
@@ -289,8 +294,9 @@ class DelayedOperationPurgatory:
         if not self._live:
             raise PurgatoryError(f"{self!r} has no event loop that another thread could call")
         # Without a loop nobody waits: who comes later finds the condition true by trying it.
-        if self._loop is not None and not self._closed:
-            self._loop.call_soon_threadsafe(self.check_and_complete_soon, key)
+        loop = self._lists.loop
+        if loop is not None and not self._closed:
+            loop.call_soon_threadsafe(self.check_and_complete_soon, key)
 
     def cancel_for_key(self, key: Hashable) -> list[DelayedOperation[Any]]:
         """Cancel the operations that watch `key`. Returns them, in watch order."""
@@ -353,16 +359,33 @@ class DelayedOperationPurgatory:
 
     def _bind(self) -> None:
         """Belong to the running loop, if to none yet. Raises if to another one."""
-        if self._loop is not None and asyncio._get_running_loop() is None:
+        lists = self._lists
+        if lists.loop is not None and asyncio._get_running_loop() is None:
             call = "loop.call_soon_threadsafe(purgatory.try_complete_else_watch, operation, keys)"
             raise PurgatoryError(f"{self!r} is not for other threads than that of its event loop: use {call}")
         loop = asyncio.get_running_loop()
         if self._timer.clock is not loop:
             raise PurgatoryError(f"{self!r} belongs to another event loop than the running one")
-        self._loop = loop
+        lists.loop = loop
+        lists.owner = get_ident()
         self._time = loop.time
         if loop.get_debug():
-            self._lists.thread = get_ident()
+            lists.thread = lists.owner
+
+    def _try_each(self, entries: list[list[DelayedOperation[Any]]]) -> int:
+        """Try the operations of `entries` that are alive. Returns how many of them that completed."""
+        completed = 0
+        for entry in entries:
+            if entry:
+                operation = entry[0]
+                try:
+                    if claimed := operation.try_complete():
+                        if operation._state is PENDING:
+                            operation._refute(claimed)
+                        completed += 1
+                except BaseException as exception:
+                    operation._fail_attempt(exception, self._lists)
+        return completed
 
     def _check_next_turn(self) -> None:
         clock = self._timer.clock
@@ -413,9 +436,7 @@ class DelayedOperationPurgatory:
         """Try what watches `key` now; after each slice, yield how many entries it had."""
         dead = False
         for part in self._lists.slices(key):
-            for entry in part:
-                if entry:
-                    entry[0]._attempt()
+            self._try_each(part)
             dead = dead or not all(part)
             yield len(part)
         if dead:

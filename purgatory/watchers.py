@@ -12,11 +12,12 @@ the smallest container that is made and emptied in C; per-key dicts that delete 
 The purge runs in slices, so that it never holds up the loop. A list too long for one slice is compacted into a new
 list beside it, which takes its place at the end.
 
-When to purge is decided as in Kafka, by an estimate, without looking at any list: `estimated_total` counts the
-operations watched, and is set to `num_delayed`, those pending, when a purge starts. What it is too high by since then
-is the number of operations that have finished and may have left dead entries.
+When to purge is decided as in Kafka, by an estimate, without looking at any list: there, a total counts the operations
+watched, and is set to the number of those pending when a purge starts. What the total is too high by since then is how
+many have finished and may have left dead entries. That is what is counted here, as `finished`.
 """
 
+from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
 from threading import get_ident
@@ -42,10 +43,12 @@ class WatcherLists(Generic[W]):
         "cancelled",
         "deferred",
         "depth",
-        "estimated_total",
         "expired",
         "failed",
+        "finished",
+        "loop",
         "num_delayed",
+        "owner",
         "peak_delayed",
         "peak_watched",
         "purge_interval",
@@ -63,6 +66,10 @@ class WatcherLists(Generic[W]):
         self._lists: dict[Hashable, list[list[W]]] = {}
         self._handle: Handle | None = None
         """Of the purge that is under way."""
+        self.loop: AbstractEventLoop | None = None
+        """The loop that the purgatory belongs to, if it belongs to one yet."""
+        self.owner = 0
+        """The thread in which that loop was running when it was last looked at."""
         self.thread: int | None = None
         """The only thread that may use the purgatory; known in asyncio's debug mode, for others do not look."""
         self.depth = 0
@@ -71,8 +78,8 @@ class WatcherLists(Generic[W]):
         """What is to be completed by the outermost of these."""
         self.num_delayed = 0
         """Operations pending, exactly."""
-        self.estimated_total = 0
-        """Operations watched, those included that have finished and not been purged; an estimate."""
+        self.finished = 0
+        """Operations that have finished since the last purge started, and may have left dead entries."""
         self.watched = 0
         """Entries in all lists, dead ones included, exactly."""
         self.peak_delayed = 0
@@ -86,7 +93,7 @@ class WatcherLists(Generic[W]):
         self.failed = 0
 
     def watch(self, operation: W, keys: Iterable[Hashable]) -> list[W]:
-        """Put `operation` at the end of the list of each of `keys`, which are distinct. Returns its entry."""
+        """Put `operation` at the end of the list of each of `keys`. Returns its entry."""
         entry = [operation]
         lists = self._lists
         watched = self.watched
@@ -95,29 +102,27 @@ class WatcherLists(Generic[W]):
                 entries = lists.get(key)
                 if entries is None:
                     lists[key] = [entry]
-                else:
+                    watched += 1
+                elif entries[-1] is not entry:  # a key given twice
                     entries.append(entry)
-                watched += 1
+                    watched += 1
         except BaseException:  # from the key's own __eq__
+            self.watched = watched
             entry.clear()
-            self.estimated_total += 1
+            self.finished += 1
             self.purge_if_due()
             raise
-        finally:
-            self.watched = watched
-            if watched > self.peak_watched:
-                self.peak_watched = watched
-        self.estimated_total += 1
-        self.num_delayed += 1
-        if self.num_delayed > self.peak_delayed:
-            self.peak_delayed = self.num_delayed
+        self.watched = watched
+        self.num_delayed = num_delayed = self.num_delayed + 1
+        if num_delayed > self.peak_delayed:
+            self.peak_delayed = num_delayed
         return entry
 
     def purge_if_due(self) -> None:
         """Start a purge if enough operations have finished since the last one started, unless one is under way."""
-        if self.estimated_total - self.num_delayed > self.purge_interval and self._handle is None:
+        if self.finished > self.purge_interval and self._handle is None:
             self._purge_soon(self._purge())
-            self.estimated_total = self.num_delayed
+            self.finished = 0
             self.purges += 1
 
     def check_thread(self, call: str, door: str) -> None:
@@ -151,7 +156,7 @@ class WatcherLists(Generic[W]):
         """Remove the dead entries of `key`, in one go."""
         entries = self._lists.get(key)
         if entries is not None:
-            self._replace(key, entries, [entry for entry in entries if entry])
+            self._replace(key, entries, list(filter(None, entries)))
 
     def compact_in_slices(self, key: Hashable) -> Iterator[int]:
         """Remove the dead entries of `key`; after each slice, yield how many entries it had."""
@@ -159,11 +164,15 @@ class WatcherLists(Generic[W]):
         if entries is None:
             return
         length = len(entries)
+        if length <= SLICE:
+            self._replace(key, entries, list(filter(None, entries)))
+            yield length
+            return
         alive: list[list[W]] = []
         dead: list[W] = []
         for start in range(0, length, SLICE):
             part = entries[start : min(start + SLICE, length)]
-            alive += [entry for entry in part if entry]
+            alive += filter(None, part)
             # The old list lets go of the dead now, for to free a million of them at the end would hold up the loop.
             entries[start : start + len(part)] = [entry or dead for entry in part]
             yield len(part)
@@ -175,14 +184,17 @@ class WatcherLists(Generic[W]):
     def close(self) -> None:
         """Drop all lists, whose entries must be dead, and stop purging."""
         self._lists.clear()
+        self.peak_watched = max(self.peak_watched, self.watched)
         self.watched = 0
-        self.estimated_total = self.num_delayed
+        self.finished = 0
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
 
     def _replace(self, key: Hashable, entries: list[list[W]], alive: list[list[W]]) -> None:
         dead = len(entries) - len(alive)
+        # Not at every watch: it is only before there are fewer that there can have been the most.
+        self.peak_watched = max(self.peak_watched, self.watched)
         self.watched -= dead
         self.purged += dead
         if alive:

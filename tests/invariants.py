@@ -42,4 +42,4 @@ def check_purgatory(purgatory: DelayedOperationPurgatory) -> None:
     for entry in entries:
         assert not entry or (entry[0]._entry is entry and not entry[0].done())
     assert len(purgatory.timer) == sum(operation._deadline < math.inf for operation in alive.values())
-    assert lists.estimated_total - lists.num_delayed <= lists.purge_interval or lists._handle is not None
+    assert lists.finished <= lists.purge_interval or lists._handle is not None

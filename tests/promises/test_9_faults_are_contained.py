@@ -152,14 +152,23 @@ def test_a_fault_after_completion_is_reported(purgatory: DelayedOperationPurgato
     assert [type(exception) for exception in clock.exceptions] == [LookupError]
 
 
-def test_try_complete_that_says_true_without_completing_is_told(purgatory: DelayedOperationPurgatory) -> None:
+@pytest.mark.parametrize("honest", [0, 1, 2], ids=["when it comes", "when it is watched", "when it is checked"])
+def test_try_complete_that_says_true_without_completing_is_told(
+    purgatory: DelayedOperationPurgatory, honest: int
+) -> None:
     class Forgetful(Flag):
+        tries = 0
+
         def try_complete(self) -> bool:
-            return True
+            self.tries += 1
+            return self.tries > honest
 
     operation = purgatory.try_complete_else_watch(Forgetful(), ["key"])
+    assert purgatory.num_delayed == (honest == 2)
+    assert purgatory.check_and_complete("key") == 0
     assert isinstance(operation.exception(), PurgatoryError)
     assert "returned True, but did not force_complete()" in str(operation.exception())
+    assert purgatory.num_delayed == 0
 
 
 @pytest.mark.parametrize("method", ["try_complete", "on_complete"])
