@@ -244,7 +244,13 @@ class DelayedOperation(TimerTask, Generic[T]):
         """The deadline has come. Called by the timer."""
         if self._state is PENDING:
             self._state = _EXPIRING
-            self._leave()
+            # _leave(); the timer has let go of it already.
+            entry = self._entry
+            home = self._home
+            if entry is not None and home is not None:
+                entry.clear()
+                home.num_delayed -= 1
+                home.finished += 1
             self._complete()
 
     def _refute(self, claimed: object) -> None:
@@ -283,17 +289,17 @@ class DelayedOperation(TimerTask, Generic[T]):
                     self._fail(exception, home)
         finally:
             try:
-                if (
-                    self._state is _COMPLETING
-                    and self._waiter is None
-                    and self._entry is not None
-                    and home is not None
-                    and home.finished <= home.purge_interval
-                ):
-                    # _finish(), for most of all operations, without the call.
+                state = self._state
+                # _finish(), for most of all operations, without the call.
+                if state is _COMPLETING and home is not None and home.finished <= home.purge_interval:
                     self._state = _COMPLETED
                     self._home = None
-                    home.satisfied += 1
+                    if self._entry is None:
+                        home.at_once += 1
+                    else:
+                        home.satisfied += 1
+                    if self._waiter is not None:
+                        self._wake_waiter()
                 else:
                     self._finish()
             finally:
@@ -361,25 +367,31 @@ class DelayedOperation(TimerTask, Generic[T]):
                 home.cancelled += 1
             else:
                 home.failed += 1
-        waiter = self._waiter
-        try:
-            if waiter is not None:
-                self._waiter = None
-                if not waiter.done():
-                    waiter.set_result(None)
-            if home is not None:
-                if self._state is _UNSEEN:
-                    self._see_next_turn(home.timer.clock)
-                if home.finished > home.purge_interval:
-                    home.purge_if_due()
-            elif self._state is _UNSEEN:
-                self._report_unseen(None)
-        except RuntimeError:
-            loop = waiter.get_loop() if waiter is not None else home and home.timer.clock
-            if not (isinstance(loop, asyncio.AbstractEventLoop) and loop.is_closed()):
-                raise
-            # Nobody on it waits any more, and it calls nobody who would purge.
+        if self._waiter is not None:
+            self._wake_waiter()
+        if home is None:
             self._report_unseen(None)
+            return
+        try:
+            if self._state is _UNSEEN:
+                self._see_next_turn(home.timer.clock)
+            home.purge_if_due()
+        except RuntimeError:
+            if not _is_closed(home.timer.clock):
+                raise
+            # Its loop calls nobody who would look whether anybody has seen it, or who would purge.
+            self._report_unseen(None)
+
+    def _wake_waiter(self) -> None:
+        waiter = self._waiter
+        self._waiter = None
+        if waiter is not None and not waiter.done():
+            try:
+                waiter.set_result(None)
+            except RuntimeError:
+                if not _is_closed(waiter.get_loop()):
+                    raise
+                # Nobody on it waits any more.
 
     def _see_next_turn(self, clock: Clock) -> None:
         """On the next turn, see whether somebody has seen the exception, and let go of what its tracebacks hold."""
@@ -413,6 +425,10 @@ class DelayedOperation(TimerTask, Generic[T]):
         else:
             self._waiter.add_done_callback(partial(_wake_up, waiter))
         return waiter
+
+
+def _is_closed(clock: Clock | None) -> bool:
+    return isinstance(clock, asyncio.AbstractEventLoop) and clock.is_closed()
 
 
 def _complete_deferred(home: Home) -> None:

@@ -29,14 +29,14 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None, server: type[LongPollServer] = LongPollServer) -> None:
     """Serve until SIGTERM or SIGINT."""
     options = _parser().parse_args(arguments)
     # A waiting client is an open file: take as many as the system lets us.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
-        long_poll = LongPollServer(options.data, options.max_pending)
+        long_poll = server(options.data, options.max_pending)
     except BlockingIOError:
         sys.exit(f"another server uses {options.data}")
     except OSError as error:

@@ -30,7 +30,7 @@ class LongPollServer:
         self.fetches = DelayedOperationPurgatory("fetch", max_pending=max_pending)
         self.produces = DelayedOperationPurgatory("produce", max_pending=max_pending)
         self.replicas = Replicas()
-        self.log = MessageLog(data, self.fetches.check_and_complete_soon)
+        self.log = MessageLog(data, self.has_grown)
         self.app = Starlette(
             routes=[
                 Route("/topics/{topic}/messages", self.produce, methods=["POST"]),
@@ -82,11 +82,18 @@ class LongPollServer:
         if "replica" in parameters:
             self._acknowledge(topic, requests.name("replica", parameters["replica"]), offset)
 
-        operation = DelayedFetch(self.log, topic, offset, min_messages, wait)
-        fetch = self.fetches.try_complete_else_watch(operation, [topic])
-        end = await _unless_gone(request, fetch)
+        end = await self.wait(request, topic, offset, min_messages, wait)
         messages, next_offset = await self.log.read(topic, offset, end, max_messages)
         return Response(f'{{"messages":{messages},"next_offset":{next_offset}}}', media_type="application/json")
+
+    def has_grown(self, topic: str) -> None:
+        """Called by the log when it has stored messages of `topic`."""
+        self.fetches.check_and_complete_soon(topic)
+
+    async def wait(self, request: Request, topic: str, offset: int, min_messages: int, wait: float) -> int:
+        """Wait for that many messages, or that many seconds. Returns the end of the topic then."""
+        operation = DelayedFetch(self.log, topic, offset, min_messages, wait)
+        return await _unless_gone(request, self.fetches.try_complete_else_watch(operation, [topic]))
 
     async def statistics(self, request: Request) -> Response:
         """`GET /statistics`: of both purgatories."""

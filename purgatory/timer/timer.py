@@ -54,7 +54,8 @@ class TimerHandle(TimerTask):
     __slots__ = ("args", "callback", "context", "timer")
 
     def __init__(self, timer: "WheelTimer", callback: Callable[..., object], args: tuple[Any, ...]) -> None:
-        super().__init__()
+        self._bucket = None  # as super().__init__() does
+        self._deadline = 0.0
         self.timer = timer
         self.callback: Callable[..., object] | None = callback
         self.args = args
@@ -254,7 +255,9 @@ class WheelTimer:
 
     def call_later(self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts) -> TimerHandle:
         """Call `callback(*args)` in `delay` seconds, as `loop.call_later` does but never early."""
-        return self.call_at(self.clock.time() + delay, callback, *args)
+        call = TimerHandle(self, callback, args)
+        self.add(call, (self.clock if self._clock is None else self._clock).time() + delay)
+        return call
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Pass what nobody caught on to the clock's exception handler."""

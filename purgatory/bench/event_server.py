@@ -1,0 +1,71 @@
+"""The long-poll server of the examples, waiting as it is written on asyncio today: for an `Event`, with a time-out.
+
+All fetches of a topic share an event, which is replaced when the topic grows. Everything else is the same program. It
+is here to be compared with, and takes the same command line.
+"""
+
+import asyncio
+from pathlib import Path
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from examples.long_poll_server.__main__ import main
+from examples.long_poll_server.app import LongPollServer
+
+
+class EventServer(LongPollServer):
+    """Fetches wait without a purgatory. Produces do as ever."""
+
+    def __init__(self, data: Path, max_pending: int | None = None) -> None:
+        super().__init__(data, max_pending)
+        self._changed: dict[str, asyncio.Event] = {}
+        self._waiting = 0
+        self._closing = False
+
+    def has_grown(self, topic: str) -> None:
+        """Called by the log."""
+        changed = self._changed.pop(topic, None)
+        if changed is not None:
+            changed.set()
+
+    async def wait(self, request: Request, topic: str, offset: int, min_messages: int, wait: float) -> int:
+        """Return the end of the topic when there are enough messages, or when the time is over."""
+        waiting = asyncio.current_task()
+        assert waiting is not None
+        watching = asyncio.create_task(self._cancel_when_gone(request, waiting))
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(wait):
+                while self.log.end(topic) - offset < min_messages and not self._closing:
+                    await self._changed.setdefault(topic, asyncio.Event()).wait()
+        except TimeoutError:
+            pass
+        except asyncio.CancelledError:
+            if watching.done():
+                raise ClientDisconnect from None
+            raise
+        finally:
+            self._waiting -= 1
+            watching.cancel()
+        return self.log.end(topic)
+
+    async def statistics(self, request: Request) -> Response:
+        """As much as is known."""
+        return JSONResponse({"fetch": {"num_delayed": self._waiting}})
+
+    async def answer_all(self) -> None:
+        """Let all go."""
+        self._closing = True
+        for topic in list(self._changed):
+            self.has_grown(topic)
+        await super().answer_all()
+
+    async def _cancel_when_gone(self, request: Request, waiting: "asyncio.Task[object]") -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        waiting.cancel()
+
+
+if __name__ == "__main__":
+    main(server=EventServer)

@@ -1,0 +1,77 @@
+"""What the figures were measured on, and how memory is looked at."""
+
+import asyncio
+import platform
+import sys
+from collections.abc import Coroutine
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import psutil
+
+__all__ = ["MIB", "SOURCE", "describe", "memory", "peak_memory", "run"]
+
+T = TypeVar("T")
+
+MIB = 1024 * 1024
+
+SOURCE = Path(__file__).parents[2]
+"""Where `examples` is, if this is the project's source and not an installed package."""
+
+
+def memory() -> float:
+    """MiB that this process has in memory."""
+    return float(psutil.Process().memory_info().rss) / MIB
+
+
+def peak_memory() -> float:
+    """The most MiB that this process has had in memory."""
+    status = Path("/proc/self/status")
+    if status.exists():  # not getrusage: on Linux a process inherits that figure from the one that started it
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) / 1024
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (MIB if sys.platform == "darwin" else 1024)
+
+
+def run(loop: Literal["asyncio", "uvloop"], main: Coroutine[Any, Any, T]) -> T:
+    """Run `main` on a new event loop of that kind, and leave everything as it is then.
+
+    The process is to end without ado: to cancel a million tasks in good order would take longer than to measure them.
+    """
+    if loop == "uvloop":
+        import uvloop
+
+        return uvloop.new_event_loop().run_until_complete(main)
+    return asyncio.new_event_loop().run_until_complete(main)
+
+
+def describe() -> dict[str, str]:
+    """The machine and the versions."""
+    return {
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": str(psutil.cpu_count()),
+        "memory": f"{psutil.virtual_memory().total / 1024**3:.0f} GiB",
+        "uvloop": _version("uvloop"),
+        "asyncio-purgatory": _version("asyncio-purgatory"),
+    }
+
+
+def _processor() -> str:
+    path = Path("/proc/cpuinfo")
+    if path.exists():
+        for line in path.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,166 @@
+"""What was measured, as JSON, and as tables of ratios."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from purgatory.bench.case import OURS, Case, Measured, Metric, Scenario
+from purgatory.bench.scenarios import SCENARIOS
+
+__all__ = ["Group", "Spread", "Table", "groups", "load", "markdown", "save", "table"]
+
+
+HOW_MUCH: Final = {"requests", "steps", "waits", "times", "part"}
+"""Parameters that say how much is done: they do not tell one group from another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure over the rounds."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, figures: Sequence[float]) -> "Spread":
+        """Of one figure a round."""
+        return cls(median(figures), min(figures), max(figures))
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What is compared with each other: all implementations of one loop, with the same parameters."""
+
+    loop: str
+    parameters: dict[str, Any]
+    members: dict[str, Measured]
+
+    def __str__(self) -> str:
+        parameters = [f"{name} {value:,}" if isinstance(value, int) else f"{value}" for name, value in self.shown()]
+        return ", ".join([self.loop, *parameters])
+
+    def shown(self) -> Iterable[tuple[str, Any]]:
+        """The parameters that tell it from other groups, not those that say how much is done."""
+        return [(name, value) for name, value in self.parameters.items() if name not in HOW_MUCH]
+
+    def spread(self, implementation: str, metric: str) -> Spread:
+        """What was measured."""
+        return Spread.of([figures[metric] for figures in self.members[implementation].rounds])
+
+    def ratio(self, implementation: str, metric: str) -> Spread | None:
+        """How many times ours it is, round by round; `None` if ours is nothing."""
+        ours = self.members[OURS].rounds
+        theirs = self.members[implementation].rounds
+        ratios = [other[metric] / own[metric] for own, other in zip(ours, theirs, strict=False) if own[metric]]
+        return Spread.of(ratios) if ratios else None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A scenario's figures in words, a row for each implementation of each group."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+
+
+def groups(measured: Iterable[Measured]) -> list[Group]:
+    """What has been measured of one scenario, put together for comparison, in the order in which it was."""
+    found: dict[str, Group] = {}
+    for each in measured:
+        if each.rounds:
+            case = each.case
+            name = json.dumps([case.loop, case.parameters])
+            group = found.setdefault(name, Group(case.loop, dict(case.parameters), {}))
+            group.members[case.implementation] = each
+    return list(found.values())
+
+
+def table(scenario: Scenario, measured: Iterable[Measured]) -> Table:
+    """Figures are medians of all rounds; beside those that are compared stands how many times ours they are."""
+    columns = ["where", "what"]
+    for metric in scenario.metrics:
+        columns.append(f"{metric.label} ({metric.unit})" if metric.unit else metric.label)
+        if metric.compared:
+            columns.append("times ours")
+    rows = []
+    for group in groups(measured):
+        for number, implementation in enumerate(group.members):
+            row = ["" if number else str(group), implementation]
+            for metric in scenario.metrics:
+                row += _cells(group, implementation, metric)
+            rows.append(row)
+    return Table(scenario.title, columns, rows)
+
+
+def _cells(group: Group, implementation: str, metric: Metric) -> list[str]:
+    cells = [number(group.spread(implementation, metric.key).median)]
+    if metric.compared:
+        ratio = group.ratio(implementation, metric.key) if OURS in group.members and implementation != OURS else None
+        cells.append(f"{number(ratio.median)} ({number(ratio.least)} to {number(ratio.most)})" if ratio else "")
+    return cells
+
+
+def number(value: float) -> str:
+    """Three digits that matter."""
+    if value == 0 or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def markdown(table: Table) -> str:
+    """The table for a document."""
+    lines = [table.columns, ["---"] * len(table.columns), *table.rows]
+    return "\n".join([f"### {table.title}", "", *("| " + " | ".join(line) + " |" for line in lines)])
+
+
+def save(path: Path, about: dict[str, Any], measured: dict[str, list[Measured]], missing: dict[str, str]) -> None:
+    """Write everything to a JSON file, whole or not at all."""
+    content = {
+        **about,
+        "scenarios": {
+            name: {
+                "title": SCENARIOS[name].title,
+                "metrics": {metric.key: f"{metric.label} ({metric.unit})" for metric in SCENARIOS[name].metrics},
+                "cases": [{**asdict(each.case), "rounds": each.rounds} for each in cases],
+                "ratios": list(_ratios(SCENARIOS[name], cases)),
+            }
+            for name, cases in measured.items()
+        },
+        "missing": missing,
+    }
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(content, indent=1) + "\n")
+    unfinished.replace(path)
+
+
+def load(path: Path) -> tuple[dict[str, Any], dict[str, list[Measured]]]:
+    """Read what `save` has written: all that is said about it, and what was measured."""
+    content = json.loads(path.read_text())
+    measured = {
+        name: [Measured(Case(**_without_rounds(case)), case["rounds"]) for case in scenario["cases"]]
+        for name, scenario in content.pop("scenarios").items()
+    }
+    return content, measured
+
+
+def _without_rounds(case: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in case.items() if name != "rounds"}
+
+
+def _ratios(scenario: Scenario, measured: Iterable[Measured]) -> Iterable[dict[str, Any]]:
+    for group in groups(measured):
+        for implementation in group.members:
+            for metric in scenario.metrics:
+                if metric.compared and implementation != OURS and OURS in group.members:
+                    ratio = group.ratio(implementation, metric.key)
+                    if ratio is not None:
+                        yield {
+                            "where": str(group),
+                            "what": f"{metric.label}: {implementation} / {OURS}",
+                            **asdict(ratio),
+                        }

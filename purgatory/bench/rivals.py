@@ -1,0 +1,214 @@
+"""What ours is compared with: the old design of Kafka's purgatory, and what people write on asyncio today.
+
+They are given every advantage: no statistics, no checks of what they are given, no containment of faults.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable
+from heapq import heapify, heappop, heappush
+
+from purgatory.clock import Clock, Handle
+
+__all__ = ["CallLaterPurgatory", "EventWaiters", "HeapPurgatory", "Request"]
+
+
+class Request(ABC):
+    """An operation of the rivals: completed once, by whoever comes first."""
+
+    __slots__ = ("completed", "deadline", "handle", "home", "timeout")
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self.deadline = 0.0
+        self.completed = False
+        self.handle: Handle | None = None
+        self.home: CallLaterPurgatory | None = None
+
+    @abstractmethod
+    def try_complete(self) -> bool:
+        """If the condition holds, `force_complete`."""
+
+    @abstractmethod
+    def on_complete(self) -> None:
+        """Called once."""
+
+    @abstractmethod
+    def on_expiration(self) -> None:
+        """Called after it when the deadline did it."""
+
+    def force_complete(self) -> bool:
+        """Complete it, unless it is complete."""
+        if self.completed:
+            return False
+        self.completed = True
+        if self.handle is not None:
+            self.handle.cancel()
+        self.on_complete()
+        if self.home is not None:
+            self.home.completed()
+        return True
+
+    def expire(self) -> None:
+        """The deadline has come."""
+        if self.force_complete():
+            self.on_expiration()
+
+    def __lt__(self, other: "Request") -> bool:
+        return self.deadline < other.deadline
+
+
+class _Watchers:
+    """For each key, the requests that wait on it, in a list. Completed ones stay until somebody comes by."""
+
+    def __init__(self) -> None:
+        self.lists: defaultdict[Hashable, list[Request]] = defaultdict(list)
+        self.watched = 0
+
+    def watch(self, request: Request, keys: Iterable[Hashable]) -> None:
+        for key in keys:
+            self.lists[key].append(request)
+            self.watched += 1
+
+    def check_and_complete(self, key: Hashable) -> int:
+        """Try what watches `key`, and remove what is completed. Returns how many that completed."""
+        requests = self.lists[key]
+        completed = sum(not request.completed and request.try_complete() for request in requests)
+        self.lists[key] = [request for request in requests if not request.completed]
+        self.watched -= len(requests) - len(self.lists[key])
+        return completed
+
+    def purge(self) -> None:
+        """Remove what is completed from all lists, in one go."""
+        for key, requests in self.lists.items():
+            self.lists[key] = [request for request in requests if not request.completed]
+        self.watched = sum(map(len, self.lists.values()))
+
+
+class HeapPurgatory:
+    """The design before the redesign (Kafka 0.8): all requests in one heap, from which completed ones are not removed.
+
+    They leave the heap and the lists when somebody meets them, or when the reaper, which runs when something is due
+    and every 200 ms, finds more than `purge_interval` in the heap, or in the lists, and scans all of it. Kafka's reaper
+    looked after each expiry; this one, in its favour, only once for all that are due.
+    """
+
+    REAPER_INTERVAL = 0.2
+
+    def __init__(self, clock: Clock, purge_interval: int = 1000) -> None:
+        self.purges = 0
+        self._clock = clock
+        self._purge_interval = purge_interval
+        self._watchers = _Watchers()
+        self._heap: list[Request] = []
+        self._handle: Handle | None = None
+        self._next = 0.0
+        self.check_and_complete = self._watchers.check_and_complete
+
+    def try_complete_else_watch(self, request: Request, keys: Iterable[Hashable]) -> None:
+        """Complete `request` if its condition holds, else keep it."""
+        if request.try_complete():
+            return
+        self._watchers.watch(request, keys)
+        if request.try_complete():
+            return
+        request.deadline = self._clock.time() + request.timeout
+        heappush(self._heap, request)
+        if self._handle is None or (self._heap[0] is request and request.deadline < self._next):
+            self._wake_at(min(request.deadline, self._clock.time() + self.REAPER_INTERVAL))
+
+    def close(self) -> None:
+        """Stop the reaper."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _wake_at(self, when: float) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        self._next = when
+        self._handle = self._clock.call_at(when, self._reap)
+
+    def _reap(self) -> None:
+        self._handle = None
+        heap = self._heap
+        while heap and (heap[0].completed or heap[0].deadline <= self._clock.time()):
+            heappop(heap).expire()
+        if self._watchers.watched >= self._purge_interval:
+            self.purges += 1
+            self._watchers.purge()
+        if len(heap) >= self._purge_interval:
+            self.purges += 1
+            self._heap = heap = [request for request in heap if not request.completed]
+            heapify(heap)
+        if heap:
+            self._wake_at(min(heap[0].deadline, self._clock.time() + self.REAPER_INTERVAL))
+
+
+class CallLaterPurgatory:
+    """The same watcher lists, purged by the same estimate as ours, and a `call_at` of the loop for each request."""
+
+    def __init__(self, clock: Clock, purge_interval: int = 1000) -> None:
+        self.purges = 0
+        self._clock = clock
+        self._purge_interval = purge_interval
+        self._watchers = _Watchers()
+        self._pending = 0
+        self._estimated_total = 0
+        self.check_and_complete = self._watchers.check_and_complete
+
+    def try_complete_else_watch(self, request: Request, keys: Iterable[Hashable]) -> None:
+        """Complete `request` if its condition holds, else keep it."""
+        if request.try_complete():
+            return
+        self._watchers.watch(request, keys)
+        if request.try_complete():
+            return
+        self._pending += 1
+        self._estimated_total += 1
+        request.home = self
+        request.handle = self._clock.call_at(self._clock.time() + request.timeout, request.expire)
+
+    def completed(self) -> None:
+        """To be called by every request that waited and is complete."""
+        self._pending -= 1
+        if self._estimated_total - self._pending > self._purge_interval:
+            self._estimated_total = self._pending
+            self.purges += 1
+            self._watchers.purge()
+
+    def close(self) -> None:
+        """Nothing to stop."""
+
+
+class EventWaiters:
+    """A task for each request, which waits for its `asyncio.Event` under `asyncio.timeout`."""
+
+    def __init__(self) -> None:
+        self.keys: defaultdict[Hashable, set[asyncio.Event]] = defaultdict(set)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, keys: Iterable[Hashable], timeout: float, done: Callable[[bool], object]) -> asyncio.Event:
+        """Start a task that calls `done(expired)` once. To set the event completes it."""
+        event = asyncio.Event()
+        task = asyncio.create_task(self._wait(event, keys, timeout, done))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return event
+
+    async def _wait(
+        self, event: asyncio.Event, keys: Iterable[Hashable], timeout: float, done: Callable[[bool], object]
+    ) -> None:
+        for key in keys:
+            self.keys[key].add(event)
+        expired = False
+        try:
+            async with asyncio.timeout(timeout):
+                await event.wait()
+        except TimeoutError:
+            expired = True
+        finally:
+            for key in keys:
+                self.keys[key].discard(event)
+        done(expired)

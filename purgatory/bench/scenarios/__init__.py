@@ -1,0 +1,21 @@
+"""The scenarios, in the order in which they are run."""
+
+from purgatory.bench.case import Scenario
+from purgatory.bench.scenarios import enqueue, http, memory, paths, settings, size, storm, wakeup
+
+__all__ = ["SCENARIOS"]
+
+SCENARIOS: dict[str, Scenario] = {
+    scenario.name: scenario
+    for scenario in (
+        enqueue.SCENARIO,
+        size.SCENARIO,
+        memory.SCENARIO,
+        wakeup.SCENARIO,
+        storm.SCENARIO,
+        paths.CALLBACK,
+        paths.AWAIT,
+        http.SCENARIO,
+        settings.SCENARIO,
+    )
+}

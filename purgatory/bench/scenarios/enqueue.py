@@ -1,0 +1,345 @@
+"""The enqueue benchmark of Kafka's purgatory redesign proposal.
+
+Requests come at exponential intervals and take log-normal times to complete, each watched on 3 of 100 keys, with a
+timeout of 200 ms. Those that would take longer expire. A driver on the same loop makes the requests whose time has
+come, as many as it can when there is no target rate, and completes those whose time to complete has passed. Like
+Kafka's `TestPurgatoryPerformance`, it measures the CPU time of the whole process; what the driver itself takes is
+measured apart, as the implementation "driver alone", whose requests are made and completed but never waited for.
+"""
+
+import asyncio
+import gc
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from itertools import cycle, islice
+from typing import Any, Final, TypeAlias
+
+from purgatory import DelayedOperation, DelayedOperationPurgatory
+from purgatory.bench import machine
+from purgatory.bench.case import LOOPS, OURS, UNLIMITED, Case, Figures, Metric, Plot, Scenario
+from purgatory.bench.rivals import CallLaterPurgatory, EventWaiters, HeapPurgatory, Request
+
+KEYS: Final = 100
+KEYS_A_REQUEST: Final = 3
+SAMPLES: Final = 100_003
+BATCH: Final = 256
+"""How many requests come in one turn of the loop, at most."""
+
+LOADS: Final = {"low": (0.020, 0.060), "high": (0.200, 0.400)}
+"""50th and 75th percentile of the time to complete, in seconds: a low and a high rate of timeouts."""
+
+NORMAL_75: Final = 0.674490
+"""The 75th percentile of the standard normal distribution."""
+
+monotonic = time.monotonic
+
+
+class Count:
+    """How many requests have completed, and how many of them expired."""
+
+    __slots__ = ("completed", "expired")
+
+    def __init__(self) -> None:
+        self.completed = 0
+        self.expired = 0
+
+
+class OurRequest(DelayedOperation[None]):
+    __slots__ = ("completes_at", "count")
+
+    def __init__(self, timeout: float, completes_at: float, count: Count) -> None:
+        super().__init__(timeout)
+        self.completes_at = completes_at
+        self.count = count
+
+    def try_complete(self) -> bool:
+        return monotonic() >= self.completes_at and self.force_complete()
+
+    def on_complete(self) -> None:
+        self.count.completed += 1
+
+    def on_expiration(self) -> None:
+        self.count.expired += 1
+
+
+class RivalRequest(Request):
+    __slots__ = ("completes_at", "count")
+
+    def __init__(self, timeout: float, completes_at: float, count: Count) -> None:
+        super().__init__(timeout)
+        self.completes_at = completes_at
+        self.count = count
+
+    def try_complete(self) -> bool:
+        return monotonic() >= self.completes_at and self.force_complete()
+
+    def on_complete(self) -> None:
+        self.count.completed += 1
+
+    def on_expiration(self) -> None:
+        self.count.expired += 1
+
+
+class NoRequest:
+    """Of the driver alone."""
+
+    __slots__ = ("completes_at", "count", "timeout")
+
+    def __init__(self, timeout: float, completes_at: float, count: Count) -> None:
+        self.timeout = timeout
+        self.completes_at = completes_at
+        self.count = count
+
+    def force_complete(self) -> None:
+        self.count.completed += 1
+
+
+Start = Callable[[float, float, Sequence[str]], Any]
+"""Start a request, given the time, how long it takes to complete, and its keys; returns what is to be completed."""
+
+
+class Implementation:
+    """How requests are started and completed, and what is to be known at the end."""
+
+    def __init__(self, start: Start, purges: Callable[[], int] = lambda: 0, close: Callable[[], object] = int) -> None:
+        self.start = start
+        self.purges = purges
+        self.close = close
+
+    def complete(self, started: list[Any]) -> None:
+        """Complete these, unless they have expired."""
+        for request in started:
+            request.force_complete()
+
+
+class Tasks(Implementation):
+    """What is started is an event."""
+
+    def complete(self, started: list[Any]) -> None:
+        for event in started:
+            event.set()
+
+
+def ours(parameters: dict[str, Any], timeout: float, count: Count) -> Implementation:
+    settings = {name: parameters[name] for name in ("wheel_size", "purge_interval") if name in parameters}
+    purgatory = DelayedOperationPurgatory(**settings)
+    watch = purgatory.try_complete_else_watch
+
+    def start(now: float, latency: float, keys: Sequence[str]) -> Any:
+        return watch(OurRequest(timeout, now + latency, count), keys)
+
+    return Implementation(start, lambda: purgatory.statistics().purges, purgatory.close)
+
+
+def old(parameters: dict[str, Any], timeout: float, count: Count) -> Implementation:
+    return _rival(HeapPurgatory(asyncio.get_running_loop()), timeout, count)
+
+
+def call_later(parameters: dict[str, Any], timeout: float, count: Count) -> Implementation:
+    return _rival(CallLaterPurgatory(asyncio.get_running_loop()), timeout, count)
+
+
+def _rival(purgatory: HeapPurgatory | CallLaterPurgatory, timeout: float, count: Count) -> Implementation:
+    watch = purgatory.try_complete_else_watch
+
+    def start(now: float, latency: float, keys: Sequence[str]) -> Any:
+        request = RivalRequest(timeout, now + latency, count)
+        watch(request, keys)
+        return request
+
+    return Implementation(start, lambda: purgatory.purges, purgatory.close)
+
+
+def event(parameters: dict[str, Any], timeout: float, count: Count) -> Implementation:
+    waiters = EventWaiters()
+
+    def done(expired: bool) -> None:
+        count.completed += 1
+        count.expired += expired
+
+    return Tasks(lambda now, latency, keys: waiters.start(keys, timeout, done))
+
+
+def alone(parameters: dict[str, Any], timeout: float, count: Count) -> Implementation:
+    def start(now: float, latency: float, keys: Sequence[str]) -> Any:
+        request = NoRequest(timeout, now + latency, count)
+        if latency >= timeout:
+            request.force_complete()
+        return request
+
+    return Implementation(start)
+
+
+IMPLEMENTATIONS: Final = {
+    OURS: ours,
+    "old design (heap)": old,
+    "call_later": call_later,
+    "Event + timeout": event,
+    "driver alone": alone,
+}
+
+
+Sample: TypeAlias = tuple[float, float, tuple[str, ...]]
+"""The interval to the next request and the time to complete, in seconds, and the keys."""
+
+
+def samples(randomly: random.Random, load: str, rate: float, longest: float = math.inf) -> list[Sample]:
+    """As many requests as are drawn before they repeat. None takes longer than `longest` to complete."""
+    median, upper = LOADS[load]
+    sigma = (math.log(upper) - math.log(median)) / NORMAL_75
+    names = [f"key-{number}" for number in range(KEYS)]
+    return [
+        (
+            randomly.expovariate(rate) if rate < math.inf else 0.0,
+            min(randomly.lognormvariate(math.log(median), sigma), longest),
+            tuple(randomly.sample(names, KEYS_A_REQUEST)),
+        )
+        for _ in range(SAMPLES)
+    ]
+
+
+class Driver:
+    """Makes requests when their time has come, and completes those that are to be completed, once a turn."""
+
+    def __init__(self, implementation: Implementation, requests: int, timeout: float) -> None:
+        self.implementation = implementation
+        self.left = requests
+        self.timeout = timeout
+        # What is to be completed in each of the milliseconds to come; a request that expires is not among it.
+        self.due: list[list[Any]] = [[] for _ in range(int(timeout * 1000) + 2)]
+        self.enqueued_at = 0.0
+        self.longest_turn = 0.0
+        self.last_turn = math.inf
+        self.all_enqueued = asyncio.get_running_loop().create_future()
+
+    def drive(self, drawn: Sequence[Sample]) -> None:
+        """Begin."""
+        self.samples = cycle(drawn)
+        self.began = self.arrival = monotonic()
+        self.millisecond = 0
+        self.turn()
+
+    def turn(self) -> None:
+        """What is to be done in this turn of the loop."""
+        now = monotonic()
+        if now - self.last_turn > self.longest_turn:
+            self.longest_turn = now - self.last_turn
+        self.last_turn = now
+        self.complete(int((now - self.began) * 1000))
+        loop = asyncio.get_running_loop()
+        if self.left:
+            self.enqueue(now)
+            if self.arrival > now:
+                loop.call_later(0.001, self.turn)
+            else:
+                loop.call_soon(self.turn)
+        elif any(self.due):
+            loop.call_later(0.001, self.turn)
+
+    def complete(self, millisecond: int) -> None:
+        """Complete what is to be completed before `millisecond`."""
+        due = self.due
+        size = len(due)
+        for number in range(self.millisecond, millisecond):
+            slot = due[number % size]
+            if slot:
+                due[number % size] = []
+                self.implementation.complete(slot)
+        self.millisecond = millisecond
+
+    def enqueue(self, now: float) -> None:
+        """Start the requests that have come by `now`."""
+        due = self.due
+        size = len(due)
+        start = self.implementation.start
+        timeout = self.timeout
+        since = now - self.began
+        arrival = self.arrival
+        if arrival > now:
+            return
+        left = self.left
+        for interval, latency, keys in islice(self.samples, min(BATCH, left)):
+            left -= 1
+            request = start(now, latency, keys)
+            if latency < timeout:
+                due[int((since + latency) * 1000) % size].append(request)
+            arrival += interval
+            if arrival > now:
+                break
+        self.arrival = arrival
+        self.left = left
+        if not left:
+            self.enqueued_at = monotonic()
+            self.all_enqueued.set_result(None)
+
+
+async def run(case: Case) -> Figures:
+    """Run all requests of a case and wait until they have completed."""
+    parameters = dict(case.parameters)
+    requests, timeout = parameters["requests"], parameters.get("timeout", 0.2)
+    rate = math.inf if parameters["rate"] == UNLIMITED else float(parameters["rate"])
+    drawn = samples(random.Random(1), parameters["load"], rate, parameters.get("longest", math.inf))
+    count = Count()
+    implementation = IMPLEMENTATIONS[case.implementation](parameters, timeout, count)
+    driver = Driver(implementation, requests, timeout)
+    gc.collect()
+    gc.freeze()  # what was drawn is not what is measured
+    memory = machine.peak_memory()
+    cpu = time.process_time()
+    driver.drive(drawn)
+    await driver.all_enqueued
+    while count.completed < requests:
+        await asyncio.sleep(0.001)
+    cpu = time.process_time() - cpu
+    implementation.close()
+    return {
+        "rate": requests / (driver.enqueued_at - driver.began),
+        "cpu_us": 1e6 * cpu / requests,
+        "memory_mib": machine.peak_memory() - memory,
+        "turn_ms": 1e3 * driver.longest_turn,
+        "timeouts": 100 * count.expired / requests,
+        "purges": implementation.purges(),
+    }
+
+
+def measure(case: Case) -> Figures:
+    return machine.run(case.loop, run(case))
+
+
+def requests_of(rate: int | str, quick: bool) -> int:
+    """How many requests a run has: a million, or those of five seconds where they would take longer."""
+    most, seconds = (50_000, 0.5) if quick else (1_000_000, 5.0)
+    return most if isinstance(rate, str) else min(most, int(rate * seconds))
+
+
+def cases(quick: bool) -> list[Case]:
+    rates: tuple[int | str, ...] = (10_000, UNLIMITED) if quick else (10_000, 30_000, 100_000, 300_000, UNLIMITED)
+    return [
+        Case("enqueue", name, loop, {"load": load, "rate": rate, "requests": requests_of(rate, quick)})
+        for loop in LOOPS
+        for load in (("low",) if quick else LOADS)
+        for rate in rates
+        for name in IMPLEMENTATIONS
+    ]
+
+
+SCENARIO = Scenario(
+    name="enqueue",
+    title="The redesign proposal's enqueue benchmark",
+    cases=cases,
+    measure=measure,
+    metrics=(
+        Metric("cpu_us", "CPU a request", "µs", compared=True),
+        Metric("rate", "enqueued a second", "1/s"),
+        Metric("memory_mib", "peak memory", "MiB"),
+        Metric("turn_ms", "longest turn of the loop", "ms"),
+        Metric("timeouts", "timeouts", "%"),
+        Metric("purges", "purges", ""),
+    ),
+    plots=(
+        Plot("rate", metric="rate", x="rate", panel="load", log_y=True),
+        Plot("cpu", metric="cpu_us", x="rate", panel="load"),
+    ),
+)

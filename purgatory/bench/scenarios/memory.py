@@ -1,0 +1,116 @@
+"""What a pending operation takes of memory, and what a full garbage collection takes of time while they are pending."""
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any, Final
+
+from purgatory import DelayedOperation, DelayedOperationPurgatory
+from purgatory.bench import machine
+from purgatory.bench.case import OURS, Case, Figures, Metric, Plot, Scenario
+from purgatory.bench.rivals import CallLaterPurgatory, EventWaiters, HeapPurgatory, Request
+
+TIMEOUT: Final = 3600.0
+KEYS: Final = [(f"key-{number}",) for number in range(100)]
+
+
+class OurRequest(DelayedOperation[None]):
+    __slots__ = ()
+
+    def try_complete(self) -> bool:
+        return False
+
+    def on_complete(self) -> None:
+        """Never called."""
+
+
+class RivalRequest(Request):
+    __slots__ = ()
+
+    def try_complete(self) -> bool:
+        return False
+
+    def on_complete(self) -> None:
+        """Never called."""
+
+    def on_expiration(self) -> None:
+        """Never called."""
+
+
+Start = Callable[[tuple[str, ...]], object]
+
+
+def ours() -> Start:
+    watch = DelayedOperationPurgatory().try_complete_else_watch
+    return lambda keys: watch(OurRequest(TIMEOUT), keys)
+
+
+def _rival(purgatory: HeapPurgatory | CallLaterPurgatory) -> Start:
+    return lambda keys: purgatory.try_complete_else_watch(RivalRequest(TIMEOUT), keys)
+
+
+def _event() -> Start:
+    start = EventWaiters().start
+    return lambda keys: start(keys, TIMEOUT, id)
+
+
+IMPLEMENTATIONS: "Final[dict[str, Callable[[], Start]]]" = {
+    OURS: ours,
+    "old design (heap)": lambda: _rival(HeapPurgatory(asyncio.get_running_loop())),
+    "call_later": lambda: _rival(CallLaterPurgatory(asyncio.get_running_loop())),
+    "Event + timeout": _event,
+}
+
+
+async def run(case: Case) -> Figures:
+    """Make as many pending as the case says, one key each, and look."""
+    start = IMPLEMENTATIONS[case.implementation]()
+    pending = case.parameters["pending"]
+    started: list[Any] = [None] * pending
+    await asyncio.sleep(0)
+    gc.collect()
+    gc.disable()
+    before = machine.memory()
+    for number in range(pending):
+        started[number] = start(KEYS[number % len(KEYS)])
+        if number % 1000 == 0:
+            await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    held = machine.memory() - before
+    collections = []
+    for _ in range(3):
+        began = time.perf_counter()
+        gc.collect()
+        collections.append(time.perf_counter() - began)
+    return {"bytes": held * machine.MIB / pending, "collection_ms": 1e3 * median(collections)}
+
+
+def measure(case: Case) -> Figures:
+    return machine.run(case.loop, run(case))
+
+
+def cases(quick: bool) -> list[Case]:
+    sizes = (20_000,) if quick else (100_000, 1_000_000)
+    return [
+        Case("memory", implementation, "asyncio", {"pending": pending})
+        for pending in sizes
+        for implementation in IMPLEMENTATIONS
+    ]
+
+
+SCENARIO = Scenario(
+    name="memory",
+    title="Memory of a pending operation, and the time of a full garbage collection",
+    cases=cases,
+    measure=measure,
+    metrics=(
+        Metric("bytes", "memory of a pending operation", "B", compared=True),
+        Metric("collection_ms", "full collection", "ms", compared=True),
+    ),
+    plots=(
+        Plot("bytes", metric="bytes", panel="pending"),
+        Plot("collection", metric="collection_ms", panel="pending"),
+    ),
+)

@@ -1,0 +1,196 @@
+"""The callback path and the await path, apart, because they answer different questions.
+
+Callback: what does an operation cost that nobody awaits, from being made to being completed? Beside it, a task for each
+waiter, its creation included, because that is what such a waiter needs today. A thousand, or a hundred thousand, are
+started, then completed, again and again.
+
+Await: tasks that are there anyway, as request handlers are, wait again and again: what does one wait cost? The floor is
+a bare future without any timeout; nothing that can be awaited costs less.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Final
+
+from purgatory import DelayedOperation, DelayedOperationPurgatory
+from purgatory.bench import machine
+from purgatory.bench.case import LOOPS, OURS, Case, Figures, Metric, Plot, Scenario
+from purgatory.bench.rivals import EventWaiters
+
+TIMEOUT: Final = 30.0
+KEYS: Final = ("key",)
+FLOOR: Final = "future (floor)"
+
+
+class Operation(DelayedOperation[None]):
+    __slots__ = ()
+
+    def try_complete(self) -> bool:
+        return False
+
+    def on_complete(self) -> None:
+        """Nothing to do."""
+
+
+Turns = Awaitable[None]
+Complete = Callable[[], object]
+
+
+def _operations(pending: int) -> Callable[[], Turns]:
+    watch = DelayedOperationPurgatory().try_complete_else_watch
+
+    async def turn() -> None:
+        operations = [watch(Operation(TIMEOUT), KEYS) for _ in range(pending)]
+        await asyncio.sleep(0)
+        for operation in operations:
+            operation.force_complete()
+        await asyncio.sleep(0)
+
+    return turn
+
+
+def _tasks(pending: int) -> Callable[[], Turns]:
+    start = EventWaiters().start
+
+    async def turn() -> None:
+        events = [start((), TIMEOUT, id) for _ in range(pending)]
+        await asyncio.sleep(0)
+        for event in events:
+            event.set()
+        await asyncio.sleep(0)
+
+    return turn
+
+
+CALLBACKS: "Final[dict[str, Callable[[int], Callable[[], Turns]]]]" = {OURS: _operations, "Event + timeout": _tasks}
+
+
+async def run_callbacks(case: Case) -> Figures:
+    """Start that many and complete them, again and again."""
+    pending, times = case.parameters["pending"], case.parameters["times"]
+    turn = CALLBACKS[case.implementation](pending)
+    began = time.process_time()
+    for _ in range(times):
+        await turn()
+    return {"us": 1e6 * (time.process_time() - began) / (pending * times)}
+
+
+Waiting = list[Complete]
+"""What completes each of those who wait now."""
+
+
+def _await_operation(waiting: Waiting) -> Callable[[], Awaitable[object]]:
+    watch = DelayedOperationPurgatory().try_complete_else_watch
+
+    async def wait() -> None:
+        operation = Operation(TIMEOUT)
+        waiting.append(operation.force_complete)
+        await watch(operation, KEYS)
+
+    return wait
+
+
+def _await_event(waiting: Waiting) -> Callable[[], Awaitable[object]]:
+    async def wait() -> None:
+        event = asyncio.Event()
+        waiting.append(event.set)
+        async with asyncio.timeout(TIMEOUT):
+            await event.wait()
+
+    return wait
+
+
+def _await_wait_for(waiting: Waiting) -> Callable[[], Awaitable[object]]:
+    loop = asyncio.get_running_loop()
+
+    async def wait() -> None:
+        future: asyncio.Future[None] = loop.create_future()
+        waiting.append(partial(future.set_result, None))
+        await asyncio.wait_for(future, TIMEOUT)
+
+    return wait
+
+
+def _await_future(waiting: Waiting) -> Callable[[], Awaitable[object]]:
+    loop = asyncio.get_running_loop()
+
+    async def wait() -> None:
+        future: asyncio.Future[None] = loop.create_future()
+        waiting.append(partial(future.set_result, None))
+        await future
+
+    return wait
+
+
+AWAITS: "Final[dict[str, Callable[[Waiting], Callable[[], Awaitable[object]]]]]" = {
+    OURS: _await_operation,
+    "Event + timeout": _await_event,
+    "wait_for": _await_wait_for,
+    FLOOR: _await_future,
+}
+
+
+async def run_awaits(case: Case) -> Figures:
+    """Complete all who wait, again and again."""
+    tasks, waits = case.parameters["tasks"], case.parameters["waits"]
+    waiting: Waiting = []
+    wait = AWAITS[case.implementation](waiting)
+
+    async def handler() -> None:
+        for _ in range(waits + 1):
+            await wait()
+
+    handlers = [asyncio.create_task(handler()) for _ in range(tasks)]
+    began = 0.0
+    for turn in range(waits + 1):
+        while len(waiting) < tasks:
+            await asyncio.sleep(0)
+        if turn == 1:  # all tasks have been started by then
+            began = time.process_time()
+        completions = waiting.copy()
+        waiting.clear()
+        for complete in completions:
+            complete()
+    await asyncio.gather(*handlers)
+    return {"us": 1e6 * (time.process_time() - began) / (waits * tasks)}
+
+
+def measure_callbacks(case: Case) -> Figures:
+    return machine.run(case.loop, run_callbacks(case))
+
+
+def measure_awaits(case: Case) -> Figures:
+    return machine.run(case.loop, run_awaits(case))
+
+
+def _callback_cases(quick: bool) -> list[Case]:
+    sizes = ((1_000, 20),) if quick else ((1_000, 300), (100_000, 3))
+    return [
+        Case("callback", implementation, loop, {"pending": pending, "times": times})
+        for loop in LOOPS
+        for pending, times in sizes
+        for implementation in CALLBACKS
+    ]
+
+
+def _await_cases(quick: bool) -> list[Case]:
+    sizes = ((1_000, 20),) if quick else ((2_000, 200), (100_000, 5))
+    return [
+        Case("await", implementation, loop, {"tasks": tasks, "waits": waits})
+        for loop in LOOPS
+        for tasks, waits in sizes
+        for implementation in AWAITS
+    ]
+
+
+def _scenario(name: str, title: str, cases: Callable[[bool], list[Case]], measure: Any, panel: str | None) -> Scenario:
+    metric = Metric("us", "CPU of a wait", "µs", compared=True)
+    return Scenario(name, title, cases, measure, (metric,), (Plot("cost", metric="us", panel=panel),))
+
+
+CALLBACK = _scenario(
+    "callback", "Callback path: register and complete, nobody awaits", _callback_cases, measure_callbacks, "pending"
+)
+AWAIT = _scenario("await", "Await path: tasks that are there anyway wait", _await_cases, measure_awaits, "tasks")

@@ -1,0 +1,53 @@
+"""Which wheel size and which purge interval serve best: the enqueue benchmark, by both.
+
+With the proposal's timeout of 200 ms and many timeouts, as fast as it goes; the same at 10,000 a second and few
+timeouts, where it counts how often the timer wakes up; and as fast as it goes with a timeout of 30 seconds, as long
+polls have, and requests that all complete within a second.
+"""
+
+from typing import Any, Final
+
+from purgatory.bench.case import OURS, UNLIMITED, Case, Figures, Metric, Plot, Scenario
+from purgatory.bench.scenarios import enqueue
+
+KINDS: Final[dict[str, dict[str, Any]]] = {
+    "200 ms, many expire": {"load": "high", "rate": UNLIMITED, "requests": 400_000},
+    "10,000/s, few expire": {"load": "low", "rate": 10_000, "requests": 50_000},
+    "30 s, none expires": {"load": "high", "rate": UNLIMITED, "requests": 400_000, "timeout": 30.0, "longest": 1.0},
+}
+
+
+SETTINGS: Final = {
+    OURS: {},
+    **{f"wheel size {size}": {"wheel_size": size} for size in (4, 8, 64, 256, 1024)},
+    **{f"purge interval {interval:,}": {"purge_interval": interval} for interval in (100, 300, 3000, 10_000, 100_000)},
+}
+"""The defaults, and what differs from them."""
+
+
+def measure(case: Case) -> Figures:
+    parameters = {**KINDS[case.parameters["kind"]], **SETTINGS[case.implementation]}
+    parameters["requests"] //= case.parameters["part"]
+    return enqueue.measure(Case(case.scenario, OURS, case.loop, parameters))
+
+
+def cases(quick: bool) -> list[Case]:
+    return [
+        Case("settings", implementation, "asyncio", {"kind": kind, "part": 50 if quick else 1})
+        for kind in KINDS
+        for implementation in list(SETTINGS)[: 2 if quick else None]
+    ]
+
+
+SCENARIO = Scenario(
+    name="settings",
+    title="Wheel size and purge interval",
+    cases=cases,
+    measure=measure,
+    metrics=(
+        Metric("cpu_us", "CPU a request", "µs", compared=True),
+        Metric("memory_mib", "peak memory", "MiB"),
+        Metric("purges", "purges", ""),
+    ),
+    plots=(Plot("cpu", metric="cpu_us", panel="kind"), Plot("memory", metric="memory_mib", panel="kind")),
+)

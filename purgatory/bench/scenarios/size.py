@@ -1,0 +1,106 @@
+"""What it costs to set a timer and to cancel one, depending on how many are pending.
+
+As many as the case says are pending at all times: each step cancels the oldest and sets a new one, for 30 to 90 seconds
+from now. The loop gets its turn after every thousand steps, as it needs it to drop what was cancelled.
+"""
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from purgatory import WheelTimer
+from purgatory.bench import machine
+from purgatory.bench.case import LOOPS, OURS, Case, Figures, Metric, Plot, Scenario
+from purgatory.timer import TimerTask
+
+STEPS_A_TURN: Final = 1000
+
+
+class Task(TimerTask):
+    """The least that a timer takes."""
+
+    __slots__ = ()
+
+    def run(self) -> None:
+        """Never called: nothing becomes due here."""
+
+
+def _nothing() -> None:
+    pass
+
+
+Timer = tuple[Callable[[float], Any], Callable[[Any], object]]
+"""Inserts what is due after a delay, and cancels what the insert has returned."""
+
+
+def ours() -> Timer:
+    timer = WheelTimer()
+    add, now = timer.add, asyncio.get_running_loop().time
+
+    def insert(delay: float) -> Task:
+        task = Task()
+        add(task, now() + delay)
+        return task
+
+    return insert, timer.cancel
+
+
+def _calls(call_later: Callable[..., Any]) -> Timer:
+    return lambda delay: call_later(delay, _nothing), lambda handle: handle.cancel()
+
+
+IMPLEMENTATIONS: Final[dict[str, Callable[[], Timer]]] = {
+    OURS: ours,
+    f"{OURS}, call_later": lambda: _calls(WheelTimer().call_later),
+    "loop.call_later": lambda: _calls(asyncio.get_running_loop().call_later),
+    "driver alone": lambda: (float, float),
+}
+
+
+async def run(case: Case) -> Figures:
+    """Fill the timer, then cancel and insert."""
+    pending, steps = case.parameters["pending"], case.parameters["steps"]
+    insert, cancel = IMPLEMENTATIONS[case.implementation]()
+    randomly = random.Random(1)
+    delays = [30 + 60 * randomly.random() for _ in range(STEPS_A_TURN)]
+    handles: deque[Any] = deque()
+    while len(handles) < pending:
+        handles.extend(insert(delay) for delay in delays[: pending - len(handles)])
+        await asyncio.sleep(0)
+    for measured in (False, True):  # the first time is to warm up: asyncio has nothing to drop yet
+        start = time.process_time()
+        for _ in range(steps // STEPS_A_TURN):
+            for delay in delays:
+                cancel(handles.popleft())
+                handles.append(insert(delay))
+            await asyncio.sleep(0)
+        if measured:
+            return {"ns": 1e9 * (time.process_time() - start) / steps}
+    raise AssertionError("measured the second time")
+
+
+def measure(case: Case) -> Figures:
+    return machine.run(case.loop, run(case))
+
+
+def cases(quick: bool) -> list[Case]:
+    sizes = (1_000, 100_000) if quick else (1_000, 10_000, 100_000, 1_000_000)
+    return [
+        Case("size", implementation, loop, {"pending": pending, "steps": 20_000 if quick else max(200_000, pending)})
+        for loop in LOOPS
+        for pending in sizes
+        for implementation in IMPLEMENTATIONS
+    ]
+
+
+SCENARIO = Scenario(
+    name="size",
+    title="Set and cancel a timer, by how many are pending",
+    cases=cases,
+    measure=measure,
+    metrics=(Metric("ns", "CPU of an insert and a cancel", "ns", compared=True),),
+    plots=(Plot("cost", metric="ns", x="pending"),),
+)

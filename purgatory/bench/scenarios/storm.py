@@ -1,0 +1,131 @@
+"""A great many become due in one tick: how long the loop is held up, and how late they are."""
+
+import asyncio
+import gc
+from array import array
+from collections.abc import Callable
+from typing import Final
+
+from purgatory import DelayedOperation, DelayedOperationPurgatory
+from purgatory.bench import machine
+from purgatory.bench.case import LOOPS, OURS, Case, Figures, Metric, Plot, Scenario
+from purgatory.bench.rivals import EventWaiters
+from purgatory.bench.stalls import Heartbeat
+
+SECONDS_EACH: Final = {"Event + timeout": 35e-6}
+"""How long it may take to start one, at most; others take less."""
+
+
+class Storm:
+    """When all are due, and how late each was."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, deadline: float) -> None:
+        self.time = loop.time
+        self.deadline = deadline
+        self.late = array("d")
+
+    def note(self) -> None:
+        """One is run."""
+        self.late.append(self.time() - self.deadline)
+
+    def left(self) -> float:
+        """Seconds until all are due."""
+        return self.deadline - self.time()
+
+
+class Due(DelayedOperation[None]):
+    __slots__ = ("storm",)
+
+    def __init__(self, storm: Storm) -> None:
+        super().__init__(storm.left())
+        self.storm = storm
+
+    def try_complete(self) -> bool:
+        return False
+
+    def on_complete(self) -> None:
+        self.storm.note()
+
+
+Start = Callable[[], object]
+
+
+def ours(storm: Storm) -> Start:
+    watch = DelayedOperationPurgatory().try_complete_else_watch
+    return lambda: watch(Due(storm), ("key",))
+
+
+def call_later(storm: Storm) -> Start:
+    loop = asyncio.get_running_loop()
+    return lambda: loop.call_later(storm.left(), storm.note)
+
+
+def event(storm: Storm) -> Start:
+    start = EventWaiters().start
+    return lambda: start((), storm.left(), lambda _: storm.note())
+
+
+IMPLEMENTATIONS: "Final[dict[str, Callable[[Storm], Start]]]" = {
+    OURS: ours,
+    "call_later": call_later,
+    "Event + timeout": event,
+}
+
+
+async def run(case: Case) -> Figures:
+    """Start all, wait for the tick, and look."""
+    count = case.parameters["due"]
+    loop = asyncio.get_running_loop()
+    storm = Storm(loop, loop.time() + 0.5 + count * SECONDS_EACH.get(case.implementation, 7e-6))
+    start = IMPLEMENTATIONS[case.implementation](storm)
+    gc.disable()
+    for number in range(count):
+        start()
+        if number % 1000 == 0:
+            await asyncio.sleep(0)
+    gc.collect()
+    gc.freeze()  # what is there is not what is measured
+    gc.enable()
+    if storm.left() < 0.05:
+        raise RuntimeError(f"this machine is too slow to start {count:,} before the first is due")
+    await asyncio.sleep(storm.left() - 0.02)
+    heartbeat = Heartbeat()
+    await heartbeat.until(lambda: len(storm.late) == count)
+    late = sorted(storm.late)
+    return {
+        "stall_ms": 1e3 * heartbeat.longest,
+        "own_stall_ms": 1e3 * heartbeat.own,
+        "late_50_ms": 1e3 * late[count // 2],
+        "late_99_ms": 1e3 * late[count * 99 // 100],
+        "late_max_ms": 1e3 * late[-1],
+        "early": sum(each < 0 for each in late),
+    }
+
+
+def measure(case: Case) -> Figures:
+    return machine.run(case.loop, run(case))
+
+
+def cases(quick: bool) -> list[Case]:
+    return [
+        Case("storm", implementation, loop, {"due": 20_000 if quick else 1_000_000})
+        for loop in LOOPS
+        for implementation in IMPLEMENTATIONS
+    ]
+
+
+SCENARIO = Scenario(
+    name="storm",
+    title="Expiry storm: all due in one tick",
+    cases=cases,
+    measure=measure,
+    metrics=(
+        Metric("stall_ms", "longest turn of the loop", "ms", compared=True),
+        Metric("own_stall_ms", "the same without garbage collection", "ms"),
+        Metric("late_50_ms", "late, median", "ms"),
+        Metric("late_99_ms", "late, 99 %", "ms"),
+        Metric("late_max_ms", "late, at most", "ms"),
+        Metric("early", "called early", ""),
+    ),
+    plots=(Plot("stall", metric="stall_ms"), Plot("late", metric="late_max_ms")),
+)

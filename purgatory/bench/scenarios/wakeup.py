@@ -1,0 +1,164 @@
+"""Many wait on one key, and an event satisfies one of them, one in a hundred, or all.
+
+Each waiter is a task that waits for an offset in a log; a publisher moves the log's end. With one `asyncio.Condition`
+or one `asyncio.Event` for all, which is how it is written, every change wakes every waiter, which looks whether it is
+meant, and waits again. Theirs wait without a deadline, which is to their advantage; ours have one of an hour.
+"""
+
+import asyncio
+import gc
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from purgatory import DelayedOperation, DelayedOperationPurgatory
+from purgatory.bench import machine
+from purgatory.bench.case import LOOPS, OURS, Case, Figures, Metric, Plot, Scenario
+from purgatory.bench.stalls import Heartbeat
+
+KEY: Final = ("log",)
+
+
+class Log:
+    """Its end, and when those who waited for it ran."""
+
+    def __init__(self) -> None:
+        self.end = 0
+        self.ran = 0
+        self.last = 0.0
+
+    def run(self) -> None:
+        """A waiter has what it waited for."""
+        self.ran += 1
+        self.last = time.perf_counter()
+
+
+class Fetch(DelayedOperation[None]):
+    __slots__ = ("log", "offset")
+
+    def __init__(self, log: Log, offset: int) -> None:
+        super().__init__(3600.0)
+        self.log = log
+        self.offset = offset
+
+    def try_complete(self) -> bool:
+        return self.log.end > self.offset and self.force_complete()
+
+    def on_complete(self) -> None:
+        """Nothing to do: the waiter runs."""
+
+
+Wait = Callable[[int], Awaitable[None]]
+Publish = Callable[[], Awaitable[None]]
+
+
+def _ours(log: Log, *, soon: bool) -> tuple[Wait, Publish]:
+    purgatory = DelayedOperationPurgatory()
+
+    async def wait(offset: int) -> None:
+        await purgatory.try_complete_else_watch(Fetch(log, offset), KEY)
+
+    async def publish() -> None:
+        if soon:
+            purgatory.check_and_complete_soon(KEY[0])
+        else:
+            purgatory.check_and_complete(KEY[0])
+
+    return wait, publish
+
+
+def condition(log: Log) -> tuple[Wait, Publish]:
+    changed = asyncio.Condition()
+
+    async def wait(offset: int) -> None:
+        async with changed:
+            await changed.wait_for(lambda: log.end > offset)
+
+    async def publish() -> None:
+        async with changed:
+            changed.notify_all()
+
+    return wait, publish
+
+
+def event(log: Log) -> tuple[Wait, Publish]:
+    changed = asyncio.Event()
+
+    async def wait(offset: int) -> None:
+        while log.end <= offset:
+            await changed.wait()
+
+    async def publish() -> None:
+        changed.set()
+        changed.clear()
+
+    return wait, publish
+
+
+IMPLEMENTATIONS: "Final[dict[str, Callable[[Log], tuple[Wait, Publish]]]]" = {
+    OURS: lambda log: _ours(log, soon=False),
+    f"{OURS}, soon": lambda log: _ours(log, soon=True),
+    "Condition": condition,
+    "Event": event,
+}
+
+
+async def run(case: Case) -> Figures:
+    """Let all wait, publish, and look when the right ones have run."""
+    waiters = case.parameters["waiters"]
+    right = {"one": 1, "1 %": waiters // 100, "all": waiters}[case.parameters["satisfied"]]
+    log = Log()
+    wait, publish = IMPLEMENTATIONS[case.implementation](log)
+
+    async def waiter(offset: int) -> None:
+        await wait(offset)
+        log.run()
+
+    # Whom the event satisfies is spread over all who wait; if one, it is in the middle.
+    stride = waiters // right
+    offsets = [n // stride if n % stride == stride // 2 else waiters for n in range(waiters)]
+    tasks = [asyncio.create_task(waiter(offset)) for offset in offsets]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not any(task.done() for task in tasks)
+    gc.collect()
+    gc.freeze()  # what is there is not what is measured
+    heartbeat = Heartbeat()
+    beating = asyncio.create_task(heartbeat.until(lambda: log.ran >= right))
+    await asyncio.sleep(0)
+    log.end = right
+    began = time.perf_counter()
+    await publish()
+    await beating
+    return {
+        "ms": 1e3 * (log.last - began),
+        "stall_ms": 1e3 * heartbeat.longest,
+        "own_stall_ms": 1e3 * heartbeat.own,
+    }
+
+
+def measure(case: Case) -> Figures:
+    return machine.run(case.loop, run(case))
+
+
+def cases(quick: bool) -> list[Case]:
+    return [
+        Case("wakeup", implementation, loop, {"satisfied": satisfied, "waiters": 10_000 if quick else 100_000})
+        for loop in LOOPS[: 1 if quick else 2]
+        for satisfied in ("one", "1 %", "all")
+        for implementation in IMPLEMENTATIONS
+    ]
+
+
+SCENARIO = Scenario(
+    name="wakeup",
+    title="Selective wake-up",
+    cases=cases,
+    measure=measure,
+    metrics=(
+        Metric("ms", "until the right ones have run", "ms", compared=True),
+        Metric("stall_ms", "longest turn of the loop", "ms"),
+        Metric("own_stall_ms", "the same without garbage collection", "ms"),
+    ),
+    plots=(Plot("time", metric="ms", panel="satisfied"), Plot("stall", metric="stall_ms", panel="satisfied")),
+)

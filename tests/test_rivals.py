@@ -1,0 +1,129 @@
+"""What ours is compared with does its work too: a rival that loses requests would be fast."""
+
+import asyncio
+
+import pytest
+
+from purgatory import VirtualClock
+from purgatory.bench.rivals import CallLaterPurgatory, EventWaiters, HeapPurgatory, Request
+from purgatory.bench.stalls import Heartbeat
+
+Rival = HeapPurgatory | CallLaterPurgatory
+
+
+class Waiting(Request):
+    """Completes when it is told to, and notes what happens to it."""
+
+    def __init__(self, timeout: float) -> None:
+        super().__init__(timeout)
+        self.ready = False
+        self.events: list[str] = []
+
+    def try_complete(self) -> bool:
+        return self.ready and self.force_complete()
+
+    def on_complete(self) -> None:
+        self.events.append("complete")
+
+    def on_expiration(self) -> None:
+        self.events.append("expiration")
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture(params=[HeapPurgatory, CallLaterPurgatory])
+def rival(request: pytest.FixtureRequest, clock: VirtualClock) -> Rival:
+    made: Rival = request.param(clock, purge_interval=10)
+    return made
+
+
+def test_one_that_is_ready_does_not_wait(rival: Rival, clock: VirtualClock) -> None:
+    request = Waiting(1)
+    request.ready = True
+    rival.try_complete_else_watch(request, ["key"])
+    clock.advance(2)
+    assert request.events == ["complete"]
+    assert rival.check_and_complete("key") == 0
+
+
+def test_a_check_completes_those_that_are_ready(rival: Rival, clock: VirtualClock) -> None:
+    requests = [Waiting(1) for _ in range(4)]
+    for request in requests:
+        rival.try_complete_else_watch(request, ["key", "other"])
+    requests[1].ready = requests[2].ready = True
+    assert rival.check_and_complete("key") == 2
+    assert rival.check_and_complete("other") == 0
+    clock.advance(2)
+    once = ["complete"]
+    expired = ["complete", "expiration"]
+    assert [request.events for request in requests] == [expired, once, once, expired]
+
+
+def test_a_deadline_is_kept(rival: Rival, clock: VirtualClock) -> None:
+    requests = [Waiting(timeout) for timeout in (0.5, 0.1, 0.3)]
+    for request in requests:
+        rival.try_complete_else_watch(request, ["key"])
+    clock.advance(0.0999)
+    assert [request.completed for request in requests] == [False, False, False]
+    clock.advance(0.1001)
+    assert [request.completed for request in requests] == [False, True, False]
+    clock.advance(1)
+    assert [request.completed for request in requests] == [True, True, True]
+
+
+def test_dead_ones_are_purged(rival: Rival, clock: VirtualClock) -> None:
+    alive = Waiting(1)
+    rival.try_complete_else_watch(alive, ["key"])
+    for _ in range(30):
+        request = Waiting(1)
+        rival.try_complete_else_watch(request, ["key"])
+        request.force_complete()
+    clock.advance(0.5)
+    assert rival.purges > 0
+    assert rival._watchers.watched <= 10
+    rival.close()
+
+
+def test_the_old_design_keeps_what_is_complete_until_it_is_met(clock: VirtualClock) -> None:
+    old = HeapPurgatory(clock)
+    alive, complete = Waiting(1), Waiting(2)
+    for request in (alive, complete):
+        old.try_complete_else_watch(request, ["key"])
+    complete.force_complete()
+    clock.advance(0.9)
+    assert old._heap == [alive, complete]
+    clock.advance(0.2)  # the one before it has expired: it is the next to be met
+    assert old._heap == []
+    assert complete.events == ["complete"]
+
+
+@pytest.mark.parametrize("expires", [False, True])
+async def test_a_task_waits_for_its_event_or_its_timeout(expires: bool) -> None:
+    waiters = EventWaiters()
+    done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    event = waiters.start(["key"], 0.001 if expires else 100, done.set_result)
+    await asyncio.wait({done}, timeout=0)
+    if not expires:
+        assert waiters.keys["key"] == {event}
+        event.set()
+    assert await done is expires
+    assert waiters.keys["key"] == set()
+
+
+async def test_the_longest_turn_is_noted() -> None:
+    loop = asyncio.get_running_loop()
+    heartbeat = Heartbeat()
+
+    def busy() -> None:
+        until = loop.time() + 0.05
+        while loop.time() < until:
+            pass
+        turns.append(None)
+
+    turns: list[None] = []
+    loop.call_soon(busy)
+    await heartbeat.until(lambda: bool(turns))
+    assert 0.04 <= heartbeat.own <= heartbeat.longest  # uvloop's clock counts whole milliseconds
