@@ -133,8 +133,10 @@ class HeapPurgatory:
     def _reap(self) -> None:
         self._handle = None
         heap = self._heap
+        before = len(heap)
         while heap and (heap[0].completed or heap[0].deadline <= self._clock.time()):
             heappop(heap).expire()
+        early = len(heap) == before
         if self._watchers.watched >= self._purge_interval:
             self.purges += 1
             self._watchers.purge()
@@ -143,7 +145,9 @@ class HeapPurgatory:
             self._heap = heap = [request for request in heap if not request.completed]
             heapify(heap)
         if heap:
-            self._wake_at(min(heap[0].deadline, self._clock.time() + self.REAPER_INTERVAL))
+            now = self._clock.time()
+            # uvloop counts milliseconds: asked for the rest of one, it would call back at once, again and again.
+            self._wake_at(max(now + 0.001 if early else 0.0, min(heap[0].deadline, now + self.REAPER_INTERVAL)))
 
 
 class CallLaterPurgatory:

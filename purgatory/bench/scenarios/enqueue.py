@@ -341,5 +341,6 @@ SCENARIO = Scenario(
     plots=(
         Plot("rate", metric="rate", x="rate", panel="load", log_y=True),
         Plot("cpu", metric="cpu_us", x="rate", panel="load"),
+        Plot("turn", metric="turn_ms", x="rate", panel="load", log_y=True),
     ),
 )
