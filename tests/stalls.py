@@ -14,7 +14,6 @@ import gc
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ import purgatory.purgatory
 import purgatory.timer.timer
 import purgatory.watchers
 from purgatory import DelayedOperation, DelayedOperationPurgatory
+from purgatory.bench.stalls import Heartbeat
 
 OPERATIONS = 1_000_000
 COLLECTORS = ("as it is", "tuned", "off")
@@ -46,44 +46,6 @@ class Waiting(DelayedOperation[None]):
 
     def on_complete(self) -> None:
         pass
-
-
-class Heartbeat:
-    """Beats once a turn of the loop, and notes the longest turn and what part of it was garbage collection."""
-
-    def __init__(self) -> None:
-        self.longest = 0.0
-        self.collecting = 0.0
-        self.collections = 0.0
-        self._began = 0.0
-        self._last = time.perf_counter()
-        self._seen = 0.0
-
-    def beat(self) -> None:
-        now = time.perf_counter()
-        turn = now - self._last
-        if turn > self.longest:
-            self.longest = turn
-            self.collecting = self.collections - self._seen
-        self._last = now
-        self._seen = self.collections
-
-    def collection(self, phase: str, _: dict[str, int]) -> None:
-        if phase == "start":
-            self._began = time.perf_counter()
-        else:
-            self.collections += time.perf_counter() - self._began
-
-    async def until(self, done: Callable[[], bool]) -> None:
-        loop = asyncio.get_running_loop()
-        gc.callbacks.append(self.collection)
-        self._last = time.perf_counter()
-        while not done():
-            next_turn = loop.create_future()
-            loop.call_soon(next_turn.set_result, None)
-            await next_turn
-            self.beat()
-        gc.callbacks.remove(self.collection)
 
 
 Ready = Callable[[int], bool]

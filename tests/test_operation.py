@@ -5,7 +5,14 @@ import math
 
 import pytest
 
-from purgatory import DelayedOperation, DelayedOperationPurgatory, OperationCancelled, PurgatoryError, VirtualClock
+from purgatory import (
+    DelayedOperation,
+    DelayedOperationPurgatory,
+    OperationCancelled,
+    PurgatoryError,
+    VirtualClock,
+    WheelTimer,
+)
 from tests.operations import Flag, turn
 
 
@@ -253,3 +260,14 @@ class TestReschedule:
 
 async def _wait(operation: Flag) -> str:
     return await operation
+
+
+def test_a_timer_alone_completes_it_at_its_deadline(clock: VirtualClock) -> None:
+    timer = WheelTimer(clock)
+    operation = Flag()
+    timer.add(operation, 1.0)
+    clock.advance(0.999)
+    assert not operation.done()
+    clock.advance(0.001)
+    assert operation.expired()
+    assert operation.result() == "result of flag"

@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 
 import purgatory
+from purgatory.bench import report
+from purgatory.bench.scenarios import SCENARIOS
+from purgatory.bench.summary import summary
 from tests.server_process import ROOT, ServerProcess, running
 
 README = (ROOT / "README.md").read_text()
@@ -79,3 +82,17 @@ def test_importing_the_core_needs_the_standard_library_alone() -> None:
         for alias in node.names
     }
     assert imported <= sys.stdlib_module_names | {"purgatory"}
+
+
+def test_the_figures_are_those_that_were_measured() -> None:
+    measured = ROOT / "purgatory" / "bench" / "measured"
+    about, cases = report.load(measured / "results.json")
+    assert list(cases) == list(SCENARIOS)
+    assert (about["rounds"], about["missing"]) == (3, {})
+    for name, scenario in SCENARIOS.items():
+        assert [each.case for each in cases[name]] == scenario.cases(False)
+    table = report.markdown(summary(cases, "asyncio")).partition("\n\n")[2]
+    assert table in README
+    assert f"`{about['command']}`" in README
+    for picture in re.findall(r"\(purgatory/bench/measured/(\S+\.png)\)", README):
+        assert (measured / picture).exists()

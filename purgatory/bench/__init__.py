@@ -5,7 +5,9 @@
     rivals      the implementations that ours are compared with
     stalls      the longest turn of a loop
     runner      every case in a process of its own, in turn, several rounds
-    report      ratios, tables and plots of what was measured
+    report      ratios and tables of what was measured, as JSON and Markdown
+    summary     what matters most of it
+    plots       pictures
     command     the command line
 
 Speeds on a machine that does other things too mean little by themselves. So all implementations are measured in

@@ -12,8 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from purgatory.bench import machine, plots, report, runner
-from purgatory.bench.case import Case, Figures, Measured
+from purgatory.bench.case import LOOPS, Case, Figures, Measured
 from purgatory.bench.scenarios import SCENARIOS
+from purgatory.bench.summary import summary
 
 if TYPE_CHECKING:
     Subcommands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -103,7 +104,8 @@ def _write(
     directory: Path, about: dict[str, Any], measured: dict[str, list[Measured]], missing: dict[str, str]
 ) -> None:
     report.save(directory / "results.json", about, measured, missing)
-    tables = [report.markdown(report.table(SCENARIOS[name], cases)) for name, cases in measured.items()]
+    tables = [report.markdown(summary(measured, loop)) for loop in LOOPS]
+    tables += [report.markdown(report.table(SCENARIOS[name], cases)) for name, cases in measured.items()]
     described = ", ".join(f"{name} {value}" for name, value in about["machine"].items())
     (directory / "results.md").write_text("\n\n".join([f"`{about['command']}` on {described}.", *tables]) + "\n")
     for name, cases in measured.items():
