@@ -4,6 +4,7 @@ import asyncio
 import random
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
 
@@ -235,3 +236,40 @@ def test_a_loop_given_as_the_clock_is_guarded_from_its_first_use() -> None:
     with asyncio.Runner(debug=True) as runner:
         purgatory = DelayedOperationPurgatory(clock=runner.get_loop())
         runner.run(use())
+
+
+async def test_a_thread_with_a_loop_of_its_own_is_refused_too() -> None:
+    async def watch(purgatory: DelayedOperationPurgatory) -> None:
+        purgatory.try_complete_else_watch(Flag(), ["key"])
+
+    async def wait(operation: Flag) -> None:
+        await operation
+
+    async with DelayedOperationPurgatory() as purgatory:
+        operation = purgatory.try_complete_else_watch(Flag(), ["key"])
+        for use in (watch(purgatory), wait(operation)):
+            with pytest.raises(PurgatoryError, match="another event loop"):
+                await asyncio.to_thread(asyncio.run, use)
+        assert purgatory.num_delayed == 1
+
+
+def test_a_loop_that_goes_on_in_another_thread_takes_its_purgatory_along() -> None:
+    purgatory = DelayedOperationPurgatory()
+
+    async def watch() -> Flag:
+        return purgatory.try_complete_else_watch(Flag(), ["key"])
+
+    async def complete(operation: Flag) -> str:
+        another = await watch()
+        another.ready = operation.ready = True
+        purgatory.check_and_complete("key")
+        return await operation + await another
+
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        operation = runner.run(watch())
+        with ThreadPoolExecutor(1) as thread:
+            result = thread.submit(loop.run_until_complete, complete(operation)).result()
+        assert result == "result of flag" * 2
+        with pytest.raises(RuntimeError, match=r"no running event loop|other threads"):
+            purgatory.try_complete_else_watch(Flag(), ["key"])
