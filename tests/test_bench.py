@@ -15,7 +15,7 @@ import pytest
 
 from purgatory.__main__ import main
 from purgatory.bench import report, runner
-from purgatory.bench.case import OURS, UNLIMITED, Case, Figures, Measured, Metric, Scenario
+from purgatory.bench.case import LOOPS, OURS, UNLIMITED, Case, Figures, Measured, Metric, Scenario
 from purgatory.bench.scenarios import SCENARIOS, enqueue
 
 ROOT = Path(__file__).parents[1]
@@ -76,6 +76,16 @@ class TestAQuickRun:
                 assert picture.startswith(b"\x89PNG\r\n")
                 assert len(picture) > 5000
 
+    def test_draws_an_overview_of_each_loop(self, quick: Path) -> None:
+        for loop in LOOPS:
+            assert (quick / f"overview-{loop}.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+    def test_can_be_drawn_again(self, quick: Path, tmp_path: Path) -> None:
+        (tmp_path / "results.json").write_bytes((quick / "results.json").read_bytes())
+        main(["bench", "--redraw", "--output", str(tmp_path)])
+        assert {path.name for path in tmp_path.iterdir()} == {path.name for path in quick.iterdir()}
+        assert (tmp_path / "results.md").read_text() == (quick / "results.md").read_text()
+
     def test_writes_its_tables(self, quick: Path) -> None:
         text = (quick / "results.md").read_text()
         for scenario in SCENARIOS.values():
@@ -121,6 +131,13 @@ class TestTheCommand:
         (tmp_path / "taken").write_text("")
         with pytest.raises(SystemExit, match=r"cannot write to .*taken"):
             main(["bench", "--output", str(tmp_path / "taken")])
+
+    @pytest.mark.parametrize("content", [None, "", "[]", '{"scenarios": {"size": {}}}'])
+    def test_refuses_to_redraw_what_it_cannot_read(self, tmp_path: Path, content: str | None) -> None:
+        if content is not None:
+            (tmp_path / "results.json").write_text(content)
+        with pytest.raises(SystemExit, match="cannot read the results in"):
+            main(["bench", "--redraw", "--output", str(tmp_path)])
 
     def test_says_which_extra_is_missing(self, tmp_path: Path) -> None:
         venv.create(tmp_path, symlinks=True)

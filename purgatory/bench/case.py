@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
-__all__ = ["LOOPS", "OURS", "UNLIMITED", "Case", "Figures", "Measured", "Metric", "Plot", "Scenario"]
+__all__ = ["ALONE", "LOOPS", "OURS", "UNLIMITED", "Case", "Figures", "Measured", "Metric", "Plot", "Scenario"]
 
 Figures: TypeAlias = "dict[str, float]"
 """What one run of a case has given, by the keys of its scenario's metrics."""
@@ -15,6 +15,9 @@ LOOPS: Final[tuple[Loop, ...]] = ("asyncio", "uvloop")
 
 OURS = "purgatory"
 """Every scenario's own implementation is called so, or begins so."""
+
+ALONE = "driver alone"
+"""What a scenario's own part costs, with nothing to be measured."""
 
 UNLIMITED = "unlimited"
 """A target rate: as fast as it goes."""

@@ -36,11 +36,15 @@ def add_to(subcommands: "Subcommands") -> None:
     parser.add_argument("--rounds", type=_count, metavar="N", help="default: 3, or 2 of a quick run")
     parser.add_argument("--loop", choices=("asyncio", "uvloop"), help="only this one")
     parser.add_argument("--output", type=Path, default="purgatory-bench", metavar="DIR", help="default: %(default)s")
+    parser.add_argument("--redraw", action="store_true", help="measure nothing: tables and plots of results.json there")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
     """Measure what the options ask for."""
+    if options.redraw:
+        _redraw(options.output)
+        return
     console = Console(stderr=True)
     names: list[str] = list(dict.fromkeys(options.scenarios)) or list(SCENARIOS)
     missing = {name: why for name in names if (why := SCENARIOS[name].missing())}
@@ -69,13 +73,22 @@ def run(options: argparse.Namespace) -> None:
     except KeyboardInterrupt:
         sys.exit("purgatory bench: interrupted; what was measured before is in the output")
     finally:
-        _write(options.output, about, measured, missing)
+        report.save(options.output / "results.json", about, measured, missing)
+        _write(options.output, about, measured)
     for name in names:
         if name in missing:
             console.print(f"[yellow]{name} was not measured: {missing[name]}")
         else:
             _show(report.table(SCENARIOS[name], measured[name]))
     console.print(f"written to {options.output}: results.json, results.md and plots")
+
+
+def _redraw(directory: Path) -> None:
+    try:
+        about, measured = report.load(directory / "results.json")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        sys.exit(f"purgatory bench: cannot read the results in {directory}: {error!r}")
+    _write(directory, about, measured)
 
 
 def _measure(console: Console, cases: dict[str, list[Case]], rounds: int, measured: dict[str, list[Measured]]) -> None:
@@ -100,16 +113,15 @@ def _measure(console: Console, cases: dict[str, list[Case]], rounds: int, measur
                 progress.advance(bar)
 
 
-def _write(
-    directory: Path, about: dict[str, Any], measured: dict[str, list[Measured]], missing: dict[str, str]
-) -> None:
-    report.save(directory / "results.json", about, measured, missing)
+def _write(directory: Path, about: dict[str, Any], measured: dict[str, list[Measured]]) -> None:
     tables = [report.markdown(summary(measured, loop)) for loop in LOOPS]
     tables += [report.markdown(report.table(SCENARIOS[name], cases)) for name, cases in measured.items()]
     described = ", ".join(f"{name} {value}" for name, value in about["machine"].items())
     (directory / "results.md").write_text("\n\n".join([f"`{about['command']}` on {described}.", *tables]) + "\n")
     for name, cases in measured.items():
         plots.draw(SCENARIOS[name], cases, directory)
+    for loop in LOOPS:
+        plots.draw_overview(measured, loop, directory)
 
 
 def _show(table: report.Table) -> None:

@@ -1,6 +1,6 @@
 """Pictures of what was measured."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +8,11 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from purgatory.bench.case import OURS, UNLIMITED, Measured, Metric, Plot, Scenario
+from purgatory.bench.case import ALONE, OURS, UNLIMITED, Measured, Metric, Plot, Scenario
 from purgatory.bench.report import Group, groups, number
+from purgatory.bench.summary import lines
 
-__all__ = ["draw"]
+__all__ = ["draw", "draw_overview"]
 
 COLOURS = ("#0b6e99", "#d1495b", "#edae49", "#66a182", "#8d6a9f", "#7a7a7a", "#2e4057", "#b0713a", "#5b8e7d", "#c06c84")
 
@@ -23,6 +24,37 @@ def draw(scenario: Scenario, measured: Iterable[Measured], directory: Path) -> l
     """Draw the scenario's plots into `directory`. Returns the files."""
     found = groups(measured)
     return [_draw(scenario, plot, found, directory) for plot in scenario.plots if found]
+
+
+def draw_overview(measured: Mapping[str, Iterable[Measured]], loop: str, directory: Path) -> Path | None:
+    """Draw the headlines: how many times ours each alternative costs, with its spread."""
+    told = [line for line in lines(measured, loop) if line.ratios]
+    if not told:
+        return None
+    names = dict.fromkeys(name for line in told for name in line.ratios)
+    figure, axis = plt.subplots(figsize=(9.2, 1.3 + 0.34 * len(told)))
+    axis.axvline(1, color="black", linewidth=1)
+    for number_, name in enumerate(names):
+        points = [(place, line.ratios[name]) for place, line in enumerate(told) if name in line.ratios]
+        middles = [ratio.median for _, ratio in points]
+        errors: Any = [
+            [ratio.median - ratio.least for _, ratio in points],
+            [ratio.most - ratio.median for _, ratio in points],
+        ]
+        places = [place for place, _ in points]
+        marker = "osD^vPX*"[number_ % 8]
+        axis.errorbar(middles, places, xerr=errors, fmt=marker, color=COLOURS[number_ % len(COLOURS)], label=name)
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_yticks(range(len(told)), [f"{line.what}  ({line.ours})" for line in told], fontsize=8)
+    axis.invert_yaxis()
+    axis.grid(alpha=0.3)
+    axis.set_xlabel(f"times what ours takes, on {loop}; right of the line ours takes less", fontsize=8)
+    axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    path = directory / f"overview-{loop}.png"
+    figure.savefig(path, dpi=110, bbox_inches="tight")
+    plt.close(figure)
+    return path
 
 
 def _draw(scenario: Scenario, plot: Plot, found: list[Group], directory: Path) -> Path:
@@ -80,7 +112,7 @@ def _lines(axis: Axes, plot: Plot, x: str, metric: Metric, members: list[Group])
             marker="o",
             markersize=4,
             linewidth=2.2 if name == OURS else 1.3,
-            linestyle=":" if name == "driver alone" else "-",
+            linestyle=":" if name == ALONE else "-",
             color=colour,
             label=name,
         )

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from purgatory.bench.case import OURS, UNLIMITED, Measured, Metric
-from purgatory.bench.report import Group, Table, groups, number
+from purgatory.bench.case import ALONE, OURS, UNLIMITED, Measured
+from purgatory.bench.report import Group, Spread, Table, groups, number
 from purgatory.bench.scenarios import SCENARIOS
 
-__all__ = ["summary"]
+__all__ = ["Line", "lines", "summary"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,10 @@ class Headline:
     parameters: Mapping[str, Any]
 
 
-HEADLINES = (
+ONE_LOOP: Final = {"http", "memory"}
+"""Scenarios that are measured on one loop only."""
+
+HEADLINES: Final = (
     Headline("enqueue benchmark, few timeouts: CPU a request", "enqueue", "cpu_us", {"load": "low", "rate": UNLIMITED}),
     Headline("the same: longest turn of the loop", "enqueue", "turn_ms", {"load": "low", "rate": UNLIMITED}),
     Headline("many timeouts: CPU a request", "enqueue", "cpu_us", {"load": "high", "rate": UNLIMITED}),
@@ -30,41 +33,57 @@ HEADLINES = (
     Headline("set and cancel a timer, 1,000,000 pending", "size", "ns", {"pending": 1_000_000}),
     Headline("memory of an operation, 1,000,000 pending", "memory", "bytes", {"pending": 1_000_000}),
     Headline("a full garbage collection then", "memory", "collection_ms", {"pending": 1_000_000}),
-    Headline("wake the right one of 100,000", "wakeup", "ms", {"satisfied": "one"}),
-    Headline("wake the right thousand of 100,000", "wakeup", "ms", {"satisfied": "1 %"}),
-    Headline("1,000,000 due in one tick: longest turn of the loop", "storm", "stall_ms", {}),
-    Headline("the same: how late the last one is", "storm", "late_max_ms", {}),
+    Headline("wake the right one of 100,000", "wakeup", "ms", {"satisfied": "one", "waiters": 100_000}),
+    Headline("wake the right thousand of 100,000", "wakeup", "ms", {"satisfied": "1 %", "waiters": 100_000}),
+    Headline("1,000,000 due in one tick: longest turn of the loop", "storm", "stall_ms", {"due": 1_000_000}),
+    Headline("the same: how late the last one is", "storm", "late_max_ms", {"due": 1_000_000}),
     Headline("register and complete, 1,000 at a time", "callback", "us", {"pending": 1_000}),
     Headline("register and complete, 100,000 at a time", "callback", "us", {"pending": 100_000}),
     Headline("a task waits once more, 2,000 tasks", "await", "us", {"tasks": 2_000}),
     Headline("a task waits once more, 100,000 tasks", "await", "us", {"tasks": 100_000}),
-    Headline("HTTP, 5,000 clients wait: memory each", "http", "kib", {}),
-    Headline("HTTP: from publish to all answered", "http", "answer_ms", {}),
+    Headline("HTTP, 5,000 clients wait: memory each", "http", "kib", {"clients": 5_000}),
+    Headline("HTTP: from publish to all answered", "http", "answer_ms", {"clients": 5_000}),
 )
 
 
-def summary(measured: Mapping[str, Iterable[Measured]], loop: str) -> Table:
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A headline, ours, and the ratio of each alternative to it."""
+
+    what: str
+    ours: str
+    ratios: dict[str, Spread]
+
+
+def lines(measured: Mapping[str, Iterable[Measured]], loop: str) -> list[Line]:
     """The headlines of what was measured on `loop`; of HTTP on what there is."""
-    rows = []
     found = {name: groups(cases) for name, cases in measured.items()}
-    for headline in HEADLINES:
-        metric = next(each for each in SCENARIOS[headline.scenario].metrics if each.key == headline.metric)
-        for group in found.get(headline.scenario, ()):
-            parameters = headline.parameters.items() <= group.parameters.items()
-            if parameters and OURS in group.members and (group.loop == loop or headline.scenario == "http"):
-                rows.append([headline.what, *_row(group, metric)])
+    return [
+        _line(headline, group)
+        for headline in HEADLINES
+        for group in found.get(headline.scenario, ())
+        if OURS in group.members and headline.parameters.items() <= group.parameters.items()
+        if group.loop == loop or headline.scenario in ONE_LOOP
+    ]
+
+
+def _line(headline: Headline, group: Group) -> Line:
+    metric = next(each for each in SCENARIOS[headline.scenario].metrics if each.key == headline.metric)
+    ratios = {name: group.ratio(name, metric.key) for name in group.members if name not in {OURS, ALONE}}
+    ours = f"{number(group.spread(OURS, metric.key).median)} {metric.unit}"
+    named = {name.removeprefix(f"{OURS}, "): ratio for name, ratio in ratios.items() if ratio is not None}
+    return Line(headline.what, ours, named)
+
+
+def summary(measured: Mapping[str, Iterable[Measured]], loop: str) -> Table:
+    """The headlines as a table."""
+    rows = [[line.what, line.ours, ", ".join(map(_told, line.ratios.items()))] for line in lines(measured, loop)]
     return Table(f"On {loop}", ["", "purgatory", "times that, beside it (least to most of the rounds)"], rows)
 
 
-def _row(group: Group, metric: Metric) -> tuple[str, str]:
-    ours = f"{number(group.spread(OURS, metric.key).median)} {metric.unit}"
-    others = []
-    for name in group.members:
-        ratio = group.ratio(name, metric.key)
-        if name != OURS and ratio is not None:
-            short = name.removeprefix(f"{OURS}, ")
-            others.append(f"{short} **{_times(ratio.median)}** ({_times(ratio.least)} to {_times(ratio.most)})")
-    return ours, ", ".join(others)
+def _told(of: tuple[str, Spread]) -> str:
+    name, ratio = of
+    return f"{name} **{_times(ratio.median)}** ({_times(ratio.least)} to {_times(ratio.most)})"
 
 
 def _times(ratio: float) -> str:

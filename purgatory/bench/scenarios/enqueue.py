@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory
 from purgatory.bench import machine
-from purgatory.bench.case import LOOPS, OURS, UNLIMITED, Case, Figures, Metric, Plot, Scenario
+from purgatory.bench.case import ALONE, LOOPS, OURS, UNLIMITED, Case, Figures, Metric, Plot, Scenario
 from purgatory.bench.rivals import CallLaterPurgatory, EventWaiters, HeapPurgatory, Request
 
 KEYS: Final = 100
@@ -177,7 +177,7 @@ IMPLEMENTATIONS: Final = {
     "old design (heap)": old,
     "call_later": call_later,
     "Event + timeout": event,
-    "driver alone": alone,
+    ALONE: alone,
 }
 
 

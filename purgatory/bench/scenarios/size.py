@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from purgatory import WheelTimer
 from purgatory.bench import machine
-from purgatory.bench.case import LOOPS, OURS, Case, Figures, Metric, Plot, Scenario
+from purgatory.bench.case import ALONE, LOOPS, OURS, Case, Figures, Metric, Plot, Scenario
 from purgatory.timer import TimerTask
 
 STEPS_A_TURN: Final = 1000
@@ -56,7 +56,7 @@ IMPLEMENTATIONS: Final[dict[str, Callable[[], Timer]]] = {
     OURS: ours,
     f"{OURS}, call_later": lambda: _calls(WheelTimer().call_later),
     "loop.call_later": lambda: _calls(asyncio.get_running_loop().call_later),
-    "driver alone": lambda: (float, float),
+    ALONE: lambda: (float, float),
 }
 
 
