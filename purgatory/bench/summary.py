@@ -71,7 +71,7 @@ def _line(headline: Headline, group: Group) -> Line:
     metric = next(each for each in SCENARIOS[headline.scenario].metrics if each.key == headline.metric)
     ratios = {name: group.ratio(name, metric.key) for name in group.members if name not in {OURS, ALONE}}
     ours = f"{number(group.spread(OURS, metric.key).median)} {metric.unit}"
-    named = {name.removeprefix(f"{OURS}, "): ratio for name, ratio in ratios.items() if ratio is not None}
+    named = {name.replace(OURS, "ours"): ratio for name, ratio in ratios.items() if ratio is not None}
     return Line(headline.what, ours, named)
 
 
