@@ -132,6 +132,11 @@ class TestTheCommand:
         with pytest.raises(SystemExit, match=r"cannot write to .*taken"):
             main(["bench", "--output", str(tmp_path / "taken")])
 
+    def test_says_what_is_not_measured_on_a_loop(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        main(["bench", "memory", "--loop", "uvloop", "--quick", "--output", str(tmp_path)])
+        assert "memory was not measured: it has no cases on uvloop" in capsys.readouterr().err
+        assert results(tmp_path)["missing"] == {"memory": "it has no cases on uvloop"}
+
     @pytest.mark.parametrize("content", [None, "", "[]", '{"scenarios": {"size": {}}}'])
     def test_refuses_to_redraw_what_it_cannot_read(self, tmp_path: Path, content: str | None) -> None:
         if content is not None:

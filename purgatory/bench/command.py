@@ -4,6 +4,7 @@ import argparse
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,8 +52,11 @@ def run(options: argparse.Namespace) -> None:
     cases: dict[str, list[Case]] = {}
     for name in names:
         if name not in missing:
-            every = SCENARIOS[name].cases(options.quick)
-            cases[name] = [case for case in every if options.loop in (None, case.loop)]
+            some = [case for case in SCENARIOS[name].cases(options.quick) if options.loop in (None, case.loop)]
+            if some:
+                cases[name] = some
+            else:
+                missing[name] = f"it has no cases on {options.loop}"
     rounds = options.rounds or (2 if options.quick else 3)
     try:
         options.output.mkdir(parents=True, exist_ok=True)
@@ -66,14 +70,18 @@ def run(options: argparse.Namespace) -> None:
         "rounds": rounds,
     }
     measured: dict[str, list[Measured]] = {}
+
+    def save() -> None:
+        report.save(options.output / "results.json", about, measured, missing)
+
     try:
-        _measure(console, cases, rounds, measured)
+        _measure(console, cases, rounds, measured, save)
     except runner.CaseFailed as failure:
         sys.exit(f"purgatory bench: {failure}")
     except KeyboardInterrupt:
         sys.exit("purgatory bench: interrupted; what was measured before is in the output")
     finally:
-        report.save(options.output / "results.json", about, measured, missing)
+        save()
         _write(options.output, about, measured)
     for name in names:
         if name in missing:
@@ -91,7 +99,13 @@ def _redraw(directory: Path) -> None:
     _write(directory, about, measured)
 
 
-def _measure(console: Console, cases: dict[str, list[Case]], rounds: int, measured: dict[str, list[Measured]]) -> None:
+def _measure(
+    console: Console,
+    cases: dict[str, list[Case]],
+    rounds: int,
+    measured: dict[str, list[Measured]],
+    save: Callable[[], object],
+) -> None:
     columns = (
         BarColumn(),
         MofNCompleteColumn(),
@@ -111,6 +125,7 @@ def _measure(console: Console, cases: dict[str, list[Case]], rounds: int, measur
                 console.print(f"{SCENARIOS[name].title}: {len(some)} cases, {rounds} rounds")
             for measured[name] in runner.run(some, rounds, measure):
                 progress.advance(bar)
+            save()  # a run is long, and what is measured is measured
 
 
 def _write(directory: Path, about: dict[str, Any], measured: dict[str, list[Measured]]) -> None:
