@@ -8,7 +8,6 @@ from collections.abc import Generator
 from contextlib import suppress
 from functools import partial
 from inspect import iscoroutinefunction
-from threading import get_ident
 from traceback import walk_stack, walk_tb
 from types import TracebackType
 from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
@@ -244,13 +243,7 @@ class DelayedOperation(TimerTask, Generic[T]):
         """The deadline has come. Called by the timer."""
         if self._state is PENDING:
             self._state = _EXPIRING
-            # _leave(); the timer has let go of it already.
-            entry = self._entry
-            home = self._home
-            if entry is not None and home is not None:
-                entry.clear()
-                home.num_delayed -= 1
-                home.finished += 1
+            self._leave()
             self._complete()
 
     def _refute(self, claimed: object) -> None:
@@ -329,13 +322,13 @@ class DelayedOperation(TimerTask, Generic[T]):
         if state is not _COMPLETING and state is not _EXPIRING:
             self._report_late(exception, home)
             return
-        self._state = _UNSEEN
         if isinstance(exception, (asyncio.CancelledError, StopIteration)):
             # To the awaiting task these mean something else.
             self._outcome = PurgatoryError(f"{type(self).__qualname__} raised {type(exception).__qualname__}")
             self._outcome.__cause__ = exception
         else:
             self._outcome = exception
+        self._state = _UNSEEN
         if isinstance(exception, (SystemExit, KeyboardInterrupt)):
             raise exception
 
@@ -413,9 +406,8 @@ class DelayedOperation(TimerTask, Generic[T]):
         home = self._home
         if home is None:
             raise PurgatoryError(f"{self!r} would never complete: hand it to try_complete_else_watch() first")
-        loop = home.loop
-        if loop is None or home.owner != get_ident() or not loop.is_running():
-            loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        if loop is not home.loop:
             clock = home.timer.clock
             if clock is not loop and isinstance(clock, asyncio.AbstractEventLoop):
                 raise PurgatoryError(f"{self!r} waits on another event loop")

@@ -1,6 +1,7 @@
 """The purgatory: holds operations until their condition or their deadline completes them."""
 
 import asyncio
+from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
@@ -189,9 +190,20 @@ class DelayedOperationPurgatory:
         if self._closed:
             raise PurgatoryClosed(f"{self!r} takes no more operations")
         lists = self._lists
-        # Two loops do not run in one thread. To ask for the running one takes a system call until Python 3.12.
-        if self._live and (lists.owner != get_ident() or lists.loop is None or not lists.loop.is_running()):
-            self._bind()
+        if self._live:
+            running = _get_running_loop()
+            if running is None or running is not lists.loop:
+                self._bind()
+        if type(keys) is not tuple:
+            if isinstance(keys, (str, bytes)):
+                raise TypeError(f"keys must be an iterable of keys, not the {type(keys).__qualname__} {keys!r}")
+            keys = tuple(keys)
+        if not keys:
+            raise ValueError("an operation needs at least one key to be watched on")
+        if len(keys) == 1:
+            hash(keys[0])
+        else:
+            keys = tuple(dict.fromkeys(keys))
         try:
             used = operation._home is not None or operation._state is not PENDING
         except AttributeError:
@@ -203,13 +215,6 @@ class DelayedOperationPurgatory:
             if isinstance(operation, type):
                 raise TypeError(f"an operation is needed, not the class {operation.__qualname__}")
             raise PurgatoryError(f"{operation!r} has been used: an operation serves once")
-        if type(keys) is not tuple:
-            if isinstance(keys, (str, bytes)):
-                raise TypeError(f"keys must be an iterable of keys, not the {type(keys).__qualname__} {keys!r}")
-            keys = tuple(keys)
-        if not keys:
-            raise ValueError("an operation needs at least one key to be watched on")
-        hash(keys)  # that is, each of them
 
         operation._home = lists
         try:
@@ -234,6 +239,10 @@ class DelayedOperationPurgatory:
             lists.num_delayed -= 1
             lists.finished += 1
             lists.purge_if_due()
+            return operation
+        if self._closed:  # a key's own methods did that, and the closing did not meet this one
+            operation.force_complete()
+            lists.close()
             return operation
         try:
             if (claimed := operation.try_complete()) and operation._state is PENDING:
@@ -360,31 +369,35 @@ class DelayedOperationPurgatory:
     def _bind(self) -> None:
         """Belong to the running loop, if to none yet. Raises if to another one."""
         lists = self._lists
-        if lists.loop is not None and asyncio._get_running_loop() is None:
+        if lists.loop is not None and _get_running_loop() is None:
             call = "loop.call_soon_threadsafe(purgatory.try_complete_else_watch, operation, keys)"
             raise PurgatoryError(f"{self!r} is not for other threads than that of its event loop: use {call}")
         loop = asyncio.get_running_loop()
         if self._timer.clock is not loop:
             raise PurgatoryError(f"{self!r} belongs to another event loop than the running one")
         lists.loop = loop
-        lists.owner = get_ident()
         self._time = loop.time
         if loop.get_debug():
-            lists.thread = lists.owner
+            lists.thread = get_ident()
 
     def _try_each(self, entries: list[list[DelayedOperation[Any]]]) -> int:
         """Try the operations of `entries` that are alive. Returns how many of them that completed."""
         completed = 0
-        for entry in entries:
-            if entry:
-                operation = entry[0]
-                try:
-                    if claimed := operation.try_complete():
-                        if operation._state is PENDING:
-                            operation._refute(claimed)
-                        completed += 1
-                except BaseException as exception:
-                    operation._fail_attempt(exception, self._lists)
+        operation: DelayedOperation[Any] | None = None
+        try:
+            for entry in entries:
+                if entry:
+                    operation = entry[0]
+                    try:
+                        if claimed := operation.try_complete():
+                            if operation._state is PENDING:
+                                operation._refute(claimed)
+                            completed += 1
+                    except BaseException as exception:
+                        operation._fail_attempt(exception, self._lists)
+        finally:
+            # A traceback that somebody keeps would keep this frame, and with it an operation that it is not about.
+            operation = None
         return completed
 
     def _check_next_turn(self) -> None:

@@ -17,9 +17,9 @@ watched, and is set to the number of those pending when a purge starts. What the
 many have finished and may have left dead entries. That is what is counted here, as `finished`.
 """
 
-from asyncio import AbstractEventLoop
+from asyncio import AbstractEventLoop, _get_running_loop
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from threading import get_ident
 from typing import Generic, TypeVar
 
@@ -48,7 +48,6 @@ class WatcherLists(Generic[W]):
         "finished",
         "loop",
         "num_delayed",
-        "owner",
         "peak_delayed",
         "peak_watched",
         "purge_interval",
@@ -68,8 +67,6 @@ class WatcherLists(Generic[W]):
         """Of the purge that is under way."""
         self.loop: AbstractEventLoop | None = None
         """The loop that the purgatory belongs to, if it belongs to one yet."""
-        self.owner = 0
-        """The thread in which that loop was running when it was last looked at."""
         self.thread: int | None = None
         """The only thread that may use the purgatory; known in asyncio's debug mode, for others do not look."""
         self.depth = 0
@@ -92,27 +89,25 @@ class WatcherLists(Generic[W]):
         self.cancelled = 0
         self.failed = 0
 
-    def watch(self, operation: W, keys: Iterable[Hashable]) -> list[W]:
-        """Put `operation` at the end of the list of each of `keys`. Returns its entry."""
+    def watch(self, operation: W, keys: Collection[Hashable]) -> list[W]:
+        """Put `operation` at the end of the list of each of `keys`, which are distinct. Returns its entry."""
         entry = [operation]
         lists = self._lists
-        watched = self.watched
         try:
             for key in keys:
                 entries = lists.get(key)
                 if entries is None:
-                    lists[key] = [entry]
-                    watched += 1
-                elif entries[-1] is not entry:  # a key given twice
+                    # Not lists[key] = [entry]: the key's own __hash__ may have watched something on it meanwhile.
+                    lists.setdefault(key, []).append(entry)
+                else:
                     entries.append(entry)
-                    watched += 1
-        except BaseException:  # from the key's own __eq__
-            self.watched = watched
+        except BaseException:  # from the key's own __hash__ or __eq__
+            self.watched = sum(map(len, lists.values()))
             entry.clear()
             self.finished += 1
             self.purge_if_due()
             raise
-        self.watched = watched
+        self.watched += len(keys)
         self.num_delayed = num_delayed = self.num_delayed + 1
         if num_delayed > self.peak_delayed:
             self.peak_delayed = num_delayed
@@ -127,7 +122,11 @@ class WatcherLists(Generic[W]):
 
     def check_thread(self, call: str, door: str) -> None:
         """Raise `PurgatoryError`, which names the right door, if this is not the thread of the event loop."""
-        if self.thread is not None and self.thread != get_ident():
+        thread = get_ident()
+        if self.thread is not None and self.thread != thread:
+            if self.loop is not None and _get_running_loop() is self.loop:
+                self.thread = thread  # the loop goes on here
+                return
             raise PurgatoryError(f"{call}() is not for other threads than that of the event loop: use {door}")
 
     def has(self, key: Hashable) -> bool:

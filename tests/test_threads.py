@@ -239,37 +239,55 @@ def test_a_loop_given_as_the_clock_is_guarded_from_its_first_use() -> None:
 
 
 async def test_a_thread_with_a_loop_of_its_own_is_refused_too() -> None:
-    async def watch(purgatory: DelayedOperationPurgatory) -> None:
-        purgatory.try_complete_else_watch(Flag(), ["key"])
-
-    async def wait(operation: Flag) -> None:
-        await operation
-
     async with DelayedOperationPurgatory() as purgatory:
         operation = purgatory.try_complete_else_watch(Flag(), ["key"])
-        for use in (watch(purgatory), wait(operation)):
+        for use in (_watch(purgatory, Flag()), _wait(operation)):
             with pytest.raises(PurgatoryError, match="another event loop"):
                 await asyncio.to_thread(asyncio.run, use)
         assert purgatory.num_delayed == 1
 
 
-def test_a_loop_that_goes_on_in_another_thread_takes_its_purgatory_along() -> None:
+async def _watch(purgatory: DelayedOperationPurgatory, operation: Flag) -> Flag:
+    return purgatory.try_complete_else_watch(operation, ["key"])
+
+
+async def _wait(operation: Flag) -> str:
+    return await operation
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_loop_that_goes_on_in_another_thread_takes_its_purgatory_along(debug: bool) -> None:
     purgatory = DelayedOperationPurgatory()
 
-    async def watch() -> Flag:
-        return purgatory.try_complete_else_watch(Flag(), ["key"])
-
     async def complete(operation: Flag) -> str:
-        another = await watch()
-        another.ready = operation.ready = True
+        operation.ready = True
         purgatory.check_and_complete("key")
-        return await operation + await another
+        return await operation
 
+    with asyncio.Runner(debug=debug) as runner:
+        operation = runner.run(_watch(purgatory, Flag()))
+        with ThreadPoolExecutor(1) as thread:
+            completing = thread.submit(runner.get_loop().run_until_complete, complete(operation))
+            assert completing.result() == "result of flag"
+
+
+def test_the_thread_that_a_loop_has_left_is_refused() -> None:
+    purgatory = DelayedOperationPurgatory()
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
-        operation = runner.run(watch())
+        operation = runner.run(_watch(purgatory, Flag()))
         with ThreadPoolExecutor(1) as thread:
-            result = thread.submit(loop.run_until_complete, complete(operation)).result()
-        assert result == "result of flag" * 2
-        with pytest.raises(RuntimeError, match=r"no running event loop|other threads"):
-            purgatory.try_complete_else_watch(Flag(), ["key"])
+            running = thread.submit(loop.run_forever)
+            try:
+                while not loop.is_running():
+                    pass
+                with pytest.raises(PurgatoryError, match="not for other threads"):
+                    purgatory.try_complete_else_watch(Flag(), ["key"])
+                for use in (_watch(purgatory, Flag()), _wait(operation)):
+                    with pytest.raises(PurgatoryError, match="another event loop"):
+                        asyncio.run(use)
+                assert purgatory.num_delayed == 1
+                assert not operation.done()
+            finally:
+                loop.call_soon_threadsafe(loop.stop)
+                running.result()

@@ -67,7 +67,7 @@ class AgainstListsThatDeleteAtOnce(RuleBasedStateMachine):
         self.count = 0
         self.peak = 0
 
-    @rule(keys=st.lists(KEYS, min_size=1), times=st.sampled_from([1, 3, 1200]))
+    @rule(keys=st.lists(KEYS, min_size=1, unique=True), times=st.sampled_from([1, 3, 1200]))
     def watch(self, keys: list[int], times: int) -> None:
         for _ in range(times):
             self.alive[self.count] = (keys, self.lists.watch(self.count, keys))
