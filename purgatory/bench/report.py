@@ -107,7 +107,7 @@ def _cells(group: Group, implementation: str, metric: Metric) -> list[str]:
 
 def number(value: float) -> str:
     """Three digits that matter."""
-    if value == 0 or abs(value) >= 1000:
+    if value == 0 or abs(value) >= 999.5:
         return f"{value:,.0f}"
     return f"{value:.3g}"
 

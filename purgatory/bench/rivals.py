@@ -1,6 +1,6 @@
 """What ours is compared with: the old design of Kafka's purgatory, and what people write on asyncio today.
 
-They are given every advantage: no statistics, no checks of what they are given, no containment of faults.
+They do without what ours does besides: statistics, checks of what they are given, containment of faults.
 """
 
 import asyncio
@@ -67,9 +67,11 @@ class _Watchers:
         self.watched = 0
 
     def watch(self, request: Request, keys: Iterable[Hashable]) -> None:
+        watched = self.watched
         for key in keys:
             self.lists[key].append(request)
-            self.watched += 1
+            watched += 1
+        self.watched = watched
 
     def check_and_complete(self, key: Hashable) -> int:
         """Try what watches `key`, and remove what is completed. Returns how many that completed."""
@@ -134,7 +136,8 @@ class HeapPurgatory:
         self._handle = None
         heap = self._heap
         before = len(heap)
-        while heap and (heap[0].completed or heap[0].deadline <= self._clock.time()):
+        now = self._clock.time()
+        while heap and (heap[0].completed or heap[0].deadline <= now):
             heappop(heap).expire()
         early = len(heap) == before
         if self._watchers.watched >= self._purge_interval:

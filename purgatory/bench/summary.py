@@ -41,8 +41,8 @@ HEADLINES: Final = (
     Headline("register and complete, 100,000 at a time", "callback", "us", {"pending": 100_000}),
     Headline("a task waits once more, 2,000 tasks", "await", "us", {"tasks": 2_000}),
     Headline("a task waits once more, 100,000 tasks", "await", "us", {"tasks": 100_000}),
-    Headline("HTTP, 5,000 clients wait: memory each", "http", "kib", {"clients": 5_000}),
-    Headline("HTTP: from publish to all answered", "http", "answer_ms", {"clients": 5_000}),
+    Headline("HTTP on uvloop, 5,000 clients wait: memory each", "http", "kib", {"clients": 5_000}),
+    Headline("the same: from publish to all answered", "http", "answer_ms", {"clients": 5_000}),
 )
 
 

@@ -210,8 +210,10 @@ class Driver:
         # What is to be completed in each of the milliseconds to come; a request that expires is not among it.
         self.due: list[list[Any]] = [[] for _ in range(int(timeout * 1000) + 2)]
         self.enqueued_at = 0.0
+        self.stopped = False
         self.longest_turn = 0.0
-        self.last_turn = math.inf
+        """Seconds from when it was to have its turn, or from its turn before that, to when it had it."""
+        self.expected = math.inf
         self.all_enqueued = asyncio.get_running_loop().create_future()
 
     def drive(self, drawn: Sequence[Sample]) -> None:
@@ -224,19 +226,20 @@ class Driver:
     def turn(self) -> None:
         """What is to be done in this turn of the loop."""
         now = monotonic()
-        if now - self.last_turn > self.longest_turn:
-            self.longest_turn = now - self.last_turn
-        self.last_turn = now
+        if now - self.expected > self.longest_turn:
+            self.longest_turn = now - self.expected
+        self.expected = now
         self.complete(int((now - self.began) * 1000))
         loop = asyncio.get_running_loop()
         if self.left:
             self.enqueue(now)
-            if self.arrival > now:
-                loop.call_later(0.001, self.turn)
-            else:
+            if self.arrival <= now:
                 loop.call_soon(self.turn)
-        elif any(self.due):
-            loop.call_later(0.001, self.turn)
+                return
+        elif self.stopped:
+            return
+        self.expected = loop.time() + 0.001
+        loop.call_at(self.expected, self.turn)
 
     def complete(self, millisecond: int) -> None:
         """Complete what is to be completed before `millisecond`."""
@@ -293,6 +296,7 @@ async def run(case: Case) -> Figures:
     while count.completed < requests:
         await asyncio.sleep(0.001)
     cpu = time.process_time() - cpu
+    driver.stopped = True
     implementation.close()
     return {
         "rate": requests / (driver.enqueued_at - driver.began),
@@ -309,8 +313,8 @@ def measure(case: Case) -> Figures:
 
 
 def requests_of(rate: int | str, quick: bool) -> int:
-    """How many requests a run has: a million, or those of five seconds where they would take longer."""
-    most, seconds = (50_000, 0.5) if quick else (1_000_000, 5.0)
+    """How many requests a run has: a million, or those of two seconds where they would take longer."""
+    most, seconds = (50_000, 0.5) if quick else (1_000_000, 2.0)
     return most if isinstance(rate, str) else min(most, int(rate * seconds))
 
 

@@ -7,13 +7,13 @@ polls have, and requests that all complete within a second.
 
 from typing import Any, Final
 
-from purgatory.bench.case import OURS, UNLIMITED, Case, Figures, Metric, Plot, Scenario
+from purgatory.bench.case import OURS, UNLIMITED, Case, Figures, Plot, Scenario
 from purgatory.bench.scenarios import enqueue
 
 KINDS: Final[dict[str, dict[str, Any]]] = {
-    "200 ms, many expire": {"load": "high", "rate": UNLIMITED, "requests": 400_000},
-    "10,000/s, few expire": {"load": "low", "rate": 10_000, "requests": 50_000},
-    "30 s, none expires": {"load": "high", "rate": UNLIMITED, "requests": 400_000, "timeout": 30.0, "longest": 1.0},
+    "200 ms, many expire": {"load": "high", "rate": UNLIMITED, "requests": 200_000},
+    "10,000/s, few expire": {"load": "low", "rate": 10_000, "requests": 30_000},
+    "30 s, none expires": {"load": "high", "rate": UNLIMITED, "requests": 200_000, "timeout": 30.0, "longest": 1.0},
 }
 
 
@@ -44,10 +44,6 @@ SCENARIO = Scenario(
     title="Wheel size and purge interval",
     cases=cases,
     measure=measure,
-    metrics=(
-        Metric("cpu_us", "CPU a request", "µs", compared=True),
-        Metric("memory_mib", "peak memory", "MiB"),
-        Metric("purges", "purges", ""),
-    ),
+    metrics=enqueue.SCENARIO.metrics,
     plots=(Plot("cpu", metric="cpu_us", panel="kind"), Plot("memory", metric="memory_mib", panel="kind")),
 )

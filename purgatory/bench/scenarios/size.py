@@ -9,6 +9,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable
+from operator import methodcaller
 from typing import Any, Final
 
 from purgatory import WheelTimer
@@ -49,7 +50,7 @@ def ours() -> Timer:
 
 
 def _calls(call_later: Callable[..., Any]) -> Timer:
-    return lambda delay: call_later(delay, _nothing), lambda handle: handle.cancel()
+    return lambda delay: call_later(delay, _nothing), methodcaller("cancel")
 
 
 IMPLEMENTATIONS: Final[dict[str, Callable[[], Timer]]] = {

@@ -1,8 +1,9 @@
 """Many wait on one key, and an event satisfies one of them, one in a hundred, or all.
 
 Each waiter is a task that waits for an offset in a log; a publisher moves the log's end. With one `asyncio.Condition`
-or one `asyncio.Event` for all, which is how it is written, every change wakes every waiter, which looks whether it is
-meant, and waits again. Theirs wait without a deadline, which is to their advantage; ours have one of an hour.
+or one `asyncio.Event` for all, which is how it is mostly written, every change wakes every waiter, which looks whether
+it is meant, and waits again. A careful author keeps a list of what is waited for with a future each, and looks through
+that. All of these wait without a deadline, which is to their advantage; ours have one of an hour.
 """
 
 import asyncio
@@ -95,11 +96,35 @@ def event(log: Log) -> tuple[Wait, Publish]:
     return wait, publish
 
 
+def futures(log: Log) -> tuple[Wait, Publish]:
+    waiting: list[tuple[int, asyncio.Future[None]]] = []
+    create_future = asyncio.get_running_loop().create_future
+
+    async def wait(offset: int) -> None:
+        if log.end <= offset:
+            future = create_future()
+            waiting.append((offset, future))
+            await future
+
+    async def publish() -> None:
+        end = log.end
+        still = []
+        for each in waiting:
+            if end > each[0]:
+                each[1].set_result(None)
+            else:
+                still.append(each)
+        waiting[:] = still
+
+    return wait, publish
+
+
 IMPLEMENTATIONS: "Final[dict[str, Callable[[Log], tuple[Wait, Publish]]]]" = {
     OURS: lambda log: _ours(log, soon=False),
     f"{OURS}, soon": lambda log: _ours(log, soon=True),
     "Condition": condition,
     "Event": event,
+    "list of futures": futures,
 }
 
 
