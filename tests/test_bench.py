@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -136,6 +137,12 @@ class TestTheCommand:
         main(["bench", "memory", "--loop", "uvloop", "--quick", "--output", str(tmp_path)])
         assert "memory was not measured: it has no cases on uvloop" in capsys.readouterr().err
         assert results(tmp_path)["missing"] == {"memory": "it has no cases on uvloop"}
+
+    def test_says_what_needs_the_projects_source(self, tmp_path: Path) -> None:
+        shutil.copytree(ROOT / "purgatory", tmp_path / "purgatory")
+        done = subprocess.run([*COMMAND, "http", "--quick"], capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "http was not measured: the long-poll server is among the examples" in " ".join(done.stderr.split())
 
     @pytest.mark.parametrize("content", [None, "", "[]", '{"scenarios": {"size": {}}}'])
     def test_refuses_to_redraw_what_it_cannot_read(self, tmp_path: Path, content: str | None) -> None:
