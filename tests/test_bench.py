@@ -144,11 +144,11 @@ class TestTheCommand:
         assert done.returncode == 0, done.stderr
         assert "http was not measured: the long-poll server is among the examples" in " ".join(done.stderr.split())
 
-    @pytest.mark.parametrize("content", [None, "", "[]", '{"scenarios": {"size": {}}}'])
+    @pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"scenarios": {"size": {}}}'])
     def test_refuses_to_redraw_what_it_cannot_read(self, tmp_path: Path, content: str | None) -> None:
         if content is not None:
             (tmp_path / "results.json").write_text(content)
-        with pytest.raises(SystemExit, match="cannot read the results in"):
+        with pytest.raises(SystemExit, match=r"cannot read .*results.json: No such file|results.json holds no results"):
             main(["bench", "--redraw", "--output", str(tmp_path)])
 
     def test_says_which_extra_is_missing(self, tmp_path: Path) -> None:
@@ -164,17 +164,38 @@ class TestTheCommand:
         assert "pip install 'asyncio-purgatory[bench]'" in done.stderr
         assert "Traceback" not in done.stderr
 
-    def test_keeps_what_was_measured_when_interrupted(self, tmp_path: Path) -> None:
-        command = [*COMMAND, "size", "--loop", "asyncio", "--quick", "--rounds", "1000", "--output", str(tmp_path)]
+    def test_goes_on_where_it_was_interrupted(self, tmp_path: Path) -> None:
+        command = [*COMMAND, "size", "callback", "--loop", "asyncio", "--quick", "--output", str(tmp_path)]
+        size, callback = (
+            len([case for case in SCENARIOS[name].cases(True) if case.loop == "asyncio"])
+            for name in ("size", "callback")
+        )
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
             workers: set[int] = set()
-            while len(workers) < 3:
+            while len(workers) < 2 * size + 2:
                 workers |= {child.pid for child in psutil.Process(process.pid).children()}
             process.send_signal(signal.SIGINT)
             _, said = process.communicate(timeout=30)
-        assert process.returncode == 1
+        assert process.returncode == 130
         assert "interrupted" in said
-        assert len(results(tmp_path)["scenarios"]["size"]["cases"][0]["rounds"]) >= 1
+        before = results(tmp_path)["scenarios"]
+        assert list(before) == ["size"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        assert "size is measured already" in " ".join(done.stderr.split())
+        after = results(tmp_path)["scenarios"]
+        assert after["size"] == before["size"]
+        assert len(after["callback"]["cases"]) == callback
+
+    def test_does_not_write_over_what_was_measured_otherwise(self, tmp_path: Path) -> None:
+        command = ["bench", "callback", "--quick", "--output", str(tmp_path)]
+        main([*command, "--rounds", "1"])
+        before = (tmp_path / "results.json").read_bytes()
+        with pytest.raises(SystemExit, match="was measured with another rounds, 1: name another directory"):
+            main(command)
+        with pytest.raises(SystemExit, match="has other cases of callback: name another directory"):
+            main([*command, "--rounds", "1", "--loop", "uvloop"])
+        assert (tmp_path / "results.json").read_bytes() == before
 
 
 class TestAFullRun:

@@ -6,11 +6,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from purgatory.bench import machine, plots, report, runner
 from purgatory.bench.case import LOOPS, Case, Figures, Measured
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     Subcommands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 __all__ = ["add_to"]
+
+LEGEND = (
+    "Figures are medians of all rounds. Ratios are of two figures of the same round: above 1, ours takes less. "
+    "*old design (heap)* is the design that Kafka's redesign replaced; *call_later*, the loop's own timer with watcher "
+    "lists; *Event + timeout*, a task with an `asyncio.Event` under `asyncio.timeout` for each waiter, the task "
+    "included, but in the await path and over HTTP, where the task is there anyway; *driver alone*, what the benchmark "
+    "itself takes, which is part of all others; *future (floor)*, a bare future without a timeout."
+)
 
 
 def add_to(subcommands: "Subcommands") -> None:
@@ -34,17 +42,18 @@ def add_to(subcommands: "Subcommands") -> None:
     )
     parser.add_argument("scenarios", nargs="*", type=_scenario, metavar="SCENARIO", help="default: all, see below")
     parser.add_argument("--quick", action="store_true", help="about a minute, to see that it works; else about an hour")
-    parser.add_argument("--rounds", type=_count, metavar="N", help="default: 3, or 2 of a quick run")
+    parser.add_argument("--rounds", type=rounds, metavar="N", help="default: 3, or 2 of a quick run")
     parser.add_argument("--loop", choices=("asyncio", "uvloop"), help="only this one")
-    parser.add_argument("--output", type=Path, default="purgatory-bench", metavar="DIR", help="default: %(default)s")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="default: purgatory-bench/full, or quick")
     parser.add_argument("--redraw", action="store_true", help="measure nothing: tables and plots of results.json there")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
     """Measure what the options ask for."""
+    output: Path = options.output or Path("purgatory-bench", "quick" if options.quick else "full")
     if options.redraw:
-        _redraw(options.output)
+        _redraw(output)
         return
     console = Console(stderr=True)
     names: list[str] = list(dict.fromkeys(options.scenarios)) or list(SCENARIOS)
@@ -57,46 +66,80 @@ def run(options: argparse.Namespace) -> None:
                 cases[name] = some
             else:
                 missing[name] = f"it has no cases on {options.loop}"
-    rounds = options.rounds or (2 if options.quick else 3)
+    times = options.rounds or (2 if options.quick else 3)
     try:
-        options.output.mkdir(parents=True, exist_ok=True)
-        (options.output / "results.json").touch()
+        output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        sys.exit(f"purgatory bench: cannot write to {options.output}: {error.strerror}")
+        sys.exit(f"purgatory bench: cannot write to {output}: {error.strerror}")
     about = {
         "machine": machine.describe(),
         "command": shlex.join(["purgatory", *sys.argv[1:]]),
         "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "rounds": rounds,
+        "rounds": times,
     }
-    measured: dict[str, list[Measured]] = {}
+    measured = _measured_before(output, about)
+    for name, some in list(cases.items()):
+        if name in measured:
+            if [each.case for each in measured[name]] != some:
+                _refuse(f"{output} has other cases of {name}")
+            console.print(f"{name} is measured already, in {output}")
+            del cases[name]
 
     def save() -> None:
-        report.save(options.output / "results.json", about, measured, missing)
+        report.save(output / "results.json", about, measured, missing)
 
     try:
-        _measure(console, cases, rounds, measured, save)
+        _measure(console, cases, times, measured, save)
     except runner.CaseFailed as failure:
         sys.exit(f"purgatory bench: {failure}")
     except KeyboardInterrupt:
-        sys.exit("purgatory bench: interrupted; what was measured before is in the output")
+        console.print("purgatory bench: interrupted; the same command goes on with the scenario that was not finished")
+        sys.exit(130)
     finally:
         save()
-        _write(options.output, about, measured)
+        if measured:
+            _write(output, about, measured)
     for name in names:
         if name in missing:
             console.print(f"[yellow]{name} was not measured: {missing[name]}")
         else:
             _show(report.table(SCENARIOS[name], measured[name]))
-    console.print(f"written to {options.output}: results.json, results.md and plots")
+    console.print(f"written to {output}: results.json, results.md and plots")
+
+
+def _measured_before(directory: Path, about: dict[str, Any]) -> dict[str, list[Measured]]:
+    """What an earlier run has left, to which this one adds."""
+    path = directory / "results.json"
+    if not path.exists():
+        return {}
+    before, measured = _load(directory)
+    for what in ("machine", "rounds"):
+        if before[what] != about[what]:
+            _refuse(f"{directory} was measured with another {what}, {before[what]}")
+    return measured
+
+
+def _refuse(why: str) -> NoReturn:
+    sys.exit(f"purgatory bench: {why}: name another directory with --output")
+
+
+def _load(directory: Path) -> tuple[dict[str, Any], dict[str, list[Measured]]]:
+    path = directory / "results.json"
+    try:
+        about, measured = report.load(path)
+        if not about.keys() >= {"machine", "rounds", "command", "began"}:
+            raise KeyError(path)
+        return about, measured
+    except OSError as error:
+        sys.exit(f"purgatory bench: cannot read {path}: {error.strerror}")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        sys.exit(f"purgatory bench: {path} holds no results")
 
 
 def _redraw(directory: Path) -> None:
-    try:
-        about, measured = report.load(directory / "results.json")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        sys.exit(f"purgatory bench: cannot read the results in {directory}: {error!r}")
+    about, measured = _load(directory)
     _write(directory, about, measured)
+    Console(stderr=True).print(f"drawn again in {directory}: results.md and plots")
 
 
 def _measure(
@@ -107,13 +150,13 @@ def _measure(
     save: Callable[[], object],
 ) -> None:
     columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
+        BarColumn(20, table_column=Column(no_wrap=True)),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TimeElapsedColumn(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
     )
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console, expand=True) as progress:
         bar = progress.add_task("starting", total=rounds * sum(map(len, cases.values())))
 
         def measure(case: Case) -> Figures:
@@ -123,16 +166,19 @@ def _measure(
         for name, some in cases.items():
             if not console.is_terminal:  # there is no bar to see
                 console.print(f"{SCENARIOS[name].title}: {len(some)} cases, {rounds} rounds")
-            for measured[name] in runner.run(some, rounds, measure):
+            for finished in runner.run(some, rounds, measure):
                 progress.advance(bar)
-            save()  # a run is long, and what is measured is measured
+                if len(finished[-1].rounds) == rounds:
+                    measured[name] = finished
+            save()  # a run is long: if it is interrupted, it goes on from here
 
 
 def _write(directory: Path, about: dict[str, Any], measured: dict[str, list[Measured]]) -> None:
-    tables = [report.markdown(summary(measured, loop)) for loop in LOOPS]
+    tables = [report.markdown(table) for table in (summary(measured, loop) for loop in LOOPS) if table.rows]
     tables += [report.markdown(report.table(SCENARIOS[name], cases)) for name, cases in measured.items()]
     described = ", ".join(f"{name} {value}" for name, value in about["machine"].items())
-    (directory / "results.md").write_text("\n\n".join([f"`{about['command']}` on {described}.", *tables]) + "\n")
+    head = f"`{about['command']}`, {about['began']}, {about['rounds']} rounds, on {described}. {LEGEND}"
+    (directory / "results.md").write_text("\n\n".join([head, *tables]) + "\n")
     for name, cases in measured.items():
         plots.draw(SCENARIOS[name], cases, directory)
     for loop in LOOPS:
@@ -154,8 +200,8 @@ def _scenario(text: str) -> str:
     return text
 
 
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
+def rounds(text: str) -> int:
+    number = int(text)
+    if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
-    return count
+    return number

@@ -14,6 +14,25 @@ from purgatory.bench.summary import lines
 
 __all__ = ["draw", "draw_overview"]
 
+NAMED = {
+    OURS: "#0b6e99",
+    f"{OURS}, soon": "#5aa9c7",
+    f"{OURS}, call_later": "#5aa9c7",
+    "ours, soon": "#5aa9c7",
+    "ours, call_later": "#5aa9c7",
+    "old design (heap)": "#d1495b",
+    "call_later": "#edae49",
+    "loop.call_later": "#edae49",
+    "Event + timeout": "#66a182",
+    "Condition": "#8d6a9f",
+    "Event": "#2e4057",
+    "list of futures": "#c06c84",
+    "wait_for": "#b0713a",
+    "future + call_later": "#edae49",
+    ALONE: "#7a7a7a",
+}
+"""The same colour for the same thing in all pictures."""
+
 COLOURS = ("#0b6e99", "#d1495b", "#edae49", "#66a182", "#8d6a9f", "#7a7a7a", "#2e4057", "#b0713a", "#5b8e7d", "#c06c84")
 
 
@@ -43,9 +62,14 @@ def draw_overview(measured: Mapping[str, Iterable[Measured]], loop: str, directo
         ]
         places = [place for place, _ in points]
         marker = "osD^vPX*"[number_ % 8]
-        axis.errorbar(middles, places, xerr=errors, fmt=marker, color=COLOURS[number_ % len(COLOURS)], label=name)
+        axis.errorbar(
+            middles, places, xerr=errors, fmt=marker, color=NAMED.get(name, COLOURS[number_ % len(COLOURS)]), label=name
+        )
     axis.set_xscale("log")
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:g}"[0] in "25" else ""))
+    axis.tick_params(axis="x", which="both", labelsize=8)
+    axis.set_title("Times what ours takes, with the spread over the rounds", fontsize=11)
     axis.set_yticks(range(len(told)), [f"{line.what}  ({line.ours})" for line in told], fontsize=8)
     axis.invert_yaxis()
     axis.grid(alpha=0.3)
@@ -66,7 +90,7 @@ def _draw(scenario: Scenario, plot: Plot, found: list[Group], directory: Path) -
     rows = -(-len(panels) // columns)
     height = 3.4 if plot.x is not None else 0.9 + 0.36 * max(len(group.members) for group in found)
     figure, axes = plt.subplots(
-        rows, columns, figsize=(max(6.0, 4.6 * columns), 0.7 + height * rows), squeeze=False, sharey=plot.x is not None
+        rows, columns, figsize=(max(7.5, 4.6 * columns), 0.7 + height * rows), squeeze=False, sharey=plot.x is not None
     )
     for position, (title, members) in enumerate(panels.items()):
         axis = axes[position // columns][position % columns]
@@ -92,6 +116,8 @@ def _panel(plot: Plot, group: Group) -> str:
     if plot.panel is None:
         return group.loop
     value = group.parameters[plot.panel]
+    if plot.panel == "load":
+        return f"{group.loop}, {'few' if value == 'low' else 'many'} timeouts"
     return f"{group.loop}, {plot.panel} {value:,}" if isinstance(value, int) else f"{group.loop}, {plot.panel}: {value}"
 
 
@@ -99,7 +125,8 @@ def _lines(axis: Axes, plot: Plot, x: str, metric: Metric, members: list[Group])
     numbers = [group.parameters[x] for group in members if group.parameters[x] != UNLIMITED]
     beyond = 2.5 * max(numbers, default=1.0)
     names = dict.fromkeys(name for group in members for name in group.members)
-    for colour, name in zip(COLOURS, names, strict=False):
+    for number_, name in enumerate(names):
+        colour = NAMED.get(name, COLOURS[number_ % len(COLOURS)])
         points = [
             (beyond if group.parameters[x] == UNLIMITED else group.parameters[x], group.spread(name, metric.key))
             for group in members
@@ -129,7 +156,7 @@ def _lines(axis: Axes, plot: Plot, x: str, metric: Metric, members: list[Group])
     axis.xaxis.set_minor_formatter(NullFormatter())
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
     axis.tick_params(axis="y", labelsize=8)
-    axis.set_xlabel({"rate": "target rate (1/s)"}.get(x, x), fontsize=8)
+    axis.set_xlabel({"rate": "target rate (1/s)", "pending": "timers pending"}.get(x, x), fontsize=8)
     axis.set_ylabel(f"{metric.label} ({metric.unit})", fontsize=8)
     axis.grid(alpha=0.3)
 

@@ -129,7 +129,8 @@ def save(path: Path, about: dict[str, Any], measured: dict[str, list[Measured]],
                 "cases": [{**asdict(each.case), "rounds": each.rounds} for each in cases],
                 "ratios": list(_ratios(SCENARIOS[name], cases)),
             }
-            for name, cases in measured.items()
+            for name in SCENARIOS
+            if (cases := measured.get(name))
         },
         "missing": missing,
     }

@@ -335,7 +335,7 @@ SCENARIO = Scenario(
     cases=cases,
     measure=measure,
     metrics=(
-        Metric("cpu_us", "CPU a request", "µs", compared=True),
+        Metric("cpu_us", "CPU a request, driver included", "µs", compared=True),
         Metric("rate", "enqueued a second", "1/s"),
         Metric("memory_mib", "peak memory", "MiB"),
         Metric("turn_ms", "longest turn of the loop", "ms"),

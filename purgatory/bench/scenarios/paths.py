@@ -5,8 +5,9 @@ waiter, its creation included, because that is how it is mostly written today; a
 lists, which somebody who needs no task can write. A thousand, or a hundred thousand, are
 started, then completed, again and again.
 
-Await: tasks that are there anyway, as request handlers are, wait again and again: what does one wait cost? The floor is
-a bare future without any timeout; nothing that can be awaited costs less.
+Await: tasks that are there anyway, as request handlers are, wait again and again: what does one wait cost? Beside it,
+what is mostly written, and the least that somebody can write who needs only a timeout: a future and a `call_later` that
+cancels it. The floor is a bare future without any timeout; nothing that can be awaited costs less.
 """
 
 import asyncio
@@ -158,10 +159,26 @@ def _await_future(waiting: Waiting) -> Callable[[], Awaitable[object]]:
     return wait
 
 
+def _await_call_later(waiting: Waiting) -> Callable[[], Awaitable[object]]:
+    loop = asyncio.get_running_loop()
+
+    async def wait() -> None:
+        future: asyncio.Future[None] = loop.create_future()
+        waiting.append(partial(future.set_result, None))
+        handle = loop.call_later(TIMEOUT, future.cancel)
+        try:
+            await future
+        finally:
+            handle.cancel()
+
+    return wait
+
+
 AWAITS: "Final[dict[str, Callable[[Waiting], Callable[[], Awaitable[object]]]]]" = {
     OURS: _await_operation,
     "Event + timeout": _await_event,
     "wait_for": _await_wait_for,
+    "future + call_later": _await_call_later,
     FLOOR: _await_future,
 }
 

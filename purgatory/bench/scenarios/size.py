@@ -90,7 +90,7 @@ def measure(case: Case) -> Figures:
 def cases(quick: bool) -> list[Case]:
     sizes = (1_000, 100_000) if quick else (1_000, 10_000, 100_000, 1_000_000)
     return [
-        Case("size", implementation, loop, {"pending": pending, "steps": 20_000 if quick else max(200_000, pending)})
+        Case("size", implementation, loop, {"pending": pending, "steps": max(20_000 if quick else 200_000, pending)})
         for loop in LOOPS
         for pending in sizes
         for implementation in IMPLEMENTATIONS
