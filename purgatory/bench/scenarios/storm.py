@@ -89,7 +89,7 @@ async def run(case: Case) -> Figures:
     began = loop.time()
     await _start(case, Storm(loop, began + 3600), PROBE)
     each = (loop.time() - began) / PROBE
-    storm = Storm(loop, loop.time() + 0.5 + 1.6 * count * each)
+    storm = Storm(loop, loop.time() + 0.5 + 3 * count * each)
     await _start(case, storm, count)
     gc.collect()
     gc.freeze()  # what is there is not what is measured
