@@ -135,7 +135,7 @@ def save(path: Path, about: dict[str, Any], measured: dict[str, list[Measured]],
         "missing": missing,
     }
     unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(content, indent=1) + "\n")
+    unfinished.write_text(json.dumps(content) + "\n")
     unfinished.replace(path)
 
 
