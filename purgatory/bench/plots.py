@@ -102,6 +102,8 @@ def _draw(scenario: Scenario, plot: Plot, found: list[Group], directory: Path) -
     for position in range(len(panels), rows * columns):
         axes[position // columns][position % columns].set_axis_off()
     if plot.x is not None:
+        if not plot.log_y:
+            axes[0][0].set_ylim(bottom=0)  # of all, which share it, now that all is drawn
         handles, labels = axes[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="lower center", ncol=min(len(labels), 5), fontsize=8, frameon=False)
     figure.suptitle(scenario.title, fontsize=11)
@@ -149,8 +151,6 @@ def _lines(axis: Axes, plot: Plot, x: str, metric: Metric, members: list[Group])
     axis.set_xscale("log")
     if plot.log_y:
         axis.set_yscale("log")
-    else:
-        axis.set_ylim(bottom=0)
     ticks = sorted({*numbers, *([beyond] if len(numbers) < len(members) else [])})
     axis.set_xticks(ticks, [UNLIMITED if tick == beyond else _short(tick) for tick in ticks], fontsize=7, rotation=30)
     axis.xaxis.set_minor_formatter(NullFormatter())
