@@ -217,6 +217,7 @@ class DelayedOperationPurgatory:
             raise PurgatoryError(f"{operation!r} has been used: an operation serves once")
 
         operation._home = lists
+        # As in _try_each, here and below; a function for the three of them would cost a call for each try.
         try:
             if (claimed := operation.try_complete()) and operation._state is PENDING:
                 operation._refute(claimed)

@@ -67,6 +67,16 @@ class Flag(DelayedOperation[str]):
         self.calls.append(f"{self.name} expires")
 
 
+class Late(Flag):
+    """Raises after it has completed."""
+
+    def try_complete(self) -> bool:
+        if self.ready:
+            self.force_complete()
+            raise LookupError
+        return False
+
+
 class Note(TimerTask):
     """Notes the time at which it runs."""
 

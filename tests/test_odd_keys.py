@@ -3,13 +3,12 @@
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
 from purgatory import DelayedOperationPurgatory, PurgatoryError, VirtualClock
 from tests.invariants import check_purgatory
-from tests.operations import FaultLog, Flag
+from tests.operations import FaultLog, Flag, Late
 
 
 class Key:
@@ -99,14 +98,7 @@ def test_a_key_that_closes_the_purgatory_leaves_nobody_waiting(
 
 
 def test_a_fault_keeps_no_operation_that_it_is_not_about(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
-    class Late(Flag):
-        def try_complete(self) -> bool:
-            if self.ready:
-                self.force_complete()
-                raise LookupError
-            return False
-
-    late: Any = purgatory.try_complete_else_watch(Late(), ["key"])
+    late = purgatory.try_complete_else_watch(Late(), ["key"])
     unrelated = purgatory.try_complete_else_watch(Flag(), ["key"])
     late.ready = unrelated.ready = True
     gc.disable()

@@ -6,9 +6,11 @@ import sys
 from collections.abc import Coroutine
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import psutil
+
+from purgatory.bench.case import Loop
 
 __all__ = ["MIB", "SOURCE", "describe", "memory", "peak_memory", "run"]
 
@@ -36,7 +38,7 @@ def peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (MIB if sys.platform == "darwin" else 1024)
 
 
-def run(loop: Literal["asyncio", "uvloop"], main: Coroutine[Any, Any, T]) -> T:
+def run(loop: Loop, main: Coroutine[Any, Any, T]) -> T:
     """Run `main` on a new event loop of that kind, and leave everything as it is then.
 
     The process is to end without ado: to cancel a million tasks in good order would take longer than to measure them.

@@ -255,6 +255,7 @@ class WheelTimer:
 
     def call_later(self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts) -> TimerHandle:
         """Call `callback(*args)` in `delay` seconds, as `loop.call_later` does but never early."""
+        # Not by way of call_at() and `clock`: their calls are saved.
         call = TimerHandle(self, callback, args)
         self.add(call, (self.clock if self._clock is None else self._clock).time() + delay)
         return call

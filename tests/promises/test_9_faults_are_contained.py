@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from purgatory import DelayedOperationPurgatory, PurgatoryError, VirtualClock
-from tests.operations import FaultLog, Flag, turn
+from tests.operations import FaultLog, Flag, Late, turn
 
 
 class Faulty(Flag):
@@ -138,13 +138,6 @@ async def test_who_asks_within_the_turn_spares_the_handler() -> None:
 
 
 def test_a_fault_after_completion_is_reported(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
-    class Late(Flag):
-        def try_complete(self) -> bool:
-            if self.ready:
-                self.force_complete()
-                raise LookupError
-            return False
-
     operation = purgatory.try_complete_else_watch(Late(), ["key"])
     operation.ready = True
     purgatory.check_and_complete("key")

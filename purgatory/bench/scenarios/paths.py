@@ -2,8 +2,8 @@
 
 Callback: what does an operation cost that nobody awaits, from being made to being completed? Beside it, a task for each
 waiter, its creation included, because that is how it is mostly written today; and a `call_at` for each, with watcher
-lists, which somebody who needs no task can write. A thousand, or a hundred thousand, are
-started, then completed, again and again.
+lists, which somebody who needs no task can write. A thousand, or a hundred thousand, are started, then completed, again
+and again.
 
 Await: tasks that are there anyway, as request handlers are, wait again and again: what does one wait cost? Beside it,
 what is mostly written, and the least that somebody can write who needs only a timeout: a future and a `call_later` that
