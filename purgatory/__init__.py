@@ -2,6 +2,7 @@
 
 from purgatory.clock import Clock, Handle, VirtualClock
 from purgatory.errors import OperationCancelled, PurgatoryClosed, PurgatoryError, PurgatoryFull
+from purgatory.listeners import FinishedOperation, Listener, Outcome
 from purgatory.operation import DelayedOperation
 from purgatory.purgatory import DelayedOperationPurgatory, PurgatoryStatistics
 from purgatory.timer import TimerStatistics, TimerTask, TimingWheel, WheelTimer
@@ -10,8 +11,11 @@ __all__ = [
     "Clock",
     "DelayedOperation",
     "DelayedOperationPurgatory",
+    "FinishedOperation",
     "Handle",
+    "Listener",
     "OperationCancelled",
+    "Outcome",
     "PurgatoryClosed",
     "PurgatoryError",
     "PurgatoryFull",

@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
 
 from purgatory.clock import Clock, report
 from purgatory.errors import OperationCancelled, PurgatoryError
+from purgatory.listeners import Outcome
 from purgatory.timer import TimerTask
 from purgatory.watchers import WatcherLists
 
@@ -284,7 +285,7 @@ class DelayedOperation(TimerTask, Generic[T]):
             try:
                 state = self._state
                 # _finish(), for most of all operations, without the call.
-                if state is _COMPLETING and home is not None and home.finished <= home.purge_interval:
+                if state is _COMPLETING and home is not None and home.finished <= home.quiet:
                     self._state = _COMPLETED
                     self._home = None
                     if self._entry is None:
@@ -347,17 +348,22 @@ class DelayedOperation(TimerTask, Generic[T]):
             self._state = _COMPLETED
         elif state is _EXPIRING:
             self._state = _EXPIRED
+        outcome: Outcome = "failed"
         if home is not None:
             self._home = None
             if state is _COMPLETING:
                 if self._entry is None:
                     home.at_once += 1
+                    outcome = "completed_at_once"
                 else:
                     home.satisfied += 1
+                    outcome = "satisfied"
             elif state is _EXPIRING:
                 home.expired += 1
+                outcome = "expired"
             elif state is _CANCELLED:
                 home.cancelled += 1
+                outcome = "cancelled"
             else:
                 home.failed += 1
         if self._waiter is not None:
@@ -374,6 +380,9 @@ class DelayedOperation(TimerTask, Generic[T]):
                 raise
             # Its loop calls nobody who would look whether anybody has seen it, or who would purge.
             self._report_unseen(None)
+        finally:
+            if home.listeners is not None:
+                home.listeners.finish(self, outcome, home.time())
 
     def _wake_waiter(self) -> None:
         waiter = self._waiter

@@ -4,13 +4,15 @@ import asyncio
 from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import get_ident
+from time import perf_counter
 from types import TracebackType
 from typing import Any, TypeVar
 
 from purgatory.clock import Clock, Handle, report
 from purgatory.errors import PurgatoryClosed, PurgatoryError, PurgatoryFull
+from purgatory.listeners import Listener, Listeners
 from purgatory.operation import PENDING, DelayedOperation
 from purgatory.timer import WheelTimer
 from purgatory.timer.timer import SLICE
@@ -50,6 +52,9 @@ class PurgatoryStatistics:
     """The most operations pending at a time."""
     peak_watched: int
     """The most entries in the watcher lists at a time."""
+    longest_slice: float = field(compare=False)
+    """Seconds of the longest slice of work so far (expiry, cascade, purge, `check_and_complete_soon`): the longest time
+    for which the purgatory by itself has held up the loop."""
 
 
 class _Pass:
@@ -83,7 +88,6 @@ class DelayedOperationPurgatory:
         "_passes",
         "_queue",
         "_soon_handle",
-        "_time",
         "_timer",
     )
 
@@ -109,7 +113,6 @@ class DelayedOperationPurgatory:
             _check_count("max_pending", max_pending, 1)
         self._name = name
         self._timer = WheelTimer(clock, tick=tick, wheel_size=wheel_size)
-        self._time = self._timer.time
         self._lists: WatcherLists[DelayedOperation[Any]] = WatcherLists(self._timer, purge_interval)
         self._max_pending = max_pending
         self._live = clock is None or isinstance(clock, asyncio.AbstractEventLoop)
@@ -173,6 +176,7 @@ class DelayedOperationPurgatory:
             purged=lists.purged,
             peak_delayed=lists.peak_delayed,
             peak_watched=max(lists.peak_watched, lists.watched),
+            longest_slice=self._timer.longest_slice,
         )
 
     def try_complete_else_watch(self, operation: Operation, keys: Iterable[Hashable]) -> Operation:
@@ -217,6 +221,8 @@ class DelayedOperationPurgatory:
             raise PurgatoryError(f"{operation!r} has been used: an operation serves once")
 
         operation._home = lists
+        if lists.listeners is not None:
+            lists.listeners.arrive(operation, keys, lists.time())
         # As in _try_each, here and below; a function for the three of them would cost a call for each try.
         try:
             if (claimed := operation.try_complete()) and operation._state is PENDING:
@@ -230,10 +236,12 @@ class DelayedOperationPurgatory:
                 raise PurgatoryClosed(f"{self!r} was closed while {operation!r} was being tried")
             if self._max_pending is not None and lists.num_delayed >= self._max_pending:
                 raise PurgatoryFull(f"{self!r} holds {self._max_pending} operations, as many as it may")
-            now = self._time()
+            now = lists.time()
             entry = operation._entry = lists.watch(operation, keys)
         except BaseException:
             operation._home = None
+            if lists.listeners is not None:
+                lists.listeners.turn_away(operation)
             raise
         if operation._state is not PENDING:  # something that a key's own methods did has finished it meanwhile
             entry.clear()
@@ -367,6 +375,30 @@ class DelayedOperationPurgatory:
                 self._soon_handle.cancel()
                 self._soon_handle = None
 
+    def add_listener(self, listener: Listener) -> None:
+        """Call `listener` with a `FinishedOperation` for each operation handed over from now on, once it has finished.
+
+        It is called in the middle of whatever has completed the operation, so it has to be quick and must not block.
+        What it raises goes to the exception handler of the loop, and nothing else is affected.
+        Raises `TypeError` if `listener` cannot be called.
+        """
+        self._lists.check_thread("add_listener", "loop.call_soon_threadsafe(purgatory.add_listener, listener)")
+        if not callable(listener):
+            raise TypeError(f"a listener is called with each finished operation, which {listener!r} cannot be")
+        listeners = self._lists.listeners or Listeners(self._name, self._timer)
+        listeners.add(listener)
+        self._lists.listen(listeners)
+
+    def remove_listener(self, listener: Listener) -> None:
+        """Call `listener` no more. Raises `ValueError` if it is not a listener of this purgatory."""
+        self._lists.check_thread("remove_listener", "loop.call_soon_threadsafe(purgatory.remove_listener, listener)")
+        listeners = self._lists.listeners
+        if listeners is None or listener not in listeners:
+            raise ValueError(f"{listener!r} is no listener of {self!r}")
+        listeners.remove(listener)
+        if not listeners:
+            self._lists.listen(None)
+
     def _bind(self) -> None:
         """Belong to the running loop, if to none yet. Raises if to another one."""
         lists = self._lists
@@ -377,7 +409,7 @@ class DelayedOperationPurgatory:
         if self._timer.clock is not loop:
             raise PurgatoryError(f"{self!r} belongs to another event loop than the running one")
         lists.loop = loop
-        self._time = loop.time
+        lists.time = loop.time
         if loop.get_debug():
             lists.thread = get_ident()
 
@@ -408,6 +440,7 @@ class DelayedOperationPurgatory:
     def _check_queue(self) -> None:
         """Work on the passes asked for, each a slice in turn, so that a long one does not hold up the others."""
         self._soon_handle = None
+        began = perf_counter()
         queue = self._queue
         budget = SLICE
         turns = len(queue)  # what is asked for meanwhile has its turn after this one
@@ -420,6 +453,7 @@ class DelayedOperationPurgatory:
                 queue.clear()
             if queue and self._soon_handle is None:
                 self._check_next_turn()
+            self._timer.note_slice(began)
 
     def _go_on(self, asked: _Pass, budget: int) -> int:
         """Go on with a pass, until it ends or the budget does. Returns what is left of the budget."""

@@ -21,10 +21,12 @@ from asyncio import AbstractEventLoop, _get_running_loop
 from collections import deque
 from collections.abc import Collection, Hashable, Iterator
 from threading import get_ident
+from time import perf_counter
 from typing import Generic, TypeVar
 
 from purgatory.clock import Handle, report
 from purgatory.errors import PurgatoryError
+from purgatory.listeners import Listeners
 from purgatory.timer import WheelTimer
 from purgatory.timer.timer import SLICE
 
@@ -46,6 +48,7 @@ class WatcherLists(Generic[W]):
         "expired",
         "failed",
         "finished",
+        "listeners",
         "loop",
         "num_delayed",
         "peak_delayed",
@@ -53,15 +56,22 @@ class WatcherLists(Generic[W]):
         "purge_interval",
         "purged",
         "purges",
+        "quiet",
         "satisfied",
         "thread",
+        "time",
         "timer",
         "watched",
     )
 
     def __init__(self, timer: WheelTimer, purge_interval: int) -> None:
         self.timer = timer
+        self.time = timer.time
+        """The clock's, which is asked in fewer steps once it is known."""
         self.purge_interval = purge_interval
+        self.quiet = purge_interval
+        """Up to so many `finished`, one more has nobody to tell and nothing to purge: -1 where somebody listens."""
+        self.listeners: Listeners | None = None
         self._lists: dict[Hashable, list[list[W]]] = {}
         self._handle: Handle | None = None
         """Of the purge that is under way."""
@@ -119,6 +129,11 @@ class WatcherLists(Generic[W]):
             self._purge_soon(self._purge())
             self.finished = 0
             self.purges += 1
+
+    def listen(self, listeners: Listeners | None) -> None:
+        """Have `listeners` told of who finishes; `None` is nobody."""
+        self.listeners = listeners
+        self.quiet = self.purge_interval if listeners is None else -1
 
     def check_thread(self, call: str, door: str) -> None:
         """Raise `PurgatoryError`, which names the right door, if this is not the thread of the event loop."""
@@ -221,8 +236,11 @@ class WatcherLists(Generic[W]):
         self._handle = clock.call_at(clock.time(), self._purge_slice, purge)
 
     def _purge_slice(self, purge: Iterator[None]) -> None:
+        began = perf_counter()
         for _ in purge:
             self._purge_soon(purge)
-            return
-        self._handle = None
-        self.purge_if_due()
+            break
+        else:
+            self._handle = None
+            self.purge_if_due()
+        self.timer.note_slice(began)

@@ -154,6 +154,7 @@ class NaiveOperation:
         self.tried = 0
         self.state = "pending"
         self.watched = False
+        self.arrived = 0.0
         self.deadline: float | None = None
         self.timeout = plan.timeout
         self.error: BaseException | None = None
@@ -198,7 +199,8 @@ class NaiveOperation:
 class NaivePurgatory:
     """The operations in watch order, and what the counts must be."""
 
-    def __init__(self, tick: float, purge_interval: int, max_pending: int | None) -> None:
+    def __init__(self, tick: float, purge_interval: int, max_pending: int | None, listened: bool) -> None:
+        self.listened = listened
         self.tick = tick
         self.purge_interval = purge_interval
         self.max_pending = max_pending
@@ -232,7 +234,7 @@ class NaivePurgatory:
         self.numbers += 1
         self.note("watches", operation.number)
         self.operations.append(operation)
-        now = self.now
+        operation.arrived = now = self.now
         if self.closed:
             return self.refuse(operation, PurgatoryClosed)
         self.attempt(operation)
@@ -308,7 +310,19 @@ class NaivePurgatory:
         elif state == "expiring":
             operation.state = state = "expired"
         self.outcomes[state] += 1
+        if self.listened:
+            self.note(*self.told(operation, state))
         self.purge_if_due()
+
+    def told(self, operation: NaiveOperation, state: str) -> Event:
+        """What a listener is told of an operation that is in that state now."""
+        late = None
+        if state == "expired":
+            assert operation.deadline is not None
+            late = self.now - operation.deadline
+        waited = 0.0 if state == "completed at once" else self.now - operation.arrived
+        keys = tuple(dict.fromkeys(operation.plan.keys))
+        return ("tells", keys, operation.arrived, operation.timeout, waited, state.replace(" ", "_"), late)
 
     def purge_if_due(self) -> None:
         pending = len(self.pending())
@@ -361,7 +375,11 @@ class NaivePurgatory:
         return completed
 
     def cancel_all(self) -> int:
-        return sum(operation.cancel() for operation in self.pending())
+        pending = self.pending()
+        if self.listened:  # the order is that of the lists, which is not the model's business
+            pending.sort(key=lambda operation: repr(self.told(operation, "cancelled")))
+            self.events[: len(pending)] = sorted(self.events[: len(pending)], key=repr)
+        return sum(operation.cancel() for operation in pending)
 
     def close(self) -> None:
         self.closed = True

@@ -104,9 +104,11 @@ class Real(DelayedOperation[str]):
 class RealWorld(FaultLog):
     """The real purgatory, and a virtual clock that notes its calls and what it has to report."""
 
-    def __init__(self, **parameters: Any) -> None:
+    def __init__(self, listened: bool, **parameters: Any) -> None:
         super().__init__()
         self.purgatory = DelayedOperationPurgatory(clock=self, **parameters)
+        if listened:
+            self.purgatory.add_listener(lambda finished: self.note("tells", *finished[2:]))
         self.operations: list[Real] = []
         self.events: list[Event] = []
         self.numbers = 0
@@ -175,11 +177,21 @@ class AgainstANaivePurgatory(RuleBasedStateMachine):
         purge_interval=st.sampled_from([0, 1, 3, 1000]),
         max_pending=st.sampled_from([None, None, None, 5]),
         nesting=st.sampled_from([1, 2, NESTING]),
+        listened=st.booleans(),
     )
-    def start(self, tick: float, wheel_size: int, purge_interval: int, max_pending: int | None, nesting: int) -> None:
+    def start(
+        self,
+        tick: float,
+        wheel_size: int,
+        purge_interval: int,
+        max_pending: int | None,
+        nesting: int,
+        listened: bool,
+    ) -> None:
         vars(purgatory.operation)["NESTING"] = nesting
-        self.real = RealWorld(tick=tick, wheel_size=wheel_size, purge_interval=purge_interval, max_pending=max_pending)
-        self.naive = NaivePurgatory(tick, purge_interval, max_pending)
+        parameters: dict[str, Any] = {"tick": tick, "purge_interval": purge_interval, "max_pending": max_pending}
+        self.real = RealWorld(listened, wheel_size=wheel_size, **parameters)
+        self.naive = NaivePurgatory(tick, purge_interval, max_pending, listened)
         self.loop = asyncio.new_event_loop()
         self.awaiting: list[tuple[asyncio.Task[object], int]] = []
         self.peak_watched = 0
@@ -281,7 +293,9 @@ class AgainstANaivePurgatory(RuleBasedStateMachine):
         self._run_loop()
         self.awaiting.pop()
         assert task.cancelled()
+        self._follow()
         self.naive.operations[index].cancel()
+        assert self.naive.events == []
 
     @invariant()
     def see_awaiters(self) -> None:

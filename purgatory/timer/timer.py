@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from time import perf_counter
 from typing import Any, Final, TypeVarTuple, Unpack
 
 from purgatory.clock import Clock, Handle, report
@@ -115,6 +116,7 @@ class WheelTimer:
         "_tick",
         "_wake_ups",
         "_wheels",
+        "longest_slice",
     )
 
     def __init__(self, clock: Clock | None = None, *, tick: float = 0.001, wheel_size: int = 20) -> None:
@@ -157,6 +159,8 @@ class WheelTimer:
         self._wake_ups = 0
         self._buckets = 0
         self._cascaded = 0
+        self.longest_slice = 0.0
+        """Seconds of the longest slice of work so far."""
 
     def __repr__(self) -> str:
         return f"<WheelTimer tick={self._tick!r} tasks={len(self)} levels={len(self._wheels)}>"
@@ -264,6 +268,12 @@ class WheelTimer:
         """Pass what nobody caught on to the clock's exception handler."""
         report(self._clock, **context)
 
+    def note_slice(self, began: float) -> None:
+        """A slice of work that began at `began`, of `time.perf_counter`, is over."""
+        took = perf_counter() - began
+        if took > self.longest_slice:
+            self.longest_slice = took
+
     def close(self) -> None:
         """Forget all tasks and leave the clock alone. The timer can be used again."""
         for wheel in self._wheels:
@@ -348,6 +358,7 @@ class WheelTimer:
         self._armed = _NOT_ARMED
 
     def _wake(self) -> None:
+        began = perf_counter()
         now = self._now()
         # A clock that calls early is not as fine as we asked it to be: asked again for the rest, uvloop would call back
         # at once, hundreds of times.
@@ -360,6 +371,7 @@ class WheelTimer:
         finally:
             self._armed = _NOT_ARMED
             self._arm_next(not_before)
+            self.note_slice(began)
 
     def _arm_next(self, not_before: float) -> None:
         if self._keys or self._dicts:
