@@ -1,25 +1,31 @@
 """Hold operations that wait for a condition or a deadline, on asyncio: a purgatory on hierarchical timing wheels."""
 
 from purgatory.clock import Clock, Handle, VirtualClock
+from purgatory.delay import Delay
 from purgatory.errors import OperationCancelled, PurgatoryClosed, PurgatoryError, PurgatoryFull
-from purgatory.listeners import FinishedOperation, Listener, Outcome
+from purgatory.futures import DelayedFutures
+from purgatory.idle import IdleTracker
+from purgatory.listeners import FinishedOperation
 from purgatory.operation import DelayedOperation
 from purgatory.purgatory import DelayedOperationPurgatory, PurgatoryStatistics
+from purgatory.threshold import ThresholdPurgatory
 from purgatory.timer import TimerStatistics, TimerTask, TimingWheel, WheelTimer
 
 __all__ = [
     "Clock",
+    "Delay",
+    "DelayedFutures",
     "DelayedOperation",
     "DelayedOperationPurgatory",
     "FinishedOperation",
     "Handle",
-    "Listener",
+    "IdleTracker",
     "OperationCancelled",
-    "Outcome",
     "PurgatoryClosed",
     "PurgatoryError",
     "PurgatoryFull",
     "PurgatoryStatistics",
+    "ThresholdPurgatory",
     "TimerStatistics",
     "TimerTask",
     "TimingWheel",

@@ -1,0 +1,239 @@
+"""Waiting until a value that only grows has passed a threshold: an index, an offset, a revision.
+
+This is the blocking query of Consul and etcd ("answer when the index has passed n"), and what Kafka's Raft layer waits
+with for its high watermark; names and meaning are those of its `ThresholdPurgatory`.
+
+The waits are operations in a purgatory, watched on their threshold. Beside it, a heap has each threshold once, however
+many wait for it. So an advance looks at the lowest thresholds, up to the first that it does not pass, and at nobody
+who waits for a higher one.
+
+A threshold whose waits have all expired or been cancelled stays in the heap until it is passed or swept out. When
+there are too many of these, the heap is put aside as the *old* one and a new one is begun; each further threshold then
+takes a few from the end of the old one, where taking does not disturb the order of a heap, and those that somebody
+still waits for go on into the new one. So there is never a turn in which all are looked at.
+"""
+
+import math
+from copy import copy
+from heapq import heappop, heappush
+from types import TracebackType
+from typing import Final, Generic, TypeVar, cast
+
+from purgatory.clock import Clock
+from purgatory.operation import DelayedOperation
+from purgatory.purgatory import DelayedOperationPurgatory
+
+__all__ = ["ThresholdPurgatory"]
+
+Number = TypeVar("Number", bound=float)
+
+_SWEPT: Final = 4
+"""How many old thresholds each new one sweeps: the old heap is gone before the new one can be as long."""
+
+_SPARED: Final = 1000
+"""So many thresholds that nobody waits for are not worth a sweep."""
+
+
+class _Reach(DelayedOperation[Number]):
+    """Waits until the value exceeds the threshold. Yields the value."""
+
+    __slots__ = ("failure", "of", "threshold")
+
+    def __init__(self, of: "ThresholdPurgatory[Number]", threshold: Number, timeout: float | None) -> None:
+        super().__init__(timeout)
+        self.of = of
+        self.threshold = threshold
+        self.failure: Exception | None = None
+
+    def try_complete(self) -> bool:
+        return self.of._value > self.threshold and self.force_complete()
+
+    def on_complete(self) -> Number:
+        if self.failure is not None:
+            try:
+                raise self.failure
+            finally:
+                self.failure = None  # it holds this frame, which holds the operation
+        return self.of._value
+
+    def fail(self, exception: Exception) -> bool:
+        """Raise a copy of `exception`. Returns whether it was this call that completed the operation."""
+        self.failure = copy(exception)
+        self.failure.__cause__ = exception.__cause__
+        return self.force_complete()
+
+
+class ThresholdPurgatory(Generic[Number]):
+    """A value that only grows, and those who wait until it exceeds their threshold or their deadline comes.
+
+        index = ThresholdPurgatory(0)
+        value = await index.reach(41, timeout=30.0)   # 42 or more; or, when the time is over, what it is then
+        index.advance(42)                             # elsewhere
+
+    Belongs to one event loop and its thread, as every purgatory. Use it as an async context manager, or call `aclose`.
+    """
+
+    __slots__ = ("_heap", "_old", "_thresholds", "_value", "purgatory")
+
+    def __init__(
+        self,
+        value: Number,
+        name: str = "threshold",
+        *,
+        tick: float = 0.001,
+        wheel_size: int = 20,
+        purge_interval: int = 1000,
+        max_pending: int | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Start at `value`. Everything else is as for `DelayedOperationPurgatory`.
+
+        Raises `TypeError` or `ValueError` if `value` is not a number.
+        """
+        _check_number("value", value)
+        self._value = value
+        self.purgatory = DelayedOperationPurgatory(
+            name,
+            tick=tick,
+            wheel_size=wheel_size,
+            purge_interval=purge_interval,
+            max_pending=max_pending,
+            clock=clock,
+        )
+        """What holds the waits: for its statistics, metrics and listeners, and `cancel_for_key(threshold)`."""
+        self._thresholds: set[Number] = set()
+        """Those in the two heaps."""
+        self._heap: list[Number] = []
+        self._old: list[Number] = []
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__qualname__} {self.purgatory.name!r} value={self.value!r} waiting={self.num_waiting}>"
+
+    async def __aenter__(self) -> "ThresholdPurgatory[Number]":
+        await self.purgatory.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    @property
+    def value(self) -> Number:
+        """The value now: the highest that it has been given."""
+        return self._value
+
+    @property
+    def num_waiting(self) -> int:
+        """How many wait, exactly."""
+        return self.purgatory.num_delayed
+
+    def reach(self, threshold: Number, timeout: float | None) -> DelayedOperation[Number]:
+        """Wait until the value exceeds `threshold`, for `timeout` seconds at the most; `None` is for ever.
+
+        Waits from this call on, whether the operation that it returns is awaited or not. What it yields is the value at
+        that time; if the deadline has come first, or the purgatory is closed, that is not above the threshold. Raises
+        `ValueError` or `TypeError` for what is no threshold or no timeout, `PurgatoryClosed` and `PurgatoryFull`.
+        """
+        _check_number("threshold", threshold)
+        operation = self.purgatory.try_complete_else_watch(_Reach(self, threshold, timeout), (threshold,))
+        if threshold not in self._thresholds and not operation.done():
+            self._thresholds.add(threshold)
+            heappush(self._heap, threshold)
+            self._sweep()
+        return operation
+
+    def advance(self, value: Number) -> int:
+        """The value is `value` now, if it was less. Returns how many waits that completed, lowest thresholds first.
+
+        Raises `ValueError` or `TypeError` if it is not a number.
+        """
+        self._grow_to(value)
+        completed = 0
+        while heap := self._passed():
+            threshold = heap[0]
+            completed += self.purgatory.check_and_complete(threshold)
+            # Only now: if an operation has asked to exit, it is still known that others wait for this one.
+            self._forget(heap, threshold)
+        return completed
+
+    def advance_soon(self, value: Number) -> None:
+        """As `advance`, but the waits complete from the next turn of the loop on, in slices if there are many."""
+        self._grow_to(value)
+        while heap := self._passed():
+            threshold = heap[0]
+            self.purgatory.check_and_complete_soon(threshold)
+            self._forget(heap, threshold)
+
+    def complete_all(self) -> int:
+        """Complete all waits with the value as it is. Returns how many that were."""
+        return self.purgatory.complete_all()
+
+    def fail_all(self, exception: Exception) -> int:
+        """Let all waits raise `exception`, lowest thresholds first. Returns how many that were.
+
+        Each gets a copy, made by `copy.copy`: an exception that many tasks raise would collect the tracebacks of all.
+        Raises `TypeError` if it is no `Exception`, cannot be copied, or is one that no coroutine may raise.
+        """
+        lists = self.purgatory._lists
+        lists.check_thread("fail_all", "loop.call_soon_threadsafe(purgatory.fail_all, exception)")
+        ordinary = isinstance(exception, Exception)
+        if not ordinary or isinstance(exception, StopIteration):
+            raise TypeError(f"waits can raise an Exception other than StopIteration, not {exception!r}")
+        try:
+            same = type(copy(exception)) is type(exception)
+        except Exception as error:
+            raise TypeError(f"{exception!r} cannot be copied: {error}") from error
+        if not same:
+            raise TypeError(f"{exception!r} cannot be copied: the copy is of another type")
+        failed = 0
+        for threshold in sorted(self._thresholds):
+            for entry in lists.entries(threshold):
+                if entry:
+                    failed += cast("_Reach[Number]", entry[0]).fail(exception)
+        return failed
+
+    async def aclose(self) -> None:
+        """Take no more waits and complete all there are, in slices. Harmless when repeated."""
+        await self.purgatory.aclose()
+
+    def close(self) -> None:
+        """As `aclose`, in one go."""
+        self.purgatory.close()
+
+    def _grow_to(self, value: Number) -> None:
+        _check_number("value", value)
+        self.purgatory._lists.check_thread("advance", "loop.call_soon_threadsafe(purgatory.advance, value)")
+        if value > self._value:
+            self._value = value
+
+    def _passed(self) -> list[Number]:
+        """The heap with the lowest threshold, if the value exceeds that; else an empty one."""
+        lowest = min((heap[0] for heap in (self._heap, self._old) if heap), default=None)
+        if lowest is None or not lowest < self._value:
+            return []
+        return self._heap if self._heap and self._heap[0] == lowest else self._old
+
+    def _forget(self, heap: list[Number], threshold: Number) -> None:
+        if heap and heap[0] == threshold:  # not if somebody who was told has advanced it meanwhile
+            heappop(heap)
+            self._thresholds.discard(threshold)
+
+    def _sweep(self) -> None:
+        if not self._old:
+            if len(self._heap) <= 2 * self.num_waiting + _SPARED:
+                return
+            self._old, self._heap = self._heap, []
+        for _ in range(min(_SWEPT, len(self._old))):
+            threshold = self._old.pop()
+            if self.purgatory._lists.has(threshold):
+                heappush(self._heap, threshold)
+            else:
+                self._thresholds.discard(threshold)
+
+
+def _check_number(name: str, number: float) -> None:
+    if not isinstance(number, (int, float)):
+        raise TypeError(f"{name} must be an int or a float, not {number!r}")
+    if math.isnan(number):
+        raise ValueError(f"{name} must be a number, not NaN")
