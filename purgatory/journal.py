@@ -1,0 +1,351 @@
+"""A journal: one row for each finished operation, in Parquet files, so that traffic can be studied and replayed.
+
+    with Journal("journal", instance="web-1") as journal:
+        purgatory.add_listener(journal.write)
+
+The files are `journal/date=2026-11-21/instance=web-1/….parquet`; the date, in UTC, is that on which the operations have
+arrived. `SCHEMA` has the columns.
+
+`write` appends to a queue, and that is all that happens on the thread of the loop. A thread takes a thousand rows at a
+time from the queue into the *open batch*. When that has `rows_per_file` rows or is `seconds_per_file` old, it becomes a
+file, under a hidden name first; when all of it is on disk, it gets its name. So there are whole files and no others. A
+close writes what there is. A process that is killed loses the open batch and the queue, no more.
+
+If a file cannot be written, because the disk is full for one, its rows stay and are tried again every second.
+Meanwhile, and if the disk is slow, the queue gets longer. It takes `max_queued` rows; what happens to more is
+`when_full`'s choice.
+"""
+
+import asyncio
+import atexit
+import logging
+import os
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal
+from uuid import uuid4
+
+from purgatory.errors import PurgatoryError
+from purgatory.listeners import FinishedOperation
+
+try:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"{error}: pip install 'asyncio-purgatory[journal]'", name=error.name) from None
+
+__all__ = ["SCHEMA", "Journal", "JournalError", "JournalFull", "JournalStatistics"]
+
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("instance", pa.string(), nullable=False),
+        pa.field("purgatory", pa.string(), nullable=False),
+        pa.field("operation", pa.string(), nullable=False),
+        pa.field("keys", pa.list_(pa.field("element", pa.string(), nullable=False)), nullable=False),
+        pa.field("arrived_at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("timeout_s", pa.float64()),
+        pa.field("waited_s", pa.float64(), nullable=False),
+        pa.field("outcome", pa.string(), nullable=False),
+        pa.field("late_s", pa.float64()),
+    ]
+)
+"""The columns: what a `FinishedOperation` says, the keys as `str`, and the wall clock's time of arrival.
+
+`timeout_s` is null for who waits for ever, and `late_s` for all but those that expired.
+"""
+
+_CHUNK: Final = 1000
+"""Rows made into columns in one go: that holds the interpreter, and with it the loop, for about two milliseconds."""
+
+_RETRY: Final = 1.0
+"""Seconds from one attempt to write a file to the next."""
+
+_DAY: Final = 86_400
+_EPOCH: Final = date(1970, 1, 1)
+
+_INSTANCE: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+_log = logging.getLogger("purgatory")
+
+Row = tuple[float, FinishedOperation]
+"""When it arrived, by the wall clock, and what has become of it."""
+
+
+class JournalError(PurgatoryError):
+    """Rows could not be written."""
+
+
+class JournalFull(JournalError):
+    """The queue has as many rows as it may: the disk is slow or full."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalStatistics:
+    """What a journal holds and what it has done since it was opened."""
+
+    rows: int
+    """Rows on disk."""
+    files: int
+    """Files on disk."""
+    queued: int
+    """Rows that are not on disk yet."""
+    dropped: int
+    """Rows lost, because the queue was full or because the journal was closed."""
+    failures: int
+    """How often a file could not be written; its rows are tried again."""
+
+
+class Journal:
+    """Writes down finished operations, of any number of purgatories. `write` is a listener; it may be called anywhere.
+
+    Use it as a context manager, of either kind, or call `close` or `aclose`. The interpreter's exit closes it too.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        instance: str,
+        *,
+        rows_per_file: int = 100_000,
+        seconds_per_file: float = 60.0,
+        max_queued: int = 100_000,
+        when_full: Literal["drop", "raise"] = "drop",
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """Write to `directory`, which is made if there is none.
+
+        `instance` names this process among others that write there: one to 128 of the characters A-Z a-z 0-9 . _ -
+        What more than `max_queued` rows come to, with the disk slow or full, is `when_full`: they are dropped and
+        counted, or `write` raises `JournalFull`, which a purgatory hands to its loop's exception handler. `now` tells
+        the time in seconds since 1970: with purgatories on a `VirtualClock`, that clock's `time`. Raises `ValueError`
+        or `TypeError` for values out of range, and `OSError` if the directory cannot be written to.
+        """
+        if not _INSTANCE.fullmatch(instance):
+            raise ValueError(f"an instance is named by 1 to 128 of the characters A-Z a-z 0-9 . _ -, not {instance!r}")
+        for name, value in (("rows_per_file", rows_per_file), ("max_queued", max_queued)):
+            if not isinstance(value, int):
+                raise TypeError(f"{name} must be an int, not {value!r}")
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value!r}")
+        if not 0 < seconds_per_file <= threading.TIMEOUT_MAX:
+            raise ValueError(f"seconds_per_file must be positive and finite, not {seconds_per_file!r}")
+        if when_full not in ("drop", "raise"):
+            raise ValueError(f"when_full must be 'drop' or 'raise', not {when_full!r}")
+        self._directory = Path(directory)
+        self._instance = instance
+        self._rows_per_file = rows_per_file
+        self._seconds_per_file = seconds_per_file
+        self._max_queued = max_queued
+        self._raises = when_full == "raise"
+        self._now = now
+        self._chunk = min(_CHUNK, rows_per_file, max_queued)
+        self._queue: deque[Row] = deque()
+        self._open: dict[int, list[pa.RecordBatch]] = {}
+        """The open batch, by the day of arrival, in days since 1970."""
+        self._num_open = 0
+        self._files = self._rows = self._dropped = self._failures = 0
+        self._failing = False
+        self._asleep = False
+        self._closing = False
+        self._wake = threading.Event()
+        self._clean_up()
+        self._thread = threading.Thread(target=self._run, name=f"purgatory-journal-{instance}", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def __repr__(self) -> str:
+        closed = " closed" if self._closing else ""
+        return f"<{type(self).__qualname__} {str(self._directory)!r} instance={self._instance!r}{closed}>"
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> "Journal":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    @property
+    def instance(self) -> str:
+        """The name given to it."""
+        return self._instance
+
+    def write(self, finished: FinishedOperation) -> None:
+        """Take a row. Never blocks. Raises `JournalFull` if there is no room and that was asked for."""
+        queued = len(self._queue)
+        if queued >= self._max_queued or self._closing:
+            self._drop(1)
+            if self._raises:
+                raise JournalFull(f"{self!r} " + ("is closed" if self._closing else f"holds {queued} rows already"))
+            return
+        self._queue.append((self._now() - finished.waited, finished))
+        if self._asleep or queued == self._chunk - 1:
+            self._asleep = False
+            self._wake.set()
+
+    def statistics(self) -> JournalStatistics:
+        """What the journal holds and what it has done so far."""
+        queued = len(self._queue) + self._num_open
+        return JournalStatistics(self._rows, self._files, queued, self._dropped, self._failures)
+
+    def close(self, timeout: float | None = 60.0) -> None:
+        """Write what there is, and end. Harmless when repeated.
+
+        Rows that cannot be written are dropped and counted, or `JournalError` is raised if `when_full` is "raise".
+        Raises `TimeoutError` if it takes more than `timeout` seconds; it goes on nevertheless.
+        """
+        self._closing = True
+        self._wake.set()
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise TimeoutError(f"{self!r} has not been written in {timeout} seconds")
+        atexit.unregister(self.close)
+        lost, self._num_open = self._num_open, 0
+        if lost:
+            self._drop(lost)
+            if self._raises:
+                raise JournalError(f"{lost} rows could not be written to {self._directory}")
+
+    async def aclose(self, timeout: float | None = 60.0) -> None:
+        """As `close`, in a thread."""
+        await asyncio.to_thread(self.close, timeout)
+
+    def _drop(self, rows: int) -> None:
+        if not self._dropped:
+            _log.error("%r has to drop rows", self)
+        self._dropped += rows
+
+    def _clean_up(self) -> None:
+        """Make the directory, and remove what a killed process has left unfinished."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        probe = self._directory / f".{self._instance}.{os.getpid()}.probe"
+        probe.touch()
+        probe.unlink()
+        for unfinished in self._directory.glob(f"date=*/instance={self._instance}/.*.unfinished"):
+            unfinished.unlink(missing_ok=True)
+
+    def _run(self) -> None:
+        """What the thread does: one file after the other."""
+        while not self._closing or self._queue:
+            self._wait_for_rows()
+            due = time.monotonic() + self._seconds_per_file
+            self._take(self._chunk)
+            while self._num_open < self._rows_per_file and not self._closing and (left := due - time.monotonic()) > 0:
+                self._wake.wait(left)
+                self._wake.clear()  # before the queue is looked at: it may be set again meanwhile
+                self._take(self._chunk)
+            self._take(1)
+            while not self._write_files():
+                if self._closing:
+                    self._num_open += len(self._queue)
+                    self._queue.clear()
+                    return
+                self._wake.wait(_RETRY)
+                self._wake.clear()
+
+    def _wait_for_rows(self) -> None:
+        self._asleep = True
+        while not self._queue and not self._closing:
+            self._wake.wait()
+            self._wake.clear()
+        self._asleep = False
+
+    def _take(self, least: int) -> None:
+        """Take chunks into the open batch, as long as it is not full and at least so many rows are queued."""
+        while len(self._queue) >= least and self._num_open < self._rows_per_file:
+            count = min(self._chunk, self._rows_per_file - self._num_open, len(self._queue))
+            days: dict[int, list[Row]] = {}
+            for row in [self._queue.popleft() for _ in range(count)]:
+                days.setdefault(int(row[0] // _DAY), []).append(row)
+            for day, rows in days.items():
+                try:
+                    self._open.setdefault(day, []).append(_columns(self._instance, rows))
+                    self._num_open += len(rows)
+                except Exception:
+                    _log.exception("%r cannot take %d rows", self, len(rows))
+                    self._drop(len(rows))
+
+    def _write_files(self) -> bool:
+        """Write the open batch, a file for each day. Returns whether all of it has been written."""
+        for day, batches in sorted(self._open.items()):
+            table = pa.Table.from_batches(batches, SCHEMA)
+            if len(table):
+                try:
+                    self._write_file(_EPOCH + timedelta(days=day), table)
+                except Exception as exception:
+                    self._failures += 1
+                    if not self._failing:  # said once, and not every second
+                        _log.error("%r cannot write, and goes on trying: %s", self, exception)
+                    self._failing = True
+                    return False
+                self._failing = False
+                self._files += 1
+                self._rows += len(table)
+                self._num_open -= len(table)
+            del self._open[day]
+        return True
+
+    def _write_file(self, day: date, table: pa.Table) -> None:
+        directory = self._directory / f"date={day}" / f"instance={self._instance}"
+        directory.mkdir(parents=True, exist_ok=True)
+        name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{uuid4().hex}.parquet"
+        unfinished = directory / f".{name}.unfinished"
+        try:
+            pq.write_table(table, unfinished, compression="zstd")
+            _sync(unfinished)
+            unfinished.rename(directory / name)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
+        _sync(directory)
+
+
+def _sync(path: Path) -> None:
+    """Have it on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _columns(instance: str, rows: Sequence[Row]) -> pa.RecordBatch:
+    finished = [row for _, row in rows]
+    columns: list[list[Any]] = [
+        [instance] * len(rows),
+        [_text(row.purgatory) for row in finished],
+        [_text(row.operation) for row in finished],
+        [[_text(key) for key in row.keys] for row in finished],
+        [round(arrived * 1e6) for arrived, _ in rows],
+        [row.timeout for row in finished],
+        [row.waited for row in finished],
+        [row.outcome for row in finished],
+        [row.late for row in finished],
+    ]
+    return pa.record_batch(
+        [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
+    )
+
+
+def _text(value: Hashable) -> str:
+    """`value` as text that can be written, whatever it is."""
+    try:
+        text = str(value)
+    except Exception:
+        text = object.__repr__(value)
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()

@@ -1,0 +1,90 @@
+"""What is exported of a purgatory, whichever way."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from purgatory.purgatory import DelayedOperationPurgatory, PurgatoryStatistics
+from purgatory.timer import TimerStatistics
+
+__all__ = ["LATENESS", "LATENESS_BOUNDS", "MEASURES", "WAIT", "WAIT_BOUNDS", "Measure", "check_names"]
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Something that can be read off a purgatory at any time."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    help: str
+    read: Callable[[PurgatoryStatistics, TimerStatistics], Mapping[str, float]]
+    """The values, by the value of `label`, or by an empty string if there is none."""
+    label: str | None = None
+    seconds: bool = False
+    """Whether it is a time; else it is a number of what its name says."""
+
+
+MEASURES: Final = (
+    Measure(
+        "operations",
+        "counter",
+        "Operations finished",
+        lambda purgatory, _: {
+            "completed_at_once": purgatory.completed_at_once,
+            "satisfied": purgatory.satisfied,
+            "expired": purgatory.expired,
+            "cancelled": purgatory.cancelled,
+            "failed": purgatory.failed,
+        },
+        label="outcome",
+    ),
+    Measure("delayed_operations", "gauge", "Operations pending", lambda purgatory, _: {"": purgatory.num_delayed}),
+    Measure(
+        "watched_entries",
+        "gauge",
+        "Entries in the watcher lists, those of finished operations included",
+        lambda purgatory, _: {"": purgatory.watched},
+    ),
+    Measure("purges", "counter", "Purges started", lambda purgatory, _: {"": purgatory.purges}),
+    Measure(
+        "purged_entries",
+        "counter",
+        "Dead entries removed from the watcher lists",
+        lambda purgatory, _: {"": purgatory.purged},
+    ),
+    Measure(
+        "longest_slice",
+        "gauge",
+        "The longest time for which the purgatory by itself has held up the loop",
+        lambda purgatory, _: {"": purgatory.longest_slice},
+        seconds=True,
+    ),
+    Measure(
+        "timer_tasks",
+        "gauge",
+        "Operations in the timing wheels, by level, the lowest is 1",
+        lambda _, timer: {str(level): tasks for level, tasks in enumerate(timer.levels, 1)},
+        label="level",
+    ),
+    Measure("timer_wake_ups", "counter", "How often the clock called", lambda _, timer: {"": timer.wake_ups}),
+    Measure("timer_buckets", "counter", "Buckets whose time had come", lambda _, timer: {"": timer.buckets}),
+    Measure(
+        "timer_cascaded_tasks",
+        "counter",
+        "Operations moved down from a higher wheel, once for each move",
+        lambda _, timer: {"": timer.cascaded},
+    ),
+)
+
+WAIT: Final = ("wait", "From arrival to outcome, of operations that did not complete at once")
+WAIT_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+LATENESS: Final = ("lateness", "From deadline to outcome, of operations that expired")
+LATENESS_BOUNDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+def check_names(purgatories: Iterable[DelayedOperationPurgatory]) -> None:
+    """Raise `ValueError` if two purgatories have the same name: their figures could not be told apart."""
+    names = [purgatory.name for purgatory in purgatories]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"two purgatories are called {name!r}: their figures could not be told apart")
