@@ -61,8 +61,10 @@ SCHEMA: Final = pa.schema(
 `timeout_s` is null for who waits for ever, and `late_s` for all but those that expired.
 """
 
+pa.array([])  # with its first array pyarrow imports the rest of what it needs: too late when the interpreter exits
+
 _CHUNK: Final = 1000
-"""Rows made into columns in one go: that holds the interpreter, and with it the loop, for about two milliseconds."""
+"""Rows made into columns in one go: that holds the interpreter, and with it the loop, for about a millisecond."""
 
 _RETRY: Final = 1.0
 """Seconds from one attempt to write a file to the next."""
@@ -269,34 +271,36 @@ class Journal:
         """Take chunks into the open batch, as long as it is not full and at least so many rows are queued."""
         while len(self._queue) >= least and self._num_open < self._rows_per_file:
             count = min(self._chunk, self._rows_per_file - self._num_open, len(self._queue))
+            self._num_open += count  # before they leave the queue, so that they are never nowhere
             days: dict[int, list[Row]] = {}
             for row in [self._queue.popleft() for _ in range(count)]:
                 days.setdefault(int(row[0] // _DAY), []).append(row)
             for day, rows in days.items():
                 try:
-                    self._open.setdefault(day, []).append(_columns(self._instance, rows))
-                    self._num_open += len(rows)
+                    batch = _columns(self._instance, rows)
                 except Exception:
                     _log.exception("%r cannot take %d rows", self, len(rows))
+                    self._num_open -= len(rows)
                     self._drop(len(rows))
+                else:
+                    self._open.setdefault(day, []).append(batch)
 
     def _write_files(self) -> bool:
         """Write the open batch, a file for each day. Returns whether all of it has been written."""
         for day, batches in sorted(self._open.items()):
             table = pa.Table.from_batches(batches, SCHEMA)
-            if len(table):
-                try:
-                    self._write_file(_EPOCH + timedelta(days=day), table)
-                except Exception as exception:
-                    self._failures += 1
-                    if not self._failing:  # said once, and not every second
-                        _log.error("%r cannot write, and goes on trying: %s", self, exception)
-                    self._failing = True
-                    return False
-                self._failing = False
-                self._files += 1
-                self._rows += len(table)
-                self._num_open -= len(table)
+            try:
+                self._write_file(_EPOCH + timedelta(days=day), table)
+            except Exception as exception:
+                self._failures += 1
+                if not self._failing:  # said once, and not every second
+                    _log.error("%r cannot write, and goes on trying: %s", self, exception)
+                self._failing = True
+                return False
+            self._failing = False
+            self._files += 1
+            self._rows += len(table)
+            self._num_open -= len(table)
             del self._open[day]
         return True
 

@@ -183,9 +183,9 @@ class TestReplication:
         await fetch(client, "news", replica="r7", wait=0)
 
 
-async def test_statistics_of_both_purgatories(client: httpx.AsyncClient) -> None:
+async def test_statistics_of_each_purgatory(client: httpx.AsyncClient) -> None:
     answer = (await client.get("/statistics")).json()
-    assert list(answer) == ["fetch", "produce"]
+    assert list(answer) == ["fetch", "produce", "throttle"]
     assert answer["produce"]["num_delayed"] == answer["fetch"]["peak_watched"] == 0
 
 

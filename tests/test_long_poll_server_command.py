@@ -37,6 +37,8 @@ def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
         (["--port", "70000"], "a port is a number from 0 to 65535, not 70000"),
         (["--port", "http"], "invalid _port value: 'http'"),
         (["--max-pending", "0"], "must be at least 1, not 0"),
+        (["--publish-rate", "0"], "must be more than 0 and finite, not 0"),
+        (["--publish-rate", "nan"], "must be more than 0 and finite, not nan"),
         (["--verbose"], "unrecognized arguments: --verbose"),
     ],
 )
@@ -44,3 +46,13 @@ def test_bad_arguments(arguments: list[str], error: str) -> None:
     refused = _run(*arguments)
     assert refused.returncode == 2
     assert error in refused.stderr
+
+
+def test_a_journal_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    refused = _run("--data", str(tmp_path / "data"), "--journal", str(tmp_path / "file"))
+    assert (refused.returncode, refused.stderr) == (1, f"cannot use {tmp_path / 'file'}: File exists\n")
+    refused = _run("--data", str(tmp_path / "data"), "--journal", str(tmp_path / "journal"), "--instance", "a/b")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("--instance: an instance is named by")
+    assert not (tmp_path / "data").exists()

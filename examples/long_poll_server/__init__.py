@@ -1,7 +1,7 @@
 """A small durable topic log over HTTP, with long polling and replica acknowledgements on `purgatory`.
 
-    python -m examples.long_poll_server [--host 127.0.0.1] [--port 8000] [--data DIR] [--max-pending N]
+    python -m examples.long_poll_server [--port 8000] [--data DIR] [--journal DIR] [--help]
 
-`operations` says what waits for what, `app` is the HTTP side, `log` stores the messages, `__main__` runs the server,
-and `measure` is a load of waiting clients that prints what they cost.
+`operations` says what waits for what, `app` is the HTTP side, `log` stores the messages, `quotas` says who publishes
+too fast, `__main__` runs the server, and `measure` is a load of waiting clients that prints what they cost.
 """

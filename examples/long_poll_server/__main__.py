@@ -7,10 +7,14 @@ import socket
 import sqlite3
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 
 from examples.long_poll_server.app import LongPollServer
+
+if TYPE_CHECKING:
+    from purgatory.journal import Journal
 
 
 class Server(uvicorn.Server):
@@ -36,11 +40,12 @@ def main(arguments: list[str] | None = None, server: type[LongPollServer] = Long
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
-        long_poll = server(options.data, options.max_pending)
+        journal = None if options.journal is None else _journal(options.journal, options.instance)
+        long_poll = server(options.data, options.max_pending, options.publish_rate, journal)
     except BlockingIOError:
         sys.exit(f"another server uses {options.data}")
     except OSError as error:
-        sys.exit(f"cannot use {options.data}: {error.strerror}")
+        sys.exit(f"cannot use {error.filename or options.data}: {error.strerror}")
     except sqlite3.Error as error:
         sys.exit(f"cannot use the database in {options.data}: {error}")
     config = uvicorn.Config(
@@ -64,7 +69,30 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=_port, default=8000, help="0 takes a free one (default: 8000)")
     parser.add_argument("--data", type=Path, default="data", metavar="DIR", help="of the messages (default: data)")
     parser.add_argument("--max-pending", type=_count, metavar="N", help="requests that may wait (default: no limit)")
+    parser.add_argument(
+        "--publish-rate",
+        type=_rate,
+        metavar="N",
+        help="messages a second of each client: the answers to more are delayed (default: no limit)",
+    )
+    parser.add_argument(
+        "--journal", type=Path, metavar="DIR", help="write down there what waited, for how long, and why"
+    )
+    parser.add_argument(
+        "--instance", default=socket.gethostname(), metavar="NAME", help="in the journal (default: the host's name)"
+    )
     return parser
+
+
+def _journal(directory: Path, instance: str) -> "Journal":
+    try:
+        from purgatory.journal import Journal
+    except ModuleNotFoundError as error:
+        sys.exit(f"--journal needs more: {error}")
+    try:
+        return Journal(directory, instance)
+    except ValueError as error:
+        sys.exit(f"--instance: {error}")
 
 
 def _port(text: str) -> int:
@@ -72,6 +100,13 @@ def _port(text: str) -> int:
     if not 0 <= port <= 65535:
         raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, not {text}")
     return port
+
+
+def _rate(text: str) -> float:
+    rate = float(text)
+    if not 0 < rate < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be more than 0 and finite, not {text}")
+    return rate
 
 
 def _count(text: str) -> int:

@@ -1,13 +1,16 @@
 """The HTTP side: parse, hand an operation to a purgatory, await it, answer."""
 
 import asyncio
+import math
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
+from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -17,25 +20,62 @@ from starlette.routing import Route
 from examples.long_poll_server import requests
 from examples.long_poll_server.log import MessageLog
 from examples.long_poll_server.operations import MAX_REPLICAS, DelayedFetch, DelayedProduce, Replicas
-from purgatory import DelayedOperation, DelayedOperationPurgatory, OperationCancelled, PurgatoryClosed, PurgatoryFull
+from examples.long_poll_server.quotas import Quotas
+from purgatory import (
+    Delay,
+    DelayedOperation,
+    DelayedOperationPurgatory,
+    OperationCancelled,
+    PurgatoryClosed,
+    PurgatoryFull,
+)
+from purgatory.metrics.prometheus import JournalCollector, PurgatoryCollector
+
+if TYPE_CHECKING:
+    from purgatory.journal import Journal
 
 T = TypeVar("T")
+
+MAX_DELAY = 30.0
+"""Seconds. A client that would have to wait longer for its quota is told to come again."""
 
 
 class LongPollServer:
     """The log, the purgatories and the endpoints that tie them together."""
 
-    def __init__(self, data: Path, max_pending: int | None = None) -> None:
-        """Serve the log in the directory `data`. More than `max_pending` fetches, or produces, do not wait."""
+    def __init__(
+        self,
+        data: Path,
+        max_pending: int | None = None,
+        publish_rate: float | None = None,
+        journal: "Journal | None" = None,
+    ) -> None:
+        """Serve the log in the directory `data`. More than `max_pending` fetches, or produces, do not wait.
+
+        Each client may publish `publish_rate` messages a second. What waits is written down in `journal`.
+        """
         self.fetches = DelayedOperationPurgatory("fetch", max_pending=max_pending)
         self.produces = DelayedOperationPurgatory("produce", max_pending=max_pending)
+        self.throttled = DelayedOperationPurgatory("throttle", max_pending=max_pending)
+        self._purgatories = (self.fetches, self.produces, self.throttled)
+        self.quotas = None if publish_rate is None else Quotas(publish_rate)
         self.replicas = Replicas()
         self.log = MessageLog(data, self.has_grown)
+        self.registry = CollectorRegistry()
+        self.registry.register(PurgatoryCollector(*self._purgatories))
+        ProcessCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+        self.journal = journal
+        if journal is not None:
+            for purgatory in self._purgatories:
+                purgatory.add_listener(journal.write)
+            self.registry.register(JournalCollector(journal))
         self.app = Starlette(
             routes=[
                 Route("/topics/{topic}/messages", self.produce, methods=["POST"]),
                 Route("/topics/{topic}/messages", self.fetch, methods=["GET"]),
                 Route("/statistics", self.statistics),
+                Route("/metrics", self.metrics),
             ],
             exception_handlers={
                 HTTPException: _refuse,
@@ -55,8 +95,11 @@ class LongPollServer:
         acks = requests.integer(parameters, "acks", 0, 0, requests.MAX_ACKS)
         timeout = requests.seconds(parameters, "timeout", 5.0)
         value = await requests.value(request)
+        delay = self._delay(request)
         if acks == 0:
-            return JSONResponse({"topic": topic, "offset": await self.log.append(topic, value)}, 201)
+            offset = await self.log.append(topic, value)
+            await self._throttle(request, delay)
+            return JSONResponse({"topic": topic, "offset": offset}, 201)
 
         produce = self.produces.try_complete_else_watch(DelayedProduce(self.replicas, topic, acks, timeout), [topic])
         try:
@@ -66,7 +109,9 @@ class LongPollServer:
             raise
         if not produce.done():
             produce.try_complete()
-        if await _unless_gone(request, produce):
+        acknowledged = await _unless_gone(request, produce)
+        await self._throttle(request, delay)
+        if acknowledged:
             return JSONResponse({"topic": topic, "offset": offset}, 201)
         error = f"the message is stored, but {acks} replicas have not acknowledged it in time"
         return JSONResponse({"error": error, "topic": topic, "offset": offset}, 504)
@@ -96,17 +141,35 @@ class LongPollServer:
         return await _unless_gone(request, self.fetches.try_complete_else_watch(operation, [topic]))
 
     async def statistics(self, request: Request) -> Response:
-        """`GET /statistics`: of both purgatories."""
+        """`GET /statistics`: of each purgatory."""
         return JSONResponse({purgatory.name: asdict(purgatory.statistics()) for purgatory in self._purgatories})
+
+    async def metrics(self, request: Request) -> Response:
+        """`GET /metrics`: for Prometheus."""
+        encode, media_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(self.registry), media_type=media_type)
 
     async def answer_all(self) -> None:
         """Refuse new work and answer every request that waits. To be called when shutdown begins."""
         for purgatory in self._purgatories:
             await purgatory.aclose()
 
-    @property
-    def _purgatories(self) -> tuple[DelayedOperationPurgatory, DelayedOperationPurgatory]:
-        return self.fetches, self.produces
+    def _delay(self, request: Request) -> float:
+        """Seconds for which the answer has to wait, so that the client keeps to its quota."""
+        if self.quotas is None:
+            return 0.0
+        client = _address(request)
+        now = asyncio.get_running_loop().time()
+        delay = self.quotas.delay(client, now)
+        if delay > MAX_DELAY:
+            error = f"more than {self.quotas.rate:g} messages a second"
+            raise HTTPException(429, error, {"Retry-After": str(math.ceil(delay - MAX_DELAY))})
+        self.quotas.publish(client, now)
+        return delay
+
+    async def _throttle(self, request: Request, delay: float) -> None:
+        if delay > 0:
+            await _unless_gone(request, self.throttled.try_complete_else_watch(Delay(delay), [_address(request)]))
 
     def _acknowledge(self, topic: str, replica: str, offset: int) -> None:
         if offset > self.log.end(topic):
@@ -120,7 +183,15 @@ class LongPollServer:
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         yield
         await self.answer_all()
+        if self.quotas is not None:
+            self.quotas.close()
         await self.log.close()
+        if self.journal is not None:
+            await self.journal.aclose()
+
+
+def _address(request: Request) -> str:
+    return "" if request.client is None else request.client.host
 
 
 async def _unless_gone(request: Request, operation: DelayedOperation[T]) -> T:

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from purgatory.listeners import FinishedOperation
 from purgatory.metrics.measures import LATENESS, LATENESS_BOUNDS, MEASURES, WAIT, WAIT_BOUNDS, Measure, check_names
@@ -13,7 +14,10 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"{error}: pip install 'asyncio-purgatory[metrics]'", name=error.name) from None
 
-__all__ = ["PurgatoryCollector"]
+if TYPE_CHECKING:
+    from purgatory.journal import Journal
+
+__all__ = ["JournalCollector", "PurgatoryCollector"]
 
 
 class _Histogram:
@@ -94,6 +98,27 @@ class PurgatoryCollector(Collector):
             listener.lateness.add_to(lateness, [purgatory.name])
         yield waits
         yield lateness
+
+
+class JournalCollector(Collector):
+    """Collects the figures of a journal: what it has written, what waits to be, and what is lost."""
+
+    def __init__(self, journal: "Journal") -> None:
+        self._journal = journal
+
+    def collect(self) -> Iterator[Metric]:
+        """The figures as they are now, called by the registry."""
+        statistics = self._journal.statistics()
+        for kind, name, explanation, value in (
+            (CounterMetricFamily, "rows", "Rows on disk", statistics.rows),
+            (CounterMetricFamily, "files", "Files on disk", statistics.files),
+            (GaugeMetricFamily, "queued_rows", "Rows that are not on disk yet", statistics.queued),
+            (CounterMetricFamily, "dropped_rows", "Rows lost", statistics.dropped),
+            (CounterMetricFamily, "failures", "How often a file could not be written", statistics.failures),
+        ):
+            family = kind(f"purgatory_journal_{name}", explanation, labels=["instance"])
+            family.add_metric([self._journal.instance], value)
+            yield family
 
 
 def _family(measure: Measure) -> CounterMetricFamily | GaugeMetricFamily:

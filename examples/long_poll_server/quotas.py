@@ -1,0 +1,36 @@
+"""How fast each client may publish."""
+
+from purgatory import IdleTracker
+
+FORGOTTEN = 120.0
+
+
+class Quotas:
+    """Tells how long the answer to a client has to wait, so that it does not publish more than `rate` a second.
+
+    Each message is due `1 / rate` seconds after the one before; a client may be ahead of that by a second. (The
+    generic cell rate algorithm of ITU-T I.371, as virtual scheduling.) As in Kafka the message is taken, and it is the
+    answer that waits.
+    """
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self._due: dict[str, float] = {}
+        # Whoever is silent for so long has nothing to wait for any more: no delay is longer.
+        self._clients = IdleTracker(FORGOTTEN, self._due.pop)
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def delay(self, client: str, now: float) -> float:
+        """Seconds for which `client` would have to wait for an answer to what it publishes now."""
+        return max(0.0, max(now, self._due.get(client, 0.0)) + 1 / self.rate - now - 1)
+
+    def publish(self, client: str, now: float) -> None:
+        """It does."""
+        self._due[client] = max(now, self._due.get(client, 0.0)) + 1 / self.rate
+        self._clients.touch(client)
+
+    def close(self) -> None:
+        """Forget everybody."""
+        self._clients.close()

@@ -1,0 +1,44 @@
+"""Reads what journals have written, with two readers that know nothing of each other."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow.parquet as pq
+
+from purgatory.journal import SCHEMA
+
+COLUMNS = ", ".join("epoch_us(arrived_at)" if name == "arrived_at" else name for name in SCHEMA.names)
+
+
+def files(directory: Path) -> list[Path]:
+    """The files there are, whatever they are called."""
+    return sorted(path for path in directory.rglob("*") if path.is_file())
+
+
+def read(directory: Path) -> list[dict[str, Any]]:
+    """All rows, as both readers find them, in the order of arrival."""
+    rows: list[dict[str, Any]] = []
+    for path in directory.rglob("*.parquet"):
+        parquet = pq.ParquetFile(path)
+        assert parquet.schema_arrow.equals(SCHEMA)
+        rows += parquet.read().to_pylist()
+    with duckdb.connect() as connection:
+        source = f"read_parquet('{directory}/**/*.parquet', hive_partitioning = false)"
+        found = connection.execute(f"SELECT {COLUMNS} FROM {source}").fetchall() if rows else []
+    assert sorted(found, key=repr) == sorted(map(_plain, rows), key=repr)
+    return sorted(rows, key=lambda row: (row["arrived_at"], row["keys"]))
+
+
+def _plain(row: dict[str, Any]) -> tuple[Any, ...]:
+    arrived = (row["arrived_at"] - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    return tuple((row | {"arrived_at": arrived}).values())
+
+
+def partitions(directory: Path) -> list[tuple[Any, ...]]:
+    """The partitions with their rows, as DuckDB finds them by itself."""
+    with duckdb.connect() as connection:
+        return connection.execute(
+            f"SELECT date::VARCHAR, instance, count(*) FROM '{directory}/**/*.parquet' GROUP BY ALL ORDER BY ALL"
+        ).fetchall()
