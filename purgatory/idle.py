@@ -8,7 +8,7 @@ there is timer work once in a timeout.
 import asyncio
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 from purgatory.clock import Clock
@@ -96,6 +96,10 @@ class IdleTracker(Generic[K]):
     def timeout(self) -> float:
         """Seconds of silence after which somebody is idle."""
         return self._timeout
+
+    def __iter__(self) -> Iterator[K]:
+        """Those that are tracked, the longest one first."""
+        return iter(self._tracked)
 
     def __contains__(self, key: object) -> bool:
         return key in self._tracked

@@ -25,7 +25,7 @@ class TestWhoIsIdle:
     def test_who_is_not_touched_again(self, tracker: IdleTracker[str], clock: FaultLog, idle: list[str]) -> None:
         tracker.touch("a")
         clock.advance(29.9)
-        assert (idle, len(tracker), "a" in tracker) == ([], 1, True)
+        assert (idle, len(tracker), list(tracker), "a" in tracker) == ([], 1, ["a"], True)
         clock.advance(0.6)
         assert (idle, len(tracker), "a" in tracker) == (["a"], 0, False)
         assert len(tracker.timer) == 0
