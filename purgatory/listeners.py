@@ -86,15 +86,12 @@ class Listeners:
         if arrival is None:
             return  # it came before anybody listened
         arrived, keys = arrival
-        finished = FinishedOperation(
-            self._name,
-            type(operation).__qualname__,
-            keys,
-            arrived,
-            operation._timeout,
-            0.0 if outcome == "completed_at_once" else now - arrived,
-            outcome,
-            now - operation._deadline if outcome == "expired" else None,
+        waited = 0.0 if outcome == "completed_at_once" else now - arrived
+        late = now - operation._deadline if outcome == "expired" else None
+        # As FinishedOperation(...), in half the time.
+        finished = tuple.__new__(
+            FinishedOperation,
+            (self._name, type(operation).__qualname__, keys, arrived, operation._timeout, waited, outcome, late),
         )
         for listener in self._listeners:
             try:

@@ -209,10 +209,10 @@ class ThresholdPurgatory(Generic[Number]):
 
     def _passed(self) -> list[Number]:
         """The heap with the lowest threshold, if the value exceeds that; else an empty one."""
-        lowest = min((heap[0] for heap in (self._heap, self._old) if heap), default=None)
-        if lowest is None or not lowest < self._value:
-            return []
-        return self._heap if self._heap and self._heap[0] == lowest else self._old
+        heap = self._heap
+        if self._old and (not heap or self._old[0] < heap[0]):
+            heap = self._old
+        return heap if heap and heap[0] < self._value else []
 
     def _forget(self, heap: list[Number], threshold: Number) -> None:
         if heap and heap[0] == threshold:  # not if somebody who was told has advanced it meanwhile

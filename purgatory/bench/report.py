@@ -13,7 +13,7 @@ from purgatory.bench.scenarios import SCENARIOS
 __all__ = ["Group", "Spread", "Table", "groups", "load", "markdown", "save", "table"]
 
 
-HOW_MUCH: Final = {"requests", "steps", "waits", "times", "part"}
+HOW_MUCH: Final = {"requests", "steps", "waits", "times", "part", "seconds"}
 """Parameters that say how much is done: they do not tell one group from another."""
 
 

@@ -1,7 +1,19 @@
 """The scenarios, in the order in which they are run."""
 
 from purgatory.bench.case import Scenario
-from purgatory.bench.scenarios import enqueue, http, memory, paths, settings, size, storm, wakeup
+from purgatory.bench.scenarios import (
+    enqueue,
+    http,
+    listeners,
+    memory,
+    paths,
+    settings,
+    silence,
+    size,
+    storm,
+    threshold,
+    wakeup,
+)
 
 __all__ = ["SCENARIOS"]
 
@@ -17,5 +29,8 @@ SCENARIOS: dict[str, Scenario] = {
         paths.AWAIT,
         http.SCENARIO,
         settings.SCENARIO,
+        threshold.SCENARIO,
+        silence.SCENARIO,
+        listeners.SCENARIO,
     )
 }

@@ -40,13 +40,13 @@ Turns = Awaitable[None]
 Complete = Callable[[], object]
 
 
-def _operations(pending: int) -> Callable[[], Turns]:
-    watch = DelayedOperationPurgatory().try_complete_else_watch
+def operations(purgatory: DelayedOperationPurgatory, pending: int) -> Callable[[], Turns]:
+    watch = purgatory.try_complete_else_watch
 
     async def turn() -> None:
-        operations = [watch(Operation(TIMEOUT), KEYS) for _ in range(pending)]
+        waiting = [watch(Operation(TIMEOUT), KEYS) for _ in range(pending)]
         await asyncio.sleep(0)
-        for operation in operations:
+        for operation in waiting:
             operation.force_complete()
         await asyncio.sleep(0)
 
@@ -95,7 +95,7 @@ def _tasks(pending: int) -> Callable[[], Turns]:
 
 
 CALLBACKS: "Final[dict[str, Callable[[int], Callable[[], Turns]]]]" = {
-    OURS: _operations,
+    OURS: lambda pending: operations(DelayedOperationPurgatory(), pending),
     "call_later": _calls,
     "Event + timeout": _tasks,
 }

@@ -53,7 +53,7 @@ Wait = Callable[[int], Awaitable[None]]
 Publish = Callable[[], Awaitable[None]]
 
 
-def _ours(log: Log, *, soon: bool) -> tuple[Wait, Publish]:
+def ours(log: Log, *, soon: bool) -> tuple[Wait, Publish]:
     purgatory = DelayedOperationPurgatory()
 
     async def wait(offset: int) -> None:
@@ -120,8 +120,8 @@ def futures(log: Log) -> tuple[Wait, Publish]:
 
 
 IMPLEMENTATIONS: "Final[dict[str, Callable[[Log], tuple[Wait, Publish]]]]" = {
-    OURS: lambda log: _ours(log, soon=False),
-    f"{OURS}, soon": lambda log: _ours(log, soon=True),
+    OURS: lambda log: ours(log, soon=False),
+    f"{OURS}, soon": lambda log: ours(log, soon=True),
     "Condition": condition,
     "Event": event,
     "list of futures": futures,

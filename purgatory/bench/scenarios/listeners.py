@@ -1,0 +1,73 @@
+"""What it costs when somebody listens: the callback path, with nobody, and with each of those that come with this."""
+
+import time
+from collections.abc import Callable
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+from purgatory import DelayedOperationPurgatory, FinishedOperation
+from purgatory.bench import machine
+from purgatory.bench.case import LOOPS, OURS, Case, Figures, Metric, Plot, Scenario
+from purgatory.bench.scenarios.paths import operations
+from purgatory.journal import Journal
+from purgatory.metrics.opentelemetry import instrument
+from purgatory.metrics.prometheus import PurgatoryCollector
+
+AT_A_TIME: Final = 1000
+
+
+def _ignore(_: FinishedOperation) -> None:
+    pass
+
+
+def _journal(purgatory: DelayedOperationPurgatory, directory: str) -> None:
+    purgatory.add_listener(Journal(directory, "bench", rows_per_file=50_000, max_queued=1_000_000).write)
+
+
+IMPLEMENTATIONS: "Final[dict[str, Callable[[DelayedOperationPurgatory, str], object]]]" = {
+    OURS: lambda *_: None,
+    "a listener that ignores it": lambda purgatory, _: purgatory.add_listener(_ignore),
+    "Prometheus": lambda purgatory, _: PurgatoryCollector(purgatory),
+    "journal": _journal,
+    "OpenTelemetry": lambda purgatory, _: instrument(purgatory, meter_provider=MeterProvider([InMemoryMetricReader()])),
+}
+
+
+async def run(case: Case) -> Figures:
+    """Register and complete a thousand at a time, again and again."""
+    times = case.parameters["times"]
+    with TemporaryDirectory() as directory:
+        purgatory = DelayedOperationPurgatory()
+        IMPLEMENTATIONS[case.implementation](purgatory, directory)
+        turn = operations(purgatory, AT_A_TIME)
+        await turn()
+        began = time.process_time()
+        for _ in range(times):
+            await turn()
+        # The threads' time is in it: of a journal that which writes the files.
+        return {"us": 1e6 * (time.process_time() - began) / (AT_A_TIME * times)}
+
+
+def measure(case: Case) -> Figures:
+    return machine.run(case.loop, run(case))
+
+
+def cases(quick: bool) -> list[Case]:
+    return [
+        Case("listeners", implementation, loop, {"times": 20 if quick else 300})
+        for loop in LOOPS[: 1 if quick else 2]
+        for implementation in IMPLEMENTATIONS
+    ]
+
+
+SCENARIO = Scenario(
+    name="listeners",
+    title="Register and complete, when somebody listens",
+    cases=cases,
+    measure=measure,
+    metrics=(Metric("us", "CPU an operation", "µs", compared=True),),
+    plots=(Plot("cpu", metric="us"),),
+)

@@ -1,0 +1,127 @@
+"""Finding out who is silent, of many who are heard of again and again: idle connections, heartbeats, sessions.
+
+Each is heard of once a second, in turn, and is silent if that does not happen for three. What is measured is all that
+the process does for eight seconds, so with the timer's or the scan's part of it, by how often somebody was heard of.
+
+Beside our tracker, for which a touch is a note of the time, and an operation that is rescheduled at each touch: a
+`loop.call_later` that is cancelled and set anew at each, as it is mostly written, which leaves the cancelled ones in
+the loop's heap until there are enough of them; and a note of the time with a look at all of them every second, which
+finds the silent up to a second late.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+from purgatory import DelayedOperationPurgatory, IdleTracker
+from purgatory.bench import machine
+from purgatory.bench.case import ALONE, LOOPS, OURS, Case, Figures, Metric, Plot, Scenario
+from purgatory.bench.scenarios.paths import KEYS, Operation
+
+TIMEOUT: Final = 3.0
+PAUSE: Final = 0.01
+
+Touch = Callable[[int], object]
+
+
+def _nothing(_: int) -> None:
+    pass
+
+
+def ours(members: int) -> Touch:
+    return IdleTracker(TIMEOUT, _nothing).touch
+
+
+def reschedule(members: int) -> Touch:
+    watch = DelayedOperationPurgatory().try_complete_else_watch
+    operations = [watch(Operation(TIMEOUT), KEYS) for _ in range(members)]
+    return lambda member: operations[member].reschedule(TIMEOUT)
+
+
+def call_later(members: int) -> Touch:
+    set_timer = asyncio.get_running_loop().call_later
+    handles = [set_timer(TIMEOUT, _nothing, member) for member in range(members)]
+
+    def touch(member: int) -> None:
+        handles[member].cancel()
+        handles[member] = set_timer(TIMEOUT, _nothing, member)
+
+    return touch
+
+
+def scan(members: int) -> Touch:
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    seen: dict[int, float] = {}
+
+    def look() -> None:
+        silent_since = now() - TIMEOUT
+        for member in [member for member, when in seen.items() if when <= silent_since]:
+            del seen[member]
+        loop.call_later(1.0, look)
+
+    look()
+
+    def touch(member: int) -> None:
+        seen[member] = now()
+
+    return touch
+
+
+IMPLEMENTATIONS: Final[dict[str, Callable[[int], Touch]]] = {
+    OURS: ours,
+    f"{OURS}, reschedule": reschedule,
+    "call_later": call_later,
+    "scan every second": scan,
+    ALONE: lambda _: _nothing,
+}
+
+
+async def run(case: Case) -> Figures:
+    """Hear of each once a second."""
+    members, seconds = case.parameters["members"], case.parameters["seconds"]
+    touch = IMPLEMENTATIONS[case.implementation](members)
+    for member in range(members):
+        touch(member)
+    loop = asyncio.get_running_loop()
+    touched = 0
+    late = 0.0
+    cpu = time.process_time()
+    began = back = loop.time()
+    while (passed := back - began) < seconds:
+        due = int(passed * members)
+        for number in range(touched, due):
+            touch(number % members)
+        touched = due
+        left = loop.time()
+        await asyncio.sleep(PAUSE)
+        back = loop.time()
+        late = max(late, back - left - PAUSE)
+    return {"ns": 1e9 * (time.process_time() - cpu) / touched, "late_ms": 1e3 * late}
+
+
+def measure(case: Case) -> Figures:
+    return machine.run(case.loop, run(case))
+
+
+def cases(quick: bool) -> list[Case]:
+    return [
+        Case("silence", implementation, loop, {"members": members, "seconds": 1 if quick else 8})
+        for loop in LOOPS[: 1 if quick else 2]
+        for members in ((10_000,) if quick else (10_000, 100_000))
+        for implementation in IMPLEMENTATIONS
+    ]
+
+
+SCENARIO = Scenario(
+    name="silence",
+    title="Find out who is silent",
+    cases=cases,
+    measure=measure,
+    metrics=(
+        Metric("ns", "CPU each time that one is heard of", "ns", compared=True),
+        Metric("late_ms", "longest time for which the loop is held up", "ms"),
+    ),
+    plots=(Plot("cpu", metric="ns", panel="members"),),
+)
