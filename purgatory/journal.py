@@ -25,6 +25,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -157,6 +158,7 @@ class Journal:
         self._asleep = False
         self._closing = False
         self._wake = threading.Event()
+        self._dropping = threading.Lock()
         self._clean_up()
         self._thread = threading.Thread(target=self._run, name=f"purgatory-journal-{instance}", daemon=True)
         self._thread.start()
@@ -196,7 +198,7 @@ class Journal:
                 raise JournalFull(f"{self!r} " + ("is closed" if self._closing else f"holds {queued} rows already"))
             return
         self._queue.append((self._now() - finished.waited, finished))
-        if self._asleep or queued == self._chunk - 1:
+        if self._asleep or (queued >= self._chunk - 1 and not self._wake.is_set()):
             self._asleep = False
             self._wake.set()
 
@@ -228,9 +230,11 @@ class Journal:
         await asyncio.to_thread(self.close, timeout)
 
     def _drop(self, rows: int) -> None:
-        if not self._dropped:
+        with self._dropping:  # two threads may
+            first = not self._dropped
+            self._dropped += rows
+        if first:
             _log.error("%r has to drop rows", self)
-        self._dropped += rows
 
     def _clean_up(self) -> None:
         """Make the directory, and remove what a killed process has left unfinished."""
@@ -316,7 +320,8 @@ class Journal:
         except BaseException:
             unfinished.unlink(missing_ok=True)
             raise
-        _sync(directory)
+        with suppress(OSError):  # it is there, and must not be written again
+            _sync(directory)
 
 
 def _sync(path: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -173,6 +174,24 @@ class TestWhenFilesAppear:
         [before], [after] = found  # first the file, then the directory that has its name
         assert before == f".{after}.unfinished"
         assert after.endswith(".parquet")
+
+
+class TestSeveralThreads:
+    def test_lose_nothing(self, tmp_path: Path) -> None:
+        with Journal(tmp_path, "web-1", rows_per_file=5000, max_queued=50_000, now=lambda: NOON) as journal:
+
+            def write(first: int) -> None:
+                for number in range(first, first + 10_000):
+                    journal.write(row(number))
+
+            threads = [threading.Thread(target=write, args=[first]) for first in range(0, 40_000, 10_000)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            # Nobody has to wait for the file's time: whoever makes the chunk full says so.
+            until(lambda: len(journal._queue) < 1000)
+        assert numbers(tmp_path) == list(range(40_000))
 
 
 class TestClosing:
@@ -375,6 +394,24 @@ class TestAFullDisk:
         assert "has to drop rows" in caplog.text
         assert files(tmp_path) == []
         journal.close()
+
+
+class TestAName:
+    def test_that_cannot_be_synced_does_not_write_the_file_twice(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sync = os.fsync
+
+        def fail_for_directories(descriptor: int) -> None:
+            if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                raise PermissionError
+            sync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", fail_for_directories)
+        with Journal(tmp_path, "web-1", now=lambda: NOON) as journal:
+            journal.write(row())
+        assert journal.statistics() == JournalStatistics(rows=1, files=1, queued=0, dropped=0, failures=0)
+        assert len(files(tmp_path)) == 1
 
 
 class TestWhatIsRefused:

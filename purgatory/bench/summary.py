@@ -50,6 +50,9 @@ HEADLINES: Final = (
     Headline("register and complete, 100,000 at a time", "callback", "us", {"pending": 100_000}),
     Headline("a task waits once more, 2,000 tasks", "await", "us", {"tasks": 2_000}),
     Headline("a task waits once more, 100,000 tasks", "await", "us", {"tasks": 100_000}),
+    Headline("advance past the lowest of 100,000 thresholds", "threshold", "us", {"waiters": 100_000}),
+    Headline("one of 100,000 connections is heard of", "silence", "ns", {"members": 100_000}),
+    Headline("register and complete, nobody listens", "listeners", "us", {}),
     Headline("HTTP on uvloop, 5,000 clients wait: memory each", "http", "kib", {"clients": 5_000}),
     Headline("the same: from publish to all answered", "http", "answer_ms", {"clients": 5_000}),
 )
