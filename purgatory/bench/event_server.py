@@ -5,8 +5,7 @@ is here to be compared with, and takes the same command line.
 """
 
 import asyncio
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -14,21 +13,12 @@ from starlette.responses import JSONResponse, Response
 from examples.long_poll_server.__main__ import main
 from examples.long_poll_server.app import LongPollServer
 
-if TYPE_CHECKING:
-    from purgatory.journal import Journal
-
 
 class EventServer(LongPollServer):
     """Fetches wait without a purgatory. Produces do as ever."""
 
-    def __init__(
-        self,
-        data: Path,
-        max_pending: int | None = None,
-        publish_rate: float | None = None,
-        journal: "Journal | None" = None,
-    ) -> None:
-        super().__init__(data, max_pending, publish_rate, journal)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._changed: dict[str, asyncio.Event] = {}
         self._waiting = 0
         self._closing = False
