@@ -74,7 +74,8 @@ class IdleTracker(Generic[K]):
         if on_idle is not None and not callable(on_idle):
             raise TypeError(f"on_idle is called with each idle key, which {on_idle!r} cannot be")
         self._timeout = timeout
-        self.timer = WheelTimer(clock, tick=max(timeout / 100, 1e-6) if tick is None else tick)
+        # One wheel that reaches as far as the timeout, so that nothing cascades.
+        self.timer = WheelTimer(clock, tick=max(timeout / 100, 1e-6) if tick is None else tick, wheel_size=128)
         """The timer: for its statistics."""
         self._on_idle = on_idle
         self._time = self.timer.time
@@ -106,10 +107,9 @@ class IdleTracker(Generic[K]):
 
     def touch(self, key: K) -> None:
         """`key` was heard of now. Raises `TypeError` if it is not hashable, `PurgatoryClosed` after `close`."""
-        tracked = self._tracked.get(key)
-        if tracked is not None:
-            tracked.seen = self._time()
-        else:
+        try:
+            self._tracked[key].seen = self._time()
+        except KeyError:
             self._track(key)
 
     def discard(self, key: K) -> bool:

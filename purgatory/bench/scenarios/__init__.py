@@ -30,7 +30,7 @@ SCENARIOS: dict[str, Scenario] = {
         http.SCENARIO,
         settings.SCENARIO,
         threshold.SCENARIO,
-        silence.SCENARIO,
         listeners.SCENARIO,
+        silence.SCENARIO,
     )
 }
