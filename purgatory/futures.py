@@ -1,10 +1,10 @@
 """Waiting for futures, until a deadline."""
 
 import asyncio
+from asyncio import _get_running_loop
 from collections.abc import Callable, Iterable
 from typing import TypeAlias, TypeVar
 
-from purgatory.errors import PurgatoryError
 from purgatory.operation import DelayedOperation
 
 __all__ = ["DelayedFutures"]
@@ -38,15 +38,19 @@ class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
         `callback(done, late)` is called once when the operation completes; what it raises makes the operation fail.
         With `cancel_late`, futures that are not done when the wait ends are cancelled, also if it ends because the
         operation is cancelled; else they are left alone. Raises `TypeError` or `ValueError` as `DelayedOperation`, and
-        `TypeError` if one of `futures` is no future of asyncio's, `ValueError` if they belong to several event loops.
+        `TypeError` if one of `futures` is no future of asyncio's, `ValueError` if they belong to another event loop.
         """
         super().__init__(timeout)
         self._futures = set(futures)
         for future in self._futures:
             if not asyncio.isfuture(future):
                 raise TypeError(f"an asyncio.Future or a task is needed, not {future!r}")
-        if len({future.get_loop() for future in self._futures}) > 1:
+        loops = {future.get_loop() for future in self._futures}
+        if len(loops) > 1:
             raise ValueError("the futures belong to several event loops")
+        running = _get_running_loop()
+        if loops and running is not None and running not in loops:
+            raise ValueError("the futures belong to another event loop than the running one")
         self._callback = callback
         self._cancel_late = cancel_late
         self._awaited: Futures[T] | None = None
@@ -77,16 +81,13 @@ class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
         return True
 
     def _ask(self) -> None:
-        home = self._home
-        for future in self._futures:
-            if home is not None and home.loop not in (None, future.get_loop()):
-                raise PurgatoryError(f"{future!r} belongs to another event loop")
         self._awaited = {future for future in self._futures if not future.done()}
         for future in self._awaited:
             future.add_done_callback(self._note)
 
     def _note(self, future: asyncio.Future[T]) -> None:
-        assert self._awaited is not None, "it was asked to call"
+        if self._awaited is None:
+            return  # it has ended in the same turn, after the future had asked the loop to call
         self._awaited.discard(future)
         if not self._awaited:
             self.force_complete()

@@ -7,12 +7,13 @@ there is timer work once in a timeout.
 
 import asyncio
 import math
+from asyncio import _get_running_loop
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 from purgatory.clock import Clock
-from purgatory.errors import PurgatoryClosed
+from purgatory.errors import PurgatoryClosed, PurgatoryError
 from purgatory.timer import TimerTask, WheelTimer
 
 __all__ = ["IdleTracker"]
@@ -106,7 +107,11 @@ class IdleTracker(Generic[K]):
         return key in self._tracked
 
     def touch(self, key: K) -> None:
-        """`key` was heard of now. Raises `TypeError` if it is not hashable, `PurgatoryClosed` after `close`."""
+        """`key` was heard of now.
+
+        Raises `TypeError` if it is not hashable, `PurgatoryClosed` after `close`, and `PurgatoryError` if somebody new
+        is heard of on another event loop.
+        """
         try:
             self._tracked[key].seen = self._time()
         except KeyError:
@@ -116,17 +121,18 @@ class IdleTracker(Generic[K]):
         """Track `key` no more. Returns whether it was tracked, or idle and not asked for yet."""
         tracked = self._tracked.pop(key, None)
         if tracked is not None:
-            return self.timer.cancel(tracked)
+            self.timer.cancel(tracked)
+            return True
         idle = key in self._idle
         self._idle.pop(key, None)
         return idle
 
     def __aiter__(self) -> "IdleTracker[K]":
-        if self._on_idle is not None:
-            raise RuntimeError("who is idle is told to on_idle: make a tracker without it to iterate")
         return self
 
     async def __anext__(self) -> K:
+        if self._on_idle is not None:
+            raise RuntimeError("who is idle is told to on_idle: make a tracker without it to iterate")
         while not self._idle:
             if self._closed:
                 raise StopAsyncIteration
@@ -136,18 +142,21 @@ class IdleTracker(Generic[K]):
         return key
 
     def close(self) -> None:
-        """Track nobody any more, and end the iteration. Harmless when repeated."""
+        """Track nobody any more, and end the iteration after those who are idle already. Harmless when repeated."""
         self._closed = True
         self.timer.close()
         self._tracked.clear()
-        self._idle.clear()
         self._told.set()
 
     def _track(self, key: K) -> None:
         if self._closed:
             raise PurgatoryClosed(f"{self!r} tracks nobody any more")
-        self._time = self.timer.clock.time
-        now = self._time()
+        clock = self.timer.clock
+        running = _get_running_loop()
+        if running is not None and clock is not running and isinstance(clock, asyncio.AbstractEventLoop):
+            raise PurgatoryError(f"{self!r} belongs to another event loop than the running one")
+        self._time = clock.time
+        now = clock.time()
         self._idle.pop(key, None)  # heard of after all, before anybody asked
         tracked = _Tracked(self, key, now)
         self.timer.add(tracked, now + self._timeout)

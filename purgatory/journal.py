@@ -14,6 +14,8 @@ close writes what there is. A process that is killed loses the open batch and th
 If a file cannot be written, because the disk is full for one, its rows stay and are tried again every second.
 Meanwhile, and if the disk is slow, the queue gets longer. It takes `max_queued` rows; what happens to more is
 `when_full`'s choice.
+
+A journal belongs to the process that has opened it: after a fork, the child opens one of its own.
 """
 
 import asyncio
@@ -102,7 +104,7 @@ class JournalStatistics:
     dropped: int
     """Rows lost, because the queue was full or because the journal was closed."""
     failures: int
-    """How often a file could not be written; its rows are tried again."""
+    """How often files could not be written; their rows are tried again."""
 
 
 class Journal:
@@ -150,22 +152,25 @@ class Journal:
         self._now = now
         self._chunk = min(_CHUNK, rows_per_file, max_queued)
         self._queue: deque[Row] = deque()
-        self._open: dict[int, list[pa.RecordBatch]] = {}
-        """The open batch, by the day of arrival, in days since 1970."""
+        self._open: dict[date, list[pa.RecordBatch]] = {}
+        """The open batch, by the day of arrival."""
         self._num_open = 0
         self._files = self._rows = self._dropped = self._failures = 0
         self._failing = False
         self._asleep = False
-        self._closing = False
         self._wake = threading.Event()
-        self._dropping = threading.Lock()
+        """There is something to do for the thread."""
+        self._closing = threading.Event()
+        self._ended = False
+        self._lock = threading.Lock()
+        """For counting what is lost, which several threads do."""
         self._clean_up()
         self._thread = threading.Thread(target=self._run, name=f"purgatory-journal-{instance}", daemon=True)
         self._thread.start()
         atexit.register(self.close)
 
     def __repr__(self) -> str:
-        closed = " closed" if self._closing else ""
+        closed = " closed" if self._closing.is_set() else ""
         return f"<{type(self).__qualname__} {str(self._directory)!r} instance={self._instance!r}{closed}>"
 
     def __enter__(self) -> "Journal":
@@ -190,17 +195,24 @@ class Journal:
         return self._instance
 
     def write(self, finished: FinishedOperation) -> None:
-        """Take a row. Never blocks. Raises `JournalFull` if there is no room and that was asked for."""
+        """Take a row. Never blocks.
+
+        If there is no room, or the journal is closed, the row is dropped and counted, and if `when_full` is "raise",
+        that is a `JournalFull`, or a `JournalError`.
+        """
         queued = len(self._queue)
-        if queued >= self._max_queued or self._closing:
+        if queued >= self._max_queued or self._closing.is_set():
             self._drop(1)
+            if self._raises and self._closing.is_set():
+                raise JournalError(f"{self!r} takes no more rows")
             if self._raises:
-                raise JournalFull(f"{self!r} " + ("is closed" if self._closing else f"holds {queued} rows already"))
+                raise JournalFull(f"{self!r} holds {queued} rows already")
             return
         self._queue.append((self._now() - finished.waited, finished))
         if self._asleep or (queued >= self._chunk - 1 and not self._wake.is_set()):
-            self._asleep = False
             self._wake.set()
+        if self._ended:  # closed meanwhile, by another thread
+            self._count_the_lost()
 
     def statistics(self) -> JournalStatistics:
         """What the journal holds and what it has done so far."""
@@ -213,24 +225,33 @@ class Journal:
         Rows that cannot be written are dropped and counted, or `JournalError` is raised if `when_full` is "raise".
         Raises `TimeoutError` if it takes more than `timeout` seconds; it goes on nevertheless.
         """
-        self._closing = True
+        self._closing.set()
         self._wake.set()
         self._thread.join(timeout)
         if self._thread.is_alive():
             raise TimeoutError(f"{self!r} has not been written in {timeout} seconds")
         atexit.unregister(self.close)
-        lost, self._num_open = self._num_open, 0
-        if lost:
-            self._drop(lost)
-            if self._raises:
-                raise JournalError(f"{lost} rows could not be written to {self._directory}")
+        self._ended = True
+        lost = self._count_the_lost()
+        if lost and self._raises:
+            raise JournalError(f"{lost} rows could not be written to {self._directory}")
 
     async def aclose(self, timeout: float | None = 60.0) -> None:
         """As `close`, in a thread."""
         await asyncio.to_thread(self.close, timeout)
 
+    def _count_the_lost(self) -> int:
+        """Drop what will not be written any more. Returns how many rows that are."""
+        with self._lock:
+            lost = self._num_open + len(self._queue)
+            self._num_open = 0
+            self._queue.clear()
+        if lost:
+            self._drop(lost)
+        return lost
+
     def _drop(self, rows: int) -> None:
-        with self._dropping:  # two threads may
+        with self._lock:
             first = not self._dropped
             self._dropped += rows
         if first:
@@ -247,66 +268,79 @@ class Journal:
 
     def _run(self) -> None:
         """What the thread does: one file after the other."""
-        while not self._closing or self._queue:
+        closing = self._closing
+        while not closing.is_set() or self._queue:
             self._wait_for_rows()
             due = time.monotonic() + self._seconds_per_file
             self._take(self._chunk)
-            while self._num_open < self._rows_per_file and not self._closing and (left := due - time.monotonic()) > 0:
+            while not self._is_full() and not closing.is_set() and (left := due - time.monotonic()) > 0:
                 self._wake.wait(left)
                 self._wake.clear()  # before the queue is looked at: it may be set again meanwhile
                 self._take(self._chunk)
             self._take(1)
             while not self._write_files():
-                if self._closing:
-                    self._num_open += len(self._queue)
-                    self._queue.clear()
+                if closing.is_set():
                     return
-                self._wake.wait(_RETRY)
-                self._wake.clear()
+                closing.wait(_RETRY)
+
+    def _is_full(self) -> bool:
+        return self._num_open >= self._rows_per_file
 
     def _wait_for_rows(self) -> None:
-        self._asleep = True
-        while not self._queue and not self._closing:
+        while True:
+            self._asleep = True  # before the queue is looked at
+            if self._queue or self._closing.is_set():
+                break
             self._wake.wait()
             self._wake.clear()
         self._asleep = False
 
     def _take(self, least: int) -> None:
         """Take chunks into the open batch, as long as it is not full and at least so many rows are queued."""
-        while len(self._queue) >= least and self._num_open < self._rows_per_file:
+        while len(self._queue) >= least and not self._is_full():
             count = min(self._chunk, self._rows_per_file - self._num_open, len(self._queue))
             self._num_open += count  # before they leave the queue, so that they are never nowhere
-            days: dict[int, list[Row]] = {}
-            for row in [self._queue.popleft() for _ in range(count)]:
-                days.setdefault(int(row[0] // _DAY), []).append(row)
-            for day, rows in days.items():
-                try:
-                    batch = _columns(self._instance, rows)
-                except Exception:
-                    _log.exception("%r cannot take %d rows", self, len(rows))
-                    self._num_open -= len(rows)
-                    self._drop(len(rows))
-                else:
-                    self._open.setdefault(day, []).append(batch)
+            rows = [self._queue.popleft() for _ in range(count)]
+            try:
+                self._add(rows)
+            except Exception:  # one of them is no row: it is dropped alone
+                for row in rows:
+                    try:
+                        self._add([row])
+                    except Exception as exception:
+                        _log.error("%r cannot take %r: %s", self, row, exception)
+                        self._num_open -= 1
+                        self._drop(1)
+
+    def _add(self, rows: Sequence[Row]) -> None:
+        """Add rows to the open batch: all of them, or none if one is no row."""
+        days: dict[int, list[Row]] = {}
+        for row in rows:
+            days.setdefault(int(row[0] // _DAY), []).append(row)
+        added = [(_EPOCH + timedelta(days=day), _columns(self._instance, some)) for day, some in days.items()]
+        for day, columns in added:
+            self._open.setdefault(day, []).append(columns)
 
     def _write_files(self) -> bool:
         """Write the open batch, a file for each day. Returns whether all of it has been written."""
+        failure: Exception | None = None
         for day, batches in sorted(self._open.items()):
-            table = pa.Table.from_batches(batches, SCHEMA)
             try:
-                self._write_file(_EPOCH + timedelta(days=day), table)
+                self._write_file(day, pa.Table.from_batches(batches, SCHEMA))
             except Exception as exception:
-                self._failures += 1
-                if not self._failing:  # said once, and not every second
-                    _log.error("%r cannot write, and goes on trying: %s", self, exception)
-                self._failing = True
-                return False
-            self._failing = False
+                failure = exception
+                continue
+            rows = sum(map(len, batches))
             self._files += 1
-            self._rows += len(table)
-            self._num_open -= len(table)
+            self._rows += rows
+            self._num_open -= rows
             del self._open[day]
-        return True
+        if failure is not None:
+            self._failures += 1
+            if not self._failing:  # said once, and not every second
+                _log.error("%r cannot write, and goes on trying: %s", self, failure)
+        self._failing = failure is not None
+        return not self._failing
 
     def _write_file(self, day: date, table: pa.Table) -> None:
         directory = self._directory / f"date={day}" / f"instance={self._instance}"
@@ -320,8 +354,9 @@ class Journal:
         except BaseException:
             unfinished.unlink(missing_ok=True)
             raise
-        with suppress(OSError):  # it is there, and must not be written again
-            _sync(directory)
+        for named in (directory, directory.parent, self._directory):
+            with suppress(OSError):  # the file is there, and must not be written again
+                _sync(named)
 
 
 def _sync(path: Path) -> None:
@@ -341,10 +376,10 @@ def _columns(instance: str, rows: Sequence[Row]) -> pa.RecordBatch:
         [_text(row.operation) for row in finished],
         [[_text(key) for key in row.keys] for row in finished],
         [round(arrived * 1e6) for arrived, _ in rows],
-        [row.timeout for row in finished],
-        [row.waited for row in finished],
+        [None if row.timeout is None else float(row.timeout) for row in finished],
+        [float(row.waited) for row in finished],
         [row.outcome for row in finished],
-        [row.late for row in finished],
+        [None if row.late is None else float(row.late) for row in finished],
     ]
     return pa.record_batch(
         [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA

@@ -4,6 +4,7 @@ When an operation arrives, its time and its keys are noted here, beside the oper
 where nobody listens, operations are no larger and completing them takes no longer.
 """
 
+from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
@@ -48,13 +49,16 @@ class _Timed(Protocol):
 class Listeners:
     """Those of one purgatory, and the arrivals of the operations that they will be told of."""
 
-    __slots__ = ("_arrivals", "_clock", "_listeners", "_name")
+    __slots__ = ("_arrivals", "_clock", "_listeners", "_name", "_telling", "_waiting")
 
     def __init__(self, name: str, clock: Clock) -> None:
         self._name = name
         self._clock = clock
         self._listeners: tuple[Listener, ...] = ()
         self._arrivals: dict[int, tuple[float, tuple[Hashable, ...]]] = {}
+        self._telling = False
+        self._waiting: deque[FinishedOperation] = deque()
+        """What has finished while the listeners are being told of something else, by one of them perhaps."""
 
     def __len__(self) -> int:
         return len(self._listeners)
@@ -63,7 +67,7 @@ class Listeners:
         return listener in self._listeners
 
     def add(self, listener: Listener) -> None:
-        """Tell `listener` of what arrives from now on."""
+        """Tell `listener` too."""
         self._listeners = (*self._listeners, listener)
 
     def remove(self, listener: Listener) -> None:
@@ -81,7 +85,7 @@ class Listeners:
         self._arrivals.pop(id(operation), None)
 
     def finish(self, operation: _Timed, outcome: Outcome, now: float) -> None:
-        """It has its outcome: tell the listeners. What they raise goes to the clock's exception handler."""
+        """It has its outcome: tell the listeners, of one operation after the other."""
         arrival = self._arrivals.pop(id(operation), None)
         if arrival is None:
             return  # it came before anybody listened
@@ -93,10 +97,29 @@ class Listeners:
             FinishedOperation,
             (self._name, type(operation).__qualname__, keys, arrived, operation._timeout, waited, outcome, late),
         )
-        for listener in self._listeners:
-            try:
-                listener(finished)
-            except (SystemExit, KeyboardInterrupt):
-                raise
-            except BaseException as exception:
-                report(self._clock, f"a listener of the purgatory {self._name!r} failed", exception)
+        if self._telling:
+            # Not from in here: a listener that finishes others would be told of them ever deeper inside itself.
+            self._waiting.append(finished)
+            return
+        self._telling = True
+        try:
+            self._tell(finished)
+        finally:
+            self._telling = False
+
+    def _tell(self, finished: FinishedOperation) -> None:
+        """What listeners raise goes to the clock's exception handler, or, if they ask to exit, comes out at the end."""
+        leaving: BaseException | None = None
+        while True:
+            for listener in self._listeners:
+                try:
+                    listener(finished)
+                except (SystemExit, KeyboardInterrupt) as exception:
+                    leaving = exception
+                except BaseException as exception:
+                    report(self._clock, f"a listener of the purgatory {self._name!r} failed", exception)
+            if not self._waiting:
+                break
+            finished = self._waiting.popleft()
+        if leaving is not None:
+            raise leaving

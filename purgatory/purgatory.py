@@ -376,10 +376,10 @@ class DelayedOperationPurgatory:
                 self._soon_handle = None
 
     def add_listener(self, listener: Listener) -> None:
-        """Call `listener` with a `FinishedOperation` for each operation handed over from now on, once it has finished.
+        """Call `listener` with a `FinishedOperation` for each operation that has finished.
 
-        It is called in the middle of whatever has completed the operation, so it has to be quick and must not block.
-        What it raises goes to the exception handler of the loop, and nothing else is affected.
+        Not for those that were handed over before anybody listened. It is called in the middle of whatever completes
+        an operation: it has to be quick. What it raises goes to the loop's exception handler, and harms nobody.
         Raises `TypeError` if `listener` cannot be called.
         """
         self._lists.check_thread("add_listener", "loop.call_soon_threadsafe(purgatory.add_listener, listener)")

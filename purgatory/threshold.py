@@ -13,15 +13,16 @@ takes a few from the end of the old one, where taking does not disturb the order
 still waits for go on into the new one. So there is never a turn in which all are looked at.
 """
 
-import math
 from copy import copy
 from heapq import heappop, heappush
 from types import TracebackType
 from typing import Final, Generic, TypeVar, cast
 
-from purgatory.clock import Clock
+from purgatory.clock import Clock, Handle
+from purgatory.errors import PurgatoryError
 from purgatory.operation import DelayedOperation
 from purgatory.purgatory import DelayedOperationPurgatory
+from purgatory.timer.timer import SLICE
 
 __all__ = ["ThresholdPurgatory"]
 
@@ -49,17 +50,19 @@ class _Reach(DelayedOperation[Number]):
         return self.of._value > self.threshold and self.force_complete()
 
     def on_complete(self) -> Number:
-        if self.failure is not None:
-            try:
-                raise self.failure
-            finally:
-                self.failure = None  # it holds this frame, which holds the operation
-        return self.of._value
+        if self.failure is None:
+            return self.of._value
+        try:
+            raise self.failure
+        except Exception as failure:
+            failure.__context__ = None  # what the caller of fail_all is handling is not ours
+            raise
+        finally:
+            self.failure = None  # it holds this frame, which holds the operation
 
     def fail(self, exception: Exception) -> bool:
-        """Raise a copy of `exception`. Returns whether it was this call that completed the operation."""
-        self.failure = copy(exception)
-        self.failure.__cause__ = exception.__cause__
+        """Raise another one like `exception`. Returns whether it was this call that completed the operation."""
+        self.failure = _another(exception)
         return self.force_complete()
 
 
@@ -73,7 +76,7 @@ class ThresholdPurgatory(Generic[Number]):
     Belongs to one event loop and its thread, as every purgatory. Use it as an async context manager, or call `aclose`.
     """
 
-    __slots__ = ("_heap", "_old", "_thresholds", "_value", "purgatory")
+    __slots__ = ("_handle", "_heap", "_old", "_thresholds", "_value", "purgatory")
 
     def __init__(
         self,
@@ -105,6 +108,7 @@ class ThresholdPurgatory(Generic[Number]):
         """Those in the two heaps."""
         self._heap: list[Number] = []
         self._old: list[Number] = []
+        self._handle: Handle | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__qualname__} {self.purgatory.name!r} value={self.value!r} waiting={self.num_waiting}>"
@@ -160,10 +164,8 @@ class ThresholdPurgatory(Generic[Number]):
     def advance_soon(self, value: Number) -> None:
         """As `advance`, but the waits complete from the next turn of the loop on, in slices if there are many."""
         self._grow_to(value)
-        while heap := self._passed():
-            threshold = heap[0]
-            self.purgatory.check_and_complete_soon(threshold)
-            self._forget(heap, threshold)
+        if self._handle is None and self._passed():
+            self._advance_next_turn()
 
     def complete_all(self) -> int:
         """Complete all waits with the value as it is. Returns how many that were."""
@@ -172,20 +174,15 @@ class ThresholdPurgatory(Generic[Number]):
     def fail_all(self, exception: Exception) -> int:
         """Let all waits raise `exception`, lowest thresholds first. Returns how many that were.
 
-        Each gets a copy, made by `copy.copy`: an exception that many tasks raise would collect the tracebacks of all.
-        Raises `TypeError` if it is no `Exception`, cannot be copied, or is one that no coroutine may raise.
+        Each raises one of its own like it: one that many tasks raise would collect the tracebacks of all. If it is of a
+        kind that cannot be made again, that is a `PurgatoryError` with `exception` as its cause. Raises `TypeError` if
+        it is no `Exception`, or is a `StopIteration`, which no coroutine may raise.
         """
         lists = self.purgatory._lists
         lists.check_thread("fail_all", "loop.call_soon_threadsafe(purgatory.fail_all, exception)")
         ordinary = isinstance(exception, Exception)
         if not ordinary or isinstance(exception, StopIteration):
             raise TypeError(f"waits can raise an Exception other than StopIteration, not {exception!r}")
-        try:
-            same = type(copy(exception)) is type(exception)
-        except Exception as error:
-            raise TypeError(f"{exception!r} cannot be copied: {error}") from error
-        if not same:
-            raise TypeError(f"{exception!r} cannot be copied: the copy is of another type")
         failed = 0
         for threshold in sorted(self._thresholds):
             for entry in lists.entries(threshold):
@@ -196,10 +193,14 @@ class ThresholdPurgatory(Generic[Number]):
     async def aclose(self) -> None:
         """Take no more waits and complete all there are, in slices. Harmless when repeated."""
         await self.purgatory.aclose()
+        self.close()
 
     def close(self) -> None:
         """As `aclose`, in one go."""
         self.purgatory.close()
+        self._thresholds.clear()
+        self._heap.clear()
+        self._old.clear()
 
     def _grow_to(self, value: Number) -> None:
         _check_number("value", value)
@@ -219,6 +220,21 @@ class ThresholdPurgatory(Generic[Number]):
             heappop(heap)
             self._thresholds.discard(threshold)
 
+    def _advance_next_turn(self) -> None:
+        clock = self.purgatory.timer.clock
+        self._handle = clock.call_at(clock.time(), self._advance_slice)
+
+    def _advance_slice(self) -> None:
+        self._handle = None
+        for _ in range(SLICE):
+            heap = self._passed()
+            if not heap:
+                return
+            threshold = heap[0]
+            self.purgatory.check_and_complete_soon(threshold)
+            self._forget(heap, threshold)
+        self._advance_next_turn()
+
     def _sweep(self) -> None:
         if not self._old:
             if len(self._heap) <= 2 * self.num_waiting + _SPARED:
@@ -232,8 +248,32 @@ class ThresholdPurgatory(Generic[Number]):
                 self._thresholds.discard(threshold)
 
 
+def _another(exception: Exception) -> Exception:
+    """One like `exception`, without its traceback."""
+    for make in (_without_init, copy):  # many change their arguments in __init__; some get all they have there
+        try:
+            made = make(exception)
+            faithful = type(made) is type(exception) and made.args == exception.args and str(made) == str(exception)
+        except Exception:
+            continue
+        if faithful:
+            made.__cause__ = exception.__cause__
+            if hasattr(made, "__notes__"):
+                made.__notes__ = list(made.__notes__)
+            return made
+    made = PurgatoryError(f"{type(exception).__qualname__}, which cannot be made again for each who waits")
+    made.__cause__ = exception
+    return made
+
+
+def _without_init(exception: Exception) -> Exception:
+    made = type(exception).__new__(type(exception), *exception.args)
+    made.__dict__.update(exception.__dict__)
+    return made
+
+
 def _check_number(name: str, number: float) -> None:
     if not isinstance(number, (int, float)):
         raise TypeError(f"{name} must be an int or a float, not {number!r}")
-    if math.isnan(number):
+    if number != number:
         raise ValueError(f"{name} must be a number, not NaN")

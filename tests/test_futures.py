@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from purgatory import DelayedFutures, DelayedOperationPurgatory, OperationCancelled, PurgatoryError, PurgatoryFull
+from purgatory import DelayedFutures, DelayedOperationPurgatory, OperationCancelled, PurgatoryFull
 from tests.operations import FaultLog, turn
 
 Future = asyncio.Future[int]
@@ -178,6 +178,29 @@ class TestTheLateOnes:
         assert not refused.done()
 
 
+class TestAFutureThatIsDoneInTheTurnInWhichTheOperationEnds:
+    @pytest.mark.parametrize("how", ["deadline", "cancel", "check", "force"])
+    async def test_comes_too_late_and_does_no_harm(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, how: str
+    ) -> None:
+        faults: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+        future = _futures(1)[0]
+        waiting = purgatory.try_complete_else_watch(DelayedFutures([future], 1.0), ["a"])
+        future.set_result(1)  # the loop will call, whatever is removed now
+        ended: Any = {
+            "deadline": lambda: clock.advance(1.0),
+            "cancel": waiting.cancel,
+            "check": lambda: purgatory.check_and_complete("a"),
+            "force": waiting.force_complete,
+        }[how]()
+        assert ended in (None, True)
+        for _ in range(3):
+            await turn()
+        assert faults == []
+        assert waiting.cancelled() == (how == "cancel")
+
+
 class TestWhatIsRefused:
     async def test_what_is_no_future(self) -> None:
         async def answer() -> int:
@@ -194,14 +217,16 @@ class TestWhatIsRefused:
             DelayedFutures([other.create_future(), *_futures(1)], 1.0)
         other.close()
 
-    async def test_futures_of_another_loop_than_the_purgatorys(self) -> None:
+    async def test_futures_of_another_loop_than_the_running_one(self) -> None:
         other = asyncio.new_event_loop()
-        async with DelayedOperationPurgatory() as purgatory:
-            operation = DelayedFutures([other.create_future()], 1.0)
-            with pytest.raises(PurgatoryError, match="belongs to another event loop"):
-                await purgatory.try_complete_else_watch(operation, ["a"])
-            assert purgatory.num_delayed == 0
+        with pytest.raises(ValueError, match="another event loop than the running one"):
+            DelayedFutures([other.create_future()], 1.0)
         other.close()
+
+    async def test_a_callback_that_is_not_named(self) -> None:
+        positional: Any = DelayedFutures
+        with pytest.raises(TypeError, match="positional"):
+            positional(_futures(1), 1.0, print)
 
     async def test_no_timeout(self) -> None:
         with pytest.raises(ValueError, match="finite and not negative"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from purgatory import IdleTracker, PurgatoryClosed
+from purgatory import IdleTracker, PurgatoryClosed, PurgatoryError
 from tests.operations import FaultLog, turn
 
 
@@ -225,9 +225,18 @@ class TestIteration:
                 tracker.close()
         assert len(tracker) == 0
 
-    def test_not_when_there_is_somebody_to_tell(self, tracker: IdleTracker[str]) -> None:
+    async def test_not_when_there_is_somebody_to_tell(self, tracker: IdleTracker[str]) -> None:
         with pytest.raises(RuntimeError, match="told to on_idle"):
-            aiter(tracker)
+            await anext(aiter(tracker))
+
+    async def test_who_is_idle_when_it_is_closed_is_told_of_yet(self, clock: FaultLog) -> None:
+        tracker: IdleTracker[str] = IdleTracker(1.0, clock=clock)
+        tracker.touch("a")
+        clock.advance(0.5)
+        tracker.touch("b")
+        clock.advance(0.6)
+        tracker.close()
+        assert [key async for key in tracker] == ["a"]
 
 
 class TestClosing:
@@ -243,8 +252,25 @@ class TestClosing:
         clock.advance(100.0)
         assert idle == []
 
+    def test_of_one_whose_time_never_comes(self, clock: FaultLog) -> None:
+        tracker: IdleTracker[str] = IdleTracker(1e13, tick=0.001, clock=clock)
+        tracker.touch("a")
+        assert len(tracker.timer) == 0
+        assert tracker.discard("a")
+
 
 class TestWhatIsRefused:
+    def test_another_event_loop(self) -> None:
+        tracker: IdleTracker[str] = IdleTracker(30.0)
+
+        async def touch(key: str) -> None:
+            tracker.touch(key)
+
+        asyncio.run(touch("a"))
+        with pytest.raises(PurgatoryError, match="belongs to another event loop"):
+            asyncio.run(touch("b"))
+        assert list(tracker) == ["a"]
+
     def test_values_out_of_range(self, clock: FaultLog) -> None:
         for timeout in (0.0, -1.0, float("inf"), float("nan")):
             with pytest.raises(ValueError, match="positive and finite"):

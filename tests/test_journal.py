@@ -1,5 +1,6 @@
 """The journal: what it writes, when, and what becomes of rows when the disk is slow, full, or the process killed."""
 
+import math
 import os
 import resource
 import signal
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -125,14 +127,23 @@ class TestWhatIsWritten:
         assert found["keys"][0].startswith("<tests.test_journal.")
         assert found["keys"][1] == "\\ud800"
 
-    def test_what_is_no_row_is_dropped_alone(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        odd: Any = "long"
-        with Journal(tmp_path, "web-1", rows_per_file=1, now=lambda: NOON) as journal:
-            for timeout in (1.0, odd, 2.0):
-                journal.write(row(timeout=timeout))
-        assert sorted(found["timeout_s"] for found in read(tmp_path)) == [1.0, 2.0]
-        assert (journal.statistics().rows, journal.statistics().dropped) == (2, 1)
-        assert "cannot take 1 rows" in caplog.text
+    @pytest.mark.parametrize("odd", [{"timeout": "long"}, {"waited": math.nan}, {"waited": 1e300}, {"keys": None}])
+    def test_what_is_no_row_is_dropped_alone(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, odd: dict[str, Any]
+    ) -> None:
+        with Journal(tmp_path, "web-1", now=lambda: NOON) as journal:
+            for number in range(10):
+                journal.write(row(number, **odd) if number == 5 else row(number))
+        assert numbers(tmp_path) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+        assert (journal.statistics().rows, journal.statistics().dropped) == (9, 1)
+        assert caplog.text.count("cannot take") == 1
+
+    def test_numbers_of_any_kind(self, tmp_path: Path) -> None:
+        kinds: list[Any] = [1, 2**53 + 1, Fraction(1, 2), True, None]
+        with Journal(tmp_path, "web-1", now=lambda: NOON) as journal:
+            for number, timeout in enumerate(kinds):
+                journal.write(row(number, timeout=timeout, waited=0))
+        assert [found["timeout_s"] for found in read(tmp_path)] == [1.0, 2.0**53, 0.5, 1.0, None]
 
 
 class TestWhenFilesAppear:
@@ -171,9 +182,9 @@ class TestWhenFilesAppear:
         monkeypatch.setattr(os, "fsync", sync)
         with Journal(tmp_path, "web-1", now=lambda: NOON) as journal:
             journal.write(row())
-        [before], [after] = found  # first the file, then the directory that has its name
-        assert before == f".{after}.unfinished"
-        assert after.endswith(".parquet")
+        [before], *after = found  # first the file, then the directories that have its name
+        assert after == [[before.removeprefix(".").removesuffix(".unfinished")]] * 3
+        assert after[0][0].endswith(".parquet")
 
 
 class TestSeveralThreads:
@@ -224,8 +235,25 @@ class TestClosing:
         assert journal.statistics() == JournalStatistics(rows=0, files=0, queued=0, dropped=1, failures=0)
         with Journal(tmp_path, "web-1", when_full="raise") as journal:
             pass
-        with pytest.raises(JournalFull, match="is closed"):
+        with pytest.raises(JournalError, match="closed> takes no more rows"):
             journal.write(row())
+
+    def test_a_row_that_comes_while_another_thread_closes_it_is_counted(self, tmp_path: Path) -> None:
+        reading, closed = threading.Event(), threading.Event()
+
+        def now() -> float:
+            reading.set()
+            closed.wait()
+            return NOON
+
+        journal = Journal(tmp_path, "web-1", now=now)
+        writer = threading.Thread(target=journal.write, args=[row()])
+        writer.start()
+        reading.wait()
+        journal.close()
+        closed.set()
+        writer.join()
+        assert journal.statistics() == JournalStatistics(rows=0, files=0, queued=0, dropped=1, failures=0)
 
     def test_the_end_of_the_process_closes_it(self, tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-m", "tests.journal_writer", tmp_path, "2500"], cwd=ROOT, check=True)
@@ -359,18 +387,32 @@ class TestAFullDisk:
         assert numbers(tmp_path) == list(range(30))
         assert caplog.text.count("cannot write, and goes on trying") == 1, "said once"
 
-    def test_of_several_days_each_is_written_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_of_several_days_each_is_written_once_and_none_waits_for_another(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         # The second day cannot be written: there is a file where its directory should be.
         monkeypatch.setattr("purgatory.journal._RETRY", 0.001)
         obstacle = tmp_path / "date=2026-11-22"
-        with Journal(tmp_path, "web-1", rows_per_file=3, now=lambda: NOON + 86_400) as journal:
+        with Journal(tmp_path, "web-1", rows_per_file=4, now=lambda: NOON + 86_400) as journal:
             obstacle.touch()
-            for waited in (86_400.0, 0.0, 1.0):
+            for waited in (86_400.0, 0.0, 1.0, -86_400.0):
                 journal.write(row(waited=waited))
             until(lambda: journal.statistics().failures >= 3)
-            assert (journal.statistics().rows, journal.statistics().queued) == (1, 2)
+            assert (journal.statistics().rows, journal.statistics().queued) == (2, 2)
             obstacle.unlink()
-        assert [count for *_, count in partitions(tmp_path)] == [1, 2]
+        assert [count for *_, count in partitions(tmp_path)] == [1, 2, 1]
+
+    def test_it_is_not_tried_more_often_because_rows_come(self, tmp_path: Path, full_disk: Callable[[], None]) -> None:
+        journal = Journal(tmp_path, "web-1", rows_per_file=10, max_queued=100_000, now=lambda: NOON)
+        for number in range(10):
+            journal.write(row(number))
+        until(lambda: journal.statistics().failures == 1)
+        for number in range(10, 50_000):
+            journal.write(row(number))
+        assert journal.statistics().failures <= 2
+        full_disk()
+        journal.close()
+        assert journal.statistics().rows == 50_000
 
     @pytest.mark.parametrize("when_full", ["drop", "raise"])
     def test_a_close_says_what_is_lost(

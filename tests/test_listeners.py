@@ -16,7 +16,7 @@ from purgatory import (
     PurgatoryFull,
     VirtualClock,
 )
-from tests.operations import FaultLog, Flag, Late
+from tests.operations import FaultLog, Flag, Late, turn
 
 
 class Slow(Flag):
@@ -196,6 +196,40 @@ class TestWhoIsTold:
         with pytest.raises(TypeError, match="called with each finished operation"):
             purgatory.add_listener(journal)
 
+    async def test_a_listener_may_end_thousands_without_going_deeper(self) -> None:
+        purgatory = DelayedOperationPurgatory()
+        told = 0
+
+        def cancel_another(_: FinishedOperation) -> None:
+            nonlocal told
+            told += 1
+            if waiting:
+                waiting.pop().cancel()
+
+        async with purgatory:
+            purgatory.add_listener(cancel_another)
+            waiting = [purgatory.try_complete_else_watch(Flag(), ["a"]) for _ in range(5000)]
+            tasks = [asyncio.ensure_future(operation) for operation in waiting]
+            await turn()
+            waiting.pop().cancel()
+            done, _ = await asyncio.wait(tasks, timeout=30)
+        assert (len(done), told) == (5000, 5000)
+
+    def test_each_is_told_of_one_after_the_other(self, purgatory: DelayedOperationPurgatory) -> None:
+        told: list[tuple[str, object]] = []
+        second = purgatory.try_complete_else_watch(Flag(), ["b"])
+
+        def first_listener(finished: FinishedOperation) -> None:
+            told.append(("first", finished.keys))
+            second.force_complete()
+
+        purgatory.add_listener(first_listener)
+        purgatory.add_listener(lambda finished: told.append(("second", finished.keys)))
+        third = purgatory.try_complete_else_watch(Flag(), ["c"])
+        second = purgatory.try_complete_else_watch(Flag(), ["b"])
+        third.force_complete()
+        assert told == [("first", ("c",)), ("second", ("c",)), ("first", ("b",)), ("second", ("b",))]
+
 
 class TestWhatIsRefusedIsNotTold:
     def test_when_it_is_full(self, clock: FaultLog) -> None:
@@ -254,12 +288,16 @@ class TestFaults:
         def leave(_: FinishedOperation) -> None:
             raise exit_
 
+        heard: Heard = []
         purgatory.add_listener(leave)
-        flag = purgatory.try_complete_else_watch(Flag(), ["a"])
-        with pytest.raises(exit_):
-            flag.force_complete()
-        assert flag.result() == "result of flag"
+        purgatory.add_listener(heard.append)
+        for _ in range(2):
+            flag = purgatory.try_complete_else_watch(Flag(), ["a"])
+            with pytest.raises(exit_):
+                flag.force_complete()
+            assert flag.result() == "result of flag"
         assert purgatory.num_delayed == 0
+        assert len(heard) == 2, "the others are told nevertheless"
 
     async def test_after_the_loop_is_closed_it_is_told_nevertheless(self) -> None:
         heard: Heard = []

@@ -155,6 +155,15 @@ class TestQuotas:
                 answers = await asyncio.gather(*waiting)
         assert [answer.status_code for answer in answers] == [201, 201]
 
+    async def test_who_cannot_wait_is_answered_at_once_for_the_message_is_stored(self, tmp_path: Path) -> None:
+        with running(tmp_path, "--publish-rate", "2", "--max-pending", "1") as server:
+            async with server.client() as client:
+                posts = [client.post("/topics/news/messages", json={"value": number}) for number in range(5)]
+                answers = await asyncio.gather(*posts)
+                assert [answer.status_code for answer in answers] == [201] * 5
+                values, _ = await fetch(client, "news")
+        assert sorted(values) == list(range(5))
+
     async def test_a_client_may_be_ahead_by_a_second(self) -> None:
         quotas = Quotas(10.0)
         for _ in range(10):

@@ -15,9 +15,9 @@ from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricR
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from purgatory import DelayedOperationPurgatory, VirtualClock
+from purgatory import DelayedOperationPurgatory, ThresholdPurgatory, VirtualClock
 from purgatory.metrics.measures import MEASURES, WAIT_BOUNDS
-from purgatory.metrics.opentelemetry import instrument
+from purgatory.metrics.opentelemetry import PurgatoryInstruments
 from purgatory.metrics.prometheus import PurgatoryCollector
 from tests.operations import FaultLog, Flag
 
@@ -129,6 +129,20 @@ class TestPrometheus:
         assert _samples(registry, "fetch")["purgatory_delayed_operations", ""] == 0
         assert _samples(registry, "produce")["purgatory_delayed_operations", ""] == 1
 
+    def test_more_can_be_added_and_removed(self, clock: FaultLog) -> None:
+        fetches, produces = (DelayedOperationPurgatory(name, clock=clock) for name in ("fetch", "produce"))
+        registry = CollectorRegistry()
+        collector = PurgatoryCollector(fetches)
+        registry.register(collector)
+        collector.add(produces)
+        with pytest.raises(ValueError, match="two purgatories are called 'fetch'"):
+            collector.add(DelayedOperationPurgatory("another"), fetches)
+        collector.remove(fetches)
+        assert _samples(registry, "fetch") == _samples(registry, "another") == {}
+        assert _samples(registry, "produce")["purgatory_delayed_operations", ""] == 0
+        with pytest.raises(KeyError):
+            collector.remove(fetches)
+
     def test_closed_it_listens_no_more(self, purgatory: DelayedOperationPurgatory) -> None:
         registry = CollectorRegistry()
         collector = PurgatoryCollector(purgatory)
@@ -142,7 +156,7 @@ class TestPrometheus:
 class TestOpenTelemetry:
     def test_it_exports_the_same(self, purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
         reader = InMemoryMetricReader()
-        instrument(purgatory, meter_provider=MeterProvider([reader]))
+        PurgatoryInstruments(purgatory, meter_provider=MeterProvider([reader]))
         _one_of_each(purgatory, clock)
         data = reader.get_metrics_data()
         assert data is not None
@@ -173,12 +187,36 @@ class TestOpenTelemetry:
         assert isinstance(lateness, HistogramDataPoint)
         assert (lateness.count, lateness.sum) == (1, 0.5)
 
+    def test_one_set_serves_a_meter_provider(self, purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+        reader = InMemoryMetricReader()
+        provider = MeterProvider([reader])
+        instruments = PurgatoryInstruments(purgatory, meter_provider=provider)
+        with pytest.raises(ValueError, match="has PurgatoryInstruments already"):
+            PurgatoryInstruments(meter_provider=provider)
+        instruments.add(DelayedOperationPurgatory("another", clock=clock))
+        data = reader.get_metrics_data()
+        assert data is not None
+        (delayed,) = [
+            each
+            for each in data.resource_metrics[0].scope_metrics[0].metrics
+            if each.name == "purgatory.delayed_operations"
+        ]
+        assert {(point.attributes or {})["purgatory"] for point in delayed.data.data_points} == {"test", "another"}
+        instruments.close()
+        assert purgatory._lists.listeners is None
 
-@pytest.mark.parametrize("export", [PurgatoryCollector, instrument])
+
+@pytest.mark.parametrize("export", [PurgatoryCollector, PurgatoryInstruments])
 def test_two_of_the_same_name_are_refused(purgatory: DelayedOperationPurgatory, export: Any) -> None:
     with pytest.raises(ValueError, match="two purgatories are called 'test'"):
         export(purgatory, DelayedOperationPurgatory("test"))
     assert purgatory._lists.listeners is None
+
+
+def test_what_is_no_purgatory_is_refused() -> None:
+    threshold: Any = ThresholdPurgatory(0)
+    with pytest.raises(TypeError, match=r"a DelayedOperationPurgatory is needed .*, not <ThresholdPurgatory"):
+        PurgatoryCollector(threshold)
 
 
 @pytest.mark.parametrize(

@@ -28,25 +28,38 @@ class Counted(int):
 
 
 class NotLeader(Exception):
-    """Takes more than a message."""
+    """Says more than it is told."""
 
-    def __init__(self, message: str, leader: int) -> None:
-        super().__init__(message, leader)
+    def __init__(self, leader: int) -> None:
+        super().__init__(f"not leader, ask {leader}")
         self.leader = leader
 
 
-class Uncopied(Exception):
-    """Cannot be made again from its arguments."""
+class Keyed(Exception):
+    """Cannot be made again from its arguments by calling it."""
 
     def __init__(self, *, leader: int) -> None:
         super().__init__(f"the leader is {leader}")
+        self.leader = leader
 
 
-class Disguised(Exception):
-    """Is copied as something else."""
+class Fickle(Exception):
+    """Is never the same."""
 
-    def __copy__(self) -> Exception:
-        return LookupError()
+    def __str__(self) -> str:
+        return str(id(self))
+
+
+class Unmade(Exception):
+    """Can be made once."""
+
+    made = False
+
+    def __new__(cls, *arguments: object) -> "Unmade":
+        if cls.made:
+            raise LookupError
+        cls.made = True
+        return super().__new__(cls, *arguments)
 
 
 @pytest.fixture
@@ -95,7 +108,7 @@ class TestReach:
         with pytest.raises(OperationCancelled):
             reach.result()
 
-    @pytest.mark.parametrize("value", [0.5, -math.inf, 10**30])
+    @pytest.mark.parametrize("value", [0.5, -math.inf, 10**400])
     def test_any_number_will_do(self, value: float, clock: FaultLog) -> None:
         level = ThresholdPurgatory(value, clock=clock)
         reach = level.reach(value, None)
@@ -141,6 +154,21 @@ class TestAdvance:
             assert before - index.num_waiting <= 1000
             turns += 1
         assert turns >= 10
+
+    def test_soon_is_in_slices_also_of_many_thresholds(self, clock: FaultLog) -> None:
+        index = ThresholdPurgatory(0, clock=clock)
+        for threshold in range(10_000):
+            index.reach(threshold, None)
+        index.advance_soon(5000)
+        index.advance_soon(9000)
+        assert len(index._heap) == 10_000
+        before = index.num_waiting
+        for _ in range(2):
+            _one_turn(clock)
+        assert before - 1000 <= index.num_waiting
+        clock.advance(0.0)
+        assert index.num_waiting == 1000
+        assert index._heap[0] == 9000
 
     def test_one_that_completes_one_of_many_touches_no_other(self, clock: FaultLog) -> None:
         index = ThresholdPurgatory(Counted(-1), clock=clock)
@@ -196,15 +224,18 @@ class TestAll:
         async with ThresholdPurgatory(0) as index:
             tasks = [asyncio.ensure_future(index.reach(threshold, None)) for threshold in (5, 7, 5)]
             await asyncio.wait(tasks, timeout=0)
-            error = NotLeader("ask another", leader=3)
+            error = NotLeader(leader=3)
             error.__cause__ = cause = OSError("connection lost")
+            error.add_note("in the second attempt")
             assert index.fail_all(error) == 3
             raised = await asyncio.gather(*tasks, return_exceptions=True)
             assert [type(each) for each in raised] == [NotLeader] * 3
             assert len({id(each) for each in (*raised, error)}) == 4, "each has its own traceback"
             for each in raised:
                 assert isinstance(each, NotLeader)
-                assert (each.args, each.leader, each.__cause__) == (("ask another", 3), 3, cause)
+                assert (str(each), each.leader, each.__cause__) == ("not leader, ask 3", 3, cause)
+                assert each.__notes__ == error.__notes__
+                assert each.__notes__ is not error.__notes__
             assert index.num_waiting == 0
             assert not index.reach(5, None).done(), "it goes on after that"
 
@@ -219,13 +250,57 @@ class TestAll:
         assert [type(exception) for exception in clock.exceptions] == [LookupError] * 2, "as nobody awaits them"
 
     @pytest.mark.parametrize(
-        "exception", [SystemExit(), asyncio.CancelledError(), StopIteration(), LookupError, "no", Uncopied(leader=3)]
+        "exception",
+        [
+            OSError(2, "no such file", "name"),
+            UnicodeDecodeError("utf-8", b"x", 0, 1, "odd"),
+            KeyError("a"),
+            Keyed(leader=3),
+            ExceptionGroup("several", [LookupError()]),
+        ],
     )
-    def test_what_cannot_be_raised_in_many_is_refused(self, index: ThresholdPurgatory[int], exception: Any) -> None:
+    def test_fail_all_raises_any_exception_as_it_is(self, index: ThresholdPurgatory[int], exception: Exception) -> None:
+        waits = [index.reach(threshold, None) for threshold in (5, 7)]
+        index.fail_all(exception)
+        for wait in waits:
+            raised = wait.exception()
+            assert raised is not exception
+            assert type(raised) is type(exception)
+            assert (str(raised), raised.args, vars(raised)) == (str(exception), exception.args, vars(exception))
+
+    @pytest.mark.parametrize("exception", [Fickle(), Unmade()])
+    def test_what_cannot_be_made_again_fails_them_all_the_same(
+        self, index: ThresholdPurgatory[int], exception: Exception
+    ) -> None:
+        reach = index.reach(5, None)
+        assert index.fail_all(exception) == 1
+        failure = reach.exception()
+        assert type(failure) is PurgatoryError
+        assert failure.__cause__ is exception
+
+    def test_what_the_caller_is_handling_stays_as_it_is(self, index: ThresholdPurgatory[int], clock: FaultLog) -> None:
+        def fail(variable: int) -> None:
+            raise LookupError(variable)
+
+        reach = index.reach(5, None)
+        try:
+            fail(7)
+        except LookupError as error:
+            index.fail_all(error)
+            clock.advance(0.0)
+            traceback = error.__traceback__
+            assert traceback is not None
+            assert traceback.tb_next is not None
+            assert traceback.tb_next.tb_frame.f_locals == {"variable": 7}
+        failure = reach.exception()
+        assert failure is not None
+        assert failure.__context__ is None
+
+    @pytest.mark.parametrize("exception", [SystemExit(), asyncio.CancelledError(), StopIteration(), LookupError, "no"])
+    def test_what_cannot_be_raised_is_refused(self, index: ThresholdPurgatory[int], exception: Any) -> None:
         index.reach(5, None)
-        for each in (exception, Disguised()):
-            with pytest.raises(TypeError, match=r"waits can raise|cannot be copied"):
-                index.fail_all(each)
+        with pytest.raises(TypeError, match="waits can raise an Exception other than StopIteration, not"):
+            index.fail_all(exception)
         assert index.num_waiting == 1
 
     async def test_closing_answers_everyone(self) -> None:
@@ -241,6 +316,8 @@ class TestAll:
         index.close()
         assert reach.result() == 0
         assert index.advance(6) == 0
+        assert index._heap == []
+        assert index._thresholds == set()
 
 
 class TestWhatIsRefused:

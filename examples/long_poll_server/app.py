@@ -4,7 +4,7 @@ import asyncio
 import math
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -169,7 +169,8 @@ class LongPollServer:
 
     async def _throttle(self, request: Request, delay: float) -> None:
         if delay > 0:
-            await _unless_gone(request, self.throttled.try_complete_else_watch(Delay(delay), [_address(request)]))
+            with suppress(PurgatoryFull, PurgatoryClosed):  # the message is stored: then the answer comes at once
+                await _unless_gone(request, self.throttled.try_complete_else_watch(Delay(delay), [_address(request)]))
 
     def _acknowledge(self, topic: str, replica: str, offset: int) -> None:
         if offset > self.log.end(topic):

@@ -1,13 +1,15 @@
 """What is exported of a purgatory, whichever way."""
 
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from purgatory.listeners import Listener
 from purgatory.purgatory import DelayedOperationPurgatory, PurgatoryStatistics
 from purgatory.timer import TimerStatistics
 
-__all__ = ["LATENESS", "LATENESS_BOUNDS", "MEASURES", "WAIT", "WAIT_BOUNDS", "Measure", "check_names"]
+__all__ = ["LATENESS", "LATENESS_BOUNDS", "MEASURES", "WAIT", "WAIT_BOUNDS", "Exporter", "Measure"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +84,40 @@ LATENESS: Final = ("lateness", "From deadline to outcome, of operations that exp
 LATENESS_BOUNDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
-def check_names(purgatories: Iterable[DelayedOperationPurgatory]) -> None:
-    """Raise `ValueError` if two purgatories have the same name: their figures could not be told apart."""
-    names = [purgatory.name for purgatory in purgatories]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"two purgatories are called {name!r}: their figures could not be told apart")
+class Exporter(ABC):
+    """Purgatories whose figures are exported, and who listens to each."""
+
+    def __init__(self, *purgatories: DelayedOperationPurgatory) -> None:
+        self._listened: dict[DelayedOperationPurgatory, Listener] = {}
+        self.add(*purgatories)
+
+    def add(self, *purgatories: DelayedOperationPurgatory) -> None:
+        """Export the figures of these too. Raises `ValueError` if one has the name of another, and adds none then."""
+        for purgatory in purgatories:
+            if not isinstance(purgatory, DelayedOperationPurgatory):
+                raise TypeError(
+                    f"a DelayedOperationPurgatory is needed (others have one as `purgatory`), not {purgatory!r}"
+                )
+        names = [purgatory.name for purgatory in (*self._listened, *purgatories)]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two purgatories are called {name!r}: their figures could not be told apart")
+        for purgatory in purgatories:
+            listener = self._listener()
+            purgatory.add_listener(listener)
+            self._listened = {**self._listened, purgatory: listener}  # another thread may be reading it
+
+    def remove(self, purgatory: DelayedOperationPurgatory) -> None:
+        """Export its figures no more. Raises `KeyError` if they are not exported."""
+        listened = dict(self._listened)
+        purgatory.remove_listener(listened.pop(purgatory))
+        self._listened = listened
+
+    def close(self) -> None:
+        """Export nothing any more. Harmless when repeated."""
+        for purgatory in self._listened:
+            self.remove(purgatory)
+
+    @abstractmethod
+    def _listener(self) -> Listener:
+        """A listener for one purgatory."""

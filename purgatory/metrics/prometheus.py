@@ -4,9 +4,8 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from purgatory.listeners import FinishedOperation
-from purgatory.metrics.measures import LATENESS, LATENESS_BOUNDS, MEASURES, WAIT, WAIT_BOUNDS, Measure, check_names
-from purgatory.purgatory import DelayedOperationPurgatory
+from purgatory.listeners import FinishedOperation, Listener
+from purgatory.metrics.measures import LATENESS, LATENESS_BOUNDS, MEASURES, WAIT, WAIT_BOUNDS, Exporter, Measure
 
 try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -58,32 +57,20 @@ class _Listener:
             self.lateness.observe(finished.late)
 
 
-class PurgatoryCollector(Collector):
-    """Collects the figures of purgatories for a registry of `prometheus_client`.
+class PurgatoryCollector(Exporter, Collector):
+    """Collects the figures of purgatories for a registry of `prometheus_client`. One serves a whole registry.
 
-        REGISTRY.register(PurgatoryCollector(fetches, produces))
+        collector = PurgatoryCollector(fetches, produces)
+        REGISTRY.register(collector)
+        collector.add(another)
 
     Every series has the label `purgatory`, the name. It may be collected from any thread.
     """
 
-    def __init__(self, *purgatories: DelayedOperationPurgatory) -> None:
-        """Listens to each of `purgatories`. Raises `ValueError` if two have the same name."""
-        check_names(purgatories)
-        self._listened = [(purgatory, _Listener()) for purgatory in purgatories]
-        for purgatory, listener in self._listened:
-            purgatory.add_listener(listener)
-
-    def close(self) -> None:
-        """Listen no more. Harmless when repeated."""
-        for purgatory, listener in self._listened:
-            purgatory.remove_listener(listener)
-        self._listened.clear()
-
     def collect(self) -> Iterator[Metric]:
         """The figures as they are now, called by the registry."""
-        read = [
-            (purgatory.name, purgatory.statistics(), purgatory.timer.statistics()) for purgatory, _ in self._listened
-        ]
+        listened = self._listened
+        read = [(each.name, each.statistics(), each.timer.statistics()) for each in listened]
         for measure in MEASURES:
             family = _family(measure)
             for name, statistics, timer in read:
@@ -92,32 +79,37 @@ class PurgatoryCollector(Collector):
             yield family
         waits = HistogramMetricFamily(f"purgatory_{WAIT[0]}_seconds", WAIT[1], labels=["purgatory", "outcome"])
         lateness = HistogramMetricFamily(f"purgatory_{LATENESS[0]}_seconds", LATENESS[1], labels=["purgatory"])
-        for purgatory, listener in self._listened:
+        for purgatory, listener in listened.items():
+            assert isinstance(listener, _Listener)
             for outcome, wait in listener.waits.items():
                 wait.add_to(waits, [purgatory.name, outcome])
             listener.lateness.add_to(lateness, [purgatory.name])
         yield waits
         yield lateness
 
+    def _listener(self) -> Listener:
+        return _Listener()
+
 
 class JournalCollector(Collector):
-    """Collects the figures of a journal: what it has written, what waits to be, and what is lost."""
+    """Collects the figures of journals: what they have written, what waits to be, and what is lost."""
 
-    def __init__(self, journal: "Journal") -> None:
-        self._journal = journal
+    def __init__(self, *journals: "Journal") -> None:
+        self._journals = journals
 
     def collect(self) -> Iterator[Metric]:
         """The figures as they are now, called by the registry."""
-        statistics = self._journal.statistics()
-        for kind, name, explanation, value in (
-            (CounterMetricFamily, "rows", "Rows on disk", statistics.rows),
-            (CounterMetricFamily, "files", "Files on disk", statistics.files),
-            (GaugeMetricFamily, "queued_rows", "Rows that are not on disk yet", statistics.queued),
-            (CounterMetricFamily, "dropped_rows", "Rows lost", statistics.dropped),
-            (CounterMetricFamily, "failures", "How often a file could not be written", statistics.failures),
+        read = [(journal.instance, journal.statistics()) for journal in self._journals]
+        for kind, name, attribute, explanation in (
+            (CounterMetricFamily, "rows", "rows", "Rows on disk"),
+            (CounterMetricFamily, "files", "files", "Files on disk"),
+            (GaugeMetricFamily, "queued_rows", "queued", "Rows that are not on disk yet"),
+            (CounterMetricFamily, "dropped_rows", "dropped", "Rows lost"),
+            (CounterMetricFamily, "failures", "failures", "How often a file could not be written"),
         ):
             family = kind(f"purgatory_journal_{name}", explanation, labels=["instance"])
-            family.add_metric([self._journal.instance], value)
+            for instance, statistics in read:
+                family.add_metric([instance], getattr(statistics, attribute))
             yield family
 
 

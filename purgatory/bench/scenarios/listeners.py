@@ -13,26 +13,47 @@ from purgatory.bench import machine
 from purgatory.bench.case import LOOPS, OURS, Case, Figures, Metric, Plot, Scenario
 from purgatory.bench.scenarios.paths import operations
 from purgatory.journal import Journal
-from purgatory.metrics.opentelemetry import instrument
+from purgatory.metrics.opentelemetry import PurgatoryInstruments
 from purgatory.metrics.prometheus import PurgatoryCollector
 
 AT_A_TIME: Final = 1000
+
+Close = Callable[[], object]
 
 
 def _ignore(_: FinishedOperation) -> None:
     pass
 
 
-def _journal(purgatory: DelayedOperationPurgatory, directory: str) -> None:
-    purgatory.add_listener(Journal(directory, "bench", rows_per_file=50_000, max_queued=1_000_000).write)
+def _nobody(purgatory: DelayedOperationPurgatory, directory: str) -> Close:
+    return lambda: None
 
 
-IMPLEMENTATIONS: "Final[dict[str, Callable[[DelayedOperationPurgatory, str], object]]]" = {
-    OURS: lambda *_: None,
-    "a listener that ignores it": lambda purgatory, _: purgatory.add_listener(_ignore),
-    "Prometheus": lambda purgatory, _: PurgatoryCollector(purgatory),
+def _listener(purgatory: DelayedOperationPurgatory, directory: str) -> Close:
+    purgatory.add_listener(_ignore)
+    return lambda: None
+
+
+def _prometheus(purgatory: DelayedOperationPurgatory, directory: str) -> Close:
+    return PurgatoryCollector(purgatory).close
+
+
+def _journal(purgatory: DelayedOperationPurgatory, directory: str) -> Close:
+    journal = Journal(directory, "bench", rows_per_file=50_000, max_queued=1_000_000)
+    purgatory.add_listener(journal.write)
+    return journal.close
+
+
+def _opentelemetry(purgatory: DelayedOperationPurgatory, directory: str) -> Close:
+    return PurgatoryInstruments(purgatory, meter_provider=MeterProvider([InMemoryMetricReader()])).close
+
+
+IMPLEMENTATIONS: "Final[dict[str, Callable[[DelayedOperationPurgatory, str], Close]]]" = {
+    OURS: _nobody,
+    "a listener that ignores it": _listener,
+    "Prometheus": _prometheus,
     "journal": _journal,
-    "OpenTelemetry": lambda purgatory, _: instrument(purgatory, meter_provider=MeterProvider([InMemoryMetricReader()])),
+    "OpenTelemetry": _opentelemetry,
 }
 
 
@@ -41,14 +62,16 @@ async def run(case: Case) -> Figures:
     times = case.parameters["times"]
     with TemporaryDirectory() as directory:
         purgatory = DelayedOperationPurgatory()
-        IMPLEMENTATIONS[case.implementation](purgatory, directory)
+        close = IMPLEMENTATIONS[case.implementation](purgatory, directory)
         turn = operations(purgatory, AT_A_TIME)
         await turn()
         began = time.process_time()
         for _ in range(times):
             await turn()
         # The threads' time is in it: of a journal that which writes the files.
-        return {"us": 1e6 * (time.process_time() - began) / (AT_A_TIME * times)}
+        used = time.process_time() - began
+        close()
+        return {"us": 1e6 * used / (AT_A_TIME * times)}
 
 
 def measure(case: Case) -> Figures:
