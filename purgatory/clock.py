@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
+from inspect import iscoroutinefunction
 from typing import Any, Protocol, TypeVarTuple, Unpack
 
 __all__ = ["Clock", "Handle", "VirtualClock"]
@@ -36,6 +37,14 @@ class Clock(Protocol):
 
     def call_at(self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts) -> Handle:
         """Call `callback(*args)` at about `when`, as soon as possible if that has passed."""
+
+
+def check_callback(name: str, callback: Callable[..., object]) -> None:
+    """Raise `TypeError` unless `callback` can be called, and does its work when it is."""
+    if not callable(callback):
+        raise TypeError(f"{name} is called, which {callback!r} cannot be")
+    if iscoroutinefunction(callback):
+        raise TypeError(f"{name} must not be async: it is called, and not awaited, and {callback!r} would do nothing")
 
 
 def report(clock: Clock | None, message: str, exception: BaseException, **context: Any) -> None:

@@ -5,6 +5,7 @@ from asyncio import _get_running_loop
 from collections.abc import Callable, Iterable
 from typing import TypeAlias, TypeVar
 
+from purgatory.clock import check_callback
 from purgatory.operation import DelayedOperation
 
 __all__ = ["DelayedFutures"]
@@ -41,6 +42,10 @@ class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
         `TypeError` if one of `futures` is no future of asyncio's, `ValueError` if they belong to another event loop.
         """
         super().__init__(timeout)
+        if asyncio.isfuture(futures):
+            raise TypeError(f"an iterable of futures is needed, not {futures!r} alone")
+        if callback is not None:
+            check_callback("callback", callback)
         self._futures = set(futures)
         for future in self._futures:
             if not asyncio.isfuture(future):

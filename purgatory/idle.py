@@ -6,17 +6,19 @@ there is timer work once in a timeout.
 """
 
 import asyncio
-import math
+import sys
 from asyncio import _get_running_loop
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
-from purgatory.clock import Clock
+from purgatory.clock import Clock, check_callback, report
 from purgatory.errors import PurgatoryClosed, PurgatoryError
 from purgatory.timer import TimerTask, WheelTimer
 
 __all__ = ["IdleTracker"]
+
+_LONGEST: Final = sys.float_info.max
 
 K = TypeVar("K", bound=Hashable)
 
@@ -67,13 +69,13 @@ class IdleTracker(Generic[K]):
         wrong types, and as `WheelTimer` for the tick.
         """
         try:
-            valid = 0 < timeout < math.inf
+            valid = 0 < timeout < _LONGEST
         except TypeError:
             raise TypeError(f"timeout must be a number of seconds, not {timeout!r}") from None
         if not valid:
             raise ValueError(f"timeout must be positive and finite, not {timeout!r}")
-        if on_idle is not None and not callable(on_idle):
-            raise TypeError(f"on_idle is called with each idle key, which {on_idle!r} cannot be")
+        if on_idle is not None:
+            check_callback("on_idle", on_idle)
         self._timeout = timeout
         # One wheel that reaches as far as the timeout, so that nothing cascades.
         self.timer = WheelTimer(clock, tick=max(timeout / 100, 1e-6) if tick is None else tick, wheel_size=128)
@@ -153,8 +155,13 @@ class IdleTracker(Generic[K]):
             raise PurgatoryClosed(f"{self!r} tracks nobody any more")
         clock = self.timer.clock
         running = _get_running_loop()
-        if running is not None and clock is not running and isinstance(clock, asyncio.AbstractEventLoop):
-            raise PurgatoryError(f"{self!r} belongs to another event loop than the running one")
+        if clock is not running and isinstance(clock, asyncio.AbstractEventLoop):
+            if running is not None:
+                raise PurgatoryError(f"{self!r} belongs to another event loop than the running one")
+            if clock.is_running():
+                raise PurgatoryError(
+                    f"{self!r} is not for other threads: use loop.call_soon_threadsafe(tracker.touch, key)"
+                )
         self._time = clock.time
         now = clock.time()
         self._idle.pop(key, None)  # heard of after all, before anybody asked
@@ -170,8 +177,13 @@ class IdleTracker(Generic[K]):
             return
         key = tracked.key
         del self._tracked[key]
-        if self._on_idle is not None:
-            self._on_idle(key)
-        else:
+        if self._on_idle is None:
             self._idle[key] = None
             self._told.set()
+            return
+        try:
+            self._on_idle(key)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exception:
+            report(self.timer.clock, "on_idle failed", exception, key=key, tracker=self)

@@ -35,6 +35,7 @@ from types import TracebackType
 from typing import Any, Final, Literal
 from uuid import uuid4
 
+from purgatory.clock import check_callback
 from purgatory.errors import PurgatoryError
 from purgatory.listeners import FinishedOperation
 
@@ -132,6 +133,8 @@ class Journal:
         the time in seconds since 1970: with purgatories on a `VirtualClock`, that clock's `time`. Raises `ValueError`
         or `TypeError` for values out of range, and `OSError` if the directory cannot be written to.
         """
+        if not isinstance(instance, str):
+            raise TypeError(f"instance must be a str, not {instance!r}")
         if not _INSTANCE.fullmatch(instance):
             raise ValueError(f"an instance is named by 1 to 128 of the characters A-Z a-z 0-9 . _ -, not {instance!r}")
         for name, value in (("rows_per_file", rows_per_file), ("max_queued", max_queued)):
@@ -139,8 +142,11 @@ class Journal:
                 raise TypeError(f"{name} must be an int, not {value!r}")
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value!r}")
+        if not isinstance(seconds_per_file, (int, float)):
+            raise TypeError(f"seconds_per_file must be a number of seconds, not {seconds_per_file!r}")
         if not 0 < seconds_per_file <= threading.TIMEOUT_MAX:
             raise ValueError(f"seconds_per_file must be positive and finite, not {seconds_per_file!r}")
+        check_callback("now", now)
         if when_full not in ("drop", "raise"):
             raise ValueError(f"when_full must be 'drop' or 'raise', not {when_full!r}")
         self._directory = Path(directory)
@@ -174,6 +180,8 @@ class Journal:
         return f"<{type(self).__qualname__} {str(self._directory)!r} instance={self._instance!r}{closed}>"
 
     def __enter__(self) -> "Journal":
+        if self._closing.is_set():
+            raise JournalError(f"{self!r} is closed")
         return self
 
     def __exit__(
@@ -182,7 +190,7 @@ class Journal:
         self.close()
 
     async def __aenter__(self) -> "Journal":
-        return self
+        return self.__enter__()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
@@ -247,6 +255,7 @@ class Journal:
             self._num_open = 0
             self._queue.clear()
         if lost:
+            _log.error("%r could not write %d rows", self, lost)
             self._drop(lost)
         return lost
 

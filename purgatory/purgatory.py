@@ -10,7 +10,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, TypeVar
 
-from purgatory.clock import Clock, Handle, report
+from purgatory.clock import Clock, Handle, check_callback, report
 from purgatory.errors import PurgatoryClosed, PurgatoryError, PurgatoryFull
 from purgatory.listeners import Listener, Listeners
 from purgatory.operation import PENDING, DelayedOperation
@@ -80,6 +80,7 @@ class DelayedOperationPurgatory:
     """
 
     __slots__ = (
+        "__weakref__",
         "_closed",
         "_lists",
         "_live",
@@ -108,6 +109,8 @@ class DelayedOperationPurgatory:
         `max_pending` operations are not let in; `None` is no limit. Without a `clock`, the purgatory belongs to the
         event loop that runs when it is first used. Raises `ValueError` or `TypeError` for values out of range.
         """
+        if not isinstance(name, str):
+            raise TypeError(f"name must be a str, not {name!r}")
         _check_count("purge_interval", purge_interval, 0)
         if max_pending is not None:
             _check_count("max_pending", max_pending, 1)
@@ -380,11 +383,10 @@ class DelayedOperationPurgatory:
 
         Not for those that were handed over before anybody listened. It is called in the middle of whatever completes
         an operation: it has to be quick. What it raises goes to the loop's exception handler, and harms nobody.
-        Raises `TypeError` if `listener` cannot be called.
+        Raises `TypeError` if `listener` cannot be called, or is `async`.
         """
         self._lists.check_thread("add_listener", "loop.call_soon_threadsafe(purgatory.add_listener, listener)")
-        if not callable(listener):
-            raise TypeError(f"a listener is called with each finished operation, which {listener!r} cannot be")
+        check_callback("a listener", listener)
         listeners = self._lists.listeners or Listeners(self._name, self._timer)
         listeners.add(listener)
         self._lists.listen(listeners)

@@ -35,7 +35,7 @@ _SPARED: Final = 1000
 """So many thresholds that nobody waits for are not worth a sweep."""
 
 
-class _Reach(DelayedOperation[Number]):
+class DelayedReach(DelayedOperation[Number]):
     """Waits until the value exceeds the threshold. Yields the value."""
 
     __slots__ = ("failure", "of", "threshold")
@@ -140,7 +140,7 @@ class ThresholdPurgatory(Generic[Number]):
         `ValueError` or `TypeError` for what is no threshold or no timeout, `PurgatoryClosed` and `PurgatoryFull`.
         """
         _check_number("threshold", threshold)
-        operation = self.purgatory.try_complete_else_watch(_Reach(self, threshold, timeout), (threshold,))
+        operation = self.purgatory.try_complete_else_watch(DelayedReach(self, threshold, timeout), (threshold,))
         if threshold not in self._thresholds and not operation.done():
             self._thresholds.add(threshold)
             heappush(self._heap, threshold)
@@ -152,7 +152,7 @@ class ThresholdPurgatory(Generic[Number]):
 
         Raises `ValueError` or `TypeError` if it is not a number.
         """
-        self._grow_to(value)
+        self._grow_to(value, "advance")
         completed = 0
         while heap := self._passed():
             threshold = heap[0]
@@ -163,7 +163,7 @@ class ThresholdPurgatory(Generic[Number]):
 
     def advance_soon(self, value: Number) -> None:
         """As `advance`, but the waits complete from the next turn of the loop on, in slices if there are many."""
-        self._grow_to(value)
+        self._grow_to(value, "advance_soon")
         if self._handle is None and self._passed():
             self._advance_next_turn()
 
@@ -187,7 +187,7 @@ class ThresholdPurgatory(Generic[Number]):
         for threshold in sorted(self._thresholds):
             for entry in lists.entries(threshold):
                 if entry:
-                    failed += cast("_Reach[Number]", entry[0]).fail(exception)
+                    failed += cast("DelayedReach[Number]", entry[0]).fail(exception)
         return failed
 
     async def aclose(self) -> None:
@@ -202,9 +202,9 @@ class ThresholdPurgatory(Generic[Number]):
         self._heap.clear()
         self._old.clear()
 
-    def _grow_to(self, value: Number) -> None:
+    def _grow_to(self, value: Number, call: str) -> None:
         _check_number("value", value)
-        self.purgatory._lists.check_thread("advance", "loop.call_soon_threadsafe(purgatory.advance, value)")
+        self.purgatory._lists.check_thread(call, f"loop.call_soon_threadsafe(purgatory.{call}, value)")
         if value > self._value:
             self._value = value
 

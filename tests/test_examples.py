@@ -114,18 +114,18 @@ class TestIdleConnections:
             assert told == "connections open 1000, closed because they were silent 2000\n"
 
     async def test_who_leaves_is_forgotten_and_who_does_not_read_is_hung_up_on_too(self) -> None:
-        server = EchoServer(0.2)
-        async with server:
-            _, port = await server.start("127.0.0.1", 0)
-            async with connected(2, port) as (leaving, deaf):
+        async with EchoServer(0.2, "127.0.0.1", 0) as server:
+            async with connected(2, server.address[1]) as (leaving, deaf):
                 deaf.transport.pause_reading()
-                deaf.transport.write(b"x" * 20_000_000)
+                deaf.transport.write(b"x" * 50_000_000)
                 while len(server.idle) < 2:
                     await asyncio.wait([leaving.closed], timeout=0.001)
                 leaving.transport.close()
                 while len(server.idle) != 1:
                     await asyncio.wait([deaf.closed], timeout=0.001)
                 while server.closed == 0:
+                    for connection in server.idle:
+                        assert connection.transport.get_write_buffer_size() < 1_000_000, "it is not read any further"
                     await asyncio.wait([deaf.closed], timeout=0.001)
             assert (server.closed, len(server.idle)) == (1, 0)
 
@@ -135,6 +135,18 @@ class TestIdleConnections:
             refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
             assert refused.returncode == 2
             assert f"{option} must be more than 0 and finite, not 0.0" in refused.stderr
+
+    @pytest.mark.parametrize("module", ["idle_connections", "heartbeats"])
+    def test_where_it_cannot_listen_it_says_so(self, module: str) -> None:
+        for arguments, error in (
+            (["--port", "99999"], "--port must be from 0 to 65535, not 99999"),
+            (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1:"),
+        ):
+            command = [sys.executable, "-m", f"examples.{module}", *arguments]
+            refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+            assert refused.returncode != 0
+            assert error in refused.stderr
+            assert "Traceback" not in refused.stderr
 
 
 class Member(asyncio.DatagramProtocol):

@@ -24,6 +24,10 @@ def _futures(count: int) -> list[Future]:
     return [loop.create_future() for _ in range(count)]
 
 
+def _true(value: bool) -> None:
+    assert value
+
+
 class TestWhenItCompletes:
     async def test_when_all_are_done(self, purgatory: DelayedOperationPurgatory) -> None:
         futures = _futures(3)
@@ -138,11 +142,11 @@ class TestTheLateOnes:
         done.set_result(1)
         {
             "deadline": lambda: clock.advance(1.0),
-            "cancel": waiting.cancel,
-            "force": waiting.force_complete,
+            "cancel": lambda: _true(waiting.cancel()),
+            "force": lambda: _true(waiting.force_complete()),
             "close": purgatory.close,
         }[how]()
-        assert not waiting.cancel()
+        assert not waiting.cancel(), "it has ended"
         assert late.cancelled() == cancel_late
         assert done.result() == 1
 
@@ -227,6 +231,16 @@ class TestWhatIsRefused:
         positional: Any = DelayedFutures
         with pytest.raises(TypeError, match="positional"):
             positional(_futures(1), 1.0, print)
+
+    async def test_a_future_alone(self) -> None:
+        alone: Any = _futures(1)[0]
+        with pytest.raises(TypeError, match="an iterable of futures is needed"):
+            DelayedFutures(alone, 1.0)
+
+    async def test_what_cannot_be_called(self) -> None:
+        number: Any = 3
+        with pytest.raises(TypeError, match="callback is called, which 3 cannot be"):
+            DelayedFutures(_futures(1), 1.0, callback=number)
 
     async def test_no_timeout(self) -> None:
         with pytest.raises(ValueError, match="finite and not negative"):

@@ -147,6 +147,24 @@ class TestOnIdle:
         clock.advance(2.0)
         assert idle == ["a", "b", "c"]
         assert [str(exception) for exception in clock.exceptions] == ["a", "b", "c"]
+        assert clock.faults[0] | {"exception": None} == {
+            "message": "on_idle failed",
+            "exception": None,
+            "key": "a",
+            "tracker": tracker,
+        }
+
+    def test_it_may_ask_to_exit(self, clock: FaultLog) -> None:
+        def leave(_: str) -> None:
+            raise SystemExit
+
+        tracker = IdleTracker(1.0, leave, clock=clock)
+        for key in "ab":
+            tracker.touch(key)
+        for left in (1, 0):
+            with pytest.raises(SystemExit):
+                clock.advance(2.0)
+            assert len(tracker) == left
 
 
 class TestIteration:
@@ -271,8 +289,16 @@ class TestWhatIsRefused:
             asyncio.run(touch("b"))
         assert list(tracker) == ["a"]
 
+    async def test_another_thread(self) -> None:
+        tracker: IdleTracker[str] = IdleTracker(30.0)
+        tracker.touch("a")
+        with pytest.raises(PurgatoryError, match=r"use loop\.call_soon_threadsafe\(tracker\.touch, key\)"):
+            await asyncio.to_thread(tracker.touch, "b")
+        assert list(tracker) == ["a"]
+        tracker.close()
+
     def test_values_out_of_range(self, clock: FaultLog) -> None:
-        for timeout in (0.0, -1.0, float("inf"), float("nan")):
+        for timeout in (0.0, -1.0, float("inf"), float("nan"), 10**400):
             with pytest.raises(ValueError, match="positive and finite"):
                 IdleTracker(timeout)
         with pytest.raises(ValueError, match="tick must be a microsecond or more"):
@@ -282,7 +308,7 @@ class TestWhatIsRefused:
         text: Any = "30"
         with pytest.raises(TypeError, match="timeout must be a number of seconds"):
             IdleTracker(text)
-        with pytest.raises(TypeError, match="on_idle is called with each idle key"):
+        with pytest.raises(TypeError, match="on_idle is called, which '30' cannot be"):
             IdleTracker(30.0, text)
         with pytest.raises(TypeError, match="unhashable"):
             tracker.touch([])

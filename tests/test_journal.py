@@ -231,6 +231,8 @@ class TestClosing:
         with Journal(tmp_path, "web-1") as journal:
             pass
         journal.close()
+        with pytest.raises(JournalError, match="is closed"):
+            journal.__enter__()
         journal.write(row())
         assert journal.statistics() == JournalStatistics(rows=0, files=0, queued=0, dropped=1, failures=0)
         with Journal(tmp_path, "web-1", when_full="raise") as journal:
@@ -433,7 +435,7 @@ class TestAFullDisk:
         statistics = journal.statistics()
         assert (statistics.rows, statistics.queued, statistics.dropped) == (0, 0, 15)
         assert "cannot write" in caplog.text
-        assert "has to drop rows" in caplog.text
+        assert "could not write 15 rows" in caplog.text
         assert files(tmp_path) == []
         journal.close()
 
@@ -471,6 +473,9 @@ class TestWhatIsRefused:
             ({"max_queued": 1.5}, TypeError, "max_queued must be an int"),
             ({"seconds_per_file": 0.0}, ValueError, "seconds_per_file must be positive"),
             ({"seconds_per_file": float("nan")}, ValueError, "seconds_per_file must be positive"),
+            ({"seconds_per_file": None}, TypeError, "seconds_per_file must be a number of seconds, not None"),
+            ({"now": 3}, TypeError, "now is called, which 3 cannot be"),
+            ({"instance": None}, TypeError, "instance must be a str, not None"),
             ({"when_full": "wait"}, ValueError, "when_full must be 'drop' or 'raise'"),
         ],
     )
@@ -479,7 +484,7 @@ class TestWhatIsRefused:
     ) -> None:
         threads = threading.active_count()
         with pytest.raises(error, match=message):
-            Journal(tmp_path / "journal", "web-1", **parameters)
+            Journal(tmp_path / "journal", **{"instance": "web-1", **parameters})
         assert (threading.active_count(), list(tmp_path.iterdir())) == (threads, [])
 
     def test_a_directory_that_is_none(self, tmp_path: Path) -> None:

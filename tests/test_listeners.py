@@ -193,8 +193,15 @@ class TestWhoIsTold:
 
     def test_what_cannot_be_called_is_refused(self, purgatory: DelayedOperationPurgatory) -> None:
         journal: Any = "journal"
-        with pytest.raises(TypeError, match="called with each finished operation"):
+        with pytest.raises(TypeError, match="a listener is called, which 'journal' cannot be"):
             purgatory.add_listener(journal)
+
+        async def listen(_: FinishedOperation) -> None:
+            """Never awaited."""
+
+        with pytest.raises(TypeError, match="a listener must not be async"):
+            purgatory.add_listener(listen)
+        assert purgatory._lists.listeners is None
 
     async def test_a_listener_may_end_thousands_without_going_deeper(self) -> None:
         purgatory = DelayedOperationPurgatory()

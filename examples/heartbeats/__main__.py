@@ -5,6 +5,7 @@ import asyncio
 import math
 import re
 import signal
+import sys
 from typing import cast
 
 from examples.heartbeats.groups import Groups
@@ -62,7 +63,12 @@ def main() -> None:
     options = parser.parse_args()
     if not 0 < options.session_timeout < math.inf:
         parser.error(f"--session-timeout must be more than 0 and finite, not {options.session_timeout}")
-    asyncio.run(serve(options.host, options.port, options.session_timeout))
+    if not 0 <= options.port <= 65535:
+        parser.error(f"--port must be from 0 to 65535, not {options.port}")
+    try:
+        asyncio.run(serve(options.host, options.port, options.session_timeout))
+    except OSError as error:
+        sys.exit(f"cannot listen on {options.host}:{options.port}: {error.strerror}")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import asyncio
 import math
 import resource
 import signal
+import sys
 
 from examples.idle_connections.server import EchoServer
 
@@ -14,8 +15,8 @@ async def serve(host: str, port: int, timeout: float) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    async with EchoServer(timeout) as server:
-        address, port = await server.start(host, port)
+    async with EchoServer(timeout, host, port) as server:
+        address, port = server.address
         print(f"listening on {address}:{port}; who is silent for {timeout:g} seconds is hung up on", flush=True)
         await stopped.wait()
         print(f"connections open {len(server.idle)}, closed because they were silent {server.closed}", flush=True)
@@ -33,7 +34,12 @@ def main() -> None:
     # A connection is an open file: take as many as the system lets us.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    asyncio.run(serve(options.host, options.port, options.timeout))
+    if not 0 <= options.port <= 65535:
+        parser.error(f"--port must be from 0 to 65535, not {options.port}")
+    try:
+        asyncio.run(serve(options.host, options.port, options.timeout))
+    except OSError as error:
+        sys.exit(f"cannot listen on {options.host}:{options.port}: {error.strerror}")
 
 
 if __name__ == "__main__":

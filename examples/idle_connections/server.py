@@ -21,6 +21,12 @@ class Connection(asyncio.Protocol):
         self._server.idle.touch(self)
         self.transport.write(data)
 
+    def pause_writing(self) -> None:
+        self.transport.pause_reading()  # who does not read what is sent is not listened to, and silent then
+
+    def resume_writing(self) -> None:
+        self.transport.resume_reading()
+
     def connection_lost(self, exception: Exception | None) -> None:
         self._server.idle.discard(self)
 
@@ -35,19 +41,18 @@ class Connection(asyncio.Protocol):
 class EchoServer:
     """Listens, and closes connections that have been silent for `timeout` seconds."""
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, host: str, port: int) -> None:
+        self.address = (host, port)
+        """Where it listens: with port 0, which one that is, is known once it does."""
         self.idle: IdleTracker[Connection] = IdleTracker(timeout, self._close)
         self.closed = 0
         """Connections closed because they were silent."""
 
-    async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen. Returns the address."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(self), host, port, backlog=4096)
-        address: tuple[str, int] = self._server.sockets[0].getsockname()[:2]
-        return address
-
     async def __aenter__(self) -> "EchoServer":
+        """Listen. Raises `OSError` if it cannot."""
+        create_server = asyncio.get_running_loop().create_server
+        self._server = await create_server(lambda: Connection(self), *self.address, backlog=4096)
+        self.address = self._server.sockets[0].getsockname()[:2]
         return self
 
     async def __aexit__(

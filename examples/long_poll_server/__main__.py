@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import uvicorn
+try:
+    import uvicorn
 
-from examples.long_poll_server.app import LongPollServer
+    from examples.long_poll_server.app import LongPollServer
+except ModuleNotFoundError as error:
+    sys.exit(f"{error}: pip install 'asyncio-purgatory[server]'")
 
 if TYPE_CHECKING:
     from purgatory.journal import Journal
@@ -88,7 +91,7 @@ def _journal(directory: Path, instance: str) -> "Journal":
     try:
         from purgatory.journal import Journal
     except ModuleNotFoundError as error:
-        sys.exit(f"--journal needs more: {error}")
+        sys.exit(f"--journal: {error}")
     try:
         return Journal(directory, instance)
     except ValueError as error:

@@ -98,6 +98,7 @@ def test_an_operation_that_was_not_initialised(purgatory: DelayedOperationPurgat
         ({"tick": "1"}, TypeError, "tick must be"),
         ({"wheel_size": 1}, ValueError, "wheel_size must be at least 2, not 1"),
         ({"wheel_size": 2.5}, TypeError, "wheel_size must be an int, not float"),
+        ({"name": 0.01}, TypeError, "name must be a str, not 0.01"),
         ({"purge_interval": -1}, ValueError, "purge_interval must be at least 0, not -1"),
         ({"purge_interval": None}, TypeError, "purge_interval must be an int, not NoneType"),
         ({"clock": 3}, TypeError, "clock must have time"),
