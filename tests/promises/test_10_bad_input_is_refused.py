@@ -108,7 +108,7 @@ def test_an_operation_that_was_not_initialised(purgatory: DelayedOperationPurgat
 )
 def test_bad_parameters(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        DelayedOperationPurgatory("bad", **arguments)
+        DelayedOperationPurgatory(**{"name": "bad", **arguments})
 
 
 @pytest.mark.parametrize("name", ["try_complete", "on_complete", "on_expiration"])
