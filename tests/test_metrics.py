@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader, NumberDataPoint
+from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader, NumberDataPoint, Sum
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -169,6 +169,7 @@ class TestOpenTelemetry:
         for measure in MEASURES:
             metric = metrics[f"purgatory.{measure.name}"]
             assert metric.unit == ("s" if measure.seconds else "1")
+            assert isinstance(metric.data, Sum) == (measure.kind == "counter")
             found = {}
             for point in metric.data.data_points:
                 assert isinstance(point, NumberDataPoint)

@@ -192,6 +192,14 @@ class TestAdvance:
         index.advance(1)
         assert (index.value, index.num_waiting) == (51, 0)
 
+    def test_a_listener_that_advances_further_makes_nobody_forgotten(self, index: ThresholdPurgatory[int]) -> None:
+        index.purgatory.add_listener(lambda finished: index.advance(2))
+        waits = [index.reach(threshold, None) for threshold in (0, 1, 50, 60)]
+        assert index.advance(1) == 1
+        assert [wait.done() for wait in waits] == [True, True, False, False]
+        index.advance(70)
+        assert all(wait.done() for wait in waits)
+
     def test_after_a_listener_has_asked_to_exit_nobody_is_forgotten(self, index: ThresholdPurgatory[int]) -> None:
         def leave(_: FinishedOperation) -> None:
             index.purgatory.remove_listener(leave)
@@ -399,6 +407,19 @@ class TestThresholdsNobodyWaitsFor:
         for value in range(0, 11_000, 7):
             index.advance(value)
             assert [threshold for threshold, wait in staying.items() if wait.done() != (value > threshold)] == []
+
+    def test_while_old_ones_are_swept_a_lower_one_is_not_missed(self, clock: FaultLog) -> None:
+        index = ThresholdPurgatory(0, purge_interval=0, clock=clock)
+        for threshold in range(1_000_000, 1_003_000):
+            index.reach(threshold, 0.01)
+        clock.advance(1.0)
+        low = [index.reach(threshold, None) for threshold in (7, 5)]
+        assert index._old, "it is being swept"
+        assert index.advance(6) == 1
+        assert [wait.done() for wait in low] == [False, True]
+        index.advance_soon(8)
+        clock.advance(0.0)
+        assert low[0].done()
 
     def test_a_threshold_that_comes_again_is_waited_for_again(self, index: ThresholdPurgatory[int]) -> None:
         for _ in range(3):
