@@ -217,7 +217,7 @@ class Journal:
                 raise JournalFull(f"{self!r} holds {queued} rows already")
             return
         self._queue.append((self._now() - finished.waited, finished))
-        if self._asleep or (queued >= self._chunk - 1 and not self._wake.is_set()):
+        if (self._asleep or queued >= self._chunk - 1) and not self._wake.is_set():
             self._wake.set()
         if self._ended:  # closed meanwhile, by another thread
             self._count_the_lost()
