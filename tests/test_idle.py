@@ -289,6 +289,13 @@ class TestWhatIsRefused:
             asyncio.run(touch("b"))
         assert list(tracker) == ["a"]
 
+    def test_a_loop_that_does_not_run_yet_is_none(self) -> None:
+        loop = asyncio.new_event_loop()
+        tracker: IdleTracker[str] = IdleTracker(0.01, clock=loop)
+        tracker.touch("a")
+        assert loop.run_until_complete(anext(tracker)) == "a"
+        loop.close()
+
     async def test_another_thread(self) -> None:
         tracker: IdleTracker[str] = IdleTracker(30.0)
         tracker.touch("a")

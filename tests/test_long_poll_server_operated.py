@@ -124,18 +124,18 @@ class TestJournal:
 
 class TestQuotas:
     async def test_who_publishes_too_fast_waits_for_the_answer(self, tmp_path: Path) -> None:
-        with running(tmp_path, "--publish-rate", "20") as server:
+        with running(tmp_path, "--publish-rate", "2") as server:
             async with server.client() as client:
                 loop = asyncio.get_running_loop()
                 began = loop.time()
-                for number in range(25):
+                for number in range(5):
                     await publish(client, "news", number)
-                # 20 at once, for a second's worth is free, and the rest at the rate.
-                assert loop.time() - began >= 4 / 20
+                # Two at once, for a second's worth is free, and the rest at the rate.
+                assert loop.time() - began >= 3 / 2
                 throttled = await statistics(client, "throttle")
-                assert throttled["expired"] >= 4
+                assert 1 <= throttled["expired"] <= 3
                 values, _ = await fetch(client, "news", max_messages=100)
-                assert values == list(range(25)), "none is lost"
+                assert values == list(range(5)), "none is lost"
 
     async def test_who_is_far_beyond_is_told_to_come_again(self, tmp_path: Path) -> None:
         with running(tmp_path, "--publish-rate", "0.1") as server:

@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +16,11 @@ from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricR
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from purgatory import DelayedOperationPurgatory, ThresholdPurgatory, VirtualClock
+from purgatory import DelayedOperationPurgatory, FinishedOperation, ThresholdPurgatory, VirtualClock
+from purgatory.journal import Journal
 from purgatory.metrics.measures import MEASURES, WAIT_BOUNDS
 from purgatory.metrics.opentelemetry import PurgatoryInstruments
-from purgatory.metrics.prometheus import PurgatoryCollector
+from purgatory.metrics.prometheus import JournalCollector, PurgatoryCollector
 from tests.operations import FaultLog, Flag
 
 Samples = dict[tuple[str, str], float]
@@ -151,6 +153,35 @@ class TestPrometheus:
         collector.close()
         assert purgatory._lists.listeners is None
         assert _samples(registry) == {}
+
+
+def test_journals_say_what_they_have_written_and_lost(tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+    journals = [Journal(tmp_path, instance) for instance in ("web-1", "web-2")]
+    registry.register(JournalCollector(*journals))
+    finished = FinishedOperation("fetch", "Fetch", ("a",), 0.0, None, 0.0, "satisfied", None)
+    journals[0].write(finished)
+    before, waiting = _journal(registry, "web-1"), _journal(registry, "web-2")
+    for journal in journals:
+        journal.close()
+    journals[0].write(finished)
+    assert (before["queued_rows"], waiting["queued_rows"]) == (1, 0)
+    assert _journal(registry, "web-1") == {
+        "rows_total": 1,
+        "files_total": 1,
+        "queued_rows": 0,
+        "dropped_rows_total": 1,
+        "failures_total": 0,
+    }
+
+
+def _journal(registry: CollectorRegistry, instance: str) -> dict[str, float]:
+    return {
+        sample.name.removeprefix("purgatory_journal_"): sample.value
+        for family in text_string_to_metric_families(generate_latest(registry).decode())
+        for sample in family.samples
+        if sample.labels["instance"] == instance
+    }
 
 
 class TestOpenTelemetry:
