@@ -4,7 +4,8 @@
         purgatory.add_listener(journal.write)
 
 The files are `journal/date=2026-11-21/instance=web-1/….parquet`; the date, in UTC, is that on which the operations have
-arrived. `SCHEMA` has the columns.
+arrived. `SCHEMA` has the columns of the files. `date` and `instance` are columns of the whole, which readers take from
+the directories' names, as is usual since Hive; were they in the files too, pyarrow would read neither.
 
 `write` appends to a queue, and that is all that happens on the thread of the loop. A thread takes a thousand rows at a
 time from the queue into the *open batch*. When that has `rows_per_file` rows or is `seconds_per_file` old, it becomes a
@@ -49,7 +50,6 @@ __all__ = ["SCHEMA", "Journal", "JournalError", "JournalFull", "JournalStatistic
 
 SCHEMA: Final = pa.schema(
     [
-        pa.field("instance", pa.string(), nullable=False),
         pa.field("purgatory", pa.string(), nullable=False),
         pa.field("operation", pa.string(), nullable=False),
         pa.field("keys", pa.list_(pa.field("element", pa.string(), nullable=False)), nullable=False),
@@ -60,7 +60,7 @@ SCHEMA: Final = pa.schema(
         pa.field("late_s", pa.float64()),
     ]
 )
-"""The columns: what a `FinishedOperation` says, the keys as `str`, and the wall clock's time of arrival.
+"""The columns of a file: what a `FinishedOperation` says, the keys as `str`, and the wall clock's time of arrival.
 
 `timeout_s` is null for who waits for ever, and `late_s` for all but those that expired.
 """
@@ -77,6 +77,8 @@ _DAY: Final = 86_400
 _EPOCH: Final = date(1970, 1, 1)
 
 _INSTANCE: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+_NUMBER: Final = re.compile(r"[0-9.-]+([eE][0-9-]+)?")
 
 _log = logging.getLogger("purgatory")
 
@@ -137,6 +139,8 @@ class Journal:
             raise TypeError(f"instance must be a str, not {instance!r}")
         if not _INSTANCE.fullmatch(instance):
             raise ValueError(f"an instance is named by 1 to 128 of the characters A-Z a-z 0-9 . _ -, not {instance!r}")
+        if _NUMBER.fullmatch(instance):
+            raise ValueError(f"readers would take the instance {instance!r} for a number or a date: name it otherwise")
         for name, value in (("rows_per_file", rows_per_file), ("max_queued", max_queued)):
             if not isinstance(value, int):
                 raise TypeError(f"{name} must be an int, not {value!r}")
@@ -326,7 +330,7 @@ class Journal:
         days: dict[int, list[Row]] = {}
         for row in rows:
             days.setdefault(int(row[0] // _DAY), []).append(row)
-        added = [(_EPOCH + timedelta(days=day), _columns(self._instance, some)) for day, some in days.items()]
+        added = [(_EPOCH + timedelta(days=day), _columns(some)) for day, some in days.items()]
         for day, columns in added:
             self._open.setdefault(day, []).append(columns)
 
@@ -377,10 +381,9 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _columns(instance: str, rows: Sequence[Row]) -> pa.RecordBatch:
+def _columns(rows: Sequence[Row]) -> pa.RecordBatch:
     finished = [row for _, row in rows]
     columns: list[list[Any]] = [
-        [instance] * len(rows),
         [_text(row.purgatory) for row in finished],
         [_text(row.operation) for row in finished],
         [[_text(key) for key in row.keys] for row in finished],

@@ -1,5 +1,7 @@
-"""Reads what journals have written, with two readers that know nothing of each other."""
+"""Rows for journals, and what journals have written, read with two readers that know nothing of each other."""
 
+import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -7,9 +9,26 @@ from typing import Any
 import duckdb
 import pyarrow.parquet as pq
 
+from purgatory import FinishedOperation
 from purgatory.journal import SCHEMA
 
 COLUMNS = ", ".join("epoch_us(arrived_at)" if name == "arrived_at" else name for name in SCHEMA.names)
+
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
+
+
+def row(number: int = 0, **changes: Any) -> FinishedOperation:
+    """A row, told from others by its key."""
+    finished = FinishedOperation("fetch", "DelayedFetch", (number,), 0.0, 30.0, 0.5, "satisfied", None)
+    return finished._replace(**changes)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Return when it holds: the time-out of the test is the bound."""
+    never = threading.Event()
+    while not condition():
+        never.wait(0.0001)
 
 
 def files(directory: Path) -> list[Path]:
@@ -42,3 +61,8 @@ def partitions(directory: Path) -> list[tuple[Any, ...]]:
         return connection.execute(
             f"SELECT date::VARCHAR, instance, count(*) FROM '{directory}/**/*.parquet' GROUP BY ALL ORDER BY ALL"
         ).fetchall()
+
+
+def numbers(directory: Path) -> list[int]:
+    """Of the rows that are there, in their order."""
+    return sorted(int(found["keys"][0]) for found in read(directory))

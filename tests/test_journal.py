@@ -2,47 +2,27 @@
 
 import math
 import os
-import resource
 import signal
 import stat
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from purgatory import DelayedOperationPurgatory, FinishedOperation
-from purgatory.journal import SCHEMA, Journal, JournalError, JournalFull, JournalStatistics
-from tests.journals import files, partitions, read
+from purgatory import DelayedOperationPurgatory
+from purgatory.journal import SCHEMA, Journal, JournalError, JournalStatistics
+from tests.journals import NOON, files, numbers, partitions, read, row, until
 from tests.operations import FaultLog, Flag
 from tests.server_process import ROOT
-
-NOON = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
-
-
-def row(number: int = 0, **changes: Any) -> FinishedOperation:
-    finished = FinishedOperation("fetch", "DelayedFetch", (number,), 0.0, 30.0, 0.5, "satisfied", None)
-    return finished._replace(**changes)
-
-
-def numbers(directory: Path) -> list[int]:
-    """Of the rows that are there, in their order."""
-    return sorted(int(found["keys"][0]) for found in read(directory))
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Return when it holds: the time-out of the test is the bound."""
-    never = threading.Event()
-    while not condition():
-        never.wait(0.0001)
 
 
 class TestWhatIsWritten:
@@ -59,7 +39,7 @@ class TestWhatIsWritten:
             clock.advance(1.0)
             flag.force_complete()
         noon = datetime.fromtimestamp(NOON, UTC)
-        same = {"instance": "web-1", "purgatory": "test", "operation": "Flag", "arrived_at": noon}
+        same = {"purgatory": "test", "operation": "Flag", "arrived_at": noon}
         assert read(tmp_path) == [
             same | {"keys": keys, "timeout_s": timeout, "waited_s": waited, "outcome": outcome, "late_s": late}
             for keys, timeout, waited, outcome, late in [
@@ -73,7 +53,6 @@ class TestWhatIsWritten:
 
     def test_the_columns_are_these(self) -> None:
         assert {field.name: (str(field.type), field.nullable) for field in SCHEMA} == {
-            "instance": ("string", False),
             "purgatory": ("string", False),
             "operation": ("string", False),
             "keys": ("list<element: string not null>", False),
@@ -96,6 +75,9 @@ class TestWhatIsWritten:
             ("2026-11-22", "web-1", 2),
             ("2026-11-22", "web-2", 2),
         ]
+        table = pq.read_table(tmp_path)
+        assert {*table.schema.names} == {*SCHEMA.names, "date", "instance"}
+        assert sorted(table["instance"].to_pylist()) == ["web-1"] * 3 + ["web-2"] * 3
         for path in files(tmp_path):
             assert path.parent.parent.parent == tmp_path
             assert path.suffix == ".parquet"
@@ -288,159 +270,6 @@ class TestAKilledProcess:
         assert all(path.suffix == ".parquet" for path in files(tmp_path))
 
 
-@pytest.fixture
-def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """A disk that takes until this is set."""
-    written = threading.Event()
-    sync = os.fsync
-
-    def slow(descriptor: int) -> None:
-        written.wait()
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", slow)
-    yield written
-    written.set()
-
-
-class TestASlowDisk:
-    def test_more_than_the_queue_takes_is_dropped_and_counted(
-        self, tmp_path: Path, slow_disk: threading.Event, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        with Journal(tmp_path, "web-1", rows_per_file=10, max_queued=20, now=lambda: NOON) as journal:
-            for number in range(10):
-                journal.write(row(number))
-            until(lambda: journal._num_open == 10)
-            for number in range(10, 50):
-                journal.write(row(number))
-            assert journal.statistics() == JournalStatistics(rows=0, files=0, queued=30, dropped=20, failures=0)
-            slow_disk.set()
-        assert numbers(tmp_path) == list(range(30))
-        assert caplog.text.count("has to drop rows") == 1, "said once"
-
-    async def test_the_loop_goes_on(self, tmp_path: Path, slow_disk: threading.Event) -> None:
-        journal = Journal(tmp_path, "web-1", rows_per_file=10, max_queued=20)
-        async with DelayedOperationPurgatory() as purgatory:
-            purgatory.add_listener(journal.write)
-            for _ in range(100):
-                await purgatory.try_complete_else_watch(Flag(0.0), ["a"])
-        assert journal.statistics().dropped >= 70
-        slow_disk.set()
-        await journal.aclose()
-        assert len(read(tmp_path)) == 100 - journal.statistics().dropped
-
-    def test_or_the_loops_exception_handler_hears_of_it(
-        self, tmp_path: Path, slow_disk: threading.Event, purgatory: DelayedOperationPurgatory, clock: FaultLog
-    ) -> None:
-        with Journal(tmp_path, "web-1", rows_per_file=1, max_queued=1, when_full="raise") as journal:
-            purgatory.add_listener(journal.write)
-            purgatory.try_complete_else_watch(Flag(ready=True), ["a"])
-            until(lambda: journal._num_open == 1)
-            for _ in range(3):
-                assert purgatory.try_complete_else_watch(Flag(ready=True), ["a"]).done()
-            assert [type(exception) for exception in clock.exceptions] == [JournalFull] * 2
-            assert "holds 1 rows already" in str(clock.exceptions[0])
-            assert journal.statistics().dropped == 2
-            slow_disk.set()
-        assert len(read(tmp_path)) == 2
-
-    def test_a_close_does_not_wait_for_ever(self, tmp_path: Path, slow_disk: threading.Event) -> None:
-        journal = Journal(tmp_path, "web-1", now=lambda: NOON)
-        journal.write(row())
-        with pytest.raises(TimeoutError, match=r"not been written in 0\.01 seconds"):
-            journal.close(0.01)
-        slow_disk.set()
-        journal.close()
-        assert len(read(tmp_path)) == 1
-
-
-@pytest.fixture
-def full_disk() -> Iterator[Callable[[], None]]:
-    """No file can have more than a few bytes; to be called when there is room again."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
-
-    def room() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-    yield room
-    room()
-
-
-class TestAFullDisk:
-    def test_what_could_not_be_written_is_written_when_there_is_room(
-        self,
-        tmp_path: Path,
-        full_disk: Callable[[], None],
-        monkeypatch: pytest.MonkeyPatch,
-        caplog: pytest.LogCaptureFixture,
-    ) -> None:
-        monkeypatch.setattr("purgatory.journal._RETRY", 0.001)
-        with Journal(tmp_path, "web-1", rows_per_file=10, max_queued=20, now=lambda: NOON) as journal:
-            for number in range(10):
-                journal.write(row(number))
-            until(lambda: journal.statistics().failures >= 3)
-            for number in range(10, 40):
-                journal.write(row(number))
-            statistics = journal.statistics()
-            assert (statistics.rows, statistics.queued, statistics.dropped) == (0, 30, 10)
-            assert all(path.suffix == ".unfinished" for path in files(tmp_path))
-            full_disk()
-            until(lambda: journal.statistics().rows == 30)
-        assert numbers(tmp_path) == list(range(30))
-        assert caplog.text.count("cannot write, and goes on trying") == 1, "said once"
-
-    def test_of_several_days_each_is_written_once_and_none_waits_for_another(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        # The second day cannot be written: there is a file where its directory should be.
-        monkeypatch.setattr("purgatory.journal._RETRY", 0.001)
-        obstacle = tmp_path / "date=2026-11-22"
-        with Journal(tmp_path, "web-1", rows_per_file=4, now=lambda: NOON + 86_400) as journal:
-            obstacle.touch()
-            for waited in (86_400.0, 0.0, 1.0, -86_400.0):
-                journal.write(row(waited=waited))
-            until(lambda: journal.statistics().failures >= 3)
-            assert (journal.statistics().rows, journal.statistics().queued) == (2, 2)
-            obstacle.unlink()
-        assert [count for *_, count in partitions(tmp_path)] == [1, 2, 1]
-
-    def test_it_is_not_tried_more_often_because_rows_come(self, tmp_path: Path, full_disk: Callable[[], None]) -> None:
-        journal = Journal(tmp_path, "web-1", rows_per_file=10, max_queued=100_000, now=lambda: NOON)
-        for number in range(10):
-            journal.write(row(number))
-        until(lambda: journal.statistics().failures == 1)
-        for number in range(10, 50_000):
-            journal.write(row(number))
-        assert journal.statistics().failures <= 2
-        full_disk()
-        journal.close()
-        assert journal.statistics().rows == 50_000
-
-    @pytest.mark.parametrize("when_full", ["drop", "raise"])
-    def test_a_close_says_what_is_lost(
-        self, tmp_path: Path, full_disk: Callable[[], None], when_full: Any, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        journal = Journal(tmp_path, "web-1", rows_per_file=10, max_queued=20, when_full=when_full, now=lambda: NOON)
-        for number in range(10):
-            journal.write(row(number))
-        until(lambda: journal.statistics().failures > 0)
-        for number in range(10, 15):
-            journal.write(row(number))
-        if when_full == "raise":
-            with pytest.raises(JournalError, match="15 rows could not be written"):
-                journal.close()
-        else:
-            journal.close()
-        full_disk()
-        statistics = journal.statistics()
-        assert (statistics.rows, statistics.queued, statistics.dropped) == (0, 0, 15)
-        assert "cannot write" in caplog.text
-        assert "could not write 15 rows" in caplog.text
-        assert files(tmp_path) == []
-        journal.close()
-
-
 class TestAName:
     def test_that_cannot_be_synced_does_not_write_the_file_twice(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -460,6 +289,11 @@ class TestAName:
 
 
 class TestWhatIsRefused:
+    @pytest.mark.parametrize("instance", ["7", "-1.5", "1e9", "2026-11-21"])
+    def test_names_that_readers_would_take_for_numbers(self, tmp_path: Path, instance: str) -> None:
+        with pytest.raises(ValueError, match="for a number or a date"):
+            Journal(tmp_path, instance)
+
     @pytest.mark.parametrize("instance", ["", "a/b", "a=b", "..x/", "ü", "a b", "x" * 129])
     def test_names_that_are_no_names_of_directories(self, tmp_path: Path, instance: str) -> None:
         with pytest.raises(ValueError, match="an instance is named by"):

@@ -82,7 +82,10 @@ def _parser() -> argparse.ArgumentParser:
         "--journal", type=Path, metavar="DIR", help="write down there what waited, for how long, and why"
     )
     parser.add_argument(
-        "--instance", default=socket.gethostname(), metavar="NAME", help="in the journal (default: the host's name)"
+        "--instance",
+        default=f"long-poll-{socket.gethostname()}",
+        metavar="NAME",
+        help="this server's in the journal (default: %(default)s)",
     )
     return parser
 

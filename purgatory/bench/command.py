@@ -27,8 +27,8 @@ LEGEND = (
     "*old design (heap)* is the design that Kafka's redesign replaced; *call_later*, the loop's own timer with watcher "
     "lists; *Event + timeout*, a task with an `asyncio.Event` under `asyncio.timeout` for each waiter, the task "
     "included, but in the await path and over HTTP, where the task is there anyway; *driver alone*, what the benchmark "
-    "itself takes, which is part of all others; *future (floor)*, a bare future without a timeout; *scan*, a dictionary of "
-    "times that is looked through now and then; *Prometheus*, *journal* and *OpenTelemetry* listen to ours."
+    "itself takes, which is part of all others; *future (floor)*, a bare future without a timeout; *scan*, a look "
+    "through a dictionary of times now and then; *Prometheus*, *journal* and *OpenTelemetry* listen to ours."
 )
 
 
