@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 from types import TracebackType
 from typing import Final, Generic, TypeVar, cast
 
-from purgatory.clock import Clock, Handle
+from purgatory.clock import Handle
 from purgatory.errors import PurgatoryError
 from purgatory.operation import DelayedOperation
 from purgatory.purgatory import DelayedOperationPurgatory
@@ -78,31 +78,18 @@ class ThresholdPurgatory(Generic[Number]):
 
     __slots__ = ("_handle", "_heap", "_old", "_thresholds", "_value", "purgatory")
 
-    def __init__(
-        self,
-        value: Number,
-        name: str = "threshold",
-        *,
-        tick: float = 0.001,
-        wheel_size: int = 20,
-        purge_interval: int = 1000,
-        max_pending: int | None = None,
-        clock: Clock | None = None,
-    ) -> None:
-        """Start at `value`. Everything else is as for `DelayedOperationPurgatory`.
+    def __init__(self, value: Number, purgatory: DelayedOperationPurgatory | None = None) -> None:
+        """Start at `value`. `purgatory` is what holds the waits, and nothing else; one by itself if none is given.
 
-        Raises `TypeError` or `ValueError` if `value` is not a number.
+        Raises `TypeError` or `ValueError` if `value` is not a number, `TypeError` if `purgatory` is not one.
         """
         _check_number("value", value)
+        if purgatory is None:
+            purgatory = DelayedOperationPurgatory("threshold")
+        if not isinstance(purgatory, DelayedOperationPurgatory):
+            raise TypeError(f"a DelayedOperationPurgatory is needed, not {purgatory!r}")
         self._value = value
-        self.purgatory = DelayedOperationPurgatory(
-            name,
-            tick=tick,
-            wheel_size=wheel_size,
-            purge_interval=purge_interval,
-            max_pending=max_pending,
-            clock=clock,
-        )
+        self.purgatory = purgatory
         """What holds the waits: for its statistics, metrics and listeners, and `cancel_for_key(threshold)`."""
         self._thresholds: set[Number] = set()
         """Those in the two heaps."""

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import purgatory.threshold
-from purgatory import DelayedOperation, IdleTracker, ThresholdPurgatory
+from purgatory import DelayedOperation, DelayedOperationPurgatory, IdleTracker, ThresholdPurgatory
 from tests.operations import FaultLog
 
 SPARED = purgatory.threshold._SPARED
@@ -26,7 +26,9 @@ class AgainstANaiveThresholdPurgatory(RuleBasedStateMachine):
         vars(purgatory.threshold)["_SPARED"] = spared
         self.clock = FaultLog()
         self.tick = tick
-        self.real = ThresholdPurgatory(value, tick=tick, purge_interval=purge_interval, clock=self.clock)
+        self.real = ThresholdPurgatory(
+            value, DelayedOperationPurgatory(tick=tick, purge_interval=purge_interval, clock=self.clock)
+        )
         self.value = value
         self.waiting: dict[DelayedOperation[int], tuple[int, float | None]] = {}
         self.told: list[int] = []

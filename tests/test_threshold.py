@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from purgatory import OperationCancelled, PurgatoryClosed, PurgatoryError, PurgatoryFull, ThresholdPurgatory
+from purgatory import (
+    DelayedOperationPurgatory,
+    OperationCancelled,
+    PurgatoryClosed,
+    PurgatoryError,
+    PurgatoryFull,
+    ThresholdPurgatory,
+)
 from purgatory.listeners import FinishedOperation
 from tests.operations import FaultLog
 
@@ -64,7 +71,7 @@ class Unmade(Exception):
 
 @pytest.fixture
 def index(clock: FaultLog) -> ThresholdPurgatory[int]:
-    return ThresholdPurgatory(0, clock=clock)
+    return ThresholdPurgatory(0, DelayedOperationPurgatory(clock=clock))
 
 
 class TestReach:
@@ -110,7 +117,7 @@ class TestReach:
 
     @pytest.mark.parametrize("value", [0.5, -math.inf, 10**400])
     def test_any_number_will_do(self, value: float, clock: FaultLog) -> None:
-        level = ThresholdPurgatory(value, clock=clock)
+        level = ThresholdPurgatory(value, DelayedOperationPurgatory(clock=clock))
         reach = level.reach(value, None)
         assert level.advance(math.inf) == 1
         assert reach.result() == math.inf
@@ -142,7 +149,7 @@ class TestAdvance:
         assert index.advance(3) == 1
 
     def test_soon_works_in_slices(self, clock: FaultLog) -> None:
-        index = ThresholdPurgatory(0, clock=clock)
+        index = ThresholdPurgatory(0, DelayedOperationPurgatory(clock=clock))
         for _ in range(10_000):
             index.reach(0, None)
         index.advance_soon(1)
@@ -156,7 +163,7 @@ class TestAdvance:
         assert turns >= 10
 
     def test_soon_is_in_slices_also_of_many_thresholds(self, clock: FaultLog) -> None:
-        index = ThresholdPurgatory(0, clock=clock)
+        index = ThresholdPurgatory(0, DelayedOperationPurgatory(clock=clock))
         for threshold in range(10_000):
             index.reach(threshold, None)
         index.advance_soon(5000)
@@ -171,7 +178,7 @@ class TestAdvance:
         assert index._heap[0] == 9000
 
     def test_one_that_completes_one_of_many_touches_no_other(self, clock: FaultLog) -> None:
-        index = ThresholdPurgatory(Counted(-1), clock=clock)
+        index = ThresholdPurgatory(Counted(-1), DelayedOperationPurgatory(clock=clock))
         for threshold in range(100_000):
             index.reach(Counted(threshold), 30.0)
         Counted.compared = 0
@@ -337,6 +344,8 @@ class TestWhatIsRefused:
             index.advance(None)
         with pytest.raises(TypeError, match="value must be an int or a float"):
             ThresholdPurgatory(text)
+        with pytest.raises(TypeError, match="a DelayedOperationPurgatory is needed, not '5'"):
+            ThresholdPurgatory(0, text)
         with pytest.raises(ValueError, match="not NaN"):
             index.reach(math.nan, None)
         with pytest.raises(ValueError, match="not NaN"):
@@ -349,7 +358,7 @@ class TestWhatIsRefused:
         assert index.num_waiting == 0
 
     def test_more_than_may_wait(self, clock: FaultLog) -> None:
-        index = ThresholdPurgatory(0, max_pending=1, clock=clock)
+        index = ThresholdPurgatory(0, DelayedOperationPurgatory(max_pending=1, clock=clock))
         index.reach(5, None)
         with pytest.raises(PurgatoryFull):
             index.reach(6, None)
@@ -381,7 +390,7 @@ class TestWhatIsRefused:
 
 class TestThresholdsNobodyWaitsFor:
     def test_they_do_not_pile_up(self, clock: FaultLog) -> None:
-        index = ThresholdPurgatory(0, clock=clock)
+        index = ThresholdPurgatory(0, DelayedOperationPurgatory(clock=clock))
         forever = index.reach(0, None)
         longest = 0
         for threshold in range(1, 50_001):
@@ -396,7 +405,7 @@ class TestThresholdsNobodyWaitsFor:
         assert forever.done()
 
     def test_sweeping_loses_nobody(self, clock: FaultLog) -> None:
-        index = ThresholdPurgatory(0, purge_interval=0, clock=clock)
+        index = ThresholdPurgatory(0, DelayedOperationPurgatory(purge_interval=0, clock=clock))
         staying = {threshold: index.reach(threshold, None) for threshold in range(0, 3000, 10)}
         for threshold in range(3000):
             index.reach(threshold, 0.01)
@@ -409,7 +418,7 @@ class TestThresholdsNobodyWaitsFor:
             assert [threshold for threshold, wait in staying.items() if wait.done() != (value > threshold)] == []
 
     def test_while_old_ones_are_swept_a_lower_one_is_not_missed(self, clock: FaultLog) -> None:
-        index = ThresholdPurgatory(0, purge_interval=0, clock=clock)
+        index = ThresholdPurgatory(0, DelayedOperationPurgatory(purge_interval=0, clock=clock))
         for threshold in range(1_000_000, 1_003_000):
             index.reach(threshold, 0.01)
         clock.advance(1.0)
@@ -432,4 +441,5 @@ class TestThresholdsNobodyWaitsFor:
 
     def test_its_repr_tells_what_it_is(self, index: ThresholdPurgatory[int]) -> None:
         index.reach(5, None)
-        assert repr(index) == "<ThresholdPurgatory 'threshold' value=0 waiting=1>"
+        assert repr(index) == "<ThresholdPurgatory 'purgatory' value=0 waiting=1>"
+        assert repr(ThresholdPurgatory(1)) == "<ThresholdPurgatory 'threshold' value=1 waiting=0>"
