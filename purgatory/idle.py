@@ -77,7 +77,7 @@ class IdleTracker(Generic[K]):
         if on_idle is not None:
             check_callback("on_idle", on_idle)
         self._timeout = timeout
-        # One wheel that reaches as far as the timeout, so that nothing cascades.
+        # With a tick of a hundredth one wheel reaches as far as the timeout, so that nothing cascades.
         self.timer = WheelTimer(clock, tick=max(timeout / 100, 1e-6) if tick is None else tick, wheel_size=128)
         """The timer: for its statistics."""
         self._on_idle = on_idle

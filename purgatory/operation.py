@@ -3,6 +3,7 @@
 import asyncio
 import enum
 import math
+import sys
 from abc import abstractmethod
 from collections.abc import Generator
 from contextlib import suppress
@@ -51,6 +52,8 @@ _CANCELLED: Final = _State.CANCELLED
 _UNSEEN: Final = _State.UNSEEN
 _FAILED: Final = _State.FAILED
 _NEVER: Final = math.inf
+_MOST: Final = sys.float_info.max
+"""An `int` that is more cannot be made a `float`, though it is less than infinity."""
 
 
 class DelayedOperation(TimerTask, Generic[T]):
@@ -482,7 +485,7 @@ def _wake_up(waiter: "asyncio.Future[None]", _: object) -> None:
 def check_timeout(timeout: float) -> None:
     """Raise `TypeError` or `ValueError` unless `timeout` is a finite number of seconds and not negative."""
     try:
-        valid = 0 <= timeout < math.inf
+        valid = 0 <= timeout <= _MOST
     except TypeError:
         raise TypeError(f"timeout must be a number of seconds or None, not {timeout!r}") from None
     if not valid:
