@@ -5,7 +5,7 @@
 
 The files are `journal/date=2026-11-21/instance=web-1/….parquet`; the date, in UTC, is that on which the operations have
 arrived. `SCHEMA` has the columns of the files. `date` and `instance` are columns of the whole, which readers take from
-the directories' names, as is usual since Hive; were they in the files too, pyarrow would read neither.
+the directories' names, as is usual since Hive; pyarrow refuses a directory whose files have one of them too.
 
 `write` appends to a queue, and that is all that happens on the thread of the loop. A thread takes a thousand rows at a
 time from the queue into the *open batch*. When that has `rows_per_file` rows or is `seconds_per_file` old, it becomes a

@@ -24,12 +24,15 @@ class Quotas:
 
     def delay(self, client: str, now: float) -> float:
         """Seconds for which `client` would have to wait for an answer to what it publishes now."""
-        return max(0.0, max(now, self._due.get(client, 0.0)) + 1 / self.rate - now - 1)
+        return max(0.0, self._next(client, now) - now - 1)
 
     def publish(self, client: str, now: float) -> None:
         """It does."""
-        self._due[client] = max(now, self._due.get(client, 0.0)) + 1 / self.rate
+        self._due[client] = self._next(client, now)
         self._clients.touch(client)
+
+    def _next(self, client: str, now: float) -> float:
+        return max(now, self._due.get(client, 0.0)) + 1 / self.rate
 
     def close(self) -> None:
         """Forget everybody."""

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Generic, Literal, TypeVar
 
 from purgatory.listeners import Listener
 from purgatory.purgatory import DelayedOperationPurgatory, PurgatoryStatistics
@@ -84,11 +84,14 @@ LATENESS: Final = ("lateness", "From deadline to outcome, of operations that exp
 LATENESS_BOUNDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
-class Exporter(ABC):
+L = TypeVar("L", bound=Listener)
+
+
+class Exporter(ABC, Generic[L]):
     """Purgatories whose figures are exported, and who listens to each."""
 
     def __init__(self, *purgatories: DelayedOperationPurgatory) -> None:
-        self._listened: dict[DelayedOperationPurgatory, Listener] = {}
+        self._listened: dict[DelayedOperationPurgatory, L] = {}
         self.add(*purgatories)
 
     def add(self, *purgatories: DelayedOperationPurgatory) -> None:
@@ -119,5 +122,5 @@ class Exporter(ABC):
             self.remove(purgatory)
 
     @abstractmethod
-    def _listener(self) -> Listener:
+    def _listener(self) -> L:
         """A listener for one purgatory."""

@@ -26,7 +26,7 @@ _instrumented: "WeakSet[MeterProvider]" = WeakSet()
 """Those that have their instruments: for the same ones asked for again, the SDK would observe nothing."""
 
 
-class PurgatoryInstruments(Exporter):
+class PurgatoryInstruments(Exporter[Listener]):
     """The instruments for the figures of purgatories. One set serves a whole meter provider.
 
         instruments = PurgatoryInstruments(fetches, produces)

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from purgatory.listeners import FinishedOperation, Listener
+from purgatory.listeners import FinishedOperation
 from purgatory.metrics.measures import LATENESS, LATENESS_BOUNDS, MEASURES, WAIT, WAIT_BOUNDS, Exporter, Measure
 
 try:
@@ -57,7 +57,7 @@ class _Listener:
             self.lateness.observe(finished.late)
 
 
-class PurgatoryCollector(Exporter, Collector):
+class PurgatoryCollector(Exporter[_Listener], Collector):
     """Collects the figures of purgatories for a registry of `prometheus_client`. One serves a whole registry.
 
         collector = PurgatoryCollector(fetches, produces)
@@ -80,14 +80,13 @@ class PurgatoryCollector(Exporter, Collector):
         waits = HistogramMetricFamily(f"purgatory_{WAIT[0]}_seconds", WAIT[1], labels=["purgatory", "outcome"])
         lateness = HistogramMetricFamily(f"purgatory_{LATENESS[0]}_seconds", LATENESS[1], labels=["purgatory"])
         for purgatory, listener in listened.items():
-            assert isinstance(listener, _Listener)
             for outcome, wait in listener.waits.items():
                 wait.add_to(waits, [purgatory.name, outcome])
             listener.lateness.add_to(lateness, [purgatory.name])
         yield waits
         yield lateness
 
-    def _listener(self) -> Listener:
+    def _listener(self) -> _Listener:
         return _Listener()
 
 
