@@ -1,7 +1,6 @@
 """What operators need of the long-poll server: its metrics, its journal, its quotas. A real process, real HTTP."""
 
 import asyncio
-import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from examples.long_poll_server.quotas import Quotas
-from tests.journals import files, partitions, read
+from tests.journals import partitions, read
 from tests.server_process import fetch, publish, running, statistics, until_waiting
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
@@ -113,13 +112,6 @@ class TestJournal:
         assert all((row["late_s"] is not None) == (row["outcome"] == "expired") for row in rows)
         assert sum(count for *_, count in partitions(journal)) == 5
         assert {instance for _, instance, _ in partitions(journal)} == {"web-1"}
-
-    async def test_a_killed_server_leaves_no_half_file(self, tmp_path: Path) -> None:
-        with running(tmp_path / "data", "--journal", str(tmp_path / "journal")) as server:
-            async with server.client() as client:
-                await fetch(client, "news", wait=0)
-            server.stop(signal.SIGKILL)
-        assert all(path.suffix == ".parquet" for path in files(tmp_path / "journal"))
 
 
 class TestQuotas:
