@@ -3,8 +3,8 @@
     python -m examples.heartbeats [--host 127.0.0.1] [--port 9001] [--session-timeout 10]
 
 A member sends `GROUP MEMBER` in a datagram every few seconds, and is answered with the group's generation, which
-changes whenever a member joins, leaves or is dropped, and its members. `GROUP MEMBER leave` leaves. With netcat, for a
-member that is dropped after ten seconds: `echo workers a | nc -u -w 1 127.0.0.1 9001`.
+changes whenever a member joins, leaves or is dropped, and its members. `GROUP MEMBER leave` leaves. From bash, a
+member that is dropped after ten seconds: `echo workers a > /dev/udp/127.0.0.1/9001`.
 
 `groups` is who is in which group, `__main__` the command.
 """
