@@ -42,7 +42,9 @@ def add_to(subcommands: "Subcommands") -> None:
         epilog="scenarios: " + "; ".join(f"{scenario.name}: {scenario.title}" for scenario in SCENARIOS.values()),
     )
     parser.add_argument("scenarios", nargs="*", type=_scenario, metavar="SCENARIO", help="default: all, see below")
-    parser.add_argument("--quick", action="store_true", help="about a minute, to see that it works; else about an hour")
+    parser.add_argument(
+        "--quick", action="store_true", help="about two minutes, to see that it works; else about an hour"
+    )
     parser.add_argument("--rounds", type=rounds, metavar="N", help="default: 3, or 2 of a quick run")
     parser.add_argument("--loop", choices=("asyncio", "uvloop"), help="only this one")
     parser.add_argument("--output", type=Path, metavar="DIR", help="default: purgatory-bench/full, or quick")
