@@ -7,7 +7,8 @@ from purgatory.futures import DelayedFutures
 from purgatory.idle import IdleTracker
 from purgatory.listeners import FinishedOperation
 from purgatory.operation import DelayedOperation
-from purgatory.purgatory import DelayedOperationPurgatory, PurgatoryStatistics
+from purgatory.purgatory import DelayedOperationPurgatory
+from purgatory.statistics import PurgatoryStatistics
 from purgatory.threshold import ThresholdPurgatory
 from purgatory.timer import TimerStatistics, TimerTask, TimingWheel, WheelTimer
 

@@ -4,7 +4,6 @@ import asyncio
 from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
 from threading import get_ident
 from time import perf_counter
 from types import TracebackType
@@ -14,47 +13,14 @@ from purgatory.clock import Clock, Handle, check_callback, report
 from purgatory.errors import PurgatoryClosed, PurgatoryError, PurgatoryFull
 from purgatory.listeners import Listener, Listeners
 from purgatory.operation import PENDING, DelayedOperation
+from purgatory.statistics import PurgatoryStatistics
 from purgatory.timer import WheelTimer
 from purgatory.timer.timer import SLICE
 from purgatory.watchers import WatcherLists
 
-__all__ = ["DelayedOperationPurgatory", "PurgatoryStatistics"]
+__all__ = ["DelayedOperationPurgatory"]
 
 Operation = TypeVar("Operation", bound=DelayedOperation[Any])
-
-
-@dataclass(frozen=True, slots=True)
-class PurgatoryStatistics:
-    """What a purgatory holds, and what it has done since it was made."""
-
-    name: str
-    num_delayed: int
-    """Operations pending now."""
-    watched: int
-    """Entries in the watcher lists now, those of finished operations included."""
-    estimated_total: int
-    """Operations watched and not purged yet, by the estimate that decides when to purge."""
-    completed_at_once: int
-    """Operations whose condition held when they came, so that they never waited."""
-    satisfied: int
-    """Operations that waited and were completed before their deadline: by their condition, by force or by a close."""
-    expired: int
-    """Operations completed by their deadline."""
-    cancelled: int
-    """Operations cancelled."""
-    failed: int
-    """Operations one of whose methods raised."""
-    purges: int
-    """Purges started."""
-    purged: int
-    """Dead entries removed from the watcher lists, by purges or by checks that came by."""
-    peak_delayed: int
-    """The most operations pending at a time."""
-    peak_watched: int
-    """The most entries in the watcher lists at a time."""
-    longest_slice: float = field(compare=False)
-    """Seconds of the longest slice of work so far (expiry, cascade, purge, `check_and_complete_soon`): the longest time
-    for which the purgatory by itself has held up the loop."""
 
 
 class _Pass:
@@ -177,6 +143,7 @@ class DelayedOperationPurgatory:
             failed=lists.failed,
             purges=lists.purges,
             purged=lists.purged,
+            scanned=lists.scanned,
             peak_delayed=lists.peak_delayed,
             peak_watched=max(lists.peak_watched, lists.watched),
             longest_slice=self._timer.longest_slice,

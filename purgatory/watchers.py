@@ -58,6 +58,7 @@ class WatcherLists(Generic[W]):
         "purges",
         "quiet",
         "satisfied",
+        "scanned",
         "thread",
         "time",
         "timer",
@@ -93,6 +94,7 @@ class WatcherLists(Generic[W]):
         self.peak_watched = 0
         self.purges = 0
         self.purged = 0
+        self.scanned = 0
         self.at_once = 0
         self.satisfied = 0
         self.expired = 0
@@ -222,6 +224,7 @@ class WatcherLists(Generic[W]):
         for key in list(self._lists):
             try:
                 for entries in self.compact_in_slices(key):
+                    self.scanned += entries
                     budget -= entries
                     if budget <= 0:
                         yield

@@ -397,6 +397,7 @@ class TestStatistics:
             failed=1,
             purges=0,
             purged=4,
+            scanned=0,
             peak_delayed=6,
             peak_watched=10,
             longest_slice=0.0,  # not compared

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Final, Generic, Literal, TypeVar
 
 from purgatory.listeners import Listener
-from purgatory.purgatory import DelayedOperationPurgatory, PurgatoryStatistics
+from purgatory.purgatory import DelayedOperationPurgatory
+from purgatory.statistics import PurgatoryStatistics
 from purgatory.timer import TimerStatistics
 
 __all__ = ["LATENESS", "LATENESS_BOUNDS", "MEASURES", "WAIT", "WAIT_BOUNDS", "Exporter", "Measure"]

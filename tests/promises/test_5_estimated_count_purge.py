@@ -23,6 +23,16 @@ def test_nothing_is_purged_until_the_estimate_is_off_by_more_than_the_interval(c
     assert (purgatory.statistics().purges, purgatory.statistics().purged, purgatory.watched) == (1, 22, 0)
 
 
+def test_what_a_purge_looks_at_is_counted_and_what_a_check_looks_at_is_not(clock: FaultLog) -> None:
+    purgatory = DelayedOperationPurgatory(purge_interval=10, clock=clock)
+    pending = [purgatory.try_complete_else_watch(Flag(), ["a"]) for _ in range(1500)]
+    _finish(purgatory, 5, ["a"])
+    assert purgatory.check_and_complete("a") == purgatory.statistics().scanned == 0
+    _finish(purgatory, 6, ["a", "b"])
+    clock.advance(0)
+    assert purgatory.statistics().scanned == len(pending) + 2 * 6
+
+
 def test_before_it_starts_the_estimate_is_set_to_the_pending_ones(clock: FaultLog) -> None:
     purgatory = DelayedOperationPurgatory(purge_interval=10, clock=clock)
     pending = [purgatory.try_complete_else_watch(Flag(), ["a"]) for _ in range(7)]
