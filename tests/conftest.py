@@ -2,13 +2,15 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
+from pyspark.sql import SparkSession
 
 from purgatory import DelayedOperationPurgatory, VirtualClock
+from purgatory.spark.session import session
 from tests.figures import FIGURES
 from tests.operations import FaultLog
 
@@ -40,3 +42,10 @@ def clock() -> FaultLog:
 def purgatory(clock: VirtualClock) -> DelayedOperationPurgatory:
     """A purgatory on the virtual clock."""
     return DelayedOperationPurgatory("test", clock=clock)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One session for all tests, for it takes seconds to start. Without Java 17 this says where to get it."""
+    with session("local[2]", {"spark.sql.shuffle.partitions": "4"}) as spark:
+        yield spark

@@ -1,0 +1,297 @@
+"""Operations of a trace run through a purgatory: the library's own, on a `VirtualClock` or on an event loop.
+
+What is known of each operation is when it came, what it waited on, its timeout, and how it ended, if not by that. So
+the same is done to one of ours: it is watched when it came and, if its timeout is not earlier, it is completed,
+cancelled or made to fail after as long as it had taken. As in the benchmark of Kafka's purgatory redesign proposal, it
+is the operation that is completed and not its key that is checked, for a trace does not say which checks there were.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import inf, isfinite
+from typing import Final, NamedTuple
+
+from purgatory import DelayedOperation, DelayedOperationPurgatory, VirtualClock
+from purgatory.clock import Clock
+from purgatory.listeners import Outcome
+from purgatory.operation import check_timeout
+from purgatory.spark.errors import PipelineError
+
+__all__ = ["COUNTS", "LATE_BINS", "Arrival", "Configuration", "Ended", "Simulation", "late_percentile", "simulate"]
+
+COUNTS: Final = (
+    "operations",
+    "unknown",
+    "completed_at_once",
+    "satisfied",
+    "expired",
+    "cancelled",
+    "failed",
+    "pending",
+    "wake_ups",
+    "inserts",
+    "cascaded",
+    "buckets",
+    "purges",
+    "scanned",
+    "purged",
+)
+"""What is counted of a simulation, and can be added up."""
+
+LATE_BINS: Final = 1000
+"""Into so many parts of a tick lateness is divided, to be counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """The settings of a purgatory, and the timeout of its operations. Times are in seconds."""
+
+    tick: float = 0.001
+    wheel_size: int = 20
+    purge_interval: int = 1000
+    timeout: float | None = None
+    """`None` is each operation's own, as recorded."""
+
+    def __post_init__(self) -> None:
+        """Raise `PipelineError` if no purgatory can have them."""
+        try:
+            DelayedOperationPurgatory(
+                tick=self.tick, wheel_size=self.wheel_size, purge_interval=self.purge_interval, clock=VirtualClock()
+            )
+        except (ValueError, TypeError) as error:
+            raise PipelineError(str(error)) from None
+        if self.timeout is not None:
+            try:
+                check_timeout(self.timeout)
+            except (ValueError, TypeError) as error:
+                raise PipelineError(str(error)) from None
+
+
+class Arrival(NamedTuple):
+    """An operation of a trace."""
+
+    arrived: float
+    """Seconds from the beginning of the trace."""
+    keys: tuple[str, ...]
+    timeout: float | None
+    """As recorded; `None` is for ever."""
+    end: float
+    """Seconds from its arrival until it ended by anything but its timeout; infinite if nobody knows."""
+    ending: Outcome
+    """How it ended then; "expired" if nobody knows."""
+    reference: object = None
+    """Handed back with what has become of it."""
+
+
+class Ended(NamedTuple):
+    """What has become of an operation."""
+
+    reference: object
+    outcome: Outcome
+    timeout: float | None
+    waited: float
+    late: float | None
+
+
+class _Failed(Exception):
+    """What an operation raises that had failed in the trace."""
+
+
+class _Replayed(DelayedOperation[None]):
+    __slots__ = ("arrival", "arrived", "simulation", "timeout")
+
+    def __init__(self, timeout: float | None, arrival: Arrival, arrived: float, simulation: "Simulation") -> None:
+        super().__init__(timeout)
+        self.timeout = timeout
+        self.arrival = arrival
+        self.arrived = arrived
+        self.simulation = simulation
+
+    def try_complete(self) -> bool:
+        return self.arrival.ending == "completed_at_once" and self.force_complete()
+
+    def on_complete(self) -> None:
+        if self.expired():
+            self.simulation.has_ended(self, "expired")
+        else:
+            self.simulation.has_ended(self, self.arrival.ending)
+            if self.arrival.ending == "failed":
+                raise _Failed
+
+
+class Simulation:
+    """One purgatory, and what is counted of it."""
+
+    def __init__(
+        self, clock: Clock, configuration: Configuration, record: Callable[[Ended], object] | None = None
+    ) -> None:
+        """Simulate on `clock`. `record` is called with each operation that has ended."""
+        self._clock = clock
+        self._configuration = configuration
+        self._record = record
+        self.purgatory = DelayedOperationPurgatory(
+            tick=configuration.tick,
+            wheel_size=configuration.wheel_size,
+            purge_interval=configuration.purge_interval,
+            clock=clock,
+        )
+        self.counts = dict.fromkeys(COUNTS, 0)
+        self.late = [0] * (LATE_BINS + 1)
+        """How many were late by so many parts of a tick; the last bin has the rest."""
+        self.late_max = 0.0
+        self.peak_dead = 0
+        self.peak_delayed = 0
+        self._ends: list[tuple[float, int, _Replayed]] = []
+        self._live = 0
+        """Entries in the watcher lists that are not dead."""
+        self._counting = False
+        self._horizon = 0.0
+        """By then all has come and gone that will."""
+
+    def play(self, arrivals: Iterable[Arrival], start: float = -inf, stop: float = inf) -> Iterator[float]:
+        """Let `arrivals`, which are in order, come and end. Yields the times until which to wait, in the trace's time.
+
+        What comes or ends before `start` is not counted: these arrivals are there to be pending at `start`. Without a
+        `stop` it goes on until all have ended that will, else until then.
+        """
+        ends = self._ends
+        before = self._totals()
+        if isfinite(start):
+            self._horizon = start
+        for number, arrival in enumerate(arrivals):
+            arrived = arrival.arrived
+            if not self._counting and arrived >= start:
+                yield from self._until(start)
+                before = self._begin()
+            # As in _until(), which costs more than the work that it finds to do here.
+            while ends and ends[0][0] <= arrived:
+                yield ends[0][0]
+                self._end(heappop(ends)[2])
+            yield arrived
+            self._arrive(arrival, number)
+        if not self._counting:
+            yield from self._until(start)
+            before = self._begin()
+        if stop < inf:
+            yield from self._until(stop)
+        else:
+            yield from self._until(inf)
+            yield self._horizon
+        for name, total in self._totals().items():
+            self.counts[name] += total - before[name]
+        self.peak_delayed = self.purgatory.statistics().peak_delayed
+        if stop == inf:
+            self.counts["pending"] = self.purgatory.num_delayed
+
+    def has_ended(self, operation: _Replayed, outcome: Outcome) -> None:
+        """Called by an operation whose end has come."""
+        if outcome == "completed_at_once":
+            waited = 0.0
+        else:
+            waited = self._clock.time() - operation.arrived
+            self._live -= len(operation.arrival.keys)
+        if not self._counting:
+            return
+        dead = self.purgatory.watched - self._live
+        if dead > self.peak_dead:
+            self.peak_dead = dead
+        timeout = operation.timeout
+        late = None
+        if outcome == "expired":
+            assert timeout is not None, "who waits for ever does not expire"
+            late = max(0.0, self._clock.time() - (operation.arrived + timeout))
+            self.late[min(int(late / self._configuration.tick * LATE_BINS), LATE_BINS)] += 1
+            self.late_max = max(self.late_max, late)
+        if self._record is not None:
+            self._record(Ended(operation.arrival.reference, outcome, timeout, waited, late))
+
+    def _until(self, when: float) -> Iterator[float]:
+        """End what ends until `when`, and wait until then if that is not for ever."""
+        ends = self._ends
+        while ends and ends[0][0] <= when:
+            yield ends[0][0]
+            self._end(heappop(ends)[2])
+        if isfinite(when):
+            yield when
+
+    def _arrive(self, arrival: Arrival, number: int) -> None:
+        timeout = arrival.timeout if self._configuration.timeout is None else self._configuration.timeout
+        operation = _Replayed(timeout, arrival, self._clock.time(), self)
+        at_once = arrival.ending == "completed_at_once"
+        if not at_once:
+            self._live += len(arrival.keys)
+        self.purgatory.try_complete_else_watch(operation, arrival.keys)
+        if self._counting:
+            counts = self.counts
+            counts["operations"] += 1
+            if not at_once and timeout is not None:
+                counts["inserts"] += 1
+                if arrival.end == inf and arrival.timeout is not None and timeout > arrival.timeout:
+                    counts["unknown"] += 1
+        gone = arrival.arrived
+        if timeout is not None:
+            gone += timeout + self._configuration.tick
+        # One that ends later has expired by then: it must not be kept for so long.
+        if not at_once and arrival.end < inf and (timeout is None or arrival.arrived + arrival.end <= gone):
+            ends = arrival.arrived + arrival.end
+            heappush(self._ends, (ends, number, operation))
+            gone = max(gone, ends)
+        if gone > self._horizon:
+            self._horizon = gone
+
+    def _end(self, operation: _Replayed) -> None:
+        if operation.arrival.ending == "cancelled":
+            if operation.cancel():
+                self.has_ended(operation, "cancelled")
+        elif operation.force_complete() and operation.arrival.ending == "failed":
+            operation.exception()  # it was asked for, and is nothing to report
+
+    def _begin(self) -> dict[str, int]:
+        """What comes and ends from now on is counted. Returns what has been counted by others so far."""
+        self._counting = True
+        self.peak_dead = self.purgatory.watched - self._live
+        return self._totals()
+
+    def _totals(self) -> dict[str, int]:
+        purgatory = self.purgatory.statistics()
+        timer = self.purgatory.timer.statistics()
+        return {
+            "completed_at_once": purgatory.completed_at_once,
+            "satisfied": purgatory.satisfied,
+            "expired": purgatory.expired,
+            "cancelled": purgatory.cancelled,
+            "failed": purgatory.failed,
+            "wake_ups": timer.wake_ups,
+            "cascaded": timer.cascaded,
+            "buckets": timer.buckets,
+            "purges": purgatory.purges,
+            "scanned": purgatory.scanned,
+            "purged": purgatory.purged,
+        }
+
+
+def simulate(
+    configuration: Configuration,
+    arrivals: Iterable[Arrival],
+    start: float = -inf,
+    stop: float = inf,
+    record: Callable[[Ended], object] | None = None,
+) -> Simulation:
+    """Play `arrivals` in virtual time, to the end. Returns the simulation, for what it has counted."""
+    clock = VirtualClock()
+    simulation = Simulation(clock, configuration, record)
+    for when in simulation.play(arrivals, start, stop):
+        clock.advance_to(when)
+    return simulation
+
+
+def late_percentile(late: Sequence[int], share: float, tick: float) -> float | None:
+    """The lateness that a `share` of all do not exceed, rounded up to a thousandth of a tick; `None` without any."""
+    wanted = share * sum(late)
+    reached = 0
+    for part, count in enumerate(late):
+        reached += count
+        if count and reached >= wanted:
+            return (part + 1) / LATE_BINS * tick
+    return None

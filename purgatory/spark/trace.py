@@ -1,0 +1,195 @@
+"""Traces: what happened to operations, one row each, as a journal or the generator has written it.
+
+A trace is a directory of Parquet files with a journal's columns (`purgatory.journal.SCHEMA`), below directories that
+name the instance. Generated ones also have `completes_s`, the true time to complete, which a journal cannot know of
+operations that have expired.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from purgatory.journal import SCHEMA
+from purgatory.spark.errors import PipelineError
+
+__all__ = ["COLUMNS", "OUTCOMES", "Part", "Trace", "parts", "read", "refuse_existing", "schema"]
+
+COLUMNS: Final = {
+    "purgatory": "string",
+    "operation": "string",
+    "keys": "array<string>",
+    "arrived_at": "timestamp",
+    "timeout_s": "double",
+    "waited_s": "double",
+    "outcome": "string",
+    "late_s": "double",
+    "completes_s": "double",
+    "date": "string",
+    "instance": "string",
+}
+"""The columns of a trace that has been read, by Spark's types. `completes_s` is null where nobody knows it."""
+
+OUTCOMES: Final = ("completed_at_once", "satisfied", "expired", "cancelled", "failed")
+
+_TYPES: Final = {**{field.name: field.type for field in SCHEMA}, "completes_s": pa.float64()}
+_OPTIONAL: Final = {"completes_s"}
+_CHECKED: Final = pa.schema([("path", pa.string()), ("corrupt", pa.string()), ("wrong", pa.string())])
+
+_IMPOSSIBLE: Final = {
+    "purgatory": "purgatory is null",
+    "operation": "operation is null",
+    "keys": "keys is null or size(keys) = 0 or exists(keys, key -> key is null)",
+    "arrived_at": "arrived_at is null",
+    "timeout_s": "timeout_s < 0 or timeout_s = double('inf') or isnan(timeout_s)",
+    "waited_s": "waited_s is null or waited_s < 0 or waited_s = double('inf') or isnan(waited_s)",
+    "outcome": f"outcome is null or outcome not in {OUTCOMES}",
+    "late_s": "late_s < 0 or late_s = double('inf') or isnan(late_s) or (late_s is null) = (outcome = 'expired')",
+    "completes_s": "completes_s < 0 or isnan(completes_s)",
+}
+"""By column, what no operation can have. What is null is no match."""
+
+
+def schema() -> str:
+    """The columns of a trace, in Spark's words."""
+    return ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A trace that has been opened, and found to be one."""
+
+    rows: DataFrame
+    files: int
+    skipped: tuple[str, ...]
+    """Files that cannot be read, each with the reason: only if it was asked for to skip them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one purgatory of one instance has done in a trace."""
+
+    instance: str
+    purgatory: str
+    operations: int
+    first: int
+    last: int
+    """When its first and its last operation arrived, in microseconds since 1970."""
+
+
+def read(spark: SparkSession, path: str, *, skip_corrupt: bool = False) -> Trace:
+    """Open the trace in the directory `path`. Looks at the footer of every file, on the executors.
+
+    With `skip_corrupt` reads every file whole, to leave out those that cannot be read. Raises `PipelineError`, which
+    names the file and the column, for what is no trace.
+    """
+    options = {"recursiveFileLookup": "true", "pathGlobFilter": "*.parquet"}
+    try:
+        files = sorted(map(unquote, spark.read.format("binaryFile").options(**options).load(path).inputFiles()))
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        raise PipelineError(f"there is no {path}") from None
+    if not files:
+        raise PipelineError(f"there are no Parquet files in {path}")
+
+    def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for file in batch.column(0).to_pylist():
+                corrupt, wrong = _problem(file, whole=skip_corrupt)
+                yield pa.RecordBatch.from_pylist([{"path": file, "corrupt": corrupt, "wrong": wrong}], _CHECKED)
+
+    # The files are few and the work on each is not: a task must not get many of them by chance.
+    tasks = min(len(files), 4 * spark.sparkContext.defaultParallelism)
+    listed = spark.createDataFrame([(file,) for file in files], "path string").repartition(tasks)
+    checked = listed.mapInArrow(check, "path string, corrupt string, wrong string")
+    bad = sorted(checked.where("corrupt is not null or wrong is not null").collect())
+    for file, _, wrong in bad:
+        if wrong is not None:
+            raise PipelineError(f"{file}: {wrong}")
+    skipped = [f"{file}: {corrupt}" for file, corrupt, _ in bad]
+    if skipped and not skip_corrupt:
+        more = f" (and {len(skipped) - 1} more)" if len(skipped) > 1 else ""
+        raise PipelineError(f"{skipped[0]}{more}; --skip-corrupt leaves such files out")
+    if len(skipped) == len(files):
+        raise PipelineError(f"{skipped[0]}: there is no other file in {path}")
+    reader = spark.read.schema(schema())
+    reader = reader.option("basePath", path).option("pathGlobFilter", "*.parquet")
+    rows = reader.parquet(*(set(files) - {file for file, _, _ in bad})) if skipped else reader.parquet(path)
+    if rows.where("instance is null").limit(1).count():
+        raise PipelineError(f"missing column instance in {path}: files lie in directories named instance=NAME")
+    return Trace(rows, len(files) - len(skipped), tuple(skipped))
+
+
+def refuse_existing(spark: SparkSession, path: str) -> None:
+    """Raise `PipelineError` if there is a `path` already."""
+    try:
+        spark.read.format("binaryFile").load(path).schema  # noqa: B018
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return
+    raise PipelineError(f"{path} exists already: name another directory")
+
+
+def parts(trace: Trace) -> list[Part]:
+    """What is in a trace, in order of instances and purgatories. Raises `PipelineError` for impossible values."""
+    wrong = [F.count_if(F.expr(condition)).alias(column) for column, condition in _IMPOSSIBLE.items()]
+    counted = trace.rows.groupBy("instance", F.col("purgatory").alias("name")).agg(
+        F.count("*").alias("operations"),
+        F.unix_micros(F.min("arrived_at")).alias("first"),
+        F.unix_micros(F.max("arrived_at")).alias("last"),
+        *wrong,
+    )
+    try:
+        found = counted.orderBy("instance", "name").collect()
+    except (Py4JJavaError, PySparkException) as error:
+        unreadable = re.search(r"\[FAILED_READ_FILE.*?\] (.*?)\s*SQLSTATE", str(error))
+        if unreadable is None:
+            raise
+        raise PipelineError(f"{unreadable[1]} --skip-corrupt leaves such files out") from error
+    for column in _IMPOSSIBLE:
+        count = sum(row[column] for row in found)
+        if count:
+            example = trace.rows.where(_IMPOSSIBLE[column]).select(column, F.input_file_name()).first()
+            assert example is not None, "it was counted"
+            raise PipelineError(f"{count} rows have an impossible {column}, {example[0]!r} in {example[1]} for one")
+    return [Part(row.instance, row.name, row.operations, row.first, row.last) for row in found]
+
+
+def _problem(file: str, *, whole: bool) -> tuple[str | None, str | None]:
+    """Why `file` cannot be read, or what is wrong with its columns."""
+    try:
+        if file.startswith("file:"):
+            system, path = fs.LocalFileSystem(), re.sub("^file:/+", "/", file)
+        else:
+            system, path = fs.FileSystem.from_uri(file)
+        with system.open_input_file(path) as opened, pq.ParquetFile(opened) as parquet:
+            columns = parquet.schema_arrow
+            if whole:
+                for _ in parquet.iter_batches():
+                    pass
+    except (pa.ArrowException, OSError) as error:
+        return f"cannot be read: {str(error).splitlines()[0]}", None
+    for name, expected in _TYPES.items():
+        if name not in columns.names:
+            if name not in _OPTIONAL:
+                return None, f"missing column {name}"
+        elif not _fits(columns.field(name).type, expected):
+            return None, f"column {name} is {columns.field(name).type}, and not {expected}"
+    return None, None
+
+
+def _fits(found: pa.DataType, expected: pa.DataType) -> bool:
+    if pa.types.is_list(expected):
+        return bool(pa.types.is_list(found) and found.value_type == expected.value_type)
+    return bool(found == expected)

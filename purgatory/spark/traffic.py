@@ -1,0 +1,98 @@
+"""What traffic looks like: how often operations come, how long they take, what they wait on.
+
+The model is that of the benchmark of Kafka's purgatory redesign proposal: operations arrive at exponential intervals,
+and would take a log-normal time to complete, told by its 50th and 75th percentile, if no timeout came first.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from purgatory.spark.errors import PipelineError
+
+__all__ = ["NORMAL_75", "PRESETS", "Traffic"]
+
+NORMAL_75: Final = 0.674490
+"""The 75th percentile of the standard normal distribution."""
+
+_YEAR: Final = 366 * 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The traffic of each instance of a service. Times are in seconds."""
+
+    rate: float = 10_000.0
+    """Operations a second that arrive at an instance, on average."""
+    seconds: float = 60.0
+    """For how long they do."""
+    instances: int = 1
+    median: float = 0.020
+    upper_quartile: float = 0.060
+    """50th and 75th percentile of the time to complete."""
+    timeout: float = 0.200
+    keys: int = 100
+    """How many keys there are."""
+    keys_per_operation: int = 3
+    """How many of them an operation draws. One that it draws twice it waits on once, as in the proposal's benchmark."""
+    zipf: float = 0.0
+    """The key of rank r is drawn in proportion to `1 / r ** zipf`: at 0 all alike, at 1 the first of them most."""
+    seed: int = 0
+    start: float = 1_750_000_000.0
+    """When the first instance's first second begins, in seconds since 1970, in UTC."""
+    purgatory: str = "generated"
+    operation: str = "Request"
+    """What is written in the columns of these names."""
+
+    def __post_init__(self) -> None:
+        """Raise `PipelineError`, which names the field, for what cannot be generated."""
+        for name, least, most in (
+            ("rate", 1e-6, 1e9),
+            ("seconds", 1e-3, _YEAR),
+            ("median", 1e-6, _YEAR),
+            ("upper_quartile", 1e-6, _YEAR),
+            ("timeout", 0.0, _YEAR),
+            ("zipf", 0.0, 10.0),
+            ("start", 0.0, 1e10),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+                raise PipelineError(f"{name} must be a number from {least:g} to {most:g}, not {value!r}")
+        for name, lowest, highest in (
+            ("instances", 1, 100_000),
+            ("keys", 1, 10_000_000),
+            ("keys_per_operation", 1, 100),
+            ("seed", 0, 2**63 - 1),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
+                raise PipelineError(f"{name} must be a whole number from {lowest} to {highest}, not {value!r}")
+        if self.upper_quartile < self.median:
+            raise PipelineError(
+                f"upper_quartile, {self.upper_quartile!r}, must not be less than median, {self.median!r}"
+            )
+        for name in ("purgatory", "operation"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value:
+                raise PipelineError(f"{name} must be a name, not {value!r}")
+
+    @property
+    def mu(self) -> float:
+        """The mean of the logarithm of the time to complete."""
+        return math.log(self.median)
+
+    @property
+    def sigma(self) -> float:
+        """The standard deviation of the logarithm of the time to complete."""
+        return (math.log(self.upper_quartile) - self.mu) / NORMAL_75
+
+    def with_changes(self, **changes: Any) -> "Traffic":
+        """As it is, but for `changes`, of which `None` is none. Raises as making one does."""
+        return replace(self, **{name: value for name, value in changes.items() if value is not None})
+
+
+PRESETS: Final = {
+    "low": Traffic(median=0.020, upper_quartile=0.060),
+    "high": Traffic(median=0.200, upper_quartile=0.400),
+}
+"""The proposal's two scenarios, with a low and a high rate of timeouts: 3 of 100 keys, a timeout of 200 ms."""

@@ -1,0 +1,176 @@
+"""Generated traffic: its distributions, and that the seed alone decides what comes."""
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from scipy import stats
+
+from purgatory.journal import SCHEMA
+from purgatory.spark import trace
+from purgatory.spark.errors import PipelineError
+from purgatory.spark.generate import generate, write
+from purgatory.spark.traffic import PRESETS, Traffic
+
+LIKELY = 1e-4
+"""The seeds are fixed, so no test fails by chance; if the code draws otherwise, a right one fails once in 10,000."""
+
+SMALL = Traffic(rate=2000.0, seconds=60.0, instances=2, seed=11)
+
+
+@pytest.fixture(scope="module")
+def written(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`SMALL`, written as a trace: three slices of each of two instances."""
+    path = tmp_path_factory.mktemp("generated") / "trace"
+    write(generate(spark, SMALL), str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def columns(spark: SparkSession, written: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """The first instance's rows, in order of arrival."""
+    rows = trace.read(spark, str(written)).rows.where("instance = 'instance-0'").orderBy("arrived_at")
+    table = rows.selectExpr("unix_micros(arrived_at) / 1e6 AS arrived", "completes_s", "waited_s").toArrow()
+    return {name: table[name].to_numpy() for name in table.column_names}
+
+
+def _digest(rows: DataFrame) -> Any:
+    """The same for the same rows in any order."""
+    hashes = rows.select(F.xxhash64(*rows.columns).alias("row"))
+    return hashes.agg(F.count("row"), F.sum(F.col("row").cast("decimal(20, 0)")), F.bit_xor("row")).first()
+
+
+def test_the_same_seed_gives_the_same_rows_in_any_number_of_partitions(spark: SparkSession) -> None:
+    traffic = SMALL.with_changes(zipf=1.0)
+    one = _digest(generate(spark, traffic, partitions=1))
+    assert one == _digest(generate(spark, traffic, partitions=5))
+    assert one != _digest(generate(spark, traffic.with_changes(seed=12)))
+
+
+def test_operations_arrive_at_exponential_intervals(columns: dict[str, np.ndarray[Any, Any]]) -> None:
+    arrived = columns["arrived"] - SMALL.start
+    assert stats.kstest(np.diff(arrived), "expon", args=(0, 1 / SMALL.rate)).pvalue > LIKELY
+    assert abs(len(arrived) - SMALL.rate * SMALL.seconds) < 4 * math.sqrt(SMALL.rate * SMALL.seconds)
+    assert 0 <= arrived[0] < 0.1
+    assert SMALL.seconds - 0.1 < arrived[-1] < SMALL.seconds
+    counts = np.bincount((arrived * 10).astype(int))  # Poisson: its variance is its mean
+    assert counts.var() / counts.mean() == pytest.approx(1.0, abs=0.25)
+
+
+def test_the_time_to_complete_is_log_normal_by_its_percentiles(columns: dict[str, np.ndarray[Any, Any]]) -> None:
+    completes = columns["completes_s"]
+    assert stats.kstest(np.log(completes), "norm", args=(SMALL.mu, SMALL.sigma)).pvalue > LIKELY
+    assert np.percentile(completes, [50, 75]) == pytest.approx([SMALL.median, SMALL.upper_quartile], rel=0.03)
+
+
+def test_arrivals_and_times_do_not_depend_on_each_other(columns: dict[str, np.ndarray[Any, Any]]) -> None:
+    completes = columns["completes_s"][1:]
+    assert abs(stats.spearmanr(np.diff(columns["arrived"]), completes).statistic) < 0.02
+    assert abs(stats.spearmanr(completes[1:], completes[:-1]).statistic) < 0.02
+
+
+def test_instances_have_traffic_of_their_own(spark: SparkSession, written: Path) -> None:
+    rows = trace.read(spark, str(written)).rows
+    shared = rows.groupBy("completes_s").count().where("count > 1").count()
+    assert shared == 0
+    assert [part.instance for part in trace.parts(trace.read(spark, str(written)))] == ["instance-0", "instance-1"]
+
+
+def test_the_timeout_cuts_off_what_takes_longer(spark: SparkSession, written: Path) -> None:
+    rows = trace.read(spark, str(written)).rows
+    wrong = rows.where(
+        "waited_s <> least(completes_s, timeout_s) or timeout_s <> 0.2 or (outcome = 'expired') <> (completes_s > 0.2)"
+        " or outcome not in ('satisfied', 'expired') or (late_s is null) = (outcome = 'expired') or late_s <> 0.0"
+    )
+    assert wrong.count() == 0
+    assert 0 < rows.where("outcome = 'expired'").count() < rows.count()
+
+
+@pytest.mark.parametrize("zipf", [0.0, 1.0, 2.0])
+def test_keys_are_drawn_by_their_rank(spark: SparkSession, zipf: float) -> None:
+    traffic = Traffic(rate=10_000.0, seconds=3.0, keys=50, keys_per_operation=1, zipf=zipf, seed=5)
+    drawn = Counter(row.keys[0] for row in generate(spark, traffic).select("keys").collect())
+    shares = np.arange(1, 51, dtype=float) ** -zipf
+    found = np.array([drawn[f"key-{rank}"] for rank in range(1, 51)])
+    expected = shares / shares.sum() * found.sum()
+    large = expected >= 5
+    assert stats.chisquare(found[large], expected[large] * found[large].sum() / expected[large].sum()).pvalue > LIKELY
+    assert sum(drawn.values()) == found.sum()
+
+
+def test_a_key_that_is_drawn_twice_is_waited_on_once(spark: SparkSession) -> None:
+    traffic = Traffic(rate=1000.0, seconds=5.0, keys=4, keys_per_operation=3, seed=1)
+    lengths: Counter[int] = Counter()
+    for row in generate(spark, traffic).select("keys").collect():
+        assert len(set(row.keys)) == len(row.keys)
+        lengths[len(row.keys)] += 1
+    total = sum(lengths.values())
+    # Of three draws from four: all alike 1 / 16, none alike 4 * 3 * 2 / 64.
+    assert lengths[1] / total == pytest.approx(1 / 16, abs=0.02)
+    assert lengths[3] / total == pytest.approx(24 / 64, abs=0.03)
+
+
+def test_what_is_written_has_a_journals_columns_for_every_reader(written: Path, spark: SparkSession) -> None:
+    file = next(written.glob("date=*/instance=instance-1/*.parquet"))
+    found = pq.read_schema(file)
+    for field in SCHEMA:
+        if field.name == "keys":
+            assert found.field("keys").type.value_type == field.type.value_type
+        else:
+            assert found.field(field.name).type == field.type, field.name
+    counted = duckdb.connect().execute(f"SELECT count(*) FROM '{written}/**/*.parquet'").fetchall()
+    assert counted == [(trace.read(spark, str(written)).rows.count(),)]
+
+
+def test_a_trace_across_midnight_lies_in_the_directories_of_both_days(spark: SparkSession, tmp_path: Path) -> None:
+    traffic = Traffic(rate=100.0, seconds=10.0, start=86_400.0 * 20_000 - 5)
+    write(generate(spark, traffic), str(tmp_path / "trace"))
+    assert sorted(path.name for path in (tmp_path / "trace").glob("date=*")) == ["date=2024-10-03", "date=2024-10-04"]
+    rows = trace.read(spark, str(tmp_path / "trace")).rows
+    assert rows.where("date <> date_format(arrived_at, 'yyyy-MM-dd')").count() == 0
+
+
+def test_a_directory_that_is_there_is_not_written_to(spark: SparkSession, written: Path) -> None:
+    with pytest.raises(PipelineError, match="exists"):
+        write(generate(spark, SMALL), str(written))
+
+
+def test_the_presets_are_the_proposals_scenarios() -> None:
+    for name, median, quartile in (("low", 0.02, 0.06), ("high", 0.2, 0.4)):
+        preset = PRESETS[name]
+        assert (preset.median, preset.upper_quartile, preset.timeout) == (median, quartile, 0.2)
+        assert (preset.keys, preset.keys_per_operation) == (100, 3)
+        assert stats.lognorm.ppf([0.5, 0.75], preset.sigma, scale=math.exp(preset.mu)) == pytest.approx(
+            [median, quartile]
+        )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rate": 0.0},
+        {"rate": math.nan},
+        {"rate": "fast"},
+        {"rate": True},
+        {"seconds": math.inf},
+        {"instances": 0},
+        {"instances": 1.5},
+        {"upper_quartile": 0.001},
+        {"timeout": -1.0},
+        {"keys": 0},
+        {"keys_per_operation": 0},
+        {"zipf": -1.0},
+        {"seed": -1},
+        {"operation": ""},
+    ],
+)
+def test_impossible_traffic_is_refused_by_name(changes: dict[str, Any]) -> None:
+    with pytest.raises(PipelineError, match=next(iter(changes))):
+        Traffic().with_changes(**changes)

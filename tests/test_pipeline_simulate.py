@@ -1,0 +1,255 @@
+"""Simulations of a purgatory: what becomes of each operation, computed without one, and on a real loop."""
+
+import asyncio
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from purgatory import VirtualClock
+from purgatory.listeners import Outcome
+from purgatory.spark.errors import PipelineError
+from purgatory.spark.simulate import Arrival, Configuration, Ended, Simulation, late_percentile, simulate
+
+# Times in quarters of a millisecond, so that all kinds of ties come up, and ticks that they do and do not fit into.
+_TIMES = st.integers(0, 200).map(lambda quarters: quarters * 0.00025)
+_ENDINGS: list[Outcome] = ["completed_at_once", "satisfied", "expired", "cancelled", "failed"]
+
+
+@st.composite
+def _traces(draw: st.DrawFn) -> list[Arrival]:
+    arrivals: list[Arrival] = []
+    arrived = 0.0
+    for number in range(draw(st.integers(1, 40))):
+        arrived += draw(_TIMES)
+        ending = draw(st.sampled_from(_ENDINGS))
+        timeout = draw(_TIMES if ending == "expired" else st.none() | _TIMES)
+        end = {"completed_at_once": 0.0, "expired": math.inf}.get(ending, 0.0)
+        if ending in ("satisfied", "cancelled", "failed"):
+            end = draw(_TIMES)
+        keys = tuple(draw(st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True)))
+        arrivals.append(Arrival(arrived, keys, timeout, end, ending, number))
+    return arrivals
+
+
+_CONFIGURATIONS = st.builds(
+    Configuration,
+    tick=st.sampled_from([0.00025, 0.001, 0.003, 0.0101]),
+    wheel_size=st.integers(2, 20),
+    purge_interval=st.integers(0, 20),
+    timeout=st.none() | _TIMES,
+)
+
+
+def _naive(arrival: Arrival, configuration: Configuration) -> Ended:
+    """What becomes of `arrival`: no clock, no wheels."""
+    if arrival.ending == "completed_at_once":
+        timeout = arrival.timeout if configuration.timeout is None else configuration.timeout
+        return Ended(arrival.reference, "completed_at_once", timeout, 0.0, None)
+    timeout = arrival.timeout if configuration.timeout is None else configuration.timeout
+    ends = arrival.arrived + arrival.end
+    rings = math.inf
+    if timeout is not None:
+        rate = 1 / configuration.tick
+        tick = int((arrival.arrived + timeout) * rate)
+        while tick / rate < arrival.arrived + timeout:
+            tick += 1
+        rings = max(arrival.arrived, tick / rate)
+    if ends < rings:
+        return Ended(arrival.reference, arrival.ending, timeout, ends - arrival.arrived, None)
+    assert timeout is not None
+    return Ended(arrival.reference, "expired", timeout, rings - arrival.arrived, rings - (arrival.arrived + timeout))
+
+
+def _rounded(ended: Sequence[Ended]) -> list[Ended]:
+    """In order, and to a billionth of a second."""
+    return sorted(
+        each._replace(waited=round(each.waited, 9), late=None if each.late is None else abs(round(each.late, 9)))
+        for each in ended
+    )
+
+
+@given(_traces(), _CONFIGURATIONS)
+def test_each_operation_ends_as_its_timeout_and_its_end_say(
+    arrivals: list[Arrival], configuration: Configuration
+) -> None:
+    ended: list[Ended] = []
+    simulation = simulate(configuration, arrivals, record=ended.append)
+    expected = [_naive(arrival, configuration) for arrival in arrivals]
+    assert _rounded(ended) == _rounded(expected)
+    counts = simulation.counts
+    for outcome in _ENDINGS:
+        assert counts[outcome] == sum(each.outcome == outcome for each in expected)
+    assert counts["operations"] == len(arrivals)
+    assert counts["pending"] == simulation.purgatory.num_delayed == 0
+    assert sum(simulation.late) == counts["expired"]
+
+
+@given(_traces(), _CONFIGURATIONS, st.lists(_TIMES.map(lambda time: time * 20), max_size=4))
+def test_a_trace_that_is_cut_in_time_gives_the_same(
+    arrivals: list[Arrival], configuration: Configuration, cuts: list[float]
+) -> None:
+    whole: list[Ended] = []
+    one = simulate(configuration, arrivals, record=whole.append)
+    ended: list[Ended] = []
+    segments: list[Simulation] = []
+    edges = [-math.inf, *sorted(set(cuts)), math.inf]
+    for start, stop in pairwise(edges):
+        known = [
+            each
+            for each in arrivals
+            if each.arrived < stop and each.arrived + _naive(each, configuration).waited + configuration.tick >= start
+        ]
+        segments.append(simulate(configuration, known, start, stop, ended.append))
+    assert sorted(ended) == sorted(whole)
+    for name in ("operations", "unknown", "inserts", "pending", *_ENDINGS):
+        assert sum(segment.counts[name] for segment in segments) == one.counts[name], name
+    assert max(segment.peak_delayed for segment in segments) == one.peak_delayed
+    assert [sum(late) for late in zip(*(segment.late for segment in segments), strict=True)] == one.late
+
+
+def _traffic(count: int, timeout: float = 0.2) -> list[Arrival]:
+    """Low timeout rate of the redesign proposal."""
+    draw = random.Random(7)
+    arrived = 0.0
+    arrivals = []
+    for number in range(count):
+        arrived += draw.expovariate(10_000)
+        keys = tuple({f"key {draw.randrange(100)}" for _ in range(3)})
+        end = draw.lognormvariate(math.log(0.02), 1.6288)
+        arrivals.append(Arrival(arrived, keys, timeout, end, "satisfied", number))
+    return arrivals
+
+
+def test_a_cut_costs_hardly_anything_and_saves_nothing() -> None:
+    arrivals = _traffic(60_000)
+    one = simulate(Configuration(), arrivals)
+    segments = [
+        simulate(Configuration(), [each for each in arrivals if start - 0.21 < each.arrived < stop], start, stop)
+        for start, stop in ((-math.inf, 2.0), (2.0, 4.0), (4.0, math.inf))
+    ]
+    for name in ("wake_ups", "buckets", "cascaded", "purges", "scanned", "purged"):
+        assert sum(segment.counts[name] for segment in segments) == pytest.approx(one.counts[name], rel=0.05), name
+    assert max(segment.peak_dead for segment in segments) == pytest.approx(one.peak_dead, rel=0.1)
+
+
+def test_what_is_counted_is_what_the_purgatory_says() -> None:
+    simulation = simulate(Configuration(purge_interval=100), _traffic(5_000))
+    said, timer = simulation.purgatory.statistics(), simulation.purgatory.timer.statistics()
+    counts = simulation.counts
+    assert (counts["satisfied"], counts["expired"]) == (said.satisfied, said.expired)
+    assert (counts["purges"], counts["scanned"], counts["purged"]) == (said.purges, said.scanned, said.purged)
+    assert (counts["wake_ups"], counts["cascaded"], counts["buckets"]) == (
+        timer.wake_ups,
+        timer.cascaded,
+        timer.buckets,
+    )
+    assert min(counts[name] for name in ("purges", "scanned", "wake_ups", "cascaded", "buckets")) > 0
+    assert 100 < simulation.peak_dead < 100 * 3 + 3 * simulation.peak_delayed
+
+
+def test_an_operation_whose_end_the_trace_does_not_know_is_counted_as_such() -> None:
+    arrivals = [Arrival(n, ("a",), 1.0, math.inf, "expired") for n in range(3)]
+    assert simulate(Configuration(timeout=0.5), arrivals).counts["unknown"] == 0
+    assert simulate(Configuration(timeout=1.0), arrivals).counts["unknown"] == 0
+    assert simulate(Configuration(timeout=1.5), arrivals).counts["unknown"] == 3
+
+
+def test_who_waits_for_ever_is_pending_at_the_end() -> None:
+    counts = simulate(Configuration(), [Arrival(0.0, ("a",), None, math.inf, "satisfied")]).counts
+    assert (counts["operations"], counts["pending"], counts["satisfied"]) == (1, 1, 0)
+
+
+def test_what_is_kept_does_not_grow_with_the_trace() -> None:
+    # Each would take an hour, and expires after a millisecond.
+    arrivals = (Arrival(n * 0.01, ("a",), 0.001, 3600.0, "satisfied") for n in range(5000))
+    most = 0
+    simulation: Simulation
+
+    def look(ended: Ended) -> None:
+        nonlocal most
+        most = max(most, len(simulation._ends))
+
+    clock = VirtualClock()
+    simulation = Simulation(clock, Configuration(), look)
+    for when in simulation.play(arrivals):
+        clock.advance_to(when)
+    assert simulation.counts["expired"] == 5000
+    assert most <= 1
+
+
+def _reference(ended: Ended) -> int:
+    assert isinstance(ended.reference, int)
+    return ended.reference
+
+
+async def test_a_live_replay_has_the_same_outcomes() -> None:
+    """But for the loop's lag: here no operation ends within 80 ms of its deadline."""
+    draw = random.Random(3)
+    arrivals = []
+    for number in range(300):
+        end = draw.choice([0.02, 0.05, 0.3, 0.4]) + draw.random() * 0.02
+        ending = draw.choice(_ENDINGS[1:])
+        arrivals.append(
+            Arrival(number * 0.003, ("a", "b"), 0.15, math.inf if ending == "expired" else end, ending, number)
+        )
+    configuration = Configuration(tick=0.005)
+    virtual: list[Ended] = []
+    simulate(configuration, arrivals, record=virtual.append)
+
+    loop = asyncio.get_running_loop()
+    live: list[Ended] = []
+    simulation = Simulation(loop, configuration, live.append)
+    began = loop.time()
+    lag = 0.0
+    for when in simulation.play(arrivals):
+        reached = asyncio.Event()
+        loop.call_at(began + when, reached.set)
+        await reached.wait()
+        lag = max(lag, loop.time() - began - when)
+    assert sum(each.outcome == "expired" for each in virtual) > 50
+    for one, other in zip(sorted(live, key=_reference), sorted(virtual, key=_reference), strict=True):
+        arrival = arrivals[_reference(one)]
+        if abs(arrival.end - 0.15) > lag + configuration.tick:
+            assert one.outcome == other.outcome
+            assert abs(one.waited - other.waited) <= 2 * lag + configuration.tick
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"tick": 0.0}, "tick"),
+        ({"tick": math.nan}, "tick"),
+        ({"wheel_size": 1}, "wheel_size"),
+        ({"purge_interval": -1}, "purge_interval"),
+        ({"timeout": -1.0}, "timeout"),
+        ({"timeout": math.inf}, "timeout"),
+        ({"timeout": "soon"}, "timeout"),
+    ],
+)
+def test_an_impossible_configuration_is_refused_by_name(values: dict[str, Any], named: str) -> None:
+    with pytest.raises(PipelineError, match=named):
+        replace(Configuration(), **values)
+
+
+def test_percentiles_of_lateness_are_rounded_up_to_a_thousandth_of_a_tick() -> None:
+    late = [0] * 1001
+    assert late_percentile(late, 0.5, 0.001) is None
+    late[0] = 98
+    late[499] = 1
+    late[999] = 1
+    assert late_percentile(late, 0.5, 0.001) == pytest.approx(0.000001)
+    assert late_percentile(late, 0.99, 0.001) == pytest.approx(0.0005)
+    assert late_percentile(late, 1.0, 0.001) == pytest.approx(0.001)
+
+
+def test_a_simulation_reports_nothing_to_the_loop(caplog: pytest.LogCaptureFixture) -> None:
+    simulation = simulate(Configuration(), [Arrival(0.0, ("a",), 1.0, 0.5, "failed")])
+    assert simulation.counts["failed"] == 1
+    assert not caplog.records
