@@ -13,8 +13,8 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import fs
 from py4j.protocol import Py4JJavaError
+from pyarrow import fs
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from purgatory.journal import SCHEMA
 from purgatory.spark.errors import PipelineError
 
-__all__ = ["COLUMNS", "OUTCOMES", "Part", "Trace", "parts", "read", "refuse_existing", "schema"]
+__all__ = ["COLUMNS", "IMPOSSIBLE", "OUTCOMES", "Part", "Trace", "parts", "read", "refuse_existing", "schema"]
 
 COLUMNS: Final = {
     "purgatory": "string",
@@ -45,7 +45,7 @@ _TYPES: Final = {**{field.name: field.type for field in SCHEMA}, "completes_s": 
 _OPTIONAL: Final = {"completes_s"}
 _CHECKED: Final = pa.schema([("path", pa.string()), ("corrupt", pa.string()), ("wrong", pa.string())])
 
-_IMPOSSIBLE: Final = {
+IMPOSSIBLE: Final = {
     "purgatory": "purgatory is null",
     "operation": "operation is null",
     "keys": "keys is null or size(keys) = 0 or exists(keys, key -> key is null)",
@@ -143,7 +143,7 @@ def refuse_existing(spark: SparkSession, path: str) -> None:
 
 def parts(trace: Trace) -> list[Part]:
     """What is in a trace, in order of instances and purgatories. Raises `PipelineError` for impossible values."""
-    wrong = [F.count_if(F.expr(condition)).alias(column) for column, condition in _IMPOSSIBLE.items()]
+    wrong = [F.count_if(F.expr(condition)).alias(column) for column, condition in IMPOSSIBLE.items()]
     counted = trace.rows.groupBy("instance", F.col("purgatory").alias("name")).agg(
         F.count("*").alias("operations"),
         F.unix_micros(F.min("arrived_at")).alias("first"),
@@ -157,10 +157,10 @@ def parts(trace: Trace) -> list[Part]:
         if unreadable is None:
             raise
         raise PipelineError(f"{unreadable[1]} --skip-corrupt leaves such files out") from error
-    for column in _IMPOSSIBLE:
+    for column in IMPOSSIBLE:
         count = sum(row[column] for row in found)
         if count:
-            example = trace.rows.where(_IMPOSSIBLE[column]).select(column, F.input_file_name()).first()
+            example = trace.rows.where(IMPOSSIBLE[column]).select(column, F.input_file_name()).first()
             assert example is not None, "it was counted"
             raise PipelineError(f"{count} rows have an impossible {column}, {example[0]!r} in {example[1]} for one")
     return [Part(row.instance, row.name, row.operations, row.first, row.last) for row in found]

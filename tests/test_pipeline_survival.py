@@ -1,0 +1,210 @@
+"""The rate of timeouts as a function of the timeout: against scipy's estimator, and against the truth."""
+
+import importlib
+import math
+import warnings
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from purgatory.spark.survival import TimeoutChoice, by_operation, choose, curve, rate_at
+
+stats: Any = importlib.import_module("scipy.stats")  # it has no types
+
+Floats = npt.NDArray[np.float64]
+Curves = dict[tuple[str, str], dict[str, Floats]]
+
+TIMEOUT: Final = 0.2
+
+
+def _sample(operation: str, waited: Any, completed: Any, timeout: float | None = None) -> list[dict[str, Any]]:
+    """Operations that have waited so long, and whether they then completed."""
+    return [
+        {
+            "purgatory": "test",
+            "operation": operation,
+            "waited_s": float(time),
+            "timeout_s": timeout,
+            "outcome": "satisfied" if done else "cancelled",
+        }
+        for time, done in zip(waited, completed, strict=True)
+    ]
+
+
+def _table(spark: SparkSession, rows: list[dict[str, Any]]) -> pa.Table:
+    names = ("purgatory", "operation", "waited_s", "timeout_s", "outcome")
+    kinds = (pa.string(), pa.string(), pa.float64(), pa.float64(), pa.string())
+    frame = spark.createDataFrame(pa.Table.from_pylist(rows, pa.schema(list(zip(names, kinds, strict=True)))))
+    return curve(frame).orderBy("purgatory", "operation", "time").toArrow()
+
+
+def _points(spark: SparkSession, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    points: list[dict[str, Any]] = _table(spark, rows).to_pylist()
+    return points
+
+
+class TestTheEstimate:
+    def test_it_is_that_of_scipy_with_the_same_band(self, spark: SparkSession) -> None:
+        random = np.random.default_rng(7)
+        samples: dict[str, tuple[Any, Any]] = {
+            "one event": ([0.5], [True]),
+            "one censored": ([0.5], [False]),
+            "only events": ([0.1, 0.2, 0.2, 0.3], [True] * 4),
+            "only censored": ([0.1, 0.2, 0.2, 0.3], [False] * 4),
+            "an event and a censored one at the same time": ([0.2, 0.2, 0.1], [True, False, True]),
+            "the last is an event, after censored ones": ([0.1, 0.2, 0.3, 0.4], [False, True, False, True]),
+            "the last is censored": ([0.1, 0.2, 0.3, 0.4], [True, False, True, False]),
+            "at time 0": ([0.0, 0.0, 0.0, 1.0], [True, True, False, False]),
+            "very long and very short": ([1e-9, 12_340.0, 9.999e6, 0.001, 1.0], [True, True, True, False, True]),
+        }
+        for number in range(12):
+            size = int(random.integers(2, 400))
+            times = np.array([float(f"{time:.4g}") for time in random.lognormal(-3.0, 1.5, size)])
+            if number % 3 == 0:
+                times = np.ceil(times * 50) / 50
+            samples[f"random {number}"] = (times, random.random(size) < random.random())
+        rows = [row for name, sample in samples.items() for row in _sample(name, *sample)]
+        curves = by_operation(_table(spark, rows))
+        assert len(curves) == len(samples)
+        for name, (times, completed) in samples.items():
+            waited, done = np.array(times), np.array(completed)
+            with warnings.catch_warnings(action="ignore"):  # where there is no band it says so, and has NaN there
+                estimate = stats.ecdf(stats.CensoredData(uncensored=waited[done], right=waited[~done])).sf
+                band = estimate.confidence_interval(method="log-log")
+            points = curves["test", name]
+            same: dict[str, Any] = {"rtol": 0, "atol": 1e-9, "err_msg": name}
+            np.testing.assert_allclose(points["time"], estimate.quantiles, **same)
+            np.testing.assert_allclose(points["timeout_rate"], estimate.probabilities, **same)
+            np.testing.assert_allclose(points["low"], band.low.probabilities, **same)
+            np.testing.assert_allclose(points["high"], band.high.probabilities, **same)
+
+    def test_the_band_has_the_truth_as_often_as_it_says(self, spark: SparkSession) -> None:
+        random = np.random.default_rng(11)
+        samples, size = 300, 200
+        times = random.lognormal(math.log(0.02), 1.6, (samples, size))
+        rows = []
+        for number, sample in enumerate(times):
+            rows += _sample(f"{number}", np.minimum(sample, TIMEOUT), sample <= TIMEOUT, TIMEOUT)
+        curves = by_operation(_table(spark, rows))
+        for share in (0.5, 0.75, 0.9):
+            time = 0.02 * math.exp(1.6 * stats.norm.ppf(share))
+            bands = [rate_at(points, time) for points in curves.values()]
+            covered = sum(band is not None and band[1] <= 1 - share <= band[2] for band in bands)
+            # 95 % of 300 are 285, with a standard deviation of 3.8.
+            assert 270 <= covered <= 298, f"of {samples}, at the timeout that {share:.0%} do not exceed"
+
+
+class TestWhatCounts:
+    def test_completed_is_an_event_and_everything_else_is_censored(self, spark: SparkSession) -> None:
+        outcomes = {"completed_at_once": 0.0, "satisfied": 0.1, "expired": 0.2, "cancelled": 0.3, "failed": 0.4}
+        [row] = _sample("a", [0.0], [True], 1.0)
+        points = _points(spark, [row | {"outcome": name, "waited_s": waited} for name, waited in outcomes.items()])
+        assert [(each["time"], each["at_risk"], each["events"], each["censored"]) for each in points] == [
+            (0.0, 5, 1, 0),
+            (0.1, 4, 1, 0),
+            (0.2, 3, 0, 1),
+            (0.3, 2, 0, 1),
+            (0.4, 1, 0, 1),
+        ]
+        assert [each["timeout_rate"] for each in points] == pytest.approx([0.8, 0.6, 0.6, 0.6, 0.6])
+
+    def test_nobody_counts_for_longer_than_its_timeout(self, spark: SparkSession) -> None:
+        """The timer came late, to some of them too late, or a busy loop kept both waiting."""
+        late = _sample("a", [0.2004, 0.25, 0.2001], [True, False, False], TIMEOUT)
+        in_time = _sample("a", [0.1, 0.2], [True, True], TIMEOUT)
+        for row in late[1:]:
+            row["outcome"] = "expired"
+        points = _points(spark, late + in_time)
+        assert [(each["time"], each["events"], each["censored"]) for each in points] == [(0.1, 1, 0), (0.2, 1, 3)]
+        assert points[-1]["timeout_rate"] == pytest.approx(0.6)
+
+    def test_those_with_longer_timeouts_tell_of_longer_ones(self, spark: SparkSession) -> None:
+        rows = _sample("a", [0.1] * 8, [False] * 8, 0.1) + _sample("a", [0.15, 0.5], [True, False], 0.5)
+        assert [each["timeout_rate"] for each in _points(spark, rows)] == pytest.approx([1.0, 0.5, 0.5])
+
+    def test_operations_are_told_apart_by_purgatory_and_type(self, spark: SparkSession) -> None:
+        rows = _sample("a", [0.1, 0.2], [True, True]) + _sample("b", [0.3], [False])
+        rows += [row | {"purgatory": "other"} for row in _sample("a", [0.4], [True])]
+        curves = by_operation(_table(spark, rows))
+        assert {key: points["time"].tolist() for key, points in curves.items()} == {
+            ("other", "a"): [0.4],
+            ("test", "a"): [0.1, 0.2],
+            ("test", "b"): [0.3],
+        }
+
+    def test_times_are_rounded_up_to_four_digits(self, spark: SparkSession) -> None:
+        rounded = {0.123412: 0.1235, 12_341.0: 12_350.0, 1e-13: 1e-9, 99.999: 100.0, 7.0001: 7.001, 1e6 + 1: 1.001e6}
+        points = _points(spark, _sample("a", rounded, [True] * len(rounded)))
+        assert [each["time"] for each in points] == sorted(rounded.values())
+
+    def test_what_has_four_digits_stays_as_it_is(self, spark: SparkSession) -> None:
+        random = np.random.default_rng(3)
+        digits, powers = random.integers(1, 10_000, 3000), random.integers(-9, 4, 3000)
+        times = sorted({float(f"{digit}e{power}") for digit, power in zip(digits, powers, strict=True)})
+        assert [each["time"] for each in _points(spark, _sample("a", times, [True] * len(times)))] == times
+
+
+def _curve(**columns: list[float]) -> Curves:
+    return {("test", "a"): {name: np.array(values) for name, values in columns.items()}}
+
+
+CURVE: Final = _curve(
+    time=[0.1, 0.2, 0.3, 0.4, 0.5],
+    timeout_rate=[0.5, 0.3, 0.1, 0.05, 0.05],
+    low=[0.4, 0.1, 0.05, 0.01, 0.01],
+    high=[0.6, 0.4, 0.2, 0.1, 0.1],
+)
+
+
+class TestTheChoice:
+    def test_it_is_the_shortest_timeout_with_the_wanted_rate_and_its_range(self) -> None:
+        [choice] = choose(CURVE, 0.1)
+        assert choice == TimeoutChoice("test", "a", 0.1, 0.3, 0.2, 0.4, 0.5, 0.05)
+        assert str(choice) == ("test / a: 300 ms so that at most 10 % time out; 200 ms to 400 ms by the 95 % band")
+
+    def test_a_rate_that_is_met_exactly_is_met(self, spark: SparkSession) -> None:
+        """Though it is a product of many factors."""
+        times = [number / 1000 for number in range(1, 101)]
+        for wanted in (0.01, 0.29, 0.57):
+            [choice] = choose(by_operation(_table(spark, _sample("a", times, [True] * 100))), wanted)
+            assert choice.timeout == round(100 * (1 - wanted)) / 1000
+
+    def test_a_band_that_does_not_get_there_is_open(self) -> None:
+        [choice] = choose(CURVE, 0.05)
+        assert (choice.timeout, choice.earliest, choice.latest) == (0.4, 0.3, None)
+        assert choice.reason.endswith("; 300 ms to more than 500 ms by the 95 % band")
+
+    def test_what_no_observed_timeout_reaches_is_said(self) -> None:
+        [choice] = choose(CURVE, 0.02)
+        assert (choice.timeout, choice.longest, choice.rate_at_longest) == (None, 0.5, 0.05)
+        assert choice.reason == ("not reachable from this trace: at 500 ms, the longest observed, still 5 % time out")
+
+    def test_where_all_completed_at_once_there_is_no_band(self) -> None:
+        [choice] = choose(_curve(time=[0.0], timeout_rate=[0.0], low=[math.nan], high=[math.nan]), 0.01)
+        assert (choice.timeout, choice.earliest, choice.latest) == (0.0, None, None)
+        assert choice.reason == "0 s so that at most 1 % time out; the band is not defined there"
+
+    def test_where_only_the_last_step_gets_there_there_is_none_either(self) -> None:
+        [choice] = choose(
+            _curve(time=[0.1, 0.2], timeout_rate=[0.5, 0.0], low=[0.3, math.nan], high=[0.7, math.nan]), 0.1
+        )
+        assert choice.reason == "200 ms so that at most 10 % time out; the band is not defined there"
+
+
+class TestTheRateWithATimeout:
+    @pytest.mark.parametrize(
+        ("timeout", "rate"),
+        [
+            (0.2, (0.3, 0.1, 0.4)),
+            (0.2999, (0.3, 0.1, 0.4)),
+            (0.5, (0.05, 0.01, 0.1)),
+            (0.5001, None),
+            (0.05, (1.0, math.nan, math.nan)),
+        ],
+    )
+    def test_it_is_known_up_to_the_longest(self, timeout: float, rate: tuple[float, float, float] | None) -> None:
+        assert rate_at(CURVE["test", "a"], timeout) == pytest.approx(rate, nan_ok=True)
