@@ -1,0 +1,291 @@
+"""`purgatory pipeline`: generate, replay, report, stream."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+
+import pyspark
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from rich.console import Console
+from rich.table import Table
+
+from purgatory.spark import generate, replay, report, stream, trace
+from purgatory.spark.errors import PipelineError
+from purgatory.spark.session import check_java, is_local, session
+from purgatory.spark.traffic import PRESETS, Traffic
+
+if TYPE_CHECKING:
+    Subcommands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+__all__ = ["add_to"]
+
+V = TypeVar("V")
+
+_TRAFFIC: Final = {
+    "rate": "operations a second that arrive at an instance",
+    "seconds": "for how long they do",
+    "instances": "how many instances there are",
+    "median": "50th percentile of the time to complete, in seconds",
+    "upper_quartile": "75th percentile of the time to complete, in seconds",
+    "timeout": "of each operation, in seconds",
+    "keys": "how many keys there are",
+    "keys_per_operation": "how many of them an operation draws",
+    "zipf": "exponent by which keys are drawn: 0 is all alike, 1 is Zipf's law",
+    "seed": "the same seed gives the same operations",
+    "start": "when it begins, in seconds since 1970",
+    "purgatory": "the purgatory's name",
+    "operation": "the operations' type",
+}
+
+_console = Console(stderr=True)
+
+
+def add_to(subcommands: "Subcommands") -> None:
+    """Add the subcommand `pipeline`."""
+    pipeline = subcommands.add_parser(
+        "pipeline",
+        help="generate, replay, analyse and follow traffic, on Apache Spark",
+        description="Generate, replay, analyse and follow traffic, on Apache Spark: this machine's cores or a cluster.",
+    )
+    commands = pipeline.add_subparsers(required=True, metavar="COMMAND")
+
+    parser = _command(commands, "generate", _generate, "write a trace of generated traffic")
+    parser.add_argument("output", metavar="TRACE", help="the directory to write, which must not exist")
+    parser.add_argument(
+        "--preset", choices=PRESETS, default="low", help="scenario of Kafka's redesign proposal (default: low)"
+    )
+    for field in fields(Traffic):
+        parser.add_argument(
+            f"--{field.name.replace('_', '-')}", type=type(field.default), metavar="N", help=_TRAFFIC[field.name]
+        )
+
+    parser = _command(commands, "replay", _replay, "run a trace through simulated purgatories with other settings")
+    _trace(parser)
+    parser.add_argument("output", metavar="OUTPUT", help="the directory to write, which must not exist")
+    parser.add_argument("--tick", type=_several(float), default=[0.001], metavar="N,…", help="seconds")
+    parser.add_argument("--wheel-size", type=_several(int), default=[20], metavar="N,…")
+    parser.add_argument("--purge-interval", type=_several(int), default=[1000], metavar="N,…")
+    parser.add_argument(
+        "--timeout", type=_several(_timeout), default=[None], metavar="N,…", help="seconds, or recorded: each its own"
+    )
+    parser.add_argument("--purgatory", metavar="NAME", help="only the purgatory of this name")
+    parser.add_argument("--operations", action="store_true", help="write a row for each operation too")
+    parser.add_argument(
+        "--split", type=int, default=replay.SPLIT, metavar="N", help="cut instances with more operations in time"
+    )
+
+    parser = _command(
+        commands, "report", lambda options: _report, "tables, plots and a page about a trace, and a replay of it"
+    )
+    _trace(parser)
+    parser.add_argument("output", metavar="OUTPUT", help="the directory to write, which must not exist")
+    parser.add_argument("--replay", metavar="DIR", help="what `replay` has written: the cost of its configurations")
+    parser.add_argument(
+        "--timeout-rate", type=float, default=0.01, metavar="N", help="the share that may time out (default: 0.01)"
+    )
+    parser.add_argument("--window", type=float, metavar="N", help="seconds of a window of time")
+    parser.add_argument("--top", type=int, default=20, metavar="N", help="how many of the hottest keys (default: 20)")
+    parser.add_argument(
+        "--max-lateness",
+        type=float,
+        metavar="N",
+        help="seconds that 99 %% keep to (default: 1 %% of the timeout)",
+    )
+
+    parser = _command(
+        commands, "stream", lambda options: _stream, "follow a journal while it grows: counts and waits by time and key"
+    )
+    parser.add_argument("journal", metavar="JOURNAL", help="the directory that servers write to")
+    parser.add_argument("output", metavar="OUTPUT", help="the directory to write to")
+    parser.add_argument("--checkpoint", required=True, metavar="DIR", help="what has been done; needed to go on")
+    parser.add_argument("--window", type=float, default=60.0, metavar="N", help="seconds (default: 60)")
+    parser.add_argument(
+        "--watermark", type=float, default=120.0, metavar="N", help="seconds to wait for late rows (default: 120)"
+    )
+    parser.add_argument("--once", action="store_true", help="take what is there, and end")
+    _skip(parser)
+
+
+Run: TypeAlias = Callable[[SparkSession, argparse.Namespace], object]
+
+
+def _command(
+    commands: "Subcommands", name: str, prepare: Callable[[argparse.Namespace], Run], title: str
+) -> argparse.ArgumentParser:
+    """A parser of options that all commands have. `prepare` looks at the options, and returns what is done on Spark."""
+    parser = commands.add_parser(name, help=title, description=f"{title[0].upper()}{title[1:]}.")
+    parser.add_argument("--master", default="local[*]", metavar="URL", help="where Spark runs (default: local[*])")
+    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark's")
+    parser.set_defaults(run=lambda options: _run(prepare, options))
+    return parser
+
+
+def _trace(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("trace", metavar="TRACE", help="a directory: a journal, or what `generate` has written")
+    _skip(parser)
+
+
+def _skip(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--skip-corrupt", action="store_true", help="leave out files that cannot be read, and say so")
+
+
+def _run(prepare: Callable[[argparse.Namespace], Run], options: argparse.Namespace) -> None:
+    """Run a command on Spark, or hand it to `spark-submit` where Spark is a cluster."""
+    try:
+        run = prepare(options)
+        settings = _settings(options.conf)
+        check_java()
+        submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has started this, and knows where Spark is
+        if not submitted and not is_local(options.master):
+            _submit(options.master, sys.argv[sys.argv.index("pipeline") + 1 :])
+        with session(None if submitted else options.master, settings) as spark:
+            run(spark, options)
+    except PipelineError as error:
+        sys.exit(f"purgatory pipeline: {error}")
+    except PySparkException as error:
+        sys.exit(f"purgatory pipeline: {str(error).split('JVM stacktrace:')[0].strip()}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _settings(given: Sequence[str]) -> Mapping[str, str]:
+    for each in given:
+        if "=" not in each:
+            raise PipelineError(f"--conf takes NAME=VALUE, not {each!r}")
+    return dict(each.split("=", 1) for each in given)
+
+
+def _submit(master: str, arguments: Sequence[str]) -> None:
+    """Become `spark-submit`."""
+    # It starts the Python that these name, here and on the executors, and not the one that runs this.
+    environment = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable, **os.environ}
+    home = environment.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
+    program = os.path.join(home, "bin", "spark-submit")
+    script = str(Path(__file__).with_name("submit.py"))
+    sys.stderr.flush()
+    os.execve(program, [program, "--master", master, script, *arguments], environment)
+
+
+def _generate(options: argparse.Namespace) -> Run:
+    changes = {field.name: getattr(options, field.name) for field in fields(Traffic)}
+    traffic = PRESETS[options.preset].with_changes(**changes)
+
+    def run(spark: SparkSession, options: argparse.Namespace) -> None:
+        trace.refuse_existing(spark, options.output)
+        expected = traffic.rate * traffic.seconds * traffic.instances
+        _say(f"generating about {expected:,.0f} operations of {traffic.instances} instances")
+        generate.write(generate.generate(spark, traffic), options.output)
+        _say(f"written to {options.output}")
+
+    return run
+
+
+def _open(spark: SparkSession, options: argparse.Namespace) -> trace.Trace:
+    opened = trace.read(spark, options.trace, skip_corrupt=options.skip_corrupt)
+    for skipped in opened.skipped:
+        _say(f"skipped {skipped}")
+    return opened
+
+
+def _replay(options: argparse.Namespace) -> Run:
+    configurations = replay.sweep(options.tick, options.wheel_size, options.purge_interval, options.timeout)
+
+    def run(spark: SparkSession, options: argparse.Namespace) -> None:
+        trace.refuse_existing(spark, options.output)
+        opened = _open(spark, options)
+        _say(f"looking through {opened.files} files of {options.trace}")
+        replayed = replay.replay(
+            spark,
+            opened,
+            configurations,
+            operations=options.operations,
+            split=options.split,
+            purgatory=options.purgatory,
+        )
+        _say(f"running {replayed.simulations} simulations of {len(configurations)} configurations")
+        _show(replay.write(replayed, options.output))
+        _say(f"written to {options.output}")
+
+    return run
+
+
+def _show(summary: DataFrame) -> None:
+    """What it comes to, all instances together."""
+    names = (
+        "operations",
+        "expired",
+        "wake_ups",
+        "cascaded",
+        "buckets",
+        "purges",
+        "scanned",
+        "peak_delayed",
+        "peak_dead",
+    )
+    sums = [(F.max(name) if name.startswith("peak") else F.sum(name)).alias(name) for name in names]
+    settings = ("tick", "wheel_size", "purge_interval", "timeout")
+    rows = summary.groupBy(*settings).agg(*sums, F.max("late_p99").alias("late_p99")).orderBy(*settings).collect()
+    table = Table(title="all instances together; peaks and lateness are those of the worst")
+    for name in (*settings, *names, "late_p99"):
+        table.add_column(name.replace("_", " "), justify="right")
+    for row in rows:
+        timeout = "recorded" if row.timeout is None else f"{row.timeout:g}"
+        late = "" if row.late_p99 is None else f"{row.late_p99:.6f}"
+        sizes = [f"{row[name]:,}" for name in ("wheel_size", "purge_interval")]
+        table.add_row(f"{row.tick:g}", *sizes, timeout, *(f"{row[name]:,}" for name in names), late)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def _report(spark: SparkSession, options: argparse.Namespace) -> None:
+    recommended = report.report(
+        spark,
+        _open(spark, options),
+        options.output,
+        replay=options.replay,
+        timeout_rate=options.timeout_rate,
+        window=options.window,
+        top=options.top,
+        max_lateness=options.max_lateness,
+        say=_say,
+    )
+    Console(highlight=False).print(str(recommended), markup=False, soft_wrap=True)
+
+
+def _stream(spark: SparkSession, options: argparse.Namespace) -> None:
+    stream.follow(
+        spark,
+        options.journal,
+        options.output,
+        options.checkpoint,
+        window=options.window,
+        watermark=options.watermark,
+        once=options.once,
+        skip_corrupt=options.skip_corrupt,
+        say=_say,
+    )
+
+
+def _say(text: str) -> None:
+    _console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _several(one: Callable[[str], V]) -> Callable[[str], list[V]]:
+    """What makes a list of values from text that has commas between them."""
+
+    def several(text: str) -> list[V]:
+        try:
+            return [one(part) for part in text.split(",")]
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be numbers with commas between them, not {text!r}") from None
+
+    return several
+
+
+def _timeout(text: str) -> float | None:
+    return None if text == "recorded" else float(text)
