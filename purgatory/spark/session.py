@@ -7,10 +7,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 import purgatory
@@ -99,7 +100,8 @@ def session(master: str | None = None, extra: Mapping[str, str] | None = None) -
                 spark.sparkContext.addPyFile(_packed(Path(directory)))
             yield spark
     finally:
-        spark.stop()
+        with suppress(Py4JError, OSError):  # a signal to the whole group of processes has ended Spark's first
+            spark.stop()
 
 
 def _packed(directory: Path) -> str:

@@ -1,0 +1,353 @@
+"""Follow a journal while it grows: counts, timeout rates and waits, by windows of time, operation and key.
+
+`follow` runs until it is stopped; `start` leaves that to the caller. Each micro-batch that has windows to write becomes
+a directory `OUTPUT/batch=N` of Parquet files. It is written elsewhere, beside the output, and gets its name when it is
+whole, by one rename; a batch that is done once more after a crash finds its directory, and leaves it. So every reader,
+at any time, finds a window once or not yet, if the file system renames directories atomically, as local ones and HDFS
+do. (The exactly-once of Spark's own file sink is for those who read its log of files.)
+
+What has been read, and what is open, is in the checkpoint. It goes with one journal, one output, one length of windows
+and one watermark: they are written down in both directories, and anything else is refused.
+
+Rows may come late, by as much as `watermark` behind the latest operation of all instances: a journal writes a file
+once a minute. What comes later than that is dropped, and counted. An instance whose clock is ahead by more makes the
+rows of all others late. And Spark does not look at files that are more than a week older than the newest.
+"""
+
+import json
+import math
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import permutations
+from typing import Any, Final, TypeAlias
+from uuid import uuid4
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from purgatory.spark import tables, trace, words
+from purgatory.spark.errors import PipelineError
+
+__all__ = ["follow", "progress_line", "start", "windows"]
+
+Settings: TypeAlias = Mapping[str, Any]
+
+_MARKER: Final = "_purgatory.json"
+"""The file with the settings, in the checkpoint and in the output. Readers take no notice of such names."""
+
+_ROWS_PER_FILE: Final = 1_000_000
+
+_LONGEST: Final = 366 * 86_400
+
+_LOOK: Final = 0.2
+"""Seconds from one look at what the query has done to the next."""
+
+_RAISED: Final = re.compile(r"(?:Exception|Error): \[\S+\] (.+)")
+_CODES: Final = re.compile(r" *SQLSTATE: \w+")
+
+_RENAMED: Final = {"expired_share": "timeout_rate", "wait_max": "waited_max"} | {
+    wait: wait.replace("wait", "waited") for wait in tables.WAITS
+}
+
+
+def windows(rows: DataFrame, window: float, watermark: float) -> DataFrame:
+    """Counts and waits in windows of `window` seconds, by purgatory, operation and key. Times are in seconds.
+
+    An operation on several keys counts for each; the rows whose key is null are of the operations over all keys. It
+    counts in the window in which it has *finished*: its row appears then, so that a window is complete soon after its
+    end. By arrival it would be as long after it as the longest timeout is. On a stream, rows that come `watermark`
+    seconds later than the latest, or more, may be dropped; on a batch, none.
+    """
+    finished = F.timestamp_micros(F.unix_micros("arrived_at") + F.round(F.col("waited_s") * 1e6).cast("bigint"))
+    all_keys = F.array(F.lit(None).cast("string"))
+    entries = rows.select(
+        finished.alias("finished_at"),
+        "purgatory",
+        "operation",
+        F.explode(F.concat(all_keys, F.array_distinct("keys"))).alias("key"),
+        "outcome",
+        "waited_s",
+    ).withWatermark("finished_at", _interval(watermark))
+    found = tables.outcomes(entries, F.window("finished_at", _interval(window)), "purgatory", "operation", "key")
+    return found.select(
+        F.col("window.start").alias("window_start"),
+        F.col("window.end").alias("window_end"),
+        *[F.col(name).alias(_RENAMED.get(name, name)) for name in found.columns if name != "window"],
+    )
+
+
+def start(
+    spark: SparkSession,
+    journal: str,
+    output: str,
+    checkpoint: str,
+    *,
+    window: float = 60.0,
+    watermark: float = 120.0,
+    once: bool = False,
+    skip_corrupt: bool = False,
+    interval: float = 10.0,
+) -> StreamingQuery:
+    """Start to write the `windows` of `journal` to `output`, where `checkpoint` says that it was left.
+
+    Looks for new files every `interval` seconds, or with `once` takes those that are there, and ends. A file that
+    cannot be read, or lacks a column, ends the query with an error that names it; with `skip_corrupt` those that
+    cannot be read are left out, and Spark's log names them. Raises `PipelineError` before anything is done if the
+    journal is missing, a number impossible, or if the checkpoint and the output are not of this stream.
+    """
+    for name, value, least in (("window", window, 1e-3), ("watermark", watermark, 0.0), ("interval", interval, 1e-3)):
+        if not least <= value <= _LONGEST:
+            raise PipelineError(f"{name} must be a number of seconds from {least:g} to {_LONGEST}, not {value!r}")
+    try:
+        _prepare(spark, journal, output, checkpoint, {"window": float(window), "watermark": float(watermark)})
+    except Py4JJavaError as error:
+        raise PipelineError(f"cannot use {journal}, {output} or {checkpoint}: {error.java_exception}") from error
+    if skip_corrupt:
+        _name_what_is_skipped(spark)
+    reader = spark.readStream.schema(trace.schema()).option("basePath", journal).option("pathGlobFilter", "*.parquet")
+    skip = str(skip_corrupt).lower()
+    rows = reader.option("ignoreCorruptFiles", skip).option("ignoreMissingFiles", skip).parquet(journal)
+    writer = windows(_checked(rows), window, watermark).writeStream.outputMode("append")
+    writer = writer.option("checkpointLocation", checkpoint).foreachBatch(_sink(spark, output))
+    trigger = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=_interval(interval))
+    return trigger.start()
+
+
+def follow(
+    spark: SparkSession,
+    journal: str,
+    output: str,
+    checkpoint: str,
+    *,
+    window: float = 60.0,
+    watermark: float = 120.0,
+    once: bool = False,
+    skip_corrupt: bool = False,
+    interval: float = 10.0,
+    say: Callable[[str], object] = print,
+) -> None:
+    """As `start`, until the query ends, or SIGINT or SIGTERM comes. Tells `say` of every batch, in a line.
+
+    A batch that is interrupted is done again by the next run. Raises `PipelineError` also for a query that fails.
+    """
+    with _told_to_stop() as stop:
+        query = start(
+            spark,
+            journal,
+            output,
+            checkpoint,
+            window=window,
+            watermark=watermark,
+            once=once,
+            skip_corrupt=skip_corrupt,
+            interval=interval,
+        )
+        if skip_corrupt:
+            say("files that cannot be read are left out: warnings of Spark's FileScanRDD name them")
+        told = -1
+        dropped = 0
+        try:
+            ended = False
+            while not ended and not stop.is_set():
+                stop.wait(_LOOK)
+                ended = not query.isActive
+                for progress in query.recentProgress:
+                    if progress["batchId"] > told and "addBatch" in progress["durationMs"]:  # else it found nothing
+                        told = progress["batchId"]
+                        dropped += _num_dropped(progress)
+                        say(progress_line(progress, dropped))
+            if ended:
+                query.awaitTermination()  # raises what it has failed of
+        except (StreamingQueryException, Py4JError, OSError) as error:
+            if stop.is_set():
+                return  # the signal was for Spark's process as well
+            if isinstance(error, StreamingQueryException):
+                raise PipelineError(f"following {journal} failed: {_reason(error)}") from error
+            raise
+        finally:
+            _stop(query)
+
+
+def progress_line(progress: Mapping[str, Any], dropped: int) -> str:
+    """What a batch has done, by its `StreamingQueryProgress`, and how many entries have been `dropped` so far.
+
+    Each operation has an entry for each of its keys and one for all; those of a window that come together are one.
+    """
+    written = sum(state["numRowsRemoved"] for state in progress["stateOperators"])
+    return (
+        f"batch {progress['batchId']}: {words.count(progress['numInputRows'])} rows read, "
+        f"{words.count(written)} windows written, watermark {progress['eventTime'].get('watermark', 'not yet')}, "
+        f"{words.count(dropped)} entries dropped so far, for they were too late"
+    )
+
+
+def _num_dropped(progress: Mapping[str, Any]) -> int:
+    return sum(state["numRowsDroppedByWatermark"] for state in progress["stateOperators"])
+
+
+def _interval(seconds: float) -> str:
+    """In Spark's words."""
+    return f"{round(seconds * 1e6)} microseconds"
+
+
+def _checked(rows: DataFrame) -> DataFrame:
+    """The rows of the journal. One that lacks what every row has fails the query, and its file is named."""
+    file = F.col("_metadata.file_path")
+    arrived_at = F.col("arrived_at")
+    impossible = {**trace.IMPOSSIBLE, "instance": "instance is null"}
+    for column, condition in impossible.items():
+        wrong = F.concat(file, F.lit(f": the column {column} is missing, or has a value that it cannot have"))
+        arrived_at = F.when(F.expr(condition), F.raise_error(wrong).cast("timestamp")).otherwise(arrived_at)
+    return rows.withColumn("arrived_at", arrived_at)
+
+
+def _sink(spark: SparkSession, output: str) -> Callable[[DataFrame, int], None]:
+    """What writes a batch to `output`, whole and once."""
+    path = _path(spark, output)
+    parent = path.getParent()
+
+    def write(rows: DataFrame, batch: int) -> None:
+        whole = _path(spark, f"{path}/batch={batch}")
+        rows.persist()
+        try:
+            count = rows.count()  # also if it has been written: this is what brings the state up to date
+            if not count or _system(spark, whole).exists(whole):
+                return
+            # Not in the output: there are readers that look into every directory, whatever it is called.
+            unfinished = _path(spark, f"{parent}/.{path.getName()}.unfinished/batch={batch}")
+            files = math.ceil(count / _ROWS_PER_FILE)
+            rows.coalesce(files).write.mode("overwrite").parquet(str(unfinished))
+            if not _system(spark, whole).rename(unfinished, whole):
+                raise PipelineError(f"cannot rename {unfinished} to {whole}")
+            _system(spark, whole).delete(unfinished.getParent(), True)
+        finally:
+            rows.unpersist()
+
+    return write
+
+
+def _prepare(spark: SparkSession, journal: str, output: str, checkpoint: str, numbers: Settings) -> None:
+    """Make the directories, and write down what the stream is, unless that is done: then it has to be the same."""
+    paths = {"journal": journal, "output": output, "checkpoint": checkpoint}
+    places = {name: str(_path(spark, path)) for name, path in paths.items()}
+    for inner, outer in permutations(places, 2):
+        if f"{places[inner]}/".startswith(f"{places[outer]}/"):
+            raise PipelineError(f"{inner}, {paths[inner]}, must not be in {outer}, {paths[outer]}")
+    if _names(spark, journal) is None:
+        raise PipelineError(f"there is no {journal}")
+    settings = {"journal": places["journal"], "output": places["output"], **numbers}
+    before = _read_marker(spark, checkpoint)
+    if before is not None:
+        for name, value in settings.items():
+            if before.get(name) != value:
+                raise PipelineError(f"{checkpoint} is of a stream with {name} {before.get(name)}, and not {value}")
+        if _read_marker(spark, output) != before:
+            raise PipelineError(f"{output} is not what {checkpoint} is of: its windows are not there")
+        return
+    if _names(spark, checkpoint):
+        raise PipelineError(f"{checkpoint} is no checkpoint of this: name a directory that is empty or not there")
+    if _names(spark, output):
+        raise PipelineError(f"{output} is not empty, and {checkpoint} is not the checkpoint that belongs to it")
+    # In this order: with the one in the checkpoint all is done.
+    marked = {**settings, "id": uuid4().hex}
+    for place in (output, checkpoint):
+        _write_marker(spark, place, marked)
+
+
+def _names(spark: SparkSession, directory: str) -> set[str] | None:
+    """What is there, but for the marker and what is hidden. `None` if there is no such directory."""
+    path = _path(spark, directory)
+    if not _system(spark, path).exists(path):
+        return None
+    if not _system(spark, path).getFileStatus(path).isDirectory():
+        raise PipelineError(f"{directory} is no directory")
+    names = {str(status.getPath().getName()) for status in _system(spark, path).listStatus(path)}
+    return {name for name in names if name != _MARKER and not name.startswith(".")}
+
+
+def _path(spark: SparkSession, path: str) -> Any:
+    """A path of Hadoop's, which is how Spark finds any file, with its file system and from the root."""
+    assert spark.sparkContext._jvm is not None
+    found = spark.sparkContext._jvm.org.apache.hadoop.fs.Path(path)
+    return _system(spark, found).makeQualified(found)
+
+
+def _system(spark: SparkSession, path: Any) -> Any:
+    return path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
+
+
+def _read_marker(spark: SparkSession, directory: str) -> Settings | None:
+    path = _path(spark, f"{directory}/{_MARKER}")
+    if not _system(spark, path).exists(path):
+        return None
+    assert spark.sparkContext._jvm is not None
+    with _closing(_system(spark, path).open(path)) as stream:
+        text = spark.sparkContext._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise PipelineError(f"{directory}/{_MARKER} does not hold the settings of a stream")
+    return found
+
+
+def _write_marker(spark: SparkSession, directory: str, settings: Settings) -> None:
+    """Whole or not at all."""
+    path = _path(spark, f"{directory}/{_MARKER}")
+    unfinished = _path(spark, f"{directory}/.{_MARKER}.unfinished")
+    system = _system(spark, path)
+    with _closing(system.create(unfinished, True)) as stream:
+        stream.writeBytes(json.dumps(settings))  # ASCII
+    system.delete(path, False)
+    if not system.rename(unfinished, path):
+        raise PipelineError(f"cannot write {path}")
+
+
+@contextmanager
+def _closing(stream: Any) -> Iterator[Any]:
+    try:
+        yield stream
+    finally:
+        stream.close()
+
+
+def _name_what_is_skipped(spark: SparkSession) -> None:
+    """Have Spark log the files that it skips: by itself it is told to log errors alone."""
+    assert spark.sparkContext._jvm is not None
+    log4j = spark.sparkContext._jvm.org.apache.logging.log4j
+    log4j.core.config.Configurator.setLevel("org.apache.spark.sql.execution.datasources.FileScanRDD", log4j.Level.WARN)
+
+
+@contextmanager
+def _told_to_stop() -> Iterator[threading.Event]:
+    """What SIGINT and SIGTERM set meanwhile, if this is the main thread, which alone may say what they do."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop(query: StreamingQuery) -> None:
+    with suppress(Py4JError, OSError):  # Spark's process may have ended
+        query.stop()
+
+
+def _reason(error: StreamingQueryException) -> str:
+    """What is at the bottom of it. An error of the sink has a traceback of its own around it."""
+    raised = _RAISED.search(str(error))
+    reason = raised[1] if raised else str(error).splitlines()[0]
+    advice = "; --skip-corrupt leaves such files out" if "FAILED_READ_FILE" in str(error) else ""
+    return _CODES.sub("", reason).strip(" .") + advice

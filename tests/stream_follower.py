@@ -1,0 +1,11 @@
+"""Follows a journal until it is killed: `python -m tests.stream_follower JOURNAL OUTPUT CHECKPOINT`."""
+
+import sys
+
+from purgatory.spark.session import session
+from purgatory.spark.stream import follow
+from tests.test_pipeline_stream import SETTINGS
+
+if __name__ == "__main__":
+    with session("local[2]", {"spark.sql.shuffle.partitions": "1"}) as spark:
+        follow(spark, *sys.argv[1:4], **SETTINGS)
