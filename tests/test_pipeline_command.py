@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from purgatory.spark import replay
 from purgatory.spark.trace import read
 from tests import spark_cluster
-from tests.server_process import ROOT
+from tests.server_process import ROOT, running
 
 SMALL = ("--rate", "500", "--seconds", "4", "--instances", "3")
 
@@ -35,6 +35,28 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = _pipeline("generate", path, *SMALL, "--preset", "high", "--seed", "3")
     assert "generating about 6,000 operations of 3 instances" in found.stderr
     return path
+
+
+@pytest.mark.timeout(240)
+def test_readmes_way_from_a_running_server_to_a_report(tmp_path: Path) -> None:
+    lines = re.findall(r"^\.venv/bin/purgatory pipeline (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    commands = {line.split()[0]: line.split() for line in lines}
+    with running(tmp_path / "data", "--journal", str(tmp_path / "journal"), "--instance", "web-1") as server:
+        traffic = [sys.executable, "-m", "examples.long_poll_server.traffic", "--seconds", "6", "--url", server.url]
+        subprocess.run([*traffic, "--clients", "60", "--wait", "1"], cwd=ROOT, check=True, timeout=60)
+    places = {name: str(tmp_path / name) for name in ("journal", "replayed", "report")}
+    _pipeline(*(places.get(word, word) for word in commands["replay"]))
+    found = _pipeline(*(places.get(word, word) for word in commands["report"]))
+    assert f"written to {places['report']}/index.html" in found.stdout
+    assert "fetch / DelayedFetch: " in found.stdout
+    assert "timeouts as recorded: tick " in found.stdout
+    outcomes = {row["operation"]: row for row in pq.read_table(tmp_path / "report/tables/outcomes").to_pylist()}
+    assert outcomes.keys() == {"DelayedFetch", "DelayedProduce"}
+    assert min(outcomes["DelayedFetch"][outcome] for outcome in ("satisfied", "expired")) > 0
+    replayed = pq.read_table(tmp_path / "replayed" / "summary").to_pylist()
+    assert {(row["instance"], row["purgatory"]) for row in replayed} == {("web-1", "fetch")}
+    assert {row["operations"] for row in replayed} == {outcomes["DelayedFetch"]["operations"]}
+    assert "data:image/png;base64," in (tmp_path / "report" / "index.html").read_text()
 
 
 def test_a_trace_is_generated_as_asked(trace: Path) -> None:
