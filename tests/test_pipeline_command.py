@@ -72,10 +72,12 @@ def test_a_cluster_gives_the_same_replay_as_this_machine(spark: SparkSession, tr
     file = next(trace.glob("date=*/instance=instance-1/*.parquet"))
     corrupt = file.with_name("corrupt.parquet")
     corrupt.write_bytes(file.read_bytes()[:-1])
-    more = ("--operations", "--skip-corrupt", "--conf", "spark.sql.shuffle.partitions=2")
+    more = ["--operations", "--skip-corrupt", "--conf", "spark.sql.shuffle.partitions=2"]
+    more += ["--conf", f"spark.driver.extraJavaOptions=-Xlog:gc:file={tmp_path}/gc.log"]
     with spark_cluster.running(tmp_path) as master:
         told = _pipeline("replay", trace, tmp_path / "there", "--master", master, *more)
     corrupt.unlink()
+    assert (tmp_path / "gc.log").exists(), "settings of the process that spark-submit starts"
     # What Python says on stderr, spark-submit says on stdout.
     assert re.search(r"skipped .*corrupt.parquet: cannot be read", told.stdout)
     assert "running 3 simulations of 1 configurations" in told.stdout

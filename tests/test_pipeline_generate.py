@@ -168,6 +168,7 @@ def test_the_presets_are_the_proposals_scenarios() -> None:
         {"keys_per_operation": 0},
         {"zipf": -1.0},
         {"seed": -1},
+        {"rate": 1e9, "seconds": 1e6, "instances": 100_000},
         {"operation": ""},
     ],
 )

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from purgatory import Delay, DelayedOperationPurgatory, VirtualClock
+from purgatory.journal import Journal
 from purgatory.spark import trace
 from purgatory.spark.errors import PipelineError
 from purgatory.spark.generate import generate, write
@@ -143,6 +145,60 @@ def test_the_journal_of_a_server_is_replayed_as_its_operations_ended(spark: Spar
     }
     only = replay(spark, trace.read(spark, str(tmp_path)), sweep(), purgatory="produce")
     assert [row.purgatory for row in only.summary.collect()] == ["produce"]
+
+
+async def test_what_was_rescheduled_ends_as_it_did(spark: SparkSession, tmp_path: Path) -> None:
+    clock = VirtualClock(1_790_000_000.0)
+    with Journal(tmp_path, "web-1", now=clock.time) as journal:
+        purgatory = DelayedOperationPurgatory("session", clock=clock)
+        purgatory.add_listener(journal.write)
+        silent, served, overdue = (purgatory.try_complete_else_watch(Delay(2.0), ["a"]) for _ in range(3))
+        for _ in range(5):
+            clock.advance(1.0)
+            silent.reschedule(2.0)
+            served.reschedule(2.0)
+        clock.advance(1.5)
+        served.force_complete()
+        clock.advance(2.0)
+    assert (silent.expired(), served.expired(), overdue.expired()) == (True, False, True)
+    replayed = replay(spark, trace.read(spark, str(tmp_path)), sweep(timeouts=[None, 6.8]), operations=True)
+    assert replayed.operations is not None
+    found = {(row.timeout, row.outcome, round(row.waited_s, 2)) for row in replayed.operations.collect()}
+    assert found == {
+        (None, "expired", 7.0),
+        (None, "satisfied", 6.5),
+        (None, "expired", 2.0),
+        (6.8, "expired", 6.8),
+        (6.8, "satisfied", 6.5),
+    }
+    unknown = {row.timeout: row.unknown for row in replayed.summary.collect()}
+    assert unknown == {None: 0, 6.8: 1}
+
+
+def test_keys_that_are_the_same_as_text_are_one(spark: SparkSession, tmp_path: Path) -> None:
+    traces.write(tmp_path, [traces.row(n, keys=["1", "1", "2"], waited_s=0.1) for n in range(20)])
+    (summary,) = replay(spark, trace.read(spark, str(tmp_path)), sweep()).summary.collect()
+    assert summary.peak_dead == 40
+
+
+def test_a_row_from_long_ago_does_not_keep_an_instance_in_one_piece(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [traces.row(n / 100, waited_s=0.01) for n in range(2000)]
+    traces.write(tmp_path, [traces.row(-300_000_000.0), *rows])
+    (summary,) = replay(spark, trace.read(spark, str(tmp_path)), sweep(), split=300).summary.collect()
+    assert 7 <= summary.segments <= 12
+    assert summary.operations == summary.satisfied == 2001
+
+
+def test_where_operations_stay_long_segments_are_longer(spark: SparkSession, tmp_path: Path) -> None:
+    """What is pending at a cut is handed to both sides: with 200 pending, a cut after each 100 would be all work."""
+    traces.write(tmp_path, [traces.row(n / 100, waited_s=2.0, timeout_s=3.0) for n in range(6000)])
+    recorded = trace.read(spark, str(tmp_path))
+    (summary,) = replay(spark, recorded, sweep(), split=100).summary.collect()
+    assert 200 <= summary.peak_delayed <= 201
+    assert 2 <= summary.segments <= 4
+    # With a timeout that ends them early, few are pending.
+    (summary,) = replay(spark, recorded, sweep(timeouts=[0.02]), split=100).summary.collect()
+    assert summary.segments > 30
 
 
 def test_operations_that_never_expire_are_carried_over_every_cut(spark: SparkSession, tmp_path: Path) -> None:

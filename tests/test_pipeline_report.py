@@ -282,7 +282,7 @@ class TestWhatIsRefused:
             ({"window": 0.0}, "window must be a number from 0.001 to 1e\\+09, not 0.0"),
             ({"window": 0.001}, "window must be longer: with 0.001 s there would be 60,001 windows, of at most 1,000"),
             ({"max_lateness": -1.0}, "max_lateness must be a number"),
-            ({"replay": "/nowhere"}, "/nowhere/summary cannot be read as a replay's summary: PATH_NOT_FOUND"),
+            ({"replay": "/nowhere"}, "there is no /nowhere/summary: /nowhere is not what `replay` has written"),
         ],
     )
     def test_what_is_out_of_range(

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +179,7 @@ class TestFollowing:
         ended = threading.Event()
 
         def write() -> None:
-            for number in range(400):
+            for number in count():
                 for instance in ("web-1", "web-2"):
                     _write(following.journal, number, instance)
                 if ended.wait(0.4):

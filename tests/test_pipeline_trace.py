@@ -29,6 +29,27 @@ def test_a_trace_has_the_rows_of_all_its_files(spark: SparkSession, tmp_path: Pa
     ]
 
 
+@pytest.mark.parametrize("name", ["a b", "ü[1]", "x{1,2}", "100%25", "q?*", "#1"])
+def test_a_directory_may_have_any_name(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    traces.write(tmp_path / name, [traces.row(1)])
+    found = trace.read(spark, str(tmp_path / name))
+    assert (found.files, found.rows.count()) == (1, 1)
+    with pytest.raises(PipelineError, match="exists"):
+        trace.refuse_existing(spark, str(tmp_path / name))
+    trace.refuse_existing(spark, str(tmp_path / "x*"))
+
+
+def test_times_as_spark_by_itself_writes_them_are_read(spark: SparkSession, tmp_path: Path) -> None:
+    traces.write(tmp_path / "one", [traces.row(1.25)])
+    rows = trace.read(spark, str(tmp_path / "one")).rows.drop("completes_s")
+    usual = spark.conf.get("spark.sql.parquet.outputTimestampType")
+    assert usual is not None
+    spark.conf.set("spark.sql.parquet.outputTimestampType", "INT96")
+    rows.write.partitionBy("date", "instance").parquet(str(tmp_path / "other"))
+    spark.conf.set("spark.sql.parquet.outputTimestampType", usual)
+    assert trace.read(spark, str(tmp_path / "other")).rows.drop("completes_s").collect() == rows.collect()
+
+
 def test_files_that_are_being_written_are_no_part_of_it(spark: SparkSession, tmp_path: Path) -> None:
     file = traces.write(tmp_path, [traces.row(1)])
     shutil.copy(file, file.with_name(".x.parquet.unfinished"))
@@ -113,6 +134,7 @@ def test_a_file_that_is_corrupt_inside_is_named_too(spark: SparkSession, tmp_pat
     [
         {"timeout_s": -1.0},
         {"timeout_s": float("nan")},
+        {"timeout_s": None, "outcome": "expired", "late_s": 0.0},
         {"waited_s": float("inf")},
         {"waited_s": -0.1},
         {"outcome": "lost"},

@@ -2,13 +2,17 @@
 
 import argparse
 import os
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import pyspark
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -35,13 +39,16 @@ _TRAFFIC: Final = {
     "upper_quartile": "75th percentile of the time to complete, in seconds",
     "timeout": "of each operation, in seconds",
     "keys": "how many keys there are",
-    "keys_per_operation": "how many of them an operation draws",
+    "keys_per_operation": "how many of them an operation draws; one that it draws twice it waits on once",
     "zipf": "exponent by which keys are drawn: 0 is all alike, 1 is Zipf's law",
     "seed": "the same seed gives the same operations",
     "start": "when it begins, in seconds since 1970",
     "purgatory": "the purgatory's name",
     "operation": "the operations' type",
 }
+
+_NOW_AND_THEN: Final = 10.0
+"""Seconds."""
 
 _console = Console(stderr=True)
 
@@ -61,8 +68,13 @@ def add_to(subcommands: "Subcommands") -> None:
         "--preset", choices=PRESETS, default="low", help="scenario of Kafka's redesign proposal (default: low)"
     )
     for field in fields(Traffic):
+        low, high = (getattr(PRESETS[name], field.name) for name in ("low", "high"))
+        default = f"{low}" if low == high else f"{low}, or {high} with high"
         parser.add_argument(
-            f"--{field.name.replace('_', '-')}", type=type(field.default), metavar="N", help=_TRAFFIC[field.name]
+            f"--{field.name.replace('_', '-')}",
+            type=type(field.default),
+            metavar="NAME" if isinstance(field.default, str) else "N",
+            help=f"{_TRAFFIC[field.name]} (default: {default})",
         )
 
     parser = _command(commands, "replay", _replay, "run a trace through simulated purgatories with other settings")
@@ -108,7 +120,8 @@ def add_to(subcommands: "Subcommands") -> None:
     parser.add_argument(
         "--watermark", type=float, default=120.0, metavar="N", help="seconds to wait for late rows (default: 120)"
     )
-    parser.add_argument("--once", action="store_true", help="take what is there, and end")
+    once = "take what is there, and end; windows that may get more rows stay open for the next run"
+    parser.add_argument("--once", action="store_true", help=once)
     _skip(parser)
 
 
@@ -143,15 +156,43 @@ def _run(prepare: Callable[[argparse.Namespace], Run], options: argparse.Namespa
         check_java()
         submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has started this, and knows where Spark is
         if not submitted and not is_local(options.master):
-            _submit(options.master, sys.argv[sys.argv.index("pipeline") + 1 :])
-        with session(None if submitted else options.master, settings) as spark:
+            _submit(options.master, settings, sys.argv[sys.argv.index("pipeline") + 1 :])
+        with session(None if submitted else options.master, settings) as spark, _telling(spark):
             run(spark, options)
     except PipelineError as error:
         sys.exit(f"purgatory pipeline: {error}")
     except PySparkException as error:
         sys.exit(f"purgatory pipeline: {str(error).split('JVM stacktrace:')[0].strip()}")
+    except Py4JError as error:
+        raised = re.findall(r"^(?:: |Caused by: )(.+)$", str(error), re.MULTILINE) or str(error).splitlines()
+        sys.exit(f"purgatory pipeline: {raised[-1]}")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+@contextmanager
+def _telling(spark: SparkSession) -> Iterator[None]:
+    """Say how far Spark has come, now and then, where there is no terminal for its own bar."""
+    over = threading.Event()
+
+    def tell() -> None:
+        tracker = spark.sparkContext.statusTracker()
+        while not over.wait(_NOW_AND_THEN):
+            for stage in tracker.getActiveStageIds():
+                known = tracker.getStageInfo(stage)
+                if known is not None:
+                    _say(f"step {stage}: {known.numCompletedTasks} of {known.numTasks} tasks are done")
+
+    if sys.stderr.isatty():
+        yield
+        return
+    telling = threading.Thread(target=tell, daemon=True)
+    telling.start()
+    try:
+        yield
+    finally:
+        over.set()
+        telling.join()
 
 
 def _settings(given: Sequence[str]) -> Mapping[str, str]:
@@ -161,7 +202,7 @@ def _settings(given: Sequence[str]) -> Mapping[str, str]:
     return dict(each.split("=", 1) for each in given)
 
 
-def _submit(master: str, arguments: Sequence[str]) -> None:
+def _submit(master: str, settings: Mapping[str, str], arguments: Sequence[str]) -> None:
     """Become `spark-submit`."""
     # It starts the Python that these name, here and on the executors, and not the one that runs this.
     environment = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable, **os.environ}
@@ -169,7 +210,10 @@ def _submit(master: str, arguments: Sequence[str]) -> None:
     program = os.path.join(home, "bin", "spark-submit")
     script = str(Path(__file__).with_name("submit.py"))
     sys.stderr.flush()
-    os.execve(program, [program, "--master", master, script, *arguments], environment)
+    # It knows whether this is a terminal, and starts what some of the settings are about.
+    told = {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(), **settings}
+    conf = [word for name, value in told.items() for word in ("--conf", f"{name}={value}")]
+    os.execve(program, [program, "--master", master, *conf, script, *arguments], environment)
 
 
 def _generate(options: argparse.Namespace) -> Run:
@@ -195,6 +239,7 @@ def _open(spark: SparkSession, options: argparse.Namespace) -> trace.Trace:
 
 def _replay(options: argparse.Namespace) -> Run:
     configurations = replay.sweep(options.tick, options.wheel_size, options.purge_interval, options.timeout)
+    replay.check_split(options.split)
 
     def run(spark: SparkSession, options: argparse.Namespace) -> None:
         trace.refuse_existing(spark, options.output)
@@ -228,10 +273,10 @@ def _show(summary: DataFrame) -> None:
         "peak_delayed",
         "peak_dead",
     )
-    sums = [(F.max(name) if name.startswith("peak") else F.sum(name)).alias(name) for name in names]
+    sums = [F.sum(name).alias(name) for name in names]
     settings = ("tick", "wheel_size", "purge_interval", "timeout")
     rows = summary.groupBy(*settings).agg(*sums, F.max("late_p99").alias("late_p99")).orderBy(*settings).collect()
-    table = Table(title="all instances together; peaks and lateness are those of the worst")
+    table = Table(title="all instances together; the lateness is that of the worst")
     for name in (*settings, *names, "late_p99"):
         table.add_column(name.replace("_", " "), justify="right")
     for row in rows:
@@ -282,7 +327,8 @@ def _several(one: Callable[[str], V]) -> Callable[[str], list[V]]:
         try:
             return [one(part) for part in text.split(",")]
         except ValueError:
-            raise argparse.ArgumentTypeError(f"must be numbers with commas between them, not {text!r}") from None
+            also = ", or recorded," if one is _timeout else ""
+            raise argparse.ArgumentTypeError(f"must be numbers{also} with commas between them, not {text!r}") from None
 
     return several
 

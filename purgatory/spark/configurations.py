@@ -86,7 +86,8 @@ def read(spark: SparkSession, replay: str) -> DataFrame:
     try:
         summary = spark.read.parquet(path)
     except AnalysisException as error:
-        raise PipelineError(f"{path} cannot be read as a replay's summary: {error.getCondition()}") from None
+        why = "there is no" if error.getCondition() == "PATH_NOT_FOUND" else "no Parquet is in"
+        raise PipelineError(f"{why} {path}: {replay} is not what `replay` has written") from None
     for column in (*_SETTINGS, *_SUMMED, *_WORST):
         if column not in summary.columns:
             raise PipelineError(f"missing column {column} in {path}: it is not a replay's summary")
@@ -157,7 +158,8 @@ def _choose(timeout: float | None, rows: Sequence[Costs], limit: float | None) -
 def _reason(
     best: Costs, rows: Sequence[Costs], qualified: Sequence[Costs], near: Sequence[Costs], limit: float | None
 ) -> str:
-    parts = [f"{settings(best)}: {figure(best['cost'])} µs of CPU time an operation{_compared(best, rows)}"]
+    cost = f"{figure(best['cost'])} µs of CPU time an operation for wake-ups, cascades and purges"
+    parts = [f"{settings(best)}: {cost}{_compared(best, rows)}"]
     if best["late_p99"] is None:
         parts.append("nothing expires")
     elif limit is None:

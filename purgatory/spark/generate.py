@@ -59,6 +59,7 @@ def write(rows: DataFrame, path: str) -> None:
     """Write the rows of a trace to `path`, in a journal's directories. Raises `PipelineError` if there is a `path`."""
     # A task has the rows of few instances and days: with a file open for each there is no need to sort the rows.
     rows.sparkSession.conf.set("spark.sql.maxConcurrentOutputFileWriters", 16)
+    rows.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     try:
         rows.write.partitionBy("date", "instance").parquet(path)
     except AnalysisException as error:
@@ -108,7 +109,6 @@ class _Keys:
     def __init__(self, traffic: Traffic) -> None:
         self._count = traffic.keys
         self._each = traffic.keys_per_operation
-        self._names = pa.array([f"key-{rank}" for rank in range(1, traffic.keys + 1)])
         self._shares: Floats | None = None
         """Of the keys up to each rank, of all draws."""
         if traffic.zipf > 0:
@@ -126,4 +126,6 @@ class _Keys:
         for column in range(1, self._each):
             fresh[:, column] = (drawn[:, :column] != drawn[:, column : column + 1]).all(axis=1)
         offsets = np.concatenate(([0], np.cumsum(fresh.sum(axis=1)))).astype(np.int32)
-        return pa.ListArray.from_arrays(pa.array(offsets), self._names.take(pa.array(drawn[fresh])))
+        ranks, which = np.unique(drawn[fresh], return_inverse=True)
+        names = pa.array([f"key-{rank + 1}" for rank in ranks.tolist()], pa.string())
+        return pa.ListArray.from_arrays(pa.array(offsets), names.take(pa.array(which)))

@@ -10,8 +10,11 @@ plays them first, so that at the cut its purgatory holds what it would have held
 exactly those of one long simulation. What a simulation remembers of operations that are over, namely how many have
 finished since the last purge, begins anew at a cut; that is less than one purge. Where to cut is decided by the trace,
 so that the same input gives the same result, however Spark divides the work.
+
+The trace is sorted once for each configuration, for they run beside each other: a sweep needs as many times its disk.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from itertools import chain, groupby, pairwise, product, repeat, starmap
@@ -23,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -33,7 +36,7 @@ from purgatory.spark.errors import PipelineError
 from purgatory.spark.simulate import COUNTS, Arrival, Configuration, Ended, Simulation, late_percentile
 from purgatory.spark.trace import Part, Trace
 
-__all__ = ["SPLIT", "Replay", "replay", "sweep", "write"]
+__all__ = ["SPLIT", "Replay", "check_split", "replay", "sweep", "write"]
 
 Batches: TypeAlias = Iterator[pa.RecordBatch]
 
@@ -41,7 +44,7 @@ SPLIT: Final = 1_000_000
 """Operations of a segment, about: ten seconds of work."""
 
 _BINS: Final = 1000
-"""Where an instance is cut is decided to a thousandth of its time."""
+"""How many parts of a span of time are looked at in one go, at the most."""
 
 _BATCH: Final = 10_000
 """Rows handed to Spark in one go."""
@@ -102,6 +105,15 @@ _END: Final = """
 _ENDING: Final = "CASE WHEN outcome = 'expired' AND completes_s < double('inf') THEN 'satisfied' ELSE outcome END"
 """How an operation ends if its timeout does not come first, and after how many seconds."""
 
+_TIMEOUT: Final = """
+    CASE WHEN outcome = 'expired' AND abs(waited_s - late_s - timeout_s) > 1e-6 THEN greatest(waited_s - late_s, 0.0)
+         WHEN outcome <> 'expired' AND waited_s > timeout_s THEN NULL
+         ELSE timeout_s END
+"""
+"""Seconds from the arrival to the deadline as it was in the end: a journal's `timeout_s` counts from when the operation
+was last rescheduled. Of one that ended later than its timeout it is known that its deadline had not come, and no more.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Replay:
@@ -130,6 +142,12 @@ def sweep(
     return list(dict.fromkeys(configurations))
 
 
+def check_split(split: int) -> None:
+    """Raise `PipelineError` unless it is possible to cut after so many operations."""
+    if split < 1:
+        raise PipelineError(f"split must be at least 1, not {split!r}")
+
+
 def replay(
     spark: SparkSession,
     recorded: Trace,
@@ -144,8 +162,7 @@ def replay(
     `purgatory` is the name of the only one to look at. Instances with more than `split` operations are cut in time.
     Raises `PipelineError` for impossible values and for a purgatory that is not there.
     """
-    if split < 1:
-        raise PipelineError(f"split must be at least 1, not {split!r}")
+    check_split(split)
     rows = recorded.rows
     if purgatory is not None:
         rows = rows.where(F.col("purgatory") == purgatory)
@@ -155,7 +172,7 @@ def replay(
         raise PipelineError(
             f"the trace has no purgatory {purgatory!r}, but: {names}" if names else "the trace is empty"
         )
-    plan = _Plan(tuple(found), tuple(configurations), _cuts(spark, rows, found, split))
+    plan = _Plan(tuple(found), tuple(configurations), _cuts(spark, rows, found, configurations, split))
     results = plan.distribute(spark, rows).mapInArrow(plan.simulations(operations), from_arrow_schema(_RESULT))
     labels = [field.name for field in _LABELS]
     counted = results.where("outcome is null").select(*labels, *(field.name for field in _COUNTED))
@@ -207,8 +224,8 @@ class _Plan:
             F.explode(F.sequence(F.lit(0), F.lit(len(self.configurations) - 1))).alias("configuration"),
             F.unix_micros("arrived_at").alias("arrived"),
             "operation",
-            "keys",
-            "timeout_s",
+            F.array_distinct("keys").alias("keys"),  # different ones may be the same as text
+            F.expr(_TIMEOUT).alias("timeout_s"),
             F.expr(_END).alias("end"),
             F.expr(_ENDING).alias("ending"),
         )
@@ -267,33 +284,88 @@ def _segment(time: Column) -> Column:
     return F.size(F.filter("cuts", lambda cut: cut <= time))
 
 
-def _cuts(spark: SparkSession, rows: DataFrame, parts: Sequence[Part], split: int) -> tuple[tuple[int, ...], ...]:
-    """Where to cut each part, so that no segment has many more than `split` operations."""
-    widths = [(part.last - part.first) // _BINS + 1 for part in parts]
-    large = [
-        (part.instance, part.purgatory, number, part.first, widths[number])
-        for number, part in enumerate(parts)
-        if part.operations > split
-    ]
+def _cuts(
+    spark: SparkSession, rows: DataFrame, parts: Sequence[Part], configurations: Sequence[Configuration], split: int
+) -> tuple[tuple[int, ...], ...]:
+    """Where to cut each part, so that a segment has about `split` operations.
+
+    What is pending at a cut is handed to both sides. So that this stays a small part of the work, a segment has at
+    least ten times as many operations as are pending on average.
+    """
     cuts: list[list[int]] = [[] for _ in parts]
-    if large:
-        numbered = spark.createDataFrame(large, "instance string, purgatory string, part long, first long, width long")
-        arrived = F.unix_micros("arrived_at")
-        counted = (
-            rows.join(F.broadcast(numbered), ["instance", "purgatory"])
-            .groupBy("part", F.floor((arrived - F.col("first")) / F.col("width")).alias("bin"))
-            .count()
-            .orderBy("part", "bin")
-            .collect()
-        )
-        for number, bins in groupby(counted, key=itemgetter(0)):
-            operations = 0
-            for _, place, count in bins:
-                if operations and operations + count > split:
-                    cuts[number].append(parts[number].first + place * widths[number])
-                    operations = 0
-                operations += count
+    large = {number for number, part in enumerate(parts) if part.operations > split}
+    pending = _pending(spark, rows, parts, configurations, large) if large else {}
+    limits = {number: max(split, math.ceil(10 * many)) for number, many in pending.items()}
+    # From coarse bins to finer ones where there are too many in one of them.
+    spans = [
+        (number, parts[number].first, parts[number].last - parts[number].first + 1, parts[number].operations)
+        for number in limits
+    ]
+    bins: dict[int, list[tuple[int, int]]] = {number: [] for number in limits}
+    while spans:
+        widths = [-(-length // min(_BINS, 4 * -(-count // limits[number]))) for number, _, length, count in spans]
+        finer = []
+        for index, place, count in _histogram(spark, rows, parts, spans, widths):
+            number, first, _, _ = spans[index]
+            start, width = first + place * widths[index], widths[index]
+            if count > limits[number] and width > 1:
+                finer.append((number, start, width, count))
+            else:
+                bins[number].append((start, count))
+        spans = finer
+    for number, found in bins.items():
+        operations = 0
+        for start, count in sorted(found):
+            if operations and operations + count > limits[number]:
+                cuts[number].append(start)
+                operations = 0
+            operations += count
     return tuple(map(tuple, cuts))
+
+
+def _pending(
+    spark: SparkSession,
+    rows: DataFrame,
+    parts: Sequence[Part],
+    configurations: Sequence[Configuration],
+    numbers: Iterable[int],
+) -> dict[int, float]:
+    """How many operations of each part are pending, on average, with the longest timeout: as they come and stay."""
+    named = [(parts[number].instance, parts[number].purgatory, number) for number in numbers]
+    numbered = spark.createDataFrame(named, "instance string, purgatory string, part long")
+    recorded = F.coalesce(F.expr(_TIMEOUT), F.lit(_FOR_EVER))
+    timeouts = [recorded if each.timeout is None else F.lit(float(each.timeout)) for each in configurations]
+    stays = F.sum(F.least(F.expr(_END), F.greatest(*timeouts, F.lit(0.0)), F.lit(_FOR_EVER)))
+    found = rows.join(F.broadcast(numbered), ["instance", "purgatory"]).groupBy("part").agg(stays).collect()
+    seconds = {number: (part.last - part.first + 1) / _SECOND for number, part in enumerate(parts)}
+    return {number: total / seconds[number] for number, total in found}
+
+
+def _histogram(
+    spark: SparkSession,
+    rows: DataFrame,
+    parts: Sequence[Part],
+    spans: Sequence[tuple[int, int, int, int]],
+    widths: Sequence[int],
+) -> list[Row]:
+    """How many operations arrive in each bin of each span: the span's index, the bin's number, the count."""
+    named = [
+        (parts[number].instance, parts[number].purgatory, index, first, first + length, widths[index])
+        for index, (number, first, length, _) in enumerate(spans)
+    ]
+    numbered = spark.createDataFrame(
+        named, "instance string, purgatory string, span long, first long, stop long, width long"
+    )
+    arrived = F.unix_micros("arrived_at")
+    place = F.floor((arrived - F.col("first")) / F.col("width"))
+    return (
+        rows.join(F.broadcast(numbered), ["instance", "purgatory"])
+        .where((arrived >= F.col("first")) & (arrived < F.col("stop")))
+        .groupBy("span", place.alias("bin"))
+        .count()
+        .orderBy("span", "bin")
+        .collect()
+    )
 
 
 def _pieces(batches: Batches) -> Iterator[tuple[int, pa.RecordBatch]]:

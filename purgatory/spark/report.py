@@ -1,6 +1,7 @@
 """The report on a trace: tables as Parquet, plots, and a page with both and with what is recommended."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from itertools import chain
@@ -82,6 +83,8 @@ def report(
     begins. Raises `PipelineError` for what is out of range, for a trace without operations or with impossible values,
     and for a `replay` that is none.
     """
+    if re.match("[a-z][a-z0-9]+:", output):
+        raise PipelineError(f"a report is written to a directory of this machine, and not to {output}")
     _check("timeout_rate", timeout_rate, 1e-6, 0.999)
     _check("top", top, 1, _MOST_KEYS, int)
     if window is not None:
@@ -160,7 +163,8 @@ def _configurations(
     """What the replay's configurations cost, and which one to take for each timeout."""
     costs = _write(directory, "costs", configurations.costs(summary).toArrow())
     as_recorded = any(row["timeout"] is None for row in costs)
-    recorded = tables.median_timeout(rows) if as_recorded and max_lateness is None else None
+    replayed = rows.join(F.broadcast(summary.select("instance", "purgatory").distinct()), ["instance", "purgatory"])
+    recorded = tables.median_timeout(replayed) if as_recorded and max_lateness is None else None
     choices = configurations.choose(costs, max_lateness, recorded)
     chosen = []
     for choice in choices:

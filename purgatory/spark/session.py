@@ -48,8 +48,8 @@ def check_java() -> None:
     if java is not None:
         try:
             said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
-        except OSError as error:
-            found = f"{java} does not start: {error.strerror}"
+        except (OSError, subprocess.TimeoutExpired) as error:
+            found = f"{java} does not start: {error}"
         else:
             version = re.search(r'version "(?:1\.)?(\d+)', said)
             if version and int(version[1]) >= JAVA:
@@ -69,8 +69,7 @@ def is_local(master: str) -> bool:
 def settings(master: str) -> dict[str, str]:
     """What the pipeline sets for Spark where `master` is."""
     local = _LOCAL_SETTINGS if is_local(master) else {}
-    progress = {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
-    return {**_SETTINGS, **local, **progress}
+    return {**_SETTINGS, **local}
 
 
 @contextmanager
@@ -86,7 +85,7 @@ def session(master: str | None = None, extra: Mapping[str, str] | None = None) -
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has started this, and knows the master
     where = master or ("spark-submit's" if submitted else "local[*]")
     if master is not None or not submitted:
-        builder = builder.master(where)
+        builder = builder.master(where).config("spark.ui.showConsoleProgress", str(sys.stderr.isatty()).lower())
     local = is_local(where)
     if local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -1,9 +1,10 @@
 """Operations of a trace run through a purgatory: the library's own, on a `VirtualClock` or on an event loop.
 
 What is known of each operation is when it came, what it waited on, its timeout, and how it ended, if not by that. So
-the same is done to one of ours: it is watched when it came and, if its timeout is not earlier, it is completed,
-cancelled or made to fail after as long as it had taken. As in the benchmark of Kafka's purgatory redesign proposal, it
-is the operation that is completed and not its key that is checked, for a trace does not say which checks there were.
+the same is done to one of ours: it is watched when it came and, unless its timeout comes first or at the same time, it
+is completed, cancelled or made to fail after as long as it had taken. As in the benchmark of Kafka's purgatory redesign
+proposal, it is the operation that is completed and not its key that is checked, for a trace does not say which checks
+there were.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -19,6 +19,7 @@ import math
 import re
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import permutations
@@ -44,6 +45,9 @@ _MARKER: Final = "_purgatory.json"
 _ROWS_PER_FILE: Final = 1_000_000
 
 _LONGEST: Final = 366 * 86_400
+
+_PATIENCE: Final = 30.0
+"""Seconds that a batch may take to be finished when the stream is told to stop."""
 
 _LOOK: Final = 0.2
 """Seconds from one look at what the query has done to the next."""
@@ -112,7 +116,7 @@ def start(
         _name_what_is_skipped(spark)
     reader = spark.readStream.schema(trace.schema()).option("basePath", journal).option("pathGlobFilter", "*.parquet")
     skip = str(skip_corrupt).lower()
-    rows = reader.option("ignoreCorruptFiles", skip).option("ignoreMissingFiles", skip).parquet(journal)
+    rows = reader.option("ignoreCorruptFiles", skip).option("ignoreMissingFiles", skip).parquet(trace.literal(journal))
     writer = windows(_checked(rows), window, watermark).writeStream.outputMode("append")
     writer = writer.option("checkpointLocation", checkpoint).foreachBatch(_sink(spark, output))
     trigger = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=_interval(interval))
@@ -171,7 +175,11 @@ def follow(
                 raise PipelineError(f"following {journal} failed: {_reason(error)}") from error
             raise
         finally:
+            if stop.is_set():
+                _let_finish(query)
             _stop(query)
+        if stop.is_set():
+            say("stopped")
 
 
 def progress_line(progress: Mapping[str, Any], dropped: int) -> str:
@@ -338,6 +346,14 @@ def _told_to_stop() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _let_finish(query: StreamingQuery) -> None:
+    """Wait for the batch that is being worked on, but not for long: one that is interrupted fails with much noise."""
+    with suppress(Py4JError, OSError):
+        until = time.monotonic() + _PATIENCE
+        while query.isActive and query.status["isTriggerActive"] and time.monotonic() < until:
+            time.sleep(_LOOK)
 
 
 def _stop(query: StreamingQuery) -> None:

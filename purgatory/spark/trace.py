@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,7 +22,18 @@ from pyspark.sql import functions as F
 from purgatory.journal import SCHEMA
 from purgatory.spark.errors import PipelineError
 
-__all__ = ["COLUMNS", "IMPOSSIBLE", "OUTCOMES", "Part", "Trace", "parts", "read", "refuse_existing", "schema"]
+__all__ = [
+    "COLUMNS",
+    "IMPOSSIBLE",
+    "OUTCOMES",
+    "Part",
+    "Trace",
+    "literal",
+    "parts",
+    "read",
+    "refuse_existing",
+    "schema",
+]
 
 COLUMNS: Final = {
     "purgatory": "string",
@@ -50,11 +61,12 @@ IMPOSSIBLE: Final = {
     "operation": "operation is null",
     "keys": "keys is null or size(keys) = 0 or exists(keys, key -> key is null)",
     "arrived_at": "arrived_at is null",
-    "timeout_s": "timeout_s < 0 or timeout_s = double('inf') or isnan(timeout_s)",
+    "timeout_s": "timeout_s < 0 or timeout_s = double('inf') or isnan(timeout_s)"
+    " or timeout_s is null and outcome = 'expired'",
     "waited_s": "waited_s is null or waited_s < 0 or waited_s = double('inf') or isnan(waited_s)",
     "outcome": f"outcome is null or outcome not in {OUTCOMES}",
     "late_s": "late_s < 0 or late_s = double('inf') or isnan(late_s) or (late_s is null) = (outcome = 'expired')",
-    "completes_s": "completes_s < 0 or isnan(completes_s)",
+    "completes_s": "completes_s < 0 or isnan(completes_s) or completes_s = double('inf') and outcome = 'satisfied'",
 }
 """By column, what no operation can have. What is null is no match."""
 
@@ -94,7 +106,8 @@ def read(spark: SparkSession, path: str, *, skip_corrupt: bool = False) -> Trace
     """
     options = {"recursiveFileLookup": "true", "pathGlobFilter": "*.parquet"}
     try:
-        files = sorted(map(unquote, spark.read.format("binaryFile").options(**options).load(path).inputFiles()))
+        found = spark.read.format("binaryFile").options(**options).load(literal(path))
+        files = sorted(map(unquote, found.inputFiles()))
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
@@ -122,9 +135,10 @@ def read(spark: SparkSession, path: str, *, skip_corrupt: bool = False) -> Trace
         raise PipelineError(f"{skipped[0]}{more}; --skip-corrupt leaves such files out")
     if len(skipped) == len(files):
         raise PipelineError(f"{skipped[0]}: there is no other file in {path}")
+    good = [literal(path)] if not skipped else [literal(file) for file in set(files) - {file for file, _, _ in bad}]
     reader = spark.read.schema(schema())
     reader = reader.option("basePath", path).option("pathGlobFilter", "*.parquet")
-    rows = reader.parquet(*(set(files) - {file for file, _, _ in bad})) if skipped else reader.parquet(path)
+    rows = reader.parquet(*good)
     if rows.where("instance is null").limit(1).count():
         raise PipelineError(f"missing column instance in {path}: files lie in directories named instance=NAME")
     return Trace(rows, len(files) - len(skipped), tuple(skipped))
@@ -133,7 +147,7 @@ def read(spark: SparkSession, path: str, *, skip_corrupt: bool = False) -> Trace
 def refuse_existing(spark: SparkSession, path: str) -> None:
     """Raise `PipelineError` if there is a `path` already."""
     try:
-        spark.read.format("binaryFile").load(path).schema  # noqa: B018
+        spark.read.format("binaryFile").load(literal(path)).schema  # noqa: B018
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
@@ -169,10 +183,10 @@ def parts(trace: Trace) -> list[Part]:
 def _problem(file: str, *, whole: bool) -> tuple[str | None, str | None]:
     """Why `file` cannot be read, or what is wrong with its columns."""
     try:
-        if file.startswith("file:"):
-            system, path = fs.LocalFileSystem(), re.sub("^file:/+", "/", file)
-        else:
-            system, path = fs.FileSystem.from_uri(file)
+        system, path = _place(file)
+    except (pa.ArrowException, OSError):
+        return None, None  # not a file system that pyarrow knows: what is wrong is found when Spark reads it
+    try:
         with system.open_input_file(path) as opened, pq.ParquetFile(opened) as parquet:
             columns = parquet.schema_arrow
             if whole:
@@ -189,7 +203,21 @@ def _problem(file: str, *, whole: bool) -> tuple[str | None, str | None]:
     return None, None
 
 
+def _place(file: str) -> tuple[fs.FileSystem, str]:
+    if file.startswith("file:"):
+        return fs.LocalFileSystem(), re.sub("^file:/+", "/", file)
+    system, path = fs.FileSystem.from_uri(quote(re.sub("^s3[an]:", "s3:", file), safe=":/@"))
+    return system, path
+
+
+def literal(path: str) -> str:
+    """`path` as Hadoop has to be told it, to which some characters are patterns."""
+    return re.sub(r"([{}\[\]*?\\])", r"\\\1", path)
+
+
 def _fits(found: pa.DataType, expected: pa.DataType) -> bool:
     if pa.types.is_list(expected):
         return bool(pa.types.is_list(found) and found.value_type == expected.value_type)
+    if pa.types.is_timestamp(expected):
+        return bool(pa.types.is_timestamp(found))  # Spark by itself writes nanoseconds
     return bool(found == expected)

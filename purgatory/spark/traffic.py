@@ -17,6 +17,9 @@ NORMAL_75: Final = 0.674490
 
 _YEAR: Final = 366 * 86_400
 
+_MOST: Final = 1e13
+"""Operations: days of a very large service."""
+
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
@@ -71,6 +74,8 @@ class Traffic:
             raise PipelineError(
                 f"upper_quartile, {self.upper_quartile!r}, must not be less than median, {self.median!r}"
             )
+        if self.rate * self.seconds * self.instances > _MOST:
+            raise PipelineError(f"rate times seconds times instances must not be more than {_MOST:g} operations")
         for name in ("purgatory", "operation"):
             value = getattr(self, name)
             if not isinstance(value, str) or not value:
