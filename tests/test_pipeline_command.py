@@ -45,8 +45,8 @@ def test_readmes_way_from_a_running_server_to_a_report(tmp_path: Path) -> None:
         traffic = [sys.executable, "-m", "examples.long_poll_server.traffic", "--seconds", "6", "--url", server.url]
         subprocess.run([*traffic, "--clients", "60", "--wait", "1"], cwd=ROOT, check=True, timeout=60)
     places = {name: str(tmp_path / name) for name in ("journal", "replayed", "report")}
-    _pipeline(*(places.get(word, word) for word in commands["replay"]))
-    found = _pipeline(*(places.get(word, word) for word in commands["report"]))
+    _pipeline("replay", *(places.get(word, word) for word in commands["replay"][1:]))
+    found = _pipeline("report", *(places.get(word, word) for word in commands["report"][1:]))
     assert f"written to {places['report']}/index.html" in found.stdout
     assert "fetch / DelayedFetch: " in found.stdout
     assert "timeouts as recorded: tick " in found.stdout
