@@ -218,7 +218,10 @@ async def test_a_live_replay_has_the_same_outcomes() -> None:
         arrival = arrivals[_reference(one)]
         if abs(arrival.end - 0.15) > lag + configuration.tick:
             assert one.outcome == other.outcome
-            assert abs(one.waited - other.waited) <= 2 * lag + configuration.tick
+            if one.outcome == "expired":
+                assert one.waited >= 0.15, "however late"
+            else:
+                assert abs(one.waited - other.waited) <= 2 * lag
 
 
 @pytest.mark.parametrize(
