@@ -44,6 +44,10 @@ def purgatory(clock: VirtualClock) -> DelayedOperationPurgatory:
     return DelayedOperationPurgatory("test", clock=clock)
 
 
+# Spark's processes, also those that tests start, live for seconds: compiling more thoroughly would not pay.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """One session for all tests, for it takes seconds to start. Without Java 17 this says where to get it."""

@@ -199,6 +199,8 @@ async def test_a_live_replay_has_the_same_outcomes() -> None:
         arrivals.append(
             Arrival(number * 0.003, ("a", "b"), 0.15, math.inf if ending == "expired" else end, ending, number)
         )
+    # By the time that it comes all others have ended, be the loop as late as it may.
+    arrivals.append(Arrival(3.0, ("a",), None, 0.0, "completed_at_once", len(arrivals)))
     configuration = Configuration(tick=0.005)
     virtual: list[Ended] = []
     simulate(configuration, arrivals, record=virtual.append)
