@@ -374,4 +374,4 @@ class AgainstANaivePurgatory(RuleBasedStateMachine):
 
 
 TestAgainstANaivePurgatory = AgainstANaivePurgatory.TestCase
-TestAgainstANaivePurgatory.settings = settings(stateful_step_count=50, max_examples=2 * settings().max_examples)
+TestAgainstANaivePurgatory.settings = settings(stateful_step_count=50, max_examples=settings().max_examples)
