@@ -6,6 +6,7 @@ import signal
 import socket
 import sqlite3
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ try:
     import uvicorn
 
     from examples.long_poll_server.app import LongPollServer
+    from examples.long_poll_server.settings import Settings
 except ModuleNotFoundError as error:
     sys.exit(f"{error}: pip install 'asyncio-purgatory[server]'")
 
@@ -42,15 +44,15 @@ def main(arguments: list[str] | None = None, server: type[LongPollServer] = Long
     # A waiting client is an open file: take as many as the system lets us.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    settings = Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})
     try:
-        journal = None if options.journal is None else _journal(options.journal, options.instance)
-        long_poll = server(options.data, options.max_pending, options.publish_rate, journal)
+        long_poll = server(settings, _journal(settings))
     except BlockingIOError:
-        sys.exit(f"another server uses {options.data}")
+        sys.exit(f"another server uses {settings.data}")
     except OSError as error:
-        sys.exit(f"cannot use {error.filename or options.data}: {error.strerror}")
+        sys.exit(f"cannot use {error.filename or settings.data}: {error.strerror}")
     except sqlite3.Error as error:
-        sys.exit(f"cannot use the database in {options.data}: {error}")
+        sys.exit(f"cannot use the database in {settings.data}: {error}")
     config = uvicorn.Config(
         long_poll.app,
         host=options.host,
@@ -70,7 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("long_poll_server", description="A durable topic log over HTTP.")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=_port, default=8000, help="0 takes a free one (default: 8000)")
-    parser.add_argument("--data", type=Path, default="data", metavar="DIR", help="of the messages (default: data)")
+    parser.add_argument(
+        "--data", type=Path, default=Path("data"), metavar="DIR", help="of the messages (default: %(default)s)"
+    )
     parser.add_argument("--max-pending", type=_count, metavar="N", help="requests that may wait (default: no limit)")
     parser.add_argument(
         "--publish-rate",
@@ -83,20 +87,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--instance",
-        default=f"long-poll-{socket.gethostname()}",
+        default=Settings().instance,
         metavar="NAME",
         help="this server's in the journal (default: %(default)s)",
     )
     return parser
 
 
-def _journal(directory: Path, instance: str) -> "Journal":
+def _journal(settings: Settings) -> "Journal | None":
+    if settings.journal is None:
+        return None
     try:
         from purgatory.journal import Journal
     except ModuleNotFoundError as error:
         sys.exit(f"--journal: {error}")
     try:
-        return Journal(directory, instance)
+        return Journal(settings.journal, settings.instance)
     except ValueError as error:
         sys.exit(f"--instance: {error}")
 

@@ -6,7 +6,6 @@ import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
@@ -21,6 +20,7 @@ from examples.long_poll_server import requests
 from examples.long_poll_server.log import MessageLog
 from examples.long_poll_server.operations import MAX_REPLICAS, DelayedFetch, DelayedProduce, Replicas
 from examples.long_poll_server.quotas import Quotas
+from examples.long_poll_server.settings import Settings
 from purgatory import (
     Delay,
     DelayedOperation,
@@ -43,24 +43,16 @@ MAX_DELAY = 30.0
 class LongPollServer:
     """The log, the purgatories and the endpoints that tie them together."""
 
-    def __init__(
-        self,
-        data: Path,
-        max_pending: int | None = None,
-        publish_rate: float | None = None,
-        journal: "Journal | None" = None,
-    ) -> None:
-        """Serve the log in the directory `data`. More than `max_pending` fetches, or produces, do not wait.
-
-        Each client may publish `publish_rate` messages a second. What waits is written down in `journal`.
-        """
-        self.fetches = DelayedOperationPurgatory("fetch", max_pending=max_pending)
-        self.produces = DelayedOperationPurgatory("produce", max_pending=max_pending)
-        self.throttled = DelayedOperationPurgatory("throttle", max_pending=max_pending)
+    def __init__(self, settings: Settings, journal: "Journal | None" = None) -> None:
+        """Serve as `settings` say. What waits is written down in `journal`."""
+        self.settings = settings
+        self.fetches = DelayedOperationPurgatory("fetch", max_pending=settings.max_pending)
+        self.produces = DelayedOperationPurgatory("produce", max_pending=settings.max_pending)
+        self.throttled = DelayedOperationPurgatory("throttle", max_pending=settings.max_pending)
         self._purgatories = (self.fetches, self.produces, self.throttled)
-        self.quotas = None if publish_rate is None else Quotas(publish_rate)
+        self.quotas = None if settings.publish_rate is None else Quotas(settings.publish_rate)
         self.replicas = Replicas()
-        self.log = MessageLog(data, self.has_grown)
+        self.log = MessageLog(settings.data, self.has_grown)
         self.registry = CollectorRegistry()
         self.registry.register(PurgatoryCollector(*self._purgatories))
         ProcessCollector(registry=self.registry)
