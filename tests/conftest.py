@@ -14,6 +14,7 @@ from purgatory import DelayedOperationPurgatory, VirtualClock
 from purgatory.spark.session import session
 from tests.figures import FIGURES
 from tests.operations import FaultLog
+from tests.servers import PostgresServer, RedisServer, running_postgres, running_redis
 
 # The same examples every time, so that a run can be trusted; HYPOTHESIS_PROFILE=searching looks for new ones, thirty
 # times as many. How fast an example runs is the machine's business.
@@ -71,3 +72,17 @@ def spark() -> Iterator[SparkSession]:
     """One session for all tests, for it takes seconds to start. Without Java 17 this says where to get it."""
     with session("local[2]", {"spark.sql.shuffle.partitions": "4"}) as spark:
         yield spark
+
+
+@pytest.fixture(scope="session")
+def redis() -> Iterator[RedisServer]:
+    """One Redis for all tests of a process: take a channel of your own, and leave it running."""
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """One PostgreSQL for all tests of a process: take a database of your own, and leave it running."""
+    with running_postgres() as server:
+        yield server
