@@ -3,7 +3,6 @@
 import argparse
 import resource
 import signal
-import socket
 import sqlite3
 import sys
 from dataclasses import fields
@@ -20,22 +19,6 @@ except ModuleNotFoundError as error:
 
 if TYPE_CHECKING:
     from purgatory.journal import Journal
-
-
-class Server(uvicorn.Server):
-    """uvicorn, but whoever waits is answered when shutdown begins.
-
-    By itself uvicorn waits for its connections to close before it tells the application, and the application's long
-    polls keep the connections open until their deadlines.
-    """
-
-    def __init__(self, config: uvicorn.Config, long_poll: LongPollServer) -> None:
-        super().__init__(config)
-        self.long_poll = long_poll
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await self.long_poll.answer_all()
-        await super().shutdown(sockets)
 
 
 def main(arguments: list[str] | None = None, server: type[LongPollServer] = LongPollServer) -> None:
@@ -65,7 +48,7 @@ def main(arguments: list[str] | None = None, server: type[LongPollServer] = Long
     # uvicorn raises the signal once more when it is done. To have been stopped by one is no failure.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
-    Server(config, long_poll).run()
+    uvicorn.Server(config).run()
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 from prometheus_client.exposition import choose_encoder
@@ -23,18 +23,16 @@ from examples.long_poll_server.quotas import Quotas
 from examples.long_poll_server.settings import Settings
 from purgatory import (
     Delay,
-    DelayedOperation,
     DelayedOperationPurgatory,
     OperationCancelled,
     PurgatoryClosed,
     PurgatoryFull,
 )
+from purgatory.asgi import closing_on_shutdown, unless_disconnected
 from purgatory.metrics.prometheus import JournalCollector, PurgatoryCollector
 
 if TYPE_CHECKING:
     from purgatory.journal import Journal
-
-T = TypeVar("T")
 
 MAX_DELAY = 30.0
 """Seconds. A client that would have to wait longer for its quota is told to come again."""
@@ -101,7 +99,7 @@ class LongPollServer:
             raise
         if not produce.done():
             produce.try_complete()
-        acknowledged = await _unless_gone(request, produce)
+        acknowledged = await unless_disconnected(request.receive, produce)
         await self._throttle(request, delay)
         if acknowledged:
             return JSONResponse({"topic": topic, "offset": offset}, 201)
@@ -130,7 +128,7 @@ class LongPollServer:
     async def wait(self, request: Request, topic: str, offset: int, min_messages: int, wait: float) -> int:
         """Wait for that many messages, or that many seconds. Returns the end of the topic then."""
         operation = DelayedFetch(self.log, topic, offset, min_messages, wait)
-        return await _unless_gone(request, self.fetches.try_complete_else_watch(operation, [topic]))
+        return await unless_disconnected(request.receive, self.fetches.try_complete_else_watch(operation, [topic]))
 
     async def statistics(self, request: Request) -> Response:
         """`GET /statistics`: of each purgatory."""
@@ -140,11 +138,6 @@ class LongPollServer:
         """`GET /metrics`: for Prometheus."""
         encode, media_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(self.registry), media_type=media_type)
-
-    async def answer_all(self) -> None:
-        """Refuse new work and answer every request that waits. To be called when shutdown begins."""
-        for purgatory in self._purgatories:
-            await purgatory.aclose()
 
     def _delay(self, request: Request) -> float:
         """Seconds for which the answer has to wait, so that the client keeps to its quota."""
@@ -162,7 +155,9 @@ class LongPollServer:
     async def _throttle(self, request: Request, delay: float) -> None:
         if delay > 0:
             with suppress(PurgatoryFull, PurgatoryClosed):  # the message is stored: then the answer comes at once
-                await _unless_gone(request, self.throttled.try_complete_else_watch(Delay(delay), [_address(request)]))
+                await unless_disconnected(
+                    request.receive, self.throttled.try_complete_else_watch(Delay(delay), [_address(request)])
+                )
 
     def _acknowledge(self, topic: str, replica: str, offset: int) -> None:
         if offset > self.log.end(topic):
@@ -174,8 +169,8 @@ class LongPollServer:
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        yield
-        await self.answer_all()
+        async with closing_on_shutdown(*self._purgatories):
+            yield
         if self.quotas is not None:
             self.quotas.close()
         await self.log.close()
@@ -185,23 +180,6 @@ class LongPollServer:
 
 def _address(request: Request) -> str:
     return "" if request.client is None else request.client.host
-
-
-async def _unless_gone(request: Request, operation: DelayedOperation[T]) -> T:
-    """Await `operation`, but cancel it as soon as the client disconnects."""
-    if operation.done():
-        return operation.result()
-    watching = asyncio.create_task(_cancel_when_gone(request, operation))
-    try:
-        return await operation
-    finally:
-        watching.cancel()
-
-
-async def _cancel_when_gone(request: Request, operation: DelayedOperation[Any]) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    operation.cancel()
 
 
 async def _refuse(request: Request, exception: Exception) -> Response:

@@ -5,13 +5,17 @@ is here to be compared with, and takes the same command line.
 """
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
+from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from examples.long_poll_server.__main__ import main
 from examples.long_poll_server.app import LongPollServer
+from purgatory.asgi import closing_on_shutdown
 
 
 class EventServer(LongPollServer):
@@ -54,12 +58,16 @@ class EventServer(LongPollServer):
         """As much as is known."""
         return JSONResponse({"fetch": {"num_delayed": self._waiting}})
 
-    async def answer_all(self) -> None:
+    async def aclose(self) -> None:
         """Let all go."""
         self._closing = True
         for topic in list(self._changed):
             self.has_grown(topic)
-        await super().answer_all()
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        async with closing_on_shutdown(self), super()._lifespan(app):
+            yield
 
     async def _cancel_when_gone(self, request: Request, waiting: "asyncio.Task[object]") -> None:
         while (await request.receive())["type"] != "http.disconnect":
