@@ -8,4 +8,5 @@ from tests.test_pipeline_stream import SETTINGS
 
 if __name__ == "__main__":
     with session("local[2]", {"spark.sql.shuffle.partitions": "1"}) as spark:
-        follow(spark, *sys.argv[1:4], **SETTINGS)
+        journal, output, checkpoint = sys.argv[1:]
+        follow(spark, journal, output, checkpoint, SETTINGS)

@@ -294,6 +294,11 @@ class TestWhatIsRefused:
             report(spark, opened, str(tmp_path / "report"), **options)
         assert not (tmp_path / "report").exists()
 
+    def test_a_report_is_not_written_elsewhere(self, spark: SparkSession, tmp_path: Path) -> None:
+        opened = trace.read(spark, write_trace(tmp_path / "trace", [operation()]))
+        with pytest.raises(PipelineError, match="to a directory of this machine, and not to s3://bucket/report"):
+            report(spark, opened, "s3://bucket/report")
+
     def test_a_trace_without_operations(self, make: Maker, tmp_path: Path) -> None:
         directory = tmp_path / "trace" / "date=2026-11-21" / "instance=web-1"
         directory.mkdir(parents=True)

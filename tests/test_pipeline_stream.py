@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,12 @@ from purgatory.journal import Journal
 from purgatory.listeners import Outcome
 from purgatory.spark import trace
 from purgatory.spark.errors import PipelineError
-from purgatory.spark.stream import follow, start, windows
+from purgatory.spark.stream import Settings, follow, start, windows
 from purgatory.spark.trace import OUTCOMES
 from tests.journals import NOON, row
 from tests.server_process import ROOT
 
-SETTINGS: dict[str, Any] = {"window": 5.0, "watermark": 10.0, "interval": 0.2}
+SETTINGS = Settings(window=5.0, watermark=10.0, interval=0.2)
 """In seconds. A file of `_write` is one window long."""
 
 Window = tuple[Any, ...]
@@ -64,9 +65,9 @@ class Following:
 
     def __call__(self, say: Callable[[str], object] | None = None, **changes: Any) -> None:
         """Take what is there."""
-        settings: dict[str, Any] = {**SETTINGS, "once": True, **changes}
+        settings = replace(SETTINGS, **{"once": True, **changes})
         say = say or self.lines.append
-        follow(self.spark, str(self.journal), str(self.output), str(self.checkpoint), say=say, **settings)
+        follow(self.spark, str(self.journal), str(self.output), str(self.checkpoint), settings, say)
 
     def found(self) -> list[Window]:
         """The windows in the output, as two readers that know nothing of Spark find them."""
@@ -77,8 +78,8 @@ class Following:
         rows = trace.read(self.spark, str(self.journal)).rows
         latest = rows.agg(F.max(F.unix_micros("arrived_at") + F.round(F.col("waited_s") * 1e6))).first()
         assert latest is not None
-        end = latest[0] // 1000 / 1e3 - SETTINGS["watermark"]  # Spark's watermark is in milliseconds
-        made = windows(rows, SETTINGS["window"], SETTINGS["watermark"])
+        end = latest[0] // 1000 / 1e3 - SETTINGS.watermark  # Spark's watermark is in milliseconds
+        made = windows(rows, SETTINGS.window, SETTINGS.watermark)
         closed = made.where(F.unix_micros("window_end") / 1e6 <= end)
         return _plain(closed.select([F.unix_micros(name) if "window" in name else name for name in made.columns]))
 
@@ -213,7 +214,15 @@ class TestFollowing:
     def test_a_signal_ends_it(self, following: Following, number: signal.Signals) -> None:
         before = signal.getsignal(number)
         _write(following.journal, 0)
-        following(once=False, say=lambda line: signal.raise_signal(number))
+        lines: list[str] = []
+
+        def say(line: str) -> None:
+            lines.append(line)
+            signal.raise_signal(number)
+
+        following(once=False, say=say)
+        assert "50 rows read" in lines[0]
+        assert lines[-1] == "stopped"
         assert not following.spark.streams.active
         assert signal.getsignal(number) is before
 
@@ -260,7 +269,9 @@ class TestRefused:
     def test_a_checkpoint_of_other_settings(self, following: Following, tmp_path: Path) -> None:
         following()
         for name, value in (("window", 6.0), ("watermark", 0.0)):
-            with pytest.raises(PipelineError, match=f"is of a stream with {name} {SETTINGS[name]}, and not {value}"):
+            with pytest.raises(
+                PipelineError, match=f"is of a stream with {name} {getattr(SETTINGS, name)}, and not {value}"
+            ):
                 changed: dict[str, Any] = {name: value}
                 following(**changed)
         following.journal = tmp_path / "other"
@@ -310,5 +321,6 @@ class TestRefused:
 
     @pytest.mark.parametrize(("name", "value"), [("window", 0.0), ("watermark", -1.0), ("interval", float("nan"))])
     def test_numbers_that_cannot_be(self, following: Following, name: str, value: float) -> None:
+        changed: dict[str, Any] = {name: value}
         with pytest.raises(PipelineError, match=f"{name} must be a number of seconds from"):
-            start(following.spark, str(following.journal), "o", "c", **{**SETTINGS, name: value})
+            start(following.spark, str(following.journal), "o", "c", replace(SETTINGS, **changed))

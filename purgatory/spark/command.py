@@ -303,17 +303,8 @@ def _report(spark: SparkSession, options: argparse.Namespace) -> None:
 
 
 def _stream(spark: SparkSession, options: argparse.Namespace) -> None:
-    stream.follow(
-        spark,
-        options.journal,
-        options.output,
-        options.checkpoint,
-        window=options.window,
-        watermark=options.watermark,
-        once=options.once,
-        skip_corrupt=options.skip_corrupt,
-        say=_say,
-    )
+    settings = stream.Settings(options.window, options.watermark, options.once, options.skip_corrupt)
+    stream.follow(spark, options.journal, options.output, options.checkpoint, settings, _say)
 
 
 def _say(text: str) -> None:

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import permutations
 from typing import Any, Final, TypeAlias
 from uuid import uuid4
@@ -35,9 +36,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from purgatory.spark import tables, trace, words
 from purgatory.spark.errors import PipelineError
 
-__all__ = ["follow", "progress_line", "start", "windows"]
+__all__ = ["Settings", "follow", "progress_line", "start", "windows"]
 
-Settings: TypeAlias = Mapping[str, Any]
+Recorded: TypeAlias = Mapping[str, Any]
 
 _MARKER: Final = "_purgatory.json"
 """The file with the settings, in the checkpoint and in the output. Readers take no notice of such names."""
@@ -58,6 +59,25 @@ _CODES: Final = re.compile(r" *SQLSTATE: \w+")
 _RENAMED: Final = {"expired_share": "timeout_rate", "wait_max": "waited_max"} | {
     wait: wait.replace("wait", "waited") for wait in tables.WAITS
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a journal is followed."""
+
+    window: float = 60.0
+    """Seconds."""
+    watermark: float = 120.0
+    """Seconds to wait for rows that come late."""
+    once: bool = False
+    """Take what is there, and end."""
+    skip_corrupt: bool = False
+    """Leave out the files that cannot be read: Spark's log names them."""
+    interval: float = 10.0
+    """Seconds from one look for new files to the next."""
+
+
+DEFAULTS = Settings()
 
 
 def windows(rows: DataFrame, window: float, watermark: float) -> DataFrame:
@@ -91,36 +111,33 @@ def start(
     journal: str,
     output: str,
     checkpoint: str,
-    *,
-    window: float = 60.0,
-    watermark: float = 120.0,
-    once: bool = False,
-    skip_corrupt: bool = False,
-    interval: float = 10.0,
+    settings: Settings = DEFAULTS,
 ) -> StreamingQuery:
     """Start to write the `windows` of `journal` to `output`, where `checkpoint` says that it was left.
 
-    Looks for new files every `interval` seconds, or with `once` takes those that are there, and ends. A file that
-    cannot be read, or lacks a column, ends the query with an error that names it; with `skip_corrupt` those that
-    cannot be read are left out, and Spark's log names them. Raises `PipelineError` before anything is done if the
-    journal is missing, a number impossible, or if the checkpoint and the output are not of this stream.
+    A file that cannot be read, or lacks a column, ends the query with an error that names it. Raises `PipelineError`
+    before anything is done if the journal is missing, a number impossible, or if the checkpoint and the output are
+    not of this stream.
     """
-    for name, value, least in (("window", window, 1e-3), ("watermark", watermark, 0.0), ("interval", interval, 1e-3)):
+    window, watermark = settings.window, settings.watermark
+    for name, least in (("window", 1e-3), ("watermark", 0.0), ("interval", 1e-3)):
+        value = getattr(settings, name)
         if not least <= value <= _LONGEST:
             raise PipelineError(f"{name} must be a number of seconds from {least:g} to {_LONGEST}, not {value!r}")
     try:
         _prepare(spark, journal, output, checkpoint, {"window": float(window), "watermark": float(watermark)})
     except Py4JJavaError as error:
         raise PipelineError(f"cannot use {journal}, {output} or {checkpoint}: {error.java_exception}") from error
-    if skip_corrupt:
+    if settings.skip_corrupt:
         _name_what_is_skipped(spark)
     reader = spark.readStream.schema(trace.schema()).option("basePath", journal).option("pathGlobFilter", "*.parquet")
-    skip = str(skip_corrupt).lower()
+    skip = str(settings.skip_corrupt).lower()
     rows = reader.option("ignoreCorruptFiles", skip).option("ignoreMissingFiles", skip).parquet(trace.literal(journal))
     writer = windows(_checked(rows), window, watermark).writeStream.outputMode("append")
     writer = writer.option("checkpointLocation", checkpoint).foreachBatch(_sink(spark, output))
-    trigger = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=_interval(interval))
-    return trigger.start()
+    if settings.once:
+        return writer.trigger(availableNow=True).start()
+    return writer.trigger(processingTime=_interval(settings.interval)).start()
 
 
 def follow(
@@ -128,12 +145,7 @@ def follow(
     journal: str,
     output: str,
     checkpoint: str,
-    *,
-    window: float = 60.0,
-    watermark: float = 120.0,
-    once: bool = False,
-    skip_corrupt: bool = False,
-    interval: float = 10.0,
+    settings: Settings = DEFAULTS,
     say: Callable[[str], object] = print,
 ) -> None:
     """As `start`, until the query ends, or SIGINT or SIGTERM comes. Tells `say` of every batch, in a line.
@@ -141,33 +153,21 @@ def follow(
     A batch that is interrupted is done again by the next run. Raises `PipelineError` also for a query that fails.
     """
     with _told_to_stop() as stop:
-        query = start(
-            spark,
-            journal,
-            output,
-            checkpoint,
-            window=window,
-            watermark=watermark,
-            once=once,
-            skip_corrupt=skip_corrupt,
-            interval=interval,
-        )
-        if skip_corrupt:
+        query = start(spark, journal, output, checkpoint, settings)
+        if settings.skip_corrupt:
             say("files that cannot be read are left out: warnings of Spark's FileScanRDD name them")
-        told = -1
-        dropped = 0
+        told = _Told(say)
         try:
             ended = False
             while not ended and not stop.is_set():
                 stop.wait(_LOOK)
                 ended = not query.isActive
-                for progress in query.recentProgress:
-                    if progress["batchId"] > told and "addBatch" in progress["durationMs"]:  # else it found nothing
-                        told = progress["batchId"]
-                        dropped += _num_dropped(progress)
-                        say(progress_line(progress, dropped))
+                told.of(query)
             if ended:
                 query.awaitTermination()  # raises what it has failed of
+            else:
+                _let_finish(query)
+                told.of(query)
         except (StreamingQueryException, Py4JError, OSError) as error:
             if stop.is_set():
                 return  # the signal was for Spark's process as well
@@ -175,11 +175,25 @@ def follow(
                 raise PipelineError(f"following {journal} failed: {_reason(error)}") from error
             raise
         finally:
-            if stop.is_set():
-                _let_finish(query)
             _stop(query)
         if stop.is_set():
             say("stopped")
+
+
+class _Told:
+    """Tells `say` of each batch of a query once."""
+
+    def __init__(self, say: Callable[[str], object]) -> None:
+        self.say = say
+        self.last = -1
+        self.dropped = 0
+
+    def of(self, query: StreamingQuery) -> None:
+        for progress in query.recentProgress:
+            if progress["batchId"] > self.last and "addBatch" in progress["durationMs"]:  # else it found nothing
+                self.last = progress["batchId"]
+                self.dropped += _num_dropped(progress)
+                self.say(progress_line(progress, self.dropped))
 
 
 def progress_line(progress: Mapping[str, Any], dropped: int) -> str:
@@ -240,7 +254,7 @@ def _sink(spark: SparkSession, output: str) -> Callable[[DataFrame, int], None]:
     return write
 
 
-def _prepare(spark: SparkSession, journal: str, output: str, checkpoint: str, numbers: Settings) -> None:
+def _prepare(spark: SparkSession, journal: str, output: str, checkpoint: str, numbers: Recorded) -> None:
     """Make the directories, and write down what the stream is, unless that is done: then it has to be the same."""
     paths = {"journal": journal, "output": output, "checkpoint": checkpoint}
     places = {name: str(_path(spark, path)) for name, path in paths.items()}
@@ -290,7 +304,7 @@ def _system(spark: SparkSession, path: Any) -> Any:
     return path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
 
 
-def _read_marker(spark: SparkSession, directory: str) -> Settings | None:
+def _read_marker(spark: SparkSession, directory: str) -> Recorded | None:
     path = _path(spark, f"{directory}/{_MARKER}")
     if not _system(spark, path).exists(path):
         return None
@@ -306,7 +320,7 @@ def _read_marker(spark: SparkSession, directory: str) -> Settings | None:
     return found
 
 
-def _write_marker(spark: SparkSession, directory: str, settings: Settings) -> None:
+def _write_marker(spark: SparkSession, directory: str, settings: Recorded) -> None:
     """Whole or not at all."""
     path = _path(spark, f"{directory}/{_MARKER}")
     unfinished = _path(spark, f"{directory}/.{_MARKER}.unfinished")
