@@ -74,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="this server's in the journal (default: %(default)s)",
     )
+    parser.add_argument("--demo", action="store_true", help="let the page ask for demo traffic (default: not)")
     return parser
 
 

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from examples.long_poll_server import requests
+from examples.long_poll_server import demo, live, requests, static
 from examples.long_poll_server.log import MessageLog
 from examples.long_poll_server.operations import MAX_REPLICAS, DelayedFetch, DelayedProduce, Replicas
 from examples.long_poll_server.quotas import Quotas
@@ -47,18 +47,24 @@ class LongPollServer:
         self.fetches = DelayedOperationPurgatory("fetch", max_pending=settings.max_pending)
         self.produces = DelayedOperationPurgatory("produce", max_pending=settings.max_pending)
         self.throttled = DelayedOperationPurgatory("throttle", max_pending=settings.max_pending)
-        self._purgatories = (self.fetches, self.produces, self.throttled)
+        self._purgatories: tuple[DelayedOperationPurgatory, ...] = (self.fetches, self.produces, self.throttled)
         self.quotas = None if settings.publish_rate is None else Quotas(settings.publish_rate)
         self.replicas = Replicas()
         self.log = MessageLog(settings.data, self.has_grown)
-        self.registry = CollectorRegistry()
-        self.registry.register(PurgatoryCollector(*self._purgatories))
-        ProcessCollector(registry=self.registry)
-        GCCollector(registry=self.registry)
         self.journal = journal
         if journal is not None:
             for purgatory in self._purgatories:
                 purgatory.add_listener(journal.write)
+        self.live = live.StatisticsTopic(self.fetches, settings.instance)
+        self.demo = demo.Demo(self.live.unseen) if settings.demo else None
+        if self.demo is not None:
+            self._purgatories += (self.demo.purgatory,)
+        self.live.show(*self._purgatories, demo=self.demo)
+        self.registry = CollectorRegistry()
+        self.registry.register(PurgatoryCollector(*self._purgatories))
+        ProcessCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+        if journal is not None:
             self.registry.register(JournalCollector(journal))
         self.app = Starlette(
             routes=[
@@ -66,6 +72,8 @@ class LongPollServer:
                 Route("/topics/{topic}/messages", self.fetch, methods=["GET"]),
                 Route("/statistics", self.statistics),
                 Route("/metrics", self.metrics),
+                Route("/demo", demo.refuse if self.demo is None else self.demo.put, methods=["PUT"]),
+                *static.routes(),
             ],
             exception_handlers={
                 HTTPException: _refuse,
@@ -81,6 +89,7 @@ class LongPollServer:
     async def produce(self, request: Request) -> Response:
         """`POST /topics/{topic}/messages?acks=0&timeout=5`: store a message, and wait for that many replicas."""
         topic = requests.name("topic", request.path_params["topic"])
+        live.refuse_to_store(topic)
         parameters = requests.query(request, {"acks", "timeout"})
         acks = requests.integer(parameters, "acks", 0, 0, requests.MAX_ACKS)
         timeout = requests.seconds(parameters, "timeout", 5.0)
@@ -114,12 +123,15 @@ class LongPollServer:
         max_messages = requests.integer(parameters, "max_messages", 500, 1, requests.MAX_MESSAGES)
         min_messages = requests.integer(parameters, "min_messages", 1, 0, max_messages)
         wait = requests.seconds(parameters, "wait", 30.0)
+        if topic.startswith(live.RESERVED):
+            if "replica" in parameters:
+                raise HTTPException(400, f"{topic} has no replicas")
+            return await self._fetch_live(request, topic, offset, min_messages, max_messages, wait)
         if "replica" in parameters:
             self._acknowledge(topic, requests.name("replica", parameters["replica"]), offset)
 
         end = await self.wait(request, topic, offset, min_messages, wait)
-        messages, next_offset = await self.log.read(topic, offset, end, max_messages)
-        return Response(f'{{"messages":{messages},"next_offset":{next_offset}}}', media_type="application/json")
+        return _messages(*await self.log.read(topic, offset, end, max_messages))
 
     def has_grown(self, topic: str) -> None:
         """Called by the log when it has stored messages of `topic`."""
@@ -129,6 +141,15 @@ class LongPollServer:
         """Wait for that many messages, or that many seconds. Returns the end of the topic then."""
         operation = DelayedFetch(self.log, topic, offset, min_messages, wait)
         return await unless_disconnected(request.receive, self.fetches.try_complete_else_watch(operation, [topic]))
+
+    async def _fetch_live(
+        self, request: Request, topic: str, offset: int, least: int, most: int, wait: float
+    ) -> Response:
+        offset = self.live.start(topic, offset)
+        with self.live.looking():
+            operation = DelayedFetch(self.live, topic, offset, least, wait)
+            end = await unless_disconnected(request.receive, self.fetches.try_complete_else_watch(operation, [topic]))
+        return _messages(*await self.live.read(topic, offset, end, most))
 
     async def statistics(self, request: Request) -> Response:
         """`GET /statistics`: of each purgatory."""
@@ -176,6 +197,10 @@ class LongPollServer:
         await self.log.close()
         if self.journal is not None:
             await self.journal.aclose()
+
+
+def _messages(messages: str, next_offset: int) -> Response:
+    return Response(f'{{"messages":{messages},"next_offset":{next_offset}}}', media_type="application/json")
 
 
 def _address(request: Request) -> str:

@@ -1,8 +1,8 @@
 """What waits in the two purgatories: a fetch for messages, a produce for its replicas."""
 
 from collections import defaultdict
+from typing import Protocol
 
-from examples.long_poll_server.log import MessageLog
 from purgatory import DelayedOperation
 
 MAX_REPLICAS = 100
@@ -29,10 +29,17 @@ class Replicas:
         return sum(position > offset for position in self._positions.get(topic, {}).values())
 
 
+class Log(Protocol):
+    """What a fetch looks at."""
+
+    def end(self, topic: str) -> int:
+        """The offset that the next message of `topic` will have."""
+
+
 class DelayedFetch(DelayedOperation[int]):
     """Completes when `min_messages` follow `offset`, with the end of the topic; at the deadline with whatever it is."""
 
-    def __init__(self, log: MessageLog, topic: str, offset: int, min_messages: int, wait: float) -> None:
+    def __init__(self, log: Log, topic: str, offset: int, min_messages: int, wait: float) -> None:
         super().__init__(wait)
         self.log = log
         self.topic = topic

@@ -19,3 +19,5 @@ class Settings:
     """The directory to which is written what waited, for how long, and why."""
     instance: str = field(default_factory=lambda: f"long-poll-{socket.gethostname()}")
     """This server's name, in the journal."""
+    demo: bool = False
+    """Whether the page may ask for demo traffic."""

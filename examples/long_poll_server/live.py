@@ -1,0 +1,161 @@
+"""The topic `__statistics`: snapshots of the purgatories, made only while somebody waits for them.
+
+It is fetched like every topic and waits in the same purgatory: the page eats the server's own food. Its messages are in
+memory, and only the last ones are kept.
+"""
+
+import json
+import math
+import os
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import islice
+from typing import Any
+
+from starlette.exceptions import HTTPException
+
+from examples.long_poll_server.demo import Demo
+from purgatory import DelayedOperationPurgatory, FinishedOperation
+from purgatory.clock import Handle
+
+RESERVED = "__"
+"""What the names of the server's own topics begin with."""
+TOPIC = "__statistics"
+INTERVAL = 0.1
+"""Seconds from one snapshot to the next, at the least."""
+KEPT = 100
+"""So many snapshots can be read."""
+BOUNDS = tuple(float(f"{digit}e{power}") for power in range(-3, 3) for digit in (1, 2, 5))
+"""Seconds: a wait is counted with the first bound that it does not exceed, or beyond the last."""
+OUTCOMES = ("satisfied", "expired", "cancelled", "failed")
+"""Of operations that have waited."""
+
+
+def refuse_to_store(topic: str) -> None:
+    """Raise a 403 if `topic` is one of the server's own."""
+    if topic.startswith(RESERVED):
+        raise HTTPException(403, f"topics whose names begin with {RESERVED} are the server's own")
+
+
+class Waits:
+    """Counts how long the operations of one purgatory have waited. It is a listener."""
+
+    def __init__(self) -> None:
+        self.counts = {outcome: [0] * (len(BOUNDS) + 1) for outcome in OUTCOMES}
+
+    def __call__(self, finished: FinishedOperation) -> None:
+        if finished.outcome != "completed_at_once":
+            self.counts[finished.outcome][bisect_left(BOUNDS, finished.waited)] += 1
+
+
+class StatisticsTopic:
+    """The log of snapshots, with the methods of a `MessageLog` that fetching needs.
+
+    One snapshot serves all who wait. Offsets begin with the time of the start, in intervals: they grow over restarts,
+    as no more snapshots are made than that. Who asks for less than is kept gets the oldest that is, and who asks for
+    what lies ahead gets the next one, so that `offset=2**62` means "from now on"; `next_offset` leads on from there.
+    """
+
+    def __init__(self, fetches: DelayedOperationPurgatory, instance: str) -> None:
+        """Who waits for the topic waits in `fetches`; `instance` is the server's name."""
+        self.instance = instance
+        self._fetches = fetches
+        self._shown: dict[DelayedOperationPurgatory, Waits] = {}
+        self._demo: Demo | None = None
+        self._end = int(time.time() / INTERVAL)
+        self._kept: deque[str] = deque(maxlen=KEPT)
+        self._looking = 0
+        self._last_look = -math.inf
+        self._last = -math.inf
+        self._next: Handle | None = None
+
+    def show(self, *purgatories: DelayedOperationPurgatory, demo: Demo | None = None) -> None:
+        """Have snapshots tell of these, and of what the `demo` traffic has been asked for."""
+        self._demo = demo
+        for purgatory in purgatories:
+            waits = self._shown[purgatory] = Waits()
+            purgatory.add_listener(waits)
+
+    def unseen(self) -> float:
+        """For how many seconds nobody has looked."""
+        return 0.0 if self._looking else self._fetches.timer.time() - self._last_look
+
+    def end(self, topic: str) -> int:
+        """The offset of the next snapshot."""
+        return self._end
+
+    def start(self, topic: str, offset: int) -> int:
+        """The offset from which a fetch at `offset` reads. Raises a 404 if `topic` is another."""
+        if topic != TOPIC:
+            raise HTTPException(404, f"of the server's own topics there is only {TOPIC}")
+        return max(self._end - len(self._kept), min(offset, self._end))
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Somebody waits: snapshots are made meanwhile."""
+        self._looking += 1
+        if self._next is None:
+            self._go_on()
+        try:
+            yield
+        finally:
+            self._looking -= 1
+            self._last_look = self._fetches.timer.time()
+
+    async def read(self, topic: str, offset: int, end: int, limit: int) -> tuple[str, int]:
+        """As `MessageLog.read`."""
+        first = self._end - len(self._kept)
+        offset = max(offset, first)
+        end = min(end, offset + limit)
+        values = islice(self._kept, offset - first, max(end, offset) - first)
+        messages = [f'{{"offset":{number},"value":{value}}}' for number, value in enumerate(values, offset)]
+        return f"[{','.join(messages)}]", offset + len(messages)
+
+    def snapshot(self) -> dict[str, Any]:
+        """What there is to see now. Times are the loop's, in seconds."""
+        return {
+            "time": self._fetches.timer.time(),
+            "instance": self.instance,
+            "process": os.getpid(),
+            "demo": None if self._demo is None else self._demo.pending,
+            "bounds": BOUNDS,
+            "purgatories": {purgatory.name: _describe(purgatory, waits) for purgatory, waits in self._shown.items()},
+        }
+
+    def _go_on(self) -> None:
+        clock = self._fetches.timer.clock
+        self._next = clock.call_at(max(clock.time(), self._last + INTERVAL), self._snap)
+
+    def _snap(self) -> None:
+        self._next = None
+        if not self._looking:
+            return  # whoever comes next sees to it
+        self._last = self._fetches.timer.time()
+        self._kept.append(json.dumps(self.snapshot(), separators=(",", ":")))
+        self._end += 1
+        self._fetches.check_and_complete_soon(TOPIC)
+        self._go_on()
+
+
+def _describe(purgatory: DelayedOperationPurgatory, waits: Waits) -> dict[str, Any]:
+    timer = purgatory.timer
+    done = timer.statistics()
+    now = int(timer.time() / timer.tick)
+    return {
+        "statistics": asdict(purgatory.statistics()),
+        "timer": {"tick": timer.tick, "wake_ups": done.wake_ups, "buckets": done.buckets, "cascaded": done.cascaded},
+        "wheels": [
+            {
+                "unit": wheel.unit,
+                # By the clock: the wheels themselves turn only when something is due.
+                "hand": wheel.slot(now),
+                "counts": [wheel.count(slot) for slot in range(wheel.size)],
+            }
+            for wheel in timer.wheels
+        ],
+        "waits": waits.counts,
+    }
