@@ -37,7 +37,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 def test_readmes_way_from_a_running_server_to_a_report(tmp_path: Path) -> None:
     lines = re.findall(r"^\.venv/bin/purgatory pipeline (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
     commands = {line.split()[0]: line.split() for line in lines}
@@ -57,6 +57,12 @@ def test_readmes_way_from_a_running_server_to_a_report(tmp_path: Path) -> None:
     assert {(row["instance"], row["purgatory"]) for row in replayed} == {("web-1", "fetch")}
     assert {row["operations"] for row in replayed} == {outcomes["DelayedFetch"]["operations"]}
     assert "data:image/png;base64," in (tmp_path / "report" / "index.html").read_text()
+    windows = tmp_path / "windows"
+    options = ["--checkpoint", tmp_path / "checkpoint", "--once", "--window", "1", "--watermark", "0"]
+    assert "windows written, watermark" in _pipeline("stream", places["journal"], windows, *options).stderr
+    followed = pq.read_table(windows).to_pylist()
+    assert {row["operation"] for row in followed} == {"DelayedFetch", "DelayedProduce"}
+    assert len({row["window_start"] for row in followed}) > 1
 
 
 def test_a_trace_is_generated_as_asked(trace: Path) -> None:
