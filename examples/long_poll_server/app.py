@@ -18,9 +18,10 @@ from starlette.routing import Route
 
 from examples.long_poll_server import demo, live, requests, static
 from examples.long_poll_server.log import MessageLog
-from examples.long_poll_server.operations import MAX_REPLICAS, DelayedFetch, DelayedProduce, Replicas
+from examples.long_poll_server.operations import DelayedFetch, DelayedProduce
 from examples.long_poll_server.quotas import Quotas
 from examples.long_poll_server.settings import Settings
+from examples.long_poll_server.store import MAX_REPLICAS, Store, TooManyReplicas
 from purgatory import (
     Delay,
     DelayedOperationPurgatory,
@@ -49,8 +50,7 @@ class LongPollServer:
         self.throttled = DelayedOperationPurgatory("throttle", max_pending=settings.max_pending)
         self._purgatories: tuple[DelayedOperationPurgatory, ...] = (self.fetches, self.produces, self.throttled)
         self.quotas = None if settings.publish_rate is None else Quotas(settings.publish_rate)
-        self.replicas = Replicas()
-        self.log = MessageLog(settings.data, self.has_grown)
+        self.log: Store = MessageLog(settings.data, self.has_grown)
         self.journal = journal
         if journal is not None:
             for purgatory in self._purgatories:
@@ -100,7 +100,7 @@ class LongPollServer:
             await self._throttle(request, delay)
             return JSONResponse({"topic": topic, "offset": offset}, 201)
 
-        produce = self.produces.try_complete_else_watch(DelayedProduce(self.replicas, topic, acks, timeout), [topic])
+        produce = self.produces.try_complete_else_watch(DelayedProduce(self.log, topic, acks, timeout), [topic])
         try:
             produce.offset = offset = await self.log.append(topic, value)
         except BaseException:
@@ -128,7 +128,7 @@ class LongPollServer:
                 raise HTTPException(400, f"{topic} has no replicas")
             return await self._fetch_live(request, topic, offset, min_messages, max_messages, wait)
         if "replica" in parameters:
-            self._acknowledge(topic, requests.name("replica", parameters["replica"]), offset)
+            await self._acknowledge(topic, requests.name("replica", parameters["replica"]), offset)
 
         end = await self.wait(request, topic, offset, min_messages, wait)
         return _messages(*await self.log.read(topic, offset, end, max_messages))
@@ -140,7 +140,17 @@ class LongPollServer:
     async def wait(self, request: Request, topic: str, offset: int, min_messages: int, wait: float) -> int:
         """Wait for that many messages, or that many seconds. Returns the end of the topic then."""
         operation = DelayedFetch(self.log, topic, offset, min_messages, wait)
-        return await unless_disconnected(request.receive, self.fetches.try_complete_else_watch(operation, [topic]))
+        self.fetches.try_complete_else_watch(operation, [topic])
+        try:
+            # Watched first, then asked: what other processes store is in the answer, or finds the operation watched.
+            await self.log.refresh([topic])
+        except BaseException:
+            operation.cancel()
+            raise
+        if not operation.done():
+            operation.try_complete()
+        await unless_disconnected(request.receive, operation)
+        return self.log.end(topic)
 
     async def _fetch_live(
         self, request: Request, topic: str, offset: int, least: int, most: int, wait: float
@@ -180,16 +190,19 @@ class LongPollServer:
                     request.receive, self.throttled.try_complete_else_watch(Delay(delay), [_address(request)])
                 )
 
-    def _acknowledge(self, topic: str, replica: str, offset: int) -> None:
+    async def _acknowledge(self, topic: str, replica: str, offset: int) -> None:
+        await self.log.refresh([topic])
         if offset > self.log.end(topic):
             raise HTTPException(409, f"the replica is at {offset}, ahead of the topic's end {self.log.end(topic)}")
-        if not self.replicas.is_room_for(topic, replica):
-            raise HTTPException(409, f"the topic has {MAX_REPLICAS} replicas already")
-        self.replicas.acknowledge(topic, replica, offset)
+        try:
+            await self.log.acknowledge(topic, replica, offset)
+        except TooManyReplicas:
+            raise HTTPException(409, f"the topic has {MAX_REPLICAS} replicas already") from None
         self.produces.check_and_complete_soon(topic)
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        await self.log.start()
         async with closing_on_shutdown(*self._purgatories):
             yield
         if self.quotas is not None:

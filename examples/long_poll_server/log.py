@@ -3,11 +3,16 @@
 import asyncio
 import fcntl
 import sqlite3
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-MAX_RESPONSE_BYTES = 8 * 1024 * 1024
+from examples.long_poll_server.batches import Batches
+from examples.long_poll_server.store import MAX_REPLICAS, TooManyReplicas, as_json
+
+BATCH = 1000
+"""Messages in a transaction, at most."""
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS messages (
@@ -17,10 +22,11 @@ CREATE TABLE IF NOT EXISTS messages (
 
 
 class MessageLog:
-    """Topics of messages numbered 0, 1, 2, … without gaps. A message counts once it is on disk.
+    """The `Store` of a server that is one process. A message counts once it is on disk.
 
     SQLite blocks, so it works in two threads, one that writes and one that reads. While a transaction is on its way to
-    the disk, new messages gather for the next: an fsync serves all who published meanwhile.
+    the disk, new messages gather for the next: an fsync serves all who published meanwhile. Where replicas are is kept
+    in memory: after a restart they fetch again.
     """
 
     def __init__(self, directory: Path, on_append: Callable[[str], object]) -> None:
@@ -42,20 +48,26 @@ class MessageLog:
         self._ends = self._load_ends()
         self._writer = ThreadPoolExecutor(1, "writer")
         self._reader = ThreadPoolExecutor(1, "reader")
-        self._batch: list[tuple[str, str, asyncio.Future[int]]] = []
-        self._flushing: asyncio.Task[None] | None = None
+        self._batches = Batches(self._store, BATCH)
+        self._positions: defaultdict[str, dict[str, int]] = defaultdict(dict)
+
+    async def start(self) -> None:
+        """It is ready."""
 
     def end(self, topic: str) -> int:
         """The offset that the next message of `topic` will have."""
         return self._ends.get(topic, 0)
 
+    def count(self, topic: str, offset: int) -> int:
+        """How many replicas have acknowledged the message at `offset`."""
+        return sum(position > offset for position in self._positions.get(topic, {}).values())
+
+    async def refresh(self, topics: Iterable[str]) -> None:
+        """Everything is known."""
+
     async def append(self, topic: str, value: str) -> int:
         """Store `value`, which is JSON. Returns its offset when it is on disk; raises `sqlite3.Error` if it is not."""
-        stored: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._batch.append((topic, value, stored))
-        if self._flushing is None:
-            self._flushing = asyncio.create_task(self._flush())
-        return await stored
+        return await self._batches.do((topic, value))
 
     async def read(self, topic: str, offset: int, end: int, limit: int) -> tuple[str, int]:
         """Up to `limit` messages from `offset` to before `end`, as a JSON array, and the offset after them.
@@ -65,45 +77,35 @@ class MessageLog:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._reader, self._select, topic, offset, min(end, offset + limit))
 
+    async def acknowledge(self, topic: str, replica: str, offset: int) -> None:
+        """`replica` fetches at `offset`: it has everything below. Raises `TooManyReplicas` if it is one too many."""
+        positions = self._positions[topic]
+        if replica not in positions and len(positions) == MAX_REPLICAS:
+            raise TooManyReplicas
+        positions[replica] = max(offset, positions.get(replica, 0))
+
     async def close(self) -> None:
         """Store what has been given to `append`, and close the files."""
-        while self._flushing is not None:
-            await asyncio.wait([self._flushing])
+        await self._batches.finish()
         self._writer.shutdown()
         self._reader.shutdown()
         self._read_connection.close()
         self._write_connection.close()
         self._lock.close()
 
-    async def _flush(self) -> None:
-        try:
-            while self._batch:
-                batch, self._batch = self._batch, []
-                await self._store(batch)
-        finally:
-            self._flushing = None
-
-    async def _store(self, batch: list[tuple[str, str, "asyncio.Future[int]"]]) -> None:
+    async def _store(self, batch: list[tuple[str, str]]) -> list[int]:
         ends: dict[str, int] = {}
         rows = []
-        for topic, value, _ in batch:
+        for topic, value in batch:
             offset = ends.get(topic, self.end(topic))
             ends[topic] = offset + 1
             rows.append((topic, offset, value))
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._writer, self._insert, rows)
-        except Exception as error:
-            for _, _, stored in batch:
-                if not stored.done():
-                    stored.set_exception(error)
-            return
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._insert, rows)
         # Only now: an offset that was not stored is given to the next message, so there are no gaps.
         self._ends.update(ends)
-        for (_, _, stored), (_, offset, _) in zip(batch, rows, strict=True):
-            if not stored.done():
-                stored.set_result(offset)
         for topic in ends:
             self._on_append(topic)
+        return [offset for _, offset, _ in rows]
 
     def _insert(self, rows: list[tuple[str, int, str]]) -> None:
         self._write_connection.execute("BEGIN")
@@ -116,19 +118,14 @@ class MessageLog:
             raise
 
     def _select(self, topic: str, offset: int, end: int) -> tuple[str, int]:
-        messages = []
-        size = 0
         found = self._read_connection.execute(
             "SELECT offset, value FROM messages WHERE topic = ? AND offset >= ? AND offset < ? ORDER BY offset",
             (topic, offset, end),
         )
-        for number, value in found:
-            messages.append(f'{{"offset":{number},"value":{value}}}')
-            size += len(messages[-1])
-            if size > MAX_RESPONSE_BYTES:
-                break
-        found.close()
-        return f"[{','.join(messages)}]", offset + len(messages)
+        try:
+            return as_json(found, offset)
+        finally:
+            found.close()
 
     def _load_ends(self) -> dict[str, int]:
         # One look-up in the index for each topic, however many messages it has.

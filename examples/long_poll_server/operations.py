@@ -1,32 +1,9 @@
 """What waits in the two purgatories: a fetch for messages, a produce for its replicas."""
 
-from collections import defaultdict
 from typing import Protocol
 
+from examples.long_poll_server.store import Store
 from purgatory import DelayedOperation
-
-MAX_REPLICAS = 100
-
-
-class Replicas:
-    """Up to where each replica of each topic has fetched. Kept in memory: after a restart replicas fetch again."""
-
-    def __init__(self) -> None:
-        self._positions: defaultdict[str, dict[str, int]] = defaultdict(dict)
-
-    def is_room_for(self, topic: str, replica: str) -> bool:
-        """Whether `replica` is known to `topic` or may become so."""
-        known = self._positions.get(topic, {})
-        return replica in known or len(known) < MAX_REPLICAS
-
-    def acknowledge(self, topic: str, replica: str, offset: int) -> None:
-        """`replica` fetches at `offset`: it has everything below."""
-        positions = self._positions[topic]
-        positions[replica] = max(offset, positions.get(replica, 0))
-
-    def count(self, topic: str, offset: int) -> int:
-        """How many replicas have acknowledged the message at `offset`."""
-        return sum(position > offset for position in self._positions.get(topic, {}).values())
 
 
 class Log(Protocol):
@@ -59,15 +36,15 @@ class DelayedProduce(DelayedOperation[bool]):
     It is registered before the message is stored, so that a full purgatory refuses it with nothing stored.
     """
 
-    def __init__(self, replicas: Replicas, topic: str, acks: int, timeout: float) -> None:
+    def __init__(self, log: Store, topic: str, acks: int, timeout: float) -> None:
         super().__init__(timeout)
-        self.replicas = replicas
+        self.log = log
         self.topic = topic
         self.acks = acks
         self.offset: int | None = None
 
     def _acknowledged(self) -> bool:
-        return self.offset is not None and self.replicas.count(self.topic, self.offset) >= self.acks
+        return self.offset is not None and self.log.count(self.topic, self.offset) >= self.acks
 
     def try_complete(self) -> bool:
         return self._acknowledged() and self.force_complete()

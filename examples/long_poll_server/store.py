@@ -1,0 +1,72 @@
+"""What the server needs of a log, of which there are two: SQLite in this process, and PostgreSQL for several."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+MAX_REPLICAS = 100
+"""Of a topic."""
+MAX_RESPONSE_BYTES = 8 * 1024 * 1024
+
+
+class TooManyReplicas(Exception):
+    """The topic has as many as it may."""
+
+
+class StoreUnavailable(Exception):
+    """The database cannot be reached. What was to be stored is not."""
+
+
+class StoreUncertain(StoreUnavailable):
+    """The connection was lost before the database had answered. What was to be stored may be, or may not."""
+
+
+class StoreFailed(Exception):
+    """The database has refused. What was to be stored is not."""
+
+
+class Store(Protocol):
+    """Topics of messages numbered 0, 1, 2, … without gaps, and up to where each replica of each topic has fetched.
+
+    `end` and `count` tell what is known in this process, as operations have to be told at once. Where other processes
+    write too, that may be behind, never ahead, until `refresh` returns. Every other method may raise
+    `StoreUnavailable`, `StoreUncertain` or `StoreFailed`, or what its own database raises.
+    """
+
+    async def start(self) -> None:
+        """To be called first, on the loop."""
+
+    async def close(self) -> None:
+        """Store what has been given to `append`, and let go of everything."""
+
+    def end(self, topic: str) -> int:
+        """The offset that the next message of `topic` will have, as far as is known here. It never goes backwards."""
+
+    def count(self, topic: str, offset: int) -> int:
+        """How many replicas have acknowledged the message at `offset`, as far as is known here."""
+
+    async def refresh(self, topics: Iterable[str]) -> None:
+        """Get to know what was stored in `topics`, and acknowledged, before this was called."""
+
+    async def append(self, topic: str, value: str) -> int:
+        """Store `value`, which is JSON. Returns its offset when it is stored for good."""
+
+    async def read(self, topic: str, offset: int, end: int, limit: int) -> tuple[str, int]:
+        """Up to `limit` messages from `offset` to before `end`, as a JSON array, and the offset after them.
+
+        `end` is one that was known here. An answer of more than 8 MiB is cut short after the message that makes it so.
+        """
+
+    async def acknowledge(self, topic: str, replica: str, offset: int) -> None:
+        """`replica` fetches at `offset`: it has everything below. Raises `TooManyReplicas` if it is one too many."""
+
+
+def as_json(rows: Iterable[tuple[int, str]], offset: int) -> tuple[str, int]:
+    """Messages (offset, value) from `offset` on as a JSON array, and the offset after those that have found room."""
+    messages = []
+    size = 0
+    for number, value in rows:
+        messages.append(f'{{"offset":{number},"value":{value}}}')
+        size += len(messages[-1])
+        if size > MAX_RESPONSE_BYTES:
+            break
+    return f"[{','.join(messages)}]", offset + len(messages)
