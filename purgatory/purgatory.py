@@ -128,6 +128,13 @@ class DelayedOperationPurgatory:
         """How many entries the watcher lists have, those of finished operations included, exactly."""
         return self._lists.watched
 
+    def watched_keys(self) -> list[Hashable]:
+        """The keys that operations are watched on, each once.
+
+        As in `watched`, those of finished operations stay until a check or a purge removes their entries.
+        """
+        return self._lists.keys()
+
     def statistics(self) -> PurgatoryStatistics:
         """What the purgatory holds and what it has done so far."""
         lists = self._lists

@@ -150,6 +150,10 @@ class WatcherLists(Generic[W]):
         """Whether anything has been watching `key` since its list was last compacted."""
         return key in self._lists
 
+    def keys(self) -> list[Hashable]:
+        """The keys that have lists."""
+        return list(self._lists)
+
     def entries(self, key: Hashable) -> list[list[W]]:
         """A copy of the list of `key`: what watches it now, dead entries included, in watch order."""
         entries = self._lists.get(key)

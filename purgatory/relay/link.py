@@ -1,0 +1,182 @@
+"""The way to the other processes: one connection to the broker at a time, made anew whenever it is lost.
+
+What is to be published stays in the backlog until the broker has taken it. A connection that is lost takes both
+directions with it, even where a broker has one for each: who cannot publish any more subscribes again too, and misses
+nothing by that, as everything is checked afterwards.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Final
+
+from purgatory.relay.backlog import Backlog
+from purgatory.relay.broker import Broker, Connection
+from purgatory.relay.payload import encode
+
+try:
+    from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"{error}: pip install 'asyncio-purgatory[relay]'", name=error.name) from None
+
+__all__ = ["Link", "back_off"]
+
+_CHUNK: Final = 16
+"""Payloads that are published in one go: about a millisecond of the loop's time, and little memory."""
+
+_log = logging.getLogger("purgatory")
+
+back_off: Final = wait_random_exponential(multiplier=0.1, max=5.0)
+"""Seconds until the next attempt: random, so that many processes do not come at once, up to twice as long each time."""
+
+
+class Link:
+    """Publishes what is added to it, and hands over what comes in."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        sender: str,
+        heartbeat: float,
+        max_keys: int,
+        receive: Callable[[str | bytes], object],
+        subscribed: Callable[[], object],
+    ) -> None:
+        """`subscribed` is called each time that notifications come from now on, and may have been missed before."""
+        self._broker = broker
+        self._sender = sender
+        self._heartbeat = heartbeat
+        self._receive = receive
+        self._subscribed = subscribed
+        self._backlog = Backlog(max_keys)
+        self._given = 0
+        """How many times keys have been added."""
+        self._taken = 0
+        """How many of these the broker has taken."""
+        self._progress = asyncio.Condition()
+        self._lasts = False
+        """Whether the present connection has lasted for a while."""
+        self._closed = False
+        self.first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when there is a connection for the first time, or cannot be."""
+        self.connected = False
+        self.connections = 0
+        self.published = 0
+
+    @property
+    def pending(self) -> int:
+        """Keys that wait to be published."""
+        return len(self._backlog)
+
+    def add(self, keys: Iterable[str]) -> None:
+        """Publish `keys`, soon."""
+        self._backlog.add(keys)
+        self._given += 1
+
+    async def flush(self) -> bool:
+        """Return when the broker has taken all that has been added so far, or will not take it any more."""
+        given = self._given
+        async with self._progress:
+            await self._progress.wait_for(lambda: self._taken >= given or self._closed)
+        return self._taken >= given
+
+    async def aclose(self) -> None:
+        """Keep nobody waiting: nothing will be published any more."""
+        self._closed = True
+        async with self._progress:
+            self._progress.notify_all()
+
+    async def run(self) -> None:
+        """Connect, and again whenever the connection is lost. Ends only if that is not possible the first time."""
+        retrying = AsyncRetrying(
+            wait=back_off, retry=retry_if_exception(self._goes_on), before_sleep=self._tell, reraise=True
+        )
+        try:
+            async for attempt in retrying:
+                with attempt:
+                    try:
+                        await self._connect()
+                    finally:
+                        self.connected = False
+                        if self._lasts:
+                            # Not one more of a row of failures: the next attempt is the first to repair this one.
+                            attempt.retry_state.attempt_number = 1
+        except Exception as exception:
+            self.first.set_exception(exception)
+
+    async def _connect(self) -> None:
+        """Connect, and publish and listen until the connection is lost: raise then."""
+        async with asyncio.timeout(self._heartbeat) as limit, self._broker.connect(self._receive) as connection:
+            limit.reschedule(None)
+            self.connected = True
+            self.connections += 1
+            self._lasts = False
+            self._subscribed()
+            if not self.first.done():
+                self.first.set_result(None)
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._listen(connection))
+                    tasks.create_task(self._talk(connection))
+            finally:
+                limit.reschedule(asyncio.get_running_loop().time() + self._heartbeat)
+
+    async def _listen(self, connection: Connection) -> None:
+        await connection.listen()
+        raise ConnectionError("the broker has ended the connection")
+
+    async def _talk(self, connection: Connection) -> None:
+        """Publish when there is something to publish, and ping each `heartbeat`."""
+        loop = asyncio.get_running_loop()
+        waiting = self._backlog.waiting
+        due = loop.time() + self._heartbeat
+        while True:
+            try:
+                async with asyncio.timeout_at(due):
+                    await waiting.wait()
+            except TimeoutError:
+                pass
+            if waiting.is_set():
+                await self._publish(connection)
+            if loop.time() >= due:
+                async with asyncio.timeout(self._heartbeat):
+                    await connection.ping()
+                self._lasts = True
+                due = loop.time() + self._heartbeat
+
+    async def _publish(self, connection: Connection) -> None:
+        given = self._given
+        keys = self._backlog.take()
+        try:
+            payloads = encode(keys, self._sender)
+            while chunk := list(islice(payloads, _CHUNK)):
+                async with asyncio.timeout(self._heartbeat):
+                    await connection.publish(chunk)
+                self.published += len(chunk)
+        except BaseException:
+            # Perhaps the broker has taken them, perhaps not.
+            self._backlog.add(keys)
+            raise
+        self._taken = given
+        async with self._progress:
+            self._progress.notify_all()
+
+    def _goes_on(self, exception: BaseException) -> bool:
+        return isinstance(exception, Exception) and self.connections > 0
+
+    def _tell(self, state: RetryCallState) -> None:
+        assert state.outcome is not None
+        _log.warning(
+            "the relay has no connection to its broker, and tries again in %.1f seconds: %s",
+            state.upcoming_sleep,
+            "; ".join(f"{type(cause).__name__}: {cause}" for cause in _causes(state.outcome.exception())),
+        )
+
+
+def _causes(exception: BaseException | None) -> Iterator[BaseException]:
+    if isinstance(exception, BaseExceptionGroup):
+        for each in exception.exceptions:
+            yield from _causes(each)
+    elif exception is not None:
+        yield exception

@@ -1,0 +1,77 @@
+"""PostgreSQL as the broker of a relay: LISTEN and NOTIFY, on one connection for both.
+
+Who keeps the state in PostgreSQL too may send `relay.payloads(keys)` within the transaction that changes it. A database
+has its own channels. LISTEN needs a connection of its own: one through PgBouncer in transaction mode gets nothing. The
+server commits transactions that NOTIFY one after the other.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from purgatory.relay.broker import Connection
+
+try:
+    import asyncpg
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"{error}: pip install 'asyncio-purgatory[relay]'", name=error.name) from None
+
+__all__ = ["PostgresBroker"]
+
+
+class PostgresBroker:
+    """The channel `channel` of the database that `dsn` names."""
+
+    def __init__(self, dsn: str, channel: str = "purgatory") -> None:
+        """`dsn` is asyncpg's: `postgresql://user:password@host:port/database`, or "" for what the environment says.
+
+        Raises `TypeError` unless both are `str`, `ValueError` for a channel that PostgreSQL would not take as it is:
+        one that is empty, has a NUL, or more than 63 bytes.
+        """
+        if not isinstance(dsn, str):
+            raise TypeError(f"dsn must be a str, not {dsn!r}")
+        if not isinstance(channel, str):
+            raise TypeError(f"channel must be a str, not {channel!r}")
+        if not channel or "\0" in channel or len(channel.encode(errors="replace")) > 63:
+            raise ValueError(f"channel must be 1 to 63 bytes without NUL, not {channel!r}")
+        self._dsn = dsn
+        self.channel = channel
+        """For `SELECT pg_notify(channel, payload)`."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__qualname__} {self.channel!r}>"  # the DSN may have a password
+
+    @asynccontextmanager
+    async def connect(self, receive: Callable[[str | bytes], object]) -> AsyncIterator[Connection]:
+        """Connect and LISTEN."""
+
+        def hear(connection: object, process: int, channel: str, payload: object) -> None:
+            receive(str(payload))
+
+        connection = await asyncpg.connect(self._dsn or None)
+        try:
+            lost = asyncio.Event()
+            connection.add_termination_listener(lambda _: lost.set())
+            await connection.add_listener(self.channel, hear)
+            yield _PostgresConnection(connection, self.channel, lost)
+            await connection.close()
+        finally:
+            connection.terminate()
+
+
+class _PostgresConnection:
+    def __init__(self, connection: Any, channel: str, lost: asyncio.Event) -> None:
+        self._connection = connection
+        self._channel = channel
+        self._lost = lost
+
+    async def publish(self, payloads: Sequence[str]) -> None:
+        command = "SELECT pg_notify($1, payload) FROM unnest($2::text[]) AS payload"
+        await self._connection.execute(command, self._channel, payloads)
+
+    async def ping(self) -> None:
+        await self._connection.execute("SELECT 1")
+
+    async def listen(self) -> None:
+        await self._lost.wait()

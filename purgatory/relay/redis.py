@@ -1,0 +1,88 @@
+"""Redis or Valkey as the broker of a relay: pub/sub, on one connection to publish and one that is subscribed."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from purgatory.relay.broker import Connection
+
+try:
+    from redis.asyncio import Redis
+    from redis.asyncio.client import PubSub
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"{error}: pip install 'asyncio-purgatory[relay]'", name=error.name) from None
+
+__all__ = ["RedisBroker"]
+
+
+class RedisBroker:
+    """The channel `channel` of the server that `url` names. Channels are the server's, whatever the database."""
+
+    def __init__(self, url: str, channel: str = "purgatory") -> None:
+        """`url` is redis-py's: `redis://user:password@host:6379`, `rediss://…` for TLS, `unix:///path`.
+
+        Raises `TypeError` unless both are `str`, `ValueError` for another URL, or a channel that is empty.
+        """
+        if not isinstance(url, str):
+            raise TypeError(f"url must be a str, not {url!r}")
+        if not isinstance(channel, str):
+            raise TypeError(f"channel must be a str, not {channel!r}")
+        if not channel:
+            raise ValueError("channel must not be empty")
+        self._url = url
+        self.channel = channel
+        """For `PUBLISH`, in UTF-8."""
+        self._name = channel.encode()
+        self._client()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__qualname__} {self.channel!r}>"  # the URL may have a password
+
+    def _client(self) -> "Redis":
+        # It must not connect again by itself: it would not say that it has, and that messages were missed.
+        return Redis.from_url(self._url, protocol=2, retry=Retry(NoBackoff(), 0), socket_timeout=None)
+
+    @asynccontextmanager
+    async def connect(self, receive: Callable[[str | bytes], object]) -> AsyncIterator[Connection]:
+        """Connect and SUBSCRIBE."""
+        async with self._client() as client, client.pubsub() as subscription:
+            await client.ping()
+            await subscription.subscribe(self._name)
+            while (message := await subscription.get_message(timeout=None)) is None or message["type"] != "subscribe":
+                pass
+            yield _RedisConnection(client, subscription, self._name, receive)
+
+
+class _RedisConnection:
+    def __init__(
+        self, client: "Redis", subscription: PubSub, channel: bytes, receive: Callable[[str | bytes], object]
+    ) -> None:
+        self._client = client
+        self._subscription = subscription
+        self._channel = channel
+        self._receive = receive
+        self._pong = asyncio.Event()
+
+    async def publish(self, payloads: Sequence[str]) -> None:
+        async with self._client.pipeline(transaction=False) as pipeline:
+            for payload in payloads:
+                pipeline.publish(self._channel, payload.encode())
+            await pipeline.execute()
+
+    async def ping(self) -> None:
+        await self._client.ping()
+        self._pong.clear()
+        await self._subscription.ping()
+        await self._pong.wait()
+
+    async def listen(self) -> None:
+        while True:
+            message = await self._subscription.get_message(timeout=None)
+            if message is None:
+                continue
+            if message["type"] == "message":
+                self._receive(message["data"])
+            elif message["type"] == "pong":
+                self._pong.set()
