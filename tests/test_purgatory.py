@@ -45,6 +45,17 @@ class TestWatch:
         purgatory.try_complete_else_watch(Flag(), ["a", "b", "a"])
         assert purgatory.watched == 2
 
+    def test_the_watched_keys_are_those_of_all_that_wait_each_once(self, purgatory: DelayedOperationPurgatory) -> None:
+        assert purgatory.watched_keys() == []
+        operations = [purgatory.try_complete_else_watch(Flag(), [*"ab", number]) for number in range(3)]
+        assert set(purgatory.watched_keys()) == {"a", "b", 0, 1, 2}
+        assert len(purgatory.watched_keys()) == 5
+        operations[1].force_complete()
+        purgatory.check_and_complete(1)
+        assert set(purgatory.watched_keys()) == {"a", "b", 0, 2}
+        purgatory.close()
+        assert purgatory.watched_keys() == []
+
     def test_the_timeout_counts_from_the_call(self, purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
         operation = Flag(5.0)
         clock.advance(100.0)

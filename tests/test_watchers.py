@@ -100,6 +100,10 @@ class AgainstListsThatDeleteAtOnce(RuleBasedStateMachine):
             assert live == [operation for operation, (keys, _) in self.alive.items() if key in keys]
 
     @invariant()
+    def the_keys_are_those_that_have_entries(self) -> None:
+        assert sorted(self.lists.keys()) == [key for key in range(5) if self.lists.entries(key)]
+
+    @invariant()
     def the_counts_are_exact(self) -> None:
         assert self.lists.num_delayed == len(self.alive)
         assert self.lists.watched == sum(len(self.lists.entries(key)) for key in range(5))
