@@ -37,6 +37,7 @@ def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
         (["--port", "70000"], "a port is a number from 0 to 65535, not 70000"),
         (["--port", "http"], "invalid _port value: 'http'"),
         (["--max-pending", "0"], "must be at least 1, not 0"),
+        (["--write-timeout", "0"], "must be more than 0 and at most 3600 seconds, not 0"),
         (["--publish-rate", "0"], "must be more than 0 and finite, not 0"),
         (["--publish-rate", "nan"], "must be more than 0 and finite, not nan"),
         (["--verbose"], "unrecognized arguments: --verbose"),

@@ -14,6 +14,7 @@ try:
 
     from examples.long_poll_server.app import LongPollServer
     from examples.long_poll_server.settings import Settings
+    from examples.long_poll_server.write_timeout import Server
 except ModuleNotFoundError as error:
     sys.exit(f"{error}: pip install 'asyncio-purgatory[server]'")
 
@@ -48,7 +49,7 @@ def main(arguments: list[str] | None = None, server: type[LongPollServer] = Long
     # uvicorn raises the signal once more when it is done. To have been stopped by one is no failure.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
-    uvicorn.Server(config).run()
+    Server(config, settings.write_timeout).run()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,6 +65,13 @@ def _parser() -> argparse.ArgumentParser:
         type=_rate,
         metavar="N",
         help="messages a second of each client: the answers to more are delayed (default: no limit)",
+    )
+    parser.add_argument(
+        "--write-timeout",
+        type=_timeout,
+        default=Settings().write_timeout,
+        metavar="SECONDS",
+        help="hang up on a client that takes nothing of its answer for so long (default: %(default)g)",
     )
     parser.add_argument(
         "--journal", type=Path, metavar="DIR", help="write down there what waited, for how long, and why"
@@ -103,6 +111,13 @@ def _rate(text: str) -> float:
     if not 0 < rate < float("inf"):
         raise argparse.ArgumentTypeError(f"must be more than 0 and finite, not {text}")
     return rate
+
+
+def _timeout(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"must be more than 0 and at most 3600 seconds, not {text}")
+    return seconds
 
 
 def _count(text: str) -> int:

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from examples.long_poll_server import demo, live, requests, static
+from examples.long_poll_server import answers, demo, live, requests, static
 from examples.long_poll_server.log import MessageLog
 from examples.long_poll_server.operations import DelayedFetch, DelayedProduce
 from examples.long_poll_server.quotas import Quotas
@@ -131,7 +131,7 @@ class LongPollServer:
             await self._acknowledge(topic, requests.name("replica", parameters["replica"]), offset)
 
         end = await self.wait(request, topic, offset, min_messages, wait)
-        return _messages(*await self.log.read(topic, offset, end, max_messages))
+        return await answers.messages(self.log, topic, offset, end, max_messages)
 
     def has_grown(self, topic: str) -> None:
         """Called by the log when it has stored messages of `topic`."""
@@ -159,7 +159,7 @@ class LongPollServer:
         with self.live.looking():
             operation = DelayedFetch(self.live, topic, offset, least, wait)
             end = await unless_disconnected(request.receive, self.fetches.try_complete_else_watch(operation, [topic]))
-        return _messages(*await self.live.read(topic, offset, end, most))
+        return answers.whole(*await self.live.read(topic, offset, end, most))
 
     async def statistics(self, request: Request) -> Response:
         """`GET /statistics`: of each purgatory."""
@@ -210,10 +210,6 @@ class LongPollServer:
         await self.log.close()
         if self.journal is not None:
             await self.journal.aclose()
-
-
-def _messages(messages: str, next_offset: int) -> Response:
-    return Response(f'{{"messages":{messages},"next_offset":{next_offset}}}', media_type="application/json")
 
 
 def _address(request: Request) -> str:

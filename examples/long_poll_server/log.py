@@ -70,10 +70,7 @@ class MessageLog:
         return await self._batches.do((topic, value))
 
     async def read(self, topic: str, offset: int, end: int, limit: int) -> tuple[str, int]:
-        """Up to `limit` messages from `offset` to before `end`, as a JSON array, and the offset after them.
-
-        An answer of more than 8 MiB is cut short after the message that makes it so.
-        """
+        """A page of up to `limit` messages from `offset` to before `end`, as a JSON array, and the offset after it."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._reader, self._select, topic, offset, min(end, offset + limit))
 

@@ -15,6 +15,8 @@ class Settings:
     """More fetches, or produces, do not wait."""
     publish_rate: float | None = None
     """Messages a second of each client; the answers to more are delayed."""
+    write_timeout: float = 30.0
+    """Seconds for which a client may take nothing of its answer before it is hung up on."""
     journal: Path | None = None
     """The directory to which is written what waited, for how long, and why."""
     instance: str = field(default_factory=lambda: f"long-poll-{socket.gethostname()}")

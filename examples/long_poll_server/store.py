@@ -5,7 +5,8 @@ from typing import Protocol
 
 MAX_REPLICAS = 100
 """Of a topic."""
-MAX_RESPONSE_BYTES = 8 * 1024 * 1024
+PAGE_BYTES = 64 * 1024
+"""About as much as is read at a time: what uvicorn takes of an answer before it lets its client read."""
 
 
 class TooManyReplicas(Exception):
@@ -51,9 +52,9 @@ class Store(Protocol):
         """Store `value`, which is JSON. Returns its offset when it is stored for good."""
 
     async def read(self, topic: str, offset: int, end: int, limit: int) -> tuple[str, int]:
-        """Up to `limit` messages from `offset` to before `end`, as a JSON array, and the offset after them.
+        """A page of up to `limit` messages from `offset` to before `end`, as a JSON array, and the offset after it.
 
-        `end` is one that was known here. An answer of more than 8 MiB is cut short after the message that makes it so.
+        `end` is one that was known here. A page of more than 64 KiB ends with the message that makes it so.
         """
 
     async def acknowledge(self, topic: str, replica: str, offset: int) -> None:
@@ -61,12 +62,12 @@ class Store(Protocol):
 
 
 def as_json(rows: Iterable[tuple[int, str]], offset: int) -> tuple[str, int]:
-    """Messages (offset, value) from `offset` on as a JSON array, and the offset after those that have found room."""
+    """A page of messages (offset, value) from `offset` on, as a JSON array, and the offset after it."""
     messages = []
     size = 0
     for number, value in rows:
         messages.append(f'{{"offset":{number},"value":{value}}}')
         size += len(messages[-1])
-        if size > MAX_RESPONSE_BYTES:
+        if size > PAGE_BYTES:
             break
     return f"[{','.join(messages)}]", offset + len(messages)
