@@ -191,12 +191,12 @@ class TestTheCommand:
         assert len(after["callback"]["cases"]) == callback
 
     def test_does_not_write_over_what_was_measured_otherwise(self, tmp_path: Path) -> None:
-        command = ["bench", "callback", "--quick", "--output", str(tmp_path)]
+        command = ["bench", "storm", "--quick", "--output", str(tmp_path)]
         main([*command, "--rounds", "1"])
         before = (tmp_path / "results.json").read_bytes()
         with pytest.raises(SystemExit, match="was measured with another rounds, 1: name another directory"):
             main(command)
-        with pytest.raises(SystemExit, match="has other cases of callback: name another directory"):
+        with pytest.raises(SystemExit, match="has other cases of storm: name another directory"):
             main([*command, "--rounds", "1", "--loop", "uvloop"])
         assert (tmp_path / "results.json").read_bytes() == before
 

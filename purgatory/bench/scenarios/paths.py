@@ -220,7 +220,7 @@ def _callback_cases(quick: bool) -> list[Case]:
     sizes = ((1_000, 20),) if quick else ((1_000, 300), (100_000, 2))
     return [
         Case("callback", implementation, loop, {"pending": pending, "times": times})
-        for loop in LOOPS
+        for loop in LOOPS[: 1 if quick else 2]
         for pending, times in sizes
         for implementation in CALLBACKS
     ]
@@ -230,7 +230,7 @@ def _await_cases(quick: bool) -> list[Case]:
     sizes = ((1_000, 20),) if quick else ((2_000, 200), (100_000, 5))
     return [
         Case("await", implementation, loop, {"tasks": tasks, "waits": waits})
-        for loop in LOOPS
+        for loop in LOOPS[: 1 if quick else 2]
         for tasks, waits in sizes
         for implementation in AWAITS
     ]
