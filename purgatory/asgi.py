@@ -82,8 +82,9 @@ async def closing_on_shutdown(*purgatories: Closeable) -> AsyncIterator[None]:
     """Call `aclose()` of each of `purgatories` when shutdown begins, or else when the context ends.
 
     For the application's lifespan. Shutdown begins with SIGTERM or SIGINT: the present handlers of these are wrapped,
-    and called as ever, until the context ends. Where there is none, or not in the main thread, it is the end of the
-    context that closes.
+    and called as ever, until the context ends. It is the end of the context that closes where a signal has no handler,
+    outside the main thread, and where a server stops without a signal: on uvicorn's `--limit-max-requests`, and in
+    hypercorn's worker processes (with `--workers 0` it has none).
 
     All are closed at once, and one that fails does not keep the others from it. Raises `TypeError` if something has no
     `aclose`, before anything is done, and when the context ends an `ExceptionGroup` of all that the closing raised.
