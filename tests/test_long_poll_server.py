@@ -126,7 +126,7 @@ async def test_a_client_that_disconnects_in_the_middle_of_its_body_harms_nobody(
 ) -> None:
     for _ in range(3):
         with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":")[-1]))) as connection:
-            connection.sendall(b"POST /topics/news/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            connection.sendall(b"POST /topics/news/messages HTTP/1.1\r\nHost: 0.0.0.0\r\nContent-Length: 100\r\n\r\n{")
     assert await publish(client, "news", 1) == 0
 
 
@@ -177,6 +177,7 @@ class TestReplication:
         assert "ahead of the topic's end 0" in response.json()["error"]
 
     async def test_there_may_be_a_hundred(self, client: httpx.AsyncClient) -> None:
+        await publish(client, "news", "for all")
         for n in range(100):
             await fetch(client, "news", replica=f"r{n}", wait=0)
         assert (await client.get("/topics/news/messages?replica=one-more&wait=0")).status_code == 409
@@ -227,11 +228,11 @@ GET = "/topics/news/messages"
         (f"{GET}?min_messages=501", 400, "min_messages must be a whole number from 0 to 500"),
         (f"{GET}?max_messages=0", 400, "max_messages must be a whole number from 1 to 10000, not '0'"),
         (f"{GET}?max_messages=10001", 400, "max_messages must be"),
-        (f"{GET}?wait=-1", 400, "wait must be a number of seconds from 0 to 300, not '-1'"),
+        (f"{GET}?wait=-1", 400, "wait must be a number of seconds, 0 or more, not '-1'"),
         (f"{GET}?wait=nan", 400, "wait must be a number of seconds"),
         (f"{GET}?wait=inf", 400, "wait must be a number of seconds"),
-        (f"{GET}?wait=300.1", 400, "wait must be a number of seconds"),
-        (f"{GET}?wait=soon", 400, "wait must be a number of seconds from 0 to 300, not 'soon'"),
+        (f"{GET}?wait=1_0", 400, "wait must be a number of seconds"),
+        (f"{GET}?wait=soon", 400, "wait must be a number of seconds, 0 or more, not 'soon'"),
         (f"{GET}?wait=1&wait=2", 400, "wait is given twice"),
         (f"{GET}?timeout=1", 400, "unknown parameter 'timeout'"),
         (f"{GET}?replica=", 400, "a replica is named by"),
@@ -274,7 +275,7 @@ BODY = b'{"value": 1}'
         (f"{GET}?acks=all", BODY, 400, "acks must be a whole number from 0 to 100, not 'all'"),
         (f"{GET}?acks=1&timeout=-1", BODY, 400, "timeout must be a number of seconds"),
         (f"{GET}?acks=1&timeout=nan", BODY, 400, "timeout must be a number of seconds"),
-        (f"{GET}?acks=1&timeout=301", BODY, 400, "timeout must be a number of seconds"),
+        (f"{GET}?acks=1&timeout=1e1000", BODY, 400, "timeout must be a number of seconds"),
         (f"{GET}?offset=1", BODY, 400, "unknown parameter 'offset'; there are acks, timeout"),
         ("/topics/a%20b/messages", BODY, 400, "a topic is named by"),
         ("/statistics", BODY, 405, "Method Not Allowed"),
@@ -295,7 +296,7 @@ async def _refused(server: ServerProcess, method: str, path: str, body: bytes, s
     # Not through httpx's own idea of a path, which resolves dots.
     port = int(server.url.rsplit(":")[-1])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     answer = await reader.read()
     writer.close()

@@ -89,9 +89,9 @@ async def test_clients_that_dawdle_do_not_hold_up_the_exit(tmp_path: Path) -> No
             socket.create_connection(("127.0.0.1", port)) as idle,
             socket.create_connection(("127.0.0.1", port)) as half,
         ):
-            idle.sendall(b"GET /statistics HTTP/1.1\r\nHost: x\r\n\r\n")
+            idle.sendall(b"GET /statistics HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert idle.recv(1000).startswith(b"HTTP/1.1 200")
-            half.sendall(b"POST /topics/news/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            half.sendall(b"POST /topics/news/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
             assert await asyncio.to_thread(server.stop, signal.SIGTERM) == 0
         server.output.clear()  # uvicorn tells of the request that it has cut off, with a traceback
 

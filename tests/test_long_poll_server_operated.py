@@ -100,15 +100,16 @@ class TestJournal:
                 assert await asyncio.to_thread(server.stop) == 0
                 await left
         rows = sorted(read(journal), key=lambda row: (row["purgatory"], row["keys"], row["outcome"]))
-        assert [
-            (row["purgatory"], row["operation"], row["keys"], row["outcome"], row["timeout_s"]) for row in rows
-        ] == [
-            ("fetch", "DelayedFetch", ["left"], "satisfied", 300.0),
-            ("fetch", "DelayedFetch", ["news"], "completed_at_once", 10.0),
-            ("fetch", "DelayedFetch", ["news"], "satisfied", 300.0),
-            ("fetch", "DelayedFetch", ["other"], "expired", 0.05),
-            ("produce", "DelayedProduce", ["acked"], "expired", 0.05),
+        assert [(row["purgatory"], row["operation"], row["keys"], row["outcome"]) for row in rows] == [
+            ("fetch", "DelayedFetch", ["left"], "satisfied"),
+            ("fetch", "DelayedFetch", ["news"], "completed_at_once"),
+            ("fetch", "DelayedFetch", ["news"], "satisfied"),
+            ("fetch", "DelayedFetch", ["other"], "expired"),
+            ("produce", "DelayedProduce", ["acked"], "expired"),
         ]
+        # A long wait is a little shorter, so that not all come back at once, and has a bound.
+        for row, most in zip(rows, (50, 10, 50, 0.05, 0.05), strict=True):
+            assert most * (15 / 16 if most > 1 else 1) <= row["timeout_s"] <= most
         assert all((row["late_s"] is not None) == (row["outcome"] == "expired") for row in rows)
         assert sum(count for *_, count in partitions(journal)) == 5
         assert {instance for _, instance, _ in partitions(journal)} == {"web-1"}

@@ -41,7 +41,7 @@ def slow_readers(count: int, server: ServerProcess) -> Iterator[list[socket.sock
             reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             reader.settimeout(60)
             reader.connect(("127.0.0.1", _port(server)))
-            reader.sendall(b"GET /topics/big/messages HTTP/1.1\r\nHost: x\r\n\r\n")
+            reader.sendall(b"GET /topics/big/messages HTTP/1.1\r\nHost: localhost\r\n\r\n")
             readers.append(reader)
         for reader in readers:
             assert reader.recv(1, socket.MSG_PEEK) == b"H"

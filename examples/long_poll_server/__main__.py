@@ -13,6 +13,8 @@ try:
     import uvicorn
 
     from examples.long_poll_server.app import LongPollServer
+    from examples.long_poll_server.guard import HEADERS
+    from examples.long_poll_server.protocol import BoundedProtocol
     from examples.long_poll_server.settings import Settings
     from examples.long_poll_server.write_timeout import Server
 except ModuleNotFoundError as error:
@@ -42,8 +44,13 @@ def main(arguments: list[str] | None = None, server: type[LongPollServer] = Long
         host=options.host,
         port=options.port,
         loop="uvloop",
+        http=BoundedProtocol,
+        ws="none",
+        headers=HEADERS,
+        server_header=False,
         access_log=False,
-        timeout_keep_alive=30,
+        # nginx keeps connections for a minute: were it us who close them first, a request could just be on its way.
+        timeout_keep_alive=75,
         timeout_graceful_shutdown=1,
     )
     # uvicorn raises the signal once more when it is done. To have been stopped by one is no failure.
@@ -53,13 +60,31 @@ def main(arguments: list[str] | None = None, server: type[LongPollServer] = Long
 
 
 def _parser() -> argparse.ArgumentParser:
+    defaults = Settings()
     parser = argparse.ArgumentParser("long_poll_server", description="A durable topic log over HTTP.")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=_port, default=8000, help="0 takes a free one (default: 8000)")
     parser.add_argument(
         "--data", type=Path, default=Path("data"), metavar="DIR", help="of the messages (default: %(default)s)"
     )
-    parser.add_argument("--max-pending", type=_count, metavar="N", help="requests that may wait (default: no limit)")
+    for option, metavar, text in (
+        ("--max-wait", "SECONDS", "that a request waits, at the most"),
+        ("--max-pending", "N", "fetches, and produces, that may wait"),
+        ("--max-pending-client", "N", "those of one address"),
+        ("--max-topics", "N", "topics that there may be"),
+        ("--max-messages", "N", "messages that a topic may have"),
+    ):
+        default = getattr(defaults, option[2:].replace("-", "_"))
+        kind = _rate if isinstance(default, float) else _count
+        parser.add_argument(option, type=kind, default=default, metavar=metavar, help=f"{text} (default: {default:,g})")
+    parser.add_argument(
+        "--allowed-host",
+        dest="allowed_hosts",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="by which clients know this server, beside localhost and addresses; once for each; * is any",
+    )
     parser.add_argument(
         "--publish-rate",
         type=_rate,
@@ -78,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--instance",
-        default=Settings().instance,
+        default=defaults.instance,
         metavar="NAME",
         help="this server's in the journal (default: %(default)s)",
     )

@@ -15,6 +15,9 @@ from examples.long_poll_server.store import PAGE_BYTES, Store
 
 MAX_RESPONSE_BYTES = 8 * 1024 * 1024
 
+NOT_KEPT = {"Cache-Control": "no-store"}
+"""What a poll is answered is of no use to others, and browsers hold back a poll while they await an answer to keep."""
+
 
 class PagedResponse(StreamingResponse):
     """A streaming response that ends when it is cancelled.
@@ -29,19 +32,30 @@ class PagedResponse(StreamingResponse):
 
 def whole(messages: str, next_offset: int) -> Response:
     """The answer with these messages, a JSON array."""
-    return Response(f'{{"messages":{messages},"next_offset":{next_offset}}}', media_type="application/json")
+    content = f'{{"messages":{messages},"next_offset":{next_offset}}}'
+    return Response(content, headers=NOT_KEPT, media_type="application/json")
 
 
-async def messages(log: Store, topic: str, offset: int, end: int, limit: int) -> Response:
-    """The answer with up to `limit` messages from `offset` to before `end`.
+async def messages(log: Store, topic: str, offset: int, end: int, limit: int, known: str = "") -> Response:
+    """The answer with up to `limit` messages from `offset` to before `end`, or a 304 if its ETag is `known`.
 
     One of more than 8 MiB is cut short after the message, or the page, that makes it so.
     """
-    end = min(end, offset + limit)
+    end = max(offset, min(end, offset + limit))
+    # The messages at these offsets are never others.
+    tag = f'"{log.incarnation}-{offset}-{end}"'
+    tags = {part.strip().removeprefix("W/") for part in known.split(",")}
+    if tag in tags or "*" in tags:
+        return Response(status_code=304, headers={"ETag": tag, **NOT_KEPT})
     page, next_offset = await log.read(topic, offset, end, limit)
     if next_offset >= end:
-        return whole(page, next_offset)
-    return PagedResponse(_parts(log, topic, page, next_offset, end), media_type="application/json")
+        answer = whole(page, next_offset)
+    else:
+        answer = PagedResponse(
+            _parts(log, topic, page, next_offset, end), headers=NOT_KEPT, media_type="application/json"
+        )
+    answer.headers["ETag"] = tag
+    return answer
 
 
 async def _parts(log: Store, topic: str, page: str, offset: int, end: int) -> AsyncIterator[str]:

@@ -4,7 +4,7 @@ import asyncio
 import math
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -12,11 +12,14 @@ from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from examples.long_poll_server import answers, demo, live, requests, static
+from examples.long_poll_server.guard import Guard
+from examples.long_poll_server.limits import PendingByClient, Room, bounded, jittered
 from examples.long_poll_server.log import MessageLog
 from examples.long_poll_server.operations import DelayedFetch, DelayedProduce
 from examples.long_poll_server.quotas import Quotas
@@ -50,7 +53,10 @@ class LongPollServer:
         self.throttled = DelayedOperationPurgatory("throttle", max_pending=settings.max_pending)
         self._purgatories: tuple[DelayedOperationPurgatory, ...] = (self.fetches, self.produces, self.throttled)
         self.quotas = None if settings.publish_rate is None else Quotas(settings.publish_rate)
+        self.fetching = PendingByClient(settings.max_pending_client)
+        self.producing = PendingByClient(settings.max_pending_client)
         self.log: Store = MessageLog(settings.data, self.has_grown)
+        self.room = Room(self.log, settings.max_topics, settings.max_messages)
         self.journal = journal
         if journal is not None:
             for purgatory in self._purgatories:
@@ -75,6 +81,7 @@ class LongPollServer:
                 Route("/demo", demo.refuse if self.demo is None else self.demo.put, methods=["PUT"]),
                 *static.routes(),
             ],
+            middleware=[Middleware(Guard, settings.allowed_hosts)],
             exception_handlers={
                 HTTPException: _refuse,
                 PurgatoryFull: _busy,
@@ -92,24 +99,16 @@ class LongPollServer:
         live.refuse_to_store(topic)
         parameters = requests.query(request, {"acks", "timeout"})
         acks = requests.integer(parameters, "acks", 0, 0, requests.MAX_ACKS)
-        timeout = requests.seconds(parameters, "timeout", 5.0)
-        value = await requests.value(request)
-        delay = self._delay(request)
-        if acks == 0:
-            offset = await self.log.append(topic, value)
-            await self._throttle(request, delay)
-            return JSONResponse({"topic": topic, "offset": offset}, 201)
-
-        produce = self.produces.try_complete_else_watch(DelayedProduce(self.log, topic, acks, timeout), [topic])
-        try:
-            produce.offset = offset = await self.log.append(topic, value)
-        except BaseException:
-            produce.cancel()
-            raise
-        if not produce.done():
-            produce.try_complete()
-        acknowledged = await unless_disconnected(request.receive, produce)
-        await self._throttle(request, delay)
+        timeout = bounded(requests.seconds(parameters, "timeout", 5.0), self.settings.max_wait)
+        with self.producing.one_more(_address(request)):
+            value = await requests.value(request)
+            due = self._due(request)
+            if acks == 0:
+                offset = await self._append(topic, value)
+                acknowledged = True
+            else:
+                offset, acknowledged = await self._append_and_wait(request, topic, value, acks, timeout)
+            await self._throttle(request, due)
         if acknowledged:
             return JSONResponse({"topic": topic, "offset": offset}, 201)
         error = f"the message is stored, but {acks} replicas have not acknowledged it in time"
@@ -122,16 +121,20 @@ class LongPollServer:
         offset = requests.integer(parameters, "offset", 0, 0, requests.MAX_OFFSET)
         max_messages = requests.integer(parameters, "max_messages", 500, 1, requests.MAX_MESSAGES)
         min_messages = requests.integer(parameters, "min_messages", 1, 0, max_messages)
-        wait = requests.seconds(parameters, "wait", 30.0)
+        wait = jittered(bounded(requests.seconds(parameters, "wait", 30.0), self.settings.max_wait))
         if topic.startswith(live.RESERVED):
             if "replica" in parameters:
                 raise HTTPException(400, f"{topic} has no replicas")
-            return await self._fetch_live(request, topic, offset, min_messages, max_messages, wait)
+            with self.fetching.one_more(_address(request)):
+                return await self._fetch_live(request, topic, offset, min_messages, max_messages, wait)
         if "replica" in parameters:
             await self._acknowledge(topic, requests.name("replica", parameters["replica"]), offset)
 
-        end = await self.wait(request, topic, offset, min_messages, wait)
-        return await answers.messages(self.log, topic, offset, end, max_messages)
+        is_enough = self.log.end(topic) - offset >= min_messages
+        with nullcontext() if is_enough else self.fetching.one_more(_address(request)):
+            end = await self.wait(request, topic, offset, min_messages, wait)
+        known = request.headers.get("if-none-match", "")
+        return await answers.messages(self.log, topic, offset, end, max_messages, known)
 
     def has_grown(self, topic: str) -> None:
         """Called by the log when it has stored messages of `topic`."""
@@ -170,20 +173,41 @@ class LongPollServer:
         encode, media_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(self.registry), media_type=media_type)
 
-    def _delay(self, request: Request) -> float:
-        """Seconds for which the answer has to wait, so that the client keeps to its quota."""
-        if self.quotas is None:
-            return 0.0
-        client = _address(request)
-        now = asyncio.get_running_loop().time()
-        delay = self.quotas.delay(client, now)
-        if delay > MAX_DELAY:
-            error = f"more than {self.quotas.rate:g} messages a second"
-            raise HTTPException(429, error, {"Retry-After": str(math.ceil(delay - MAX_DELAY))})
-        self.quotas.publish(client, now)
-        return delay
+    async def _append(self, topic: str, value: str) -> int:
+        if self.log.end(topic) == 0:
+            await self.log.refresh([topic])  # another process may know of it
+        with self.room.one_more(topic):
+            return await self.log.append(topic, value)
 
-    async def _throttle(self, request: Request, delay: float) -> None:
+    async def _append_and_wait(
+        self, request: Request, topic: str, value: str, acks: int, timeout: float
+    ) -> tuple[int, bool]:
+        produce = self.produces.try_complete_else_watch(DelayedProduce(self.log, topic, acks, timeout), [topic])
+        try:
+            produce.offset = offset = await self._append(topic, value)
+        except BaseException:
+            produce.cancel()
+            raise
+        if not produce.done():
+            produce.try_complete()
+        return offset, await unless_disconnected(request.receive, produce)
+
+    def _due(self, request: Request) -> float:
+        """When the client may be answered, so that it keeps to its quota."""
+        now = asyncio.get_running_loop().time()
+        if self.quotas is None:
+            return now
+        client = _address(request)
+        delay = self.quotas.delay(client, now)
+        most = bounded(MAX_DELAY, self.settings.max_wait)
+        if delay > most:
+            error = f"more than {self.quotas.rate:g} messages a second"
+            raise HTTPException(429, error, {"Retry-After": str(math.ceil(delay - most))})
+        self.quotas.publish(client, now)
+        return now + delay
+
+    async def _throttle(self, request: Request, due: float) -> None:
+        delay = due - asyncio.get_running_loop().time()
         if delay > 0:
             with suppress(PurgatoryFull, PurgatoryClosed):  # the message is stored: then the answer comes at once
                 await unless_disconnected(
@@ -194,6 +218,8 @@ class LongPollServer:
         await self.log.refresh([topic])
         if offset > self.log.end(topic):
             raise HTTPException(409, f"the replica is at {offset}, ahead of the topic's end {self.log.end(topic)}")
+        if self.log.end(topic) == 0:
+            return  # of topics that nobody has written to there may be any number
         try:
             await self.log.acknowledge(topic, replica, offset)
         except TooManyReplicas:
@@ -218,7 +244,20 @@ def _address(request: Request) -> str:
 
 async def _refuse(request: Request, exception: Exception) -> Response:
     assert isinstance(exception, HTTPException)
-    return JSONResponse({"error": exception.detail}, exception.status_code, exception.headers)
+    headers = exception.headers
+    if exception.status_code == 405:
+        headers = {"Allow": ", ".join(sorted(_methods(request)))}
+    return JSONResponse({"error": exception.detail}, exception.status_code, headers)
+
+
+def _methods(request: Request) -> set[str]:
+    """Those of the path. Starlette itself tells those of the first of its routes."""
+    return {
+        method
+        for route in request.app.routes
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+        for method in route.methods or ()
+    }
 
 
 async def _busy(request: Request, exception: Exception) -> Response:
@@ -232,4 +271,5 @@ async def _gone(request: Request, exception: Exception) -> Response:
 
 
 async def _not_stored(request: Request, exception: Exception) -> Response:
-    return JSONResponse({"error": f"the database failed: {exception}"}, 500)
+    is_full = getattr(exception, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    return JSONResponse({"error": f"the database failed: {exception}"}, 507 if is_full else 500)

@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+import secrets
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -19,6 +20,7 @@ CREATE TABLE IF NOT EXISTS messages (
     topic TEXT NOT NULL, offset INTEGER NOT NULL, value TEXT NOT NULL, PRIMARY KEY (topic, offset)
 ) WITHOUT ROWID
 """
+INCARNATION = "CREATE TABLE IF NOT EXISTS incarnation (only INTEGER PRIMARY KEY CHECK (only = 0), id TEXT NOT NULL)"
 
 
 class MessageLog:
@@ -28,6 +30,9 @@ class MessageLog:
     the disk, new messages gather for the next: an fsync serves all who published meanwhile. Where replicas are is kept
     in memory: after a restart they fetch again.
     """
+
+    incarnation: str
+    """Names this log, for as long as it has these messages."""
 
     def __init__(self, directory: Path, on_append: Callable[[str], object]) -> None:
         """Open the log in `directory`, which is made if need be. `on_append(topic)` is called when it has grown.
@@ -42,7 +47,10 @@ class MessageLog:
         self._write_connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._write_connection.execute("PRAGMA journal_mode = WAL")
         self._write_connection.execute("PRAGMA synchronous = FULL")
-        self._write_connection.execute(SCHEMA)
+        for statement in (SCHEMA, INCARNATION):
+            self._write_connection.execute(statement)
+        self._write_connection.execute("INSERT OR IGNORE INTO incarnation VALUES (0, ?)", (secrets.token_hex(8),))
+        (self.incarnation,) = self._write_connection.execute("SELECT id FROM incarnation").fetchone()
         self._read_connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._read_connection.execute("PRAGMA query_only = ON")
         self._ends = self._load_ends()
@@ -53,6 +61,11 @@ class MessageLog:
 
     async def start(self) -> None:
         """It is ready."""
+
+    @property
+    def topics(self) -> int:
+        """How many have messages."""
+        return len(self._ends)
 
     def end(self, topic: str) -> int:
         """The offset that the next message of `topic` will have."""

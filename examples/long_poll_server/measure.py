@@ -27,6 +27,7 @@ def running_server() -> Iterator[tuple[psutil.Process, str]]:
     """A server in a process of its own, on a free port, with its data in a temporary directory."""
     with tempfile.TemporaryDirectory() as data:
         command = [sys.executable, "-m", "examples.long_poll_server", "--port", "0", "--data", data]
+        command += ["--max-wait", "300", "--max-pending-client", "1000000"]
         with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None
             for line in process.stderr:

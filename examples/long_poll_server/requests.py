@@ -1,7 +1,7 @@
 """What a request may say. Everything else is refused with a sentence that says what is wrong."""
 
+import asyncio
 import json
-import math
 import re
 from collections.abc import Mapping
 from typing import NoReturn
@@ -10,13 +10,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 MAX_BODY_BYTES = 1024 * 1024
-MAX_SECONDS = 300.0
+BODY_SECONDS = 30.0
 MAX_MESSAGES = 10_000
 MAX_ACKS = 100
 MAX_OFFSET = 2**62
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 DIGITS = re.compile(r"[0-9]{1,19}")
+NUMBER = re.compile(r"[0-9]{1,19}(\.[0-9]{1,19})?([eE][+-]?[0-9]{1,2})?")
 
 
 def name(kind: str, value: str) -> str:
@@ -31,7 +32,7 @@ def query(request: Request, known: set[str]) -> Mapping[str, str]:
     parameters: dict[str, str] = {}
     for key, value in request.query_params.multi_items():
         if key not in known:
-            raise HTTPException(400, f"unknown parameter {key!r}; there are {', '.join(sorted(known))}")
+            raise HTTPException(400, f"unknown parameter {key[:40]!r}; there are {', '.join(sorted(known))}")
         if key in parameters:
             raise HTTPException(400, f"{key} is given twice")
         parameters[key] = value
@@ -49,26 +50,26 @@ def integer(parameters: Mapping[str, str], key: str, default: int, least: int, m
 
 
 def seconds(parameters: Mapping[str, str], key: str, default: float) -> float:
-    """A number of seconds between 0 and the limit."""
+    """A number of seconds. Any: what is more than a server waits is cut to that later."""
     value = parameters.get(key)
     if value is None:
         return default
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not 0 <= number <= MAX_SECONDS:
-        raise HTTPException(400, f"{key} must be a number of seconds from 0 to {MAX_SECONDS:g}, not {value[:40]!r}")
-    return number
+    if not NUMBER.fullmatch(value):
+        raise HTTPException(400, f"{key} must be a number of seconds, 0 or more, not {value[:40]!r}")
+    return float(value)
 
 
 async def value(request: Request) -> str:
     """The value in the body `{"value": any}`, as JSON."""
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise HTTPException(413, f"the body must not be longer than {MAX_BODY_BYTES} bytes")
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY_BYTES:
+                    raise HTTPException(413, f"the body must not be longer than {MAX_BODY_BYTES} bytes")
+    except TimeoutError:
+        raise HTTPException(408, f"the body did not come within {BODY_SECONDS:g} seconds") from None
     try:
         parsed = json.loads(body, parse_constant=_no_constant)
         if not isinstance(parsed, dict) or parsed.keys() != {"value"}:

@@ -1,6 +1,7 @@
 """What an operator decides."""
 
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,8 +12,18 @@ class Settings:
 
     data: Path = Path("data")
     """The directory of the messages."""
-    max_pending: int | None = None
+    max_wait: float = 50.0
+    """Seconds that a request waits, at the most; less than the minute after which nginx gives up."""
+    max_pending: int = 100_000
     """More fetches, or produces, do not wait."""
+    max_pending_client: int = 1_000
+    """More fetches, or produces, of one address are refused."""
+    max_topics: int = 10_000
+    """More are not created."""
+    max_messages: int = 1_000_000
+    """A topic does not take more."""
+    allowed_hosts: Sequence[str] = ()
+    """The names under which clients know this server, beside `localhost` and addresses. `*` is any."""
     publish_rate: float | None = None
     """Messages a second of each client; the answers to more are delayed."""
     write_timeout: float = 30.0

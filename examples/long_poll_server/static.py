@@ -1,4 +1,4 @@
-"""The page's files, and what the browser is told to allow them."""
+"""The page's files, and what the browser is told to allow them, beside `guard`, which tells it of every answer."""
 
 from pathlib import Path
 
@@ -17,11 +17,9 @@ HEADERS = {
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
         "require-trusted-types-for 'script'; trusted-types 'none'"
     ),
-    "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
     # Kept, but asked for each time, by ETag: a new version of the server has a new page at once.
     "Cache-Control": "no-cache",
 }

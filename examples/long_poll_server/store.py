@@ -33,6 +33,13 @@ class Store(Protocol):
     `StoreUnavailable`, `StoreUncertain` or `StoreFailed`, or what its own database raises.
     """
 
+    incarnation: str
+    """Names this log and its messages, over restarts. Another one, with other messages, is named otherwise."""
+
+    @property
+    def topics(self) -> int:
+        """How many topics have messages, as far as is known here."""
+
     async def start(self) -> None:
         """To be called first, on the loop."""
 

@@ -71,6 +71,7 @@ def running_server(module: str) -> Iterator[tuple[psutil.Process, int]]:
     """The server in a process of its own, and its port."""
     with tempfile.TemporaryDirectory() as data:
         command = [sys.executable, "-m", module, "--port", "0", "--data", data]
+        command += ["--max-wait", "300", "--max-pending-client", "1000000"]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None
             said = []

@@ -1,0 +1,111 @@
+"""uvicorn's HTTP on httptools, with bounds on what it reads of a request before the application hears of it."""
+
+import asyncio
+import json
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+MAX_HEAD_BYTES = 16 * 1024
+"""Of the request line and the headers."""
+
+HEAD_SECONDS = 30.0
+"""In which they have to be complete. A connection on which nothing comes is closed after as long."""
+
+
+class _RefusedError(Exception):
+    """Stops httptools."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection.
+
+    By itself uvicorn takes a head of any length at any pace (on h11 it bounds the length, and takes about twice the CPU
+    for a request). It does not hear that a client has gone while a second request stands behind the one that is being
+    answered: so there is no second one. The connection is closed after the first, as a server may do (RFC 9112, 9.3.2);
+    no browser and no proxy sends one.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._in_head = True
+        self._head_bytes = 0
+        self._has_second_request = False
+        self._refusal = HTTPStatus.BAD_REQUEST, "this is not HTTP"
+        self._deadline: asyncio.TimerHandle | None = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_deadline()
+        self._unset_keepalive_if_required()  # uvicorn's own does so only if there was no error
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._has_second_request or self.transport.is_closing():
+            return
+        super().data_received(data)
+        if not self._in_head:
+            self._forget_deadline()
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refusal = _HEAD_TOO_LONG
+            self.send_400_response("")
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
+            self._refusal = _HEAD_TOO_LONG
+            raise _RefusedError
+        if _is_busy(self.cycle):
+            self._has_second_request = True
+            self.cycle.keep_alive = False
+            raise _RefusedError
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what uvicorn calls an invalid HTTP request."""
+        if self._has_second_request or self.transport.is_closing():
+            return
+        if not (_is_busy(self.cycle) and self.cycle.response_started):
+            self._answer(*self._refusal)
+        self.transport.close()
+
+    def _head_is_late(self) -> None:
+        if self._head_bytes:
+            self._refusal = HTTPStatus.REQUEST_TIMEOUT, f"the headers did not come within {HEAD_SECONDS:g} seconds"
+            self.send_400_response("")
+        self.transport.close()
+
+    def _forget_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _answer(self, status: HTTPStatus, error: str) -> None:
+        body = json.dumps({"error": error}).encode()
+        headers = [
+            *self.server_state.default_headers,
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+        ]
+        lines = [b"HTTP/1.1 %d %s" % (status, status.phrase.encode()), *(b": ".join(header) for header in headers)]
+        self.transport.write(b"\r\n".join([*lines, b"", body]))
+
+
+def _is_busy(cycle: RequestResponseCycle | None) -> bool:
+    return cycle is not None and not cycle.response_complete
+
+
+_HEAD_TOO_LONG = (
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+    f"the request line and the headers must not be longer than {MAX_HEAD_BYTES} bytes",
+)
