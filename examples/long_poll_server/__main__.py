@@ -1,6 +1,7 @@
 """Run the long-poll server."""
 
 import argparse
+import asyncio
 import resource
 import signal
 import sqlite3
@@ -12,10 +13,12 @@ from typing import TYPE_CHECKING
 try:
     import uvicorn
 
+    from examples.long_poll_server import workers
     from examples.long_poll_server.app import LongPollServer
     from examples.long_poll_server.guard import HEADERS
     from examples.long_poll_server.protocol import BoundedProtocol
     from examples.long_poll_server.settings import Settings
+    from examples.long_poll_server.store import StoreUnavailable
     from examples.long_poll_server.write_timeout import Server
 except ModuleNotFoundError as error:
     sys.exit(f"{error}: pip install 'asyncio-purgatory[server]'")
@@ -23,40 +26,72 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from purgatory.journal import Journal
 
+DSN = "postgresql://user@host:5432/database"
+
 
 def main(arguments: list[str] | None = None, server: type[LongPollServer] = LongPollServer) -> None:
     """Serve until SIGTERM or SIGINT."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.workers > 1 and options.database is None:
+        parser.error("--workers needs a --database: SQLite is for one process")
     # A waiting client is an open file: take as many as the system lets us.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     settings = Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})
+    # uvicorn raises the signal once more when it is done. To have been stopped by one is no failure.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
+    if settings.database is not None:
+        _prepare(settings.database)
+    uvicorns = {
+        "host": options.host,
+        "port": options.port,
+        "interface": "asgi3",
+        "loop": "uvloop",
+        "http": BoundedProtocol,
+        "ws": "none",
+        "headers": HEADERS,
+        "server_header": False,
+        "access_log": False,
+        # nginx keeps connections for a minute: were it us who close them first, a request could just be on its way.
+        "timeout_keep_alive": 75,
+        "timeout_graceful_shutdown": 1,
+    }
+    if options.workers > 1:
+        # Each has one of its own. Only whether that can be is seen to here.
+        if (journal := _journal(settings)) is not None:
+            journal.close()
+        workers.serve(settings, options.workers, **uvicorns)
+    else:
+        opened = _open(server, settings).app
+        app = opened if settings.database is None else workers.Named(opened, settings.instance)
+        Server(uvicorn.Config(app, **uvicorns), settings.write_timeout).run()
+
+
+def _open(server: type[LongPollServer], settings: Settings) -> LongPollServer:
     try:
-        long_poll = server(settings, _journal(settings))
+        return server(settings, _journal(settings))
     except BlockingIOError:
         sys.exit(f"another server uses {settings.data}")
     except OSError as error:
         sys.exit(f"cannot use {error.filename or settings.data}: {error.strerror}")
     except sqlite3.Error as error:
         sys.exit(f"cannot use the database in {settings.data}: {error}")
-    config = uvicorn.Config(
-        long_poll.app,
-        host=options.host,
-        port=options.port,
-        loop="uvloop",
-        http=BoundedProtocol,
-        ws="none",
-        headers=HEADERS,
-        server_header=False,
-        access_log=False,
-        # nginx keeps connections for a minute: were it us who close them first, a request could just be on its way.
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=1,
-    )
-    # uvicorn raises the signal once more when it is done. To have been stopped by one is no failure.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit(0))
-    Server(config, settings.write_timeout).run()
+
+
+def _prepare(dsn: str) -> None:
+    """See to the tables. Neither what is said here nor what asyncpg says of other errors has the password in it."""
+    try:
+        from examples.long_poll_server.postgres import prepare
+    except ModuleNotFoundError as error:
+        sys.exit(f"--database: {error}")
+    try:
+        asyncio.run(prepare(dsn))
+    except ValueError:
+        sys.exit(f"--database must be like {DSN}, with what is special in a URL written as %XX")
+    except StoreUnavailable as error:
+        sys.exit(f"cannot use the database: {error}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,8 +99,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("long_poll_server", description="A durable topic log over HTTP.")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=_port, default=8000, help="0 takes a free one (default: 8000)")
-    parser.add_argument(
+    messages = parser.add_mutually_exclusive_group()
+    messages.add_argument(
         "--data", type=Path, default=Path("data"), metavar="DIR", help="of the messages (default: %(default)s)"
+    )
+    messages.add_argument("--database", type=_dsn, metavar="URL", help=f"of the messages instead: {DSN}")
+    parser.add_argument(
+        "--workers", type=_count, default=1, metavar="N", help="processes that serve, with a --database (default: 1)"
     )
     for option, metavar, text in (
         ("--max-wait", "SECONDS", "that a request waits, at the most"),
@@ -112,16 +152,20 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _journal(settings: Settings) -> "Journal | None":
-    if settings.journal is None:
-        return None
     try:
-        from purgatory.journal import Journal
+        return settings.open_journal()
     except ModuleNotFoundError as error:
         sys.exit(f"--journal: {error}")
-    try:
-        return Journal(settings.journal, settings.instance)
     except ValueError as error:
         sys.exit(f"--instance: {error}")
+    except OSError as error:
+        sys.exit(f"cannot use {error.filename}: {error.strerror}")
+
+
+def _dsn(text: str) -> str:
+    if not text.startswith(("postgresql://", "postgres://")):
+        raise argparse.ArgumentTypeError(f"must be like {DSN}")
+    return text
 
 
 def _port(text: str) -> int:

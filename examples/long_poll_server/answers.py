@@ -11,7 +11,7 @@ from contextlib import suppress
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from examples.long_poll_server.store import PAGE_BYTES, Store
+from examples.long_poll_server.store import PAGE_BYTES, Store, StoreUnavailable
 
 MAX_RESPONSE_BYTES = 8 * 1024 * 1024
 
@@ -68,6 +68,7 @@ async def _parts(log: Store, topic: str, page: str, offset: int, end: int) -> As
             yield page[begin : begin + PAGE_BYTES]
         page = ""  # let it go before there is another
         if offset < end and size <= MAX_RESPONSE_BYTES:
-            page, offset = await log.read(topic, offset, end, end - offset)
-            page = page[1:-1] and f",{page[1:-1]}"
+            with suppress(StoreUnavailable):  # then it is cut short here
+                page, offset = await log.read(topic, offset, end, end - offset)
+                page = page[1:-1] and f",{page[1:-1]}"
     yield f'],"next_offset":{offset}}}'

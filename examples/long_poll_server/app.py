@@ -24,7 +24,15 @@ from examples.long_poll_server.log import MessageLog
 from examples.long_poll_server.operations import DelayedFetch, DelayedProduce
 from examples.long_poll_server.quotas import Quotas
 from examples.long_poll_server.settings import Settings
-from examples.long_poll_server.store import MAX_REPLICAS, Store, TooManyReplicas
+from examples.long_poll_server.store import (
+    MAX_REPLICAS,
+    Store,
+    StoreFailed,
+    StoreFull,
+    StoreUnavailable,
+    StoreUncertain,
+    TooManyReplicas,
+)
 from purgatory import (
     Delay,
     DelayedOperationPurgatory,
@@ -55,7 +63,7 @@ class LongPollServer:
         self.quotas = None if settings.publish_rate is None else Quotas(settings.publish_rate)
         self.fetching = PendingByClient(settings.max_pending_client)
         self.producing = PendingByClient(settings.max_pending_client)
-        self.log: Store = MessageLog(settings.data, self.has_grown)
+        self.log = self._open_log()
         self.room = Room(self.log, settings.max_topics, settings.max_messages)
         self.journal = journal
         if journal is not None:
@@ -89,6 +97,8 @@ class LongPollServer:
                 OperationCancelled: _gone,
                 ClientDisconnect: _gone,
                 sqlite3.Error: _not_stored,
+                StoreFailed: _not_stored,
+                StoreUnavailable: _unavailable,
             },
             lifespan=self._lifespan,
         )
@@ -226,6 +236,13 @@ class LongPollServer:
             raise HTTPException(409, f"the topic has {MAX_REPLICAS} replicas already") from None
         self.produces.check_and_complete_soon(topic)
 
+    def _open_log(self) -> Store:
+        if self.settings.database is None:
+            return MessageLog(self.settings.data, self.has_grown)
+        from examples.long_poll_server.postgres import PostgresLog  # which needs the extra `relay`
+
+        return PostgresLog(self.settings.database, self.fetches, self.produces)
+
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         await self.log.start()
@@ -271,5 +288,12 @@ async def _gone(request: Request, exception: Exception) -> Response:
 
 
 async def _not_stored(request: Request, exception: Exception) -> Response:
-    is_full = getattr(exception, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    is_full = isinstance(exception, StoreFull) or getattr(exception, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
     return JSONResponse({"error": f"the database failed: {exception}"}, 507 if is_full else 500)
+
+
+async def _unavailable(request: Request, exception: Exception) -> Response:
+    error = str(exception)
+    if isinstance(exception, StoreUncertain) and request.method == "POST":
+        error += ": the message may be stored, or may not"
+    return JSONResponse({"error": error}, 503, {"Retry-After": "1"})

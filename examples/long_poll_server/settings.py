@@ -4,6 +4,10 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from purgatory.journal import Journal
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +16,8 @@ class Settings:
 
     data: Path = Path("data")
     """The directory of the messages."""
+    database: str | None = field(default=None, repr=False)
+    """Where the messages are instead: a PostgreSQL database. There may be a password in it."""
     max_wait: float = 50.0
     """Seconds that a request waits, at the most; less than the minute after which nginx gives up."""
     max_pending: int = 100_000
@@ -34,3 +40,15 @@ class Settings:
     """This server's name, in the journal."""
     demo: bool = False
     """Whether the page may ask for demo traffic."""
+
+    def open_journal(self) -> "Journal | None":
+        """The journal, if there is to be one.
+
+        Raises `ModuleNotFoundError` if its extra is not installed, `ValueError` for a name that it does not take, and
+        `OSError` if its directory cannot be written to.
+        """
+        if self.journal is None:
+            return None
+        from purgatory.journal import Journal
+
+        return Journal(self.journal, self.instance)

@@ -25,6 +25,10 @@ class StoreFailed(Exception):
     """The database has refused. What was to be stored is not."""
 
 
+class StoreFull(StoreFailed):
+    """The database has no room on its disk."""
+
+
 class Store(Protocol):
     """Topics of messages numbered 0, 1, 2, … without gaps, and up to where each replica of each topic has fetched.
 

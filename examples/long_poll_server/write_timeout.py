@@ -21,7 +21,12 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        # Connections inherit these from the socket that they come from.
-        for listening in [listening for server in self.servers for listening in server.sockets]:
-            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(1000 * self.write_timeout))
-            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, PAGE_BYTES)
+        for server in self.servers:
+            for listening in server.sockets:
+                set_write_timeout(listening, self.write_timeout)
+
+
+def set_write_timeout(listening: socket.SocketType, seconds: float) -> None:
+    """For the connections that `listening` will take: they inherit it."""
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(1000 * seconds))
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, PAGE_BYTES)
