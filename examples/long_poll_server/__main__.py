@@ -115,8 +115,8 @@ def _parser() -> argparse.ArgumentParser:
         ("--max-messages", "N", "messages that a topic may have"),
     ):
         default = getattr(defaults, option[2:].replace("-", "_"))
-        kind = _rate if isinstance(default, float) else _count
-        parser.add_argument(option, type=kind, default=default, metavar=metavar, help=f"{text} (default: {default:,g})")
+        kind = _timeout if isinstance(default, float) else _count
+        parser.add_argument(option, type=kind, default=default, metavar=metavar, help=f"{text} (default: {default:,})")
     parser.add_argument(
         "--allowed-host",
         dest="allowed_hosts",
@@ -134,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--write-timeout",
         type=_timeout,
-        default=Settings().write_timeout,
+        default=defaults.write_timeout,
         metavar="SECONDS",
         help="hang up on a client that takes nothing of its answer for so long (default: %(default)g)",
     )

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 
-from examples.long_poll_server import answers, demo, live, requests, static
+from examples.long_poll_server import answers, demo, live, openapi, requests, static
 from examples.long_poll_server.guard import Guard
 from examples.long_poll_server.limits import PendingByClient, Room, bounded, jittered
 from examples.long_poll_server.log import MessageLog
@@ -87,6 +87,7 @@ class LongPollServer:
                 Route("/statistics", self.statistics),
                 Route("/metrics", self.metrics),
                 Route("/demo", demo.refuse if self.demo is None else self.demo.put, methods=["PUT"]),
+                Route("/openapi.json", self.description),
                 *static.routes(),
             ],
             middleware=[Middleware(Guard, settings.allowed_hosts)],
@@ -130,7 +131,7 @@ class LongPollServer:
         parameters = requests.query(request, {"offset", "min_messages", "max_messages", "wait", "replica"})
         offset = requests.integer(parameters, "offset", 0, 0, requests.MAX_OFFSET)
         max_messages = requests.integer(parameters, "max_messages", 500, 1, requests.MAX_MESSAGES)
-        min_messages = requests.integer(parameters, "min_messages", 1, 0, max_messages)
+        min_messages = requests.integer(parameters, "min_messages", 1, 0, requests.MAX_MESSAGES)
         wait = jittered(bounded(requests.seconds(parameters, "wait", 30.0), self.settings.max_wait))
         if topic.startswith(live.RESERVED):
             if "replica" in parameters:
@@ -177,6 +178,10 @@ class LongPollServer:
     async def statistics(self, request: Request) -> Response:
         """`GET /statistics`: of each purgatory."""
         return JSONResponse({purgatory.name: asdict(purgatory.statistics()) for purgatory in self._purgatories})
+
+    async def description(self, request: Request) -> Response:
+        """`GET /openapi.json`: all of this."""
+        return JSONResponse(openapi.describe(self.settings))
 
     async def metrics(self, request: Request) -> Response:
         """`GET /metrics`: for Prometheus."""

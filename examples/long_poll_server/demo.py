@@ -130,6 +130,8 @@ async def _pending(request: Request) -> int:
     if not isinstance(parsed, dict) or parsed.keys() != {"pending"}:
         raise HTTPException(400, 'the body must be a JSON object of one member: {"pending": N}')
     pending = parsed["pending"]
+    if isinstance(pending, float) and pending.is_integer():
+        pending = int(pending)  # JSON knows one kind of number
     if type(pending) is not int or not 0 <= pending <= MAX_PENDING:
         raise HTTPException(400, f"pending must be a whole number from 0 to {MAX_PENDING}")
     return pending

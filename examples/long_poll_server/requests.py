@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import NoReturn
@@ -17,7 +18,7 @@ MAX_OFFSET = 2**62
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 DIGITS = re.compile(r"[0-9]{1,19}")
-NUMBER = re.compile(r"[0-9]{1,19}(\.[0-9]{1,19})?([eE][+-]?[0-9]{1,2})?")
+NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
 
 
 def name(kind: str, value: str) -> str:
@@ -54,7 +55,7 @@ def seconds(parameters: Mapping[str, str], key: str, default: float) -> float:
     value = parameters.get(key)
     if value is None:
         return default
-    if not NUMBER.fullmatch(value):
+    if not NUMBER.fullmatch(value) or float(value) == math.inf:
         raise HTTPException(400, f"{key} must be a number of seconds, 0 or more, not {value[:40]!r}")
     return float(value)
 
