@@ -257,6 +257,9 @@ def test_what_is_no_purgatory_is_refused() -> None:
         ("purgatory.metrics.prometheus", "prometheus_client", "metrics"),
         ("purgatory.metrics.opentelemetry", "opentelemetry", "metrics"),
         ("purgatory.journal", "pyarrow", "journal"),
+        ("purgatory.relay.redis", "redis", "relay"),
+        ("purgatory.relay.postgres", "asyncpg", "relay"),
+        ("purgatory.relay.retries", "tenacity", "relay"),
     ],
 )
 def test_without_what_it_needs_it_says_which_extra_brings_that(

@@ -4,12 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Final
 
-from tenacity import AsyncRetrying, RetryCallState
-
 from purgatory.clock import report
 from purgatory.purgatory import DelayedOperationPurgatory
 from purgatory.relay.backlog import Backlog
-from purgatory.relay.link import back_off
+from purgatory.relay.retries import retrying
 from purgatory.timer.timer import SLICE
 
 __all__ = ["Inbox"]
@@ -48,7 +46,7 @@ class Inbox:
         """Look at keys whenever there are any. Never ends."""
         while True:
             await self._backlog.waiting.wait()
-            async for attempt in AsyncRetrying(wait=back_off, before_sleep=self._report):
+            async for attempt in retrying(self._report):
                 with attempt:
                     await self._look()
 
@@ -81,10 +79,7 @@ class Inbox:
         watched = (key for purgatory in self._purgatories for key in purgatory.watched_keys())
         return list(dict.fromkeys(key for key in watched if isinstance(key, str)))
 
-    def _report(self, state: RetryCallState) -> None:
-        assert state.outcome is not None
-        exception = state.outcome.exception()
-        assert exception is not None
+    def _report(self, exception: BaseException, seconds: float) -> None:
         self.failures += 1
         message = "keys that have changed in another process cannot be brought up to date, and are tried again"
         report(asyncio.get_running_loop(), message, exception)

@@ -7,28 +7,22 @@ nothing by that, as everything is checked afterwards.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
 from itertools import islice
 from typing import Final
 
 from purgatory.relay.backlog import Backlog
 from purgatory.relay.broker import Broker, Connection
 from purgatory.relay.payload import encode
+from purgatory.relay.retries import retrying
 
-try:
-    from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"{error}: pip install 'asyncio-purgatory[relay]'", name=error.name) from None
-
-__all__ = ["Link", "back_off"]
+__all__ = ["Link"]
 
 _CHUNK: Final = 16
 """Payloads that are published in one go: about a millisecond of the loop's time, and little memory."""
 
 _log = logging.getLogger("purgatory")
-
-back_off: Final = wait_random_exponential(multiplier=0.1, max=5.0)
-"""Seconds until the next attempt: random, so that many processes do not come at once, up to twice as long each time."""
 
 
 class Link:
@@ -69,6 +63,11 @@ class Link:
         """Keys that wait to be published."""
         return len(self._backlog)
 
+    @property
+    def idle(self) -> bool:
+        """Whether the broker has taken all that has been added."""
+        return self._taken == self._given
+
     def add(self, keys: Iterable[str]) -> None:
         """Publish `keys`, soon."""
         self._backlog.add(keys)
@@ -89,29 +88,19 @@ class Link:
 
     async def run(self) -> None:
         """Connect, and again whenever the connection is lost. Ends only if that is not possible the first time."""
-        retrying = AsyncRetrying(
-            wait=back_off, retry=retry_if_exception(self._goes_on), before_sleep=self._tell, reraise=True
-        )
+        attempts = retrying(self._tell, goes_on=lambda: self.connections > 0, afresh=lambda: self._lasts)
         try:
-            async for attempt in retrying:
-                with attempt:
-                    try:
-                        await self._connect()
-                    finally:
-                        self.connected = False
-                        if self._lasts:
-                            # Not one more of a row of failures: the next attempt is the first to repair this one.
-                            attempt.retry_state.attempt_number = 1
+            await attempts(self._connect)
         except Exception as exception:
             self.first.set_exception(exception)
 
     async def _connect(self) -> None:
         """Connect, and publish and listen until the connection is lost: raise then."""
-        async with asyncio.timeout(self._heartbeat) as limit, self._broker.connect(self._receive) as connection:
+        self._lasts = False
+        async with self._limited() as limit, self._broker.connect(self._receive) as connection:
             limit.reschedule(None)
             self.connected = True
             self.connections += 1
-            self._lasts = False
             self._subscribed()
             if not self.first.done():
                 self.first.set_result(None)
@@ -120,6 +109,7 @@ class Link:
                     tasks.create_task(self._listen(connection))
                     tasks.create_task(self._talk(connection))
             finally:
+                self.connected = False
                 limit.reschedule(asyncio.get_running_loop().time() + self._heartbeat)
 
     async def _listen(self, connection: Connection) -> None:
@@ -140,7 +130,7 @@ class Link:
             if waiting.is_set():
                 await self._publish(connection)
             if loop.time() >= due:
-                async with asyncio.timeout(self._heartbeat):
+                async with self._limited():
                     await connection.ping()
                 self._lasts = True
                 due = loop.time() + self._heartbeat
@@ -151,7 +141,7 @@ class Link:
         try:
             payloads = encode(keys, self._sender)
             while chunk := list(islice(payloads, _CHUNK)):
-                async with asyncio.timeout(self._heartbeat):
+                async with self._limited():
                     await connection.publish(chunk)
                 self.published += len(chunk)
         except BaseException:
@@ -162,21 +152,26 @@ class Link:
         async with self._progress:
             self._progress.notify_all()
 
-    def _goes_on(self, exception: BaseException) -> bool:
-        return isinstance(exception, Exception) and self.connections > 0
+    @asynccontextmanager
+    async def _limited(self) -> AsyncIterator[asyncio.Timeout]:
+        """Raise `TimeoutError` if the broker does not answer in time."""
+        try:
+            async with asyncio.timeout(self._heartbeat) as limit:
+                yield limit
+        except TimeoutError as error:
+            raise TimeoutError(f"the broker has not answered for {self._heartbeat:g} seconds") from error
 
-    def _tell(self, state: RetryCallState) -> None:
-        assert state.outcome is not None
+    def _tell(self, exception: BaseException, seconds: float) -> None:
         _log.warning(
             "the relay has no connection to its broker, and tries again in %.1f seconds: %s",
-            state.upcoming_sleep,
-            "; ".join(f"{type(cause).__name__}: {cause}" for cause in _causes(state.outcome.exception())),
+            seconds,
+            "; ".join(f"{type(cause).__name__}: {cause}" for cause in _causes(exception)),
         )
 
 
-def _causes(exception: BaseException | None) -> Iterator[BaseException]:
+def _causes(exception: BaseException) -> Iterator[BaseException]:
     if isinstance(exception, BaseExceptionGroup):
         for each in exception.exceptions:
             yield from _causes(each)
-    elif exception is not None:
+    else:
         yield exception

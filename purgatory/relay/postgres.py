@@ -7,8 +7,8 @@ server commits transactions that NOTIFY one after the other.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
 
 from purgatory.relay.broker import Connection
 
@@ -18,6 +18,9 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"{error}: pip install 'asyncio-purgatory[relay]'", name=error.name) from None
 
 __all__ = ["PostgresBroker"]
+
+_CLOSING: Final = 1.0
+"""Seconds that a server has to take leave."""
 
 
 class PostgresBroker:
@@ -55,9 +58,9 @@ class PostgresBroker:
             connection.add_termination_listener(lambda _: lost.set())
             await connection.add_listener(self.channel, hear)
             yield _PostgresConnection(connection, self.channel, lost)
-            await connection.close()
         finally:
-            connection.terminate()
+            with suppress(Exception):  # it is lost: then this has let go of it, too
+                await connection.close(timeout=_CLOSING)
 
 
 class _PostgresConnection:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Final
 
 from purgatory.relay.broker import Connection
 
@@ -15,6 +16,9 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"{error}: pip install 'asyncio-purgatory[relay]'", name=error.name) from None
 
 __all__ = ["RedisBroker"]
+
+_CONNECTING: Final = 5.0
+"""Seconds that it may take to connect, and to close."""
 
 
 class RedisBroker:
@@ -42,7 +46,9 @@ class RedisBroker:
 
     def _client(self) -> "Redis":
         # It must not connect again by itself: it would not say that it has, and that messages were missed.
-        return Redis.from_url(self._url, protocol=2, retry=Retry(NoBackoff(), 0), socket_timeout=None)
+        return Redis.from_url(
+            self._url, protocol=2, retry=Retry(NoBackoff(), 0), socket_timeout=None, socket_connect_timeout=_CONNECTING
+        )
 
     @asynccontextmanager
     async def connect(self, receive: Callable[[str | bytes], object]) -> AsyncIterator[Connection]:

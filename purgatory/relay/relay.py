@@ -1,6 +1,7 @@
 """The relay: tells other processes which keys to check, and checks here which they tell of."""
 
 import asyncio
+import logging
 import math
 from asyncio import _get_running_loop
 from collections.abc import Awaitable, Callable, Collection, Iterable
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from purgatory.relay.link import Link
 
 __all__ = ["Relay", "RelayError", "RelayStatistics"]
+
+_log = logging.getLogger("purgatory")
 
 _CLOSING: Final = 5.0
 """Seconds that a close waits for the broker to take what is left."""
@@ -80,9 +83,10 @@ class Relay:
         `refresh` is awaited with keys that have changed elsewhere, watched here or not, before they are checked: there
         a process brings up to date what it remembers of a state that is kept in a database, say. It gets up to a
         thousand keys at a time; one that is notified meanwhile comes again. If it raises, that goes to the loop's
-        exception handler, and the keys are tried again after a while. When it is not known which keys have changed,
-        because there was no connection, or there were too many, it gets all that are watched. Before that,
-        `invalidate()` is called: what a process remembers of other keys may be outdated too, and is to be forgotten.
+        exception handler, and the keys are tried again after a while. Nothing else is looked at meanwhile: a time-out
+        is its own business. When it is not known which keys have changed, because there was no connection, or there
+        were too many, it gets all that are watched. Before that, `invalidate()` is called: what a process remembers of
+        other keys may be outdated too, and is to be forgotten.
 
         The broker is pinged each `heartbeat` seconds, and is given up if it does not answer anything for as long. Up
         to `max_keys` keys wait to be published, and as many to be looked at here; more collapse to "everything".
@@ -146,10 +150,12 @@ class Relay:
             if self._link is not None:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_CLOSING):
-                        while self._link.pending:
+                        while not self._link.idle:
                             await self._link.flush()
         finally:
             await self._close()
+            if self._link is not None and not self._link.idle:
+                _log.warning("%r has closed, and its broker has not taken all that was notified", self)
 
     @property
     def connected(self) -> bool:
@@ -185,7 +191,7 @@ class Relay:
         for key in keys:
             self._check(key)
         self._notified += len(keys)
-        if self._link is not None:
+        if keys and self._link is not None:
             self._link.add(keys)
 
     def payloads(self, keys: Iterable[str]) -> list[str]:
@@ -196,10 +202,10 @@ class Relay:
         """
         if isinstance(keys, str):
             raise TypeError(f"keys must be an iterable of keys, not the str {keys!r}")
-        keys = dict.fromkeys(keys)
+        keys = list(keys)
         for key in keys:
             check_key(key)
-        return list(encode(keys))
+        return list(encode(dict.fromkeys(keys)))
 
     async def flush(self) -> None:
         """Return when the broker has taken everything that was given to `notify` so far.

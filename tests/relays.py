@@ -1,0 +1,240 @@
+"""What the tests of the relay are made of: a state that several share, a broker in memory, a loop that skips the waits,
+and a proxy whose connections can be broken in several ways.
+"""
+
+import asyncio
+import selectors
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from purgatory import DelayedOperation, DelayedOperationPurgatory
+from purgatory.relay import Broker, Relay
+
+
+class Grown(DelayedOperation[int]):
+    """Completes when the number of `key`, as far as it is known here, is at least `wanted`."""
+
+    def __init__(self, numbers: dict[str, int], key: str, wanted: int, timeout: float | None = None) -> None:
+        super().__init__(timeout)
+        self.numbers = numbers
+        self.key = key
+        self.wanted = wanted
+
+    def try_complete(self) -> bool:
+        return self.numbers.get(self.key, 0) >= self.wanted and self.force_complete()
+
+    def on_complete(self) -> int:
+        return self.numbers.get(self.key, 0)
+
+
+class Process:
+    """One of several that share `state`: it remembers what it has read of it, and waits for that to grow."""
+
+    def __init__(self, state: dict[str, int], broker: Broker | None = None, **options: Any) -> None:
+        self.state = state
+        self.known: dict[str, int] = {}
+        self.failing = 0
+        """How many of the next times the state cannot be read."""
+        self.refreshed: list[Collection[str]] = []
+        self.purgatory = DelayedOperationPurgatory()
+        self.relay = Relay(self.purgatory, broker=broker, refresh=self.refresh, invalidate=self.known.clear, **options)
+
+    async def __aenter__(self) -> "Process":
+        await self.purgatory.__aenter__()
+        await self.relay.__aenter__()
+        return self
+
+    async def __aexit__(self, *exception: Any) -> None:
+        await self.relay.__aexit__(*exception)
+        await self.purgatory.aclose()
+
+    async def refresh(self, keys: Collection[str]) -> None:
+        self.refreshed.append(keys)
+        found = {key: self.state.get(key, 0) for key in keys}
+        await asyncio.sleep(0)  # what has been read takes a while to come, and may be outdated by then
+        if self.failing:
+            self.failing -= 1
+            raise OSError("the state cannot be read")
+        for key, number in found.items():
+            self.known[key] = max(number, self.known.get(key, 0))
+
+    def grow(self, key: str) -> None:
+        """Change the state, and tell everybody."""
+        self.state[key] = self.known[key] = self.state.get(key, 0) + 1
+        self.relay.notify(key)
+
+    def watch(self, key: str, more: int = 1) -> Grown:
+        """Wait until the number of `key` is so much more than what is remembered of it, or read now."""
+        number = self.known.setdefault(key, self.state.get(key, 0))
+        return self.purgatory.try_complete_else_watch(Grown(self.known, key, number + more), [key])
+
+
+class MemoryBroker:
+    """A broker in memory, which may be away, and whose connections get lost with all that is on its way on them."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.takes = asyncio.Event()
+        self.takes.set()
+        """Cleared, it takes its time with what is published."""
+        self.connections: list[MemoryConnection] = []
+        self.taken: list[str] = []
+
+    @asynccontextmanager
+    async def connect(self, receive: Callable[[str | bytes], object]) -> AsyncIterator["MemoryConnection"]:
+        await asyncio.sleep(0)
+        if self.away:
+            raise ConnectionRefusedError("the broker is away")
+        connection = MemoryConnection(self, receive)
+        self.connections.append(connection)
+        try:
+            yield connection
+        finally:
+            connection.lose()
+
+
+class MemoryConnection:
+    def __init__(self, broker: MemoryBroker, receive: Callable[[str | bytes], object]) -> None:
+        self.broker = broker
+        self.receive = receive
+        self.arriving: asyncio.Queue[str | None] = asyncio.Queue()
+        self.lost = False
+        self.deaf = False
+        """Whether it takes everything, and answers nothing."""
+
+    def lose(self) -> None:
+        if not self.lost:
+            self.lost = True
+            self.broker.connections.remove(self)
+            self.arriving.put_nowait(None)
+
+    async def publish(self, payloads: Sequence[str]) -> None:
+        await self.broker.takes.wait()
+        for payload in payloads:
+            await self._answer()
+            self.broker.taken.append(payload)
+            for connection in list(self.broker.connections):
+                connection.arriving.put_nowait(payload)
+        # It may be lost before, among, and after them.
+        await self._answer()
+
+    async def ping(self) -> None:
+        await self._answer()
+
+    async def listen(self) -> None:
+        while (payload := await self.arriving.get()) is not None and not self.lost:
+            if not self.deaf:
+                self.receive(payload)
+
+    async def _answer(self) -> None:
+        await asyncio.sleep(0)
+        if self.deaf:
+            await asyncio.get_running_loop().create_future()
+        if self.lost:
+            raise ConnectionResetError("the connection is lost")
+
+
+class SkippingLoop(asyncio.SelectorEventLoop):
+    """A loop on which time passes at once when there is nothing to do. Waiting for nothing is an error, and no hang."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        super().__init__(_SkippingSelector(self._skip))
+
+    def time(self) -> float:
+        return self._now
+
+    def _skip(self, seconds: float | None) -> None:
+        if seconds is None:
+            raise RuntimeError("everybody waits, and nothing will ever happen")
+        self._now += seconds
+
+
+class _SkippingSelector(selectors.DefaultSelector):
+    def __init__(self, skip: Callable[[float | None], None]) -> None:
+        super().__init__()
+        self._skip = skip
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready and timeout != 0:
+            self._skip(timeout)
+        return ready
+
+
+def run(main: Callable[[], Any]) -> None:
+    """Run an async function on a `SkippingLoop`. No task may be left by it."""
+
+    async def alone() -> None:
+        await main()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    with asyncio.Runner(loop_factory=SkippingLoop) as runner:
+        runner.run(alone())
+
+
+class Proxy:
+    """Forwards TCP connections to a port of this machine, unless told otherwise."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._frozen = False
+        self._thawed = asyncio.Event()
+        self._thawed.set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.port = 0
+
+    async def __aenter__(self) -> "Proxy":
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self._server.close()
+        self.cut()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def freeze(self) -> None:
+        """Forward nothing more, and keep all connections open: as if the cable had been pulled."""
+        self._thawed.clear()
+
+    def thaw(self) -> None:
+        """Forward again, what has been held back included."""
+        self._thawed.set()
+
+    def cut(self) -> None:
+        """Break all connections off."""
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self._writers.add(writer)
+        onward_writer: asyncio.StreamWriter | None = None
+        try:
+            onward_reader, onward_writer = await asyncio.open_connection("127.0.0.1", self._to)
+            self._writers.add(onward_writer)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._forward(reader, onward_writer))
+                tasks.create_task(self._forward(onward_reader, writer))
+        except* OSError:
+            pass
+        finally:
+            for each in (writer, onward_writer):
+                if each is not None:
+                    self._writers.discard(each)
+                    each.transport.abort()
+            self._tasks.discard(task)
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            await self._thawed.wait()
+            writer.write(data)
+            await writer.drain()
+        raise ConnectionResetError
