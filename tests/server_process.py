@@ -17,8 +17,10 @@ ROOT = Path(__file__).parent.parent
 class ServerProcess:
     """The process, started on a free port, and where it listens."""
 
-    def __init__(self, data: Path, *arguments: str, module: str = "examples.long_poll_server") -> None:
-        command = [sys.executable, "-m", module, "--port", "0", "--data", str(data), *arguments]
+    def __init__(self, data: Path | None, *arguments: str, module: str = "examples.long_poll_server") -> None:
+        command = [sys.executable, "-m", module, "--port", "0", *arguments]
+        if data is not None:
+            command += ["--data", str(data)]
         self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self.output: list[str] = []
         assert self.process.stderr is not None
@@ -42,7 +44,7 @@ class ServerProcess:
 
 
 @contextmanager
-def running(data: Path, *arguments: str, module: str = "examples.long_poll_server") -> Iterator[ServerProcess]:
+def running(data: Path | None, *arguments: str, module: str = "examples.long_poll_server") -> Iterator[ServerProcess]:
     """A server for as long as the context lasts, which is found without a traceback in its output."""
     server = ServerProcess(data, *arguments, module=module)
     try:

@@ -25,6 +25,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from itertools import chain
 from typing import Any, Final
 
@@ -199,7 +200,7 @@ class PostgresLog:
             max_size=CONNECTIONS,
             timeout=CONNECTING,
             command_timeout=HANGING,
-            server_settings={"synchronous_commit": "on", "statement_timeout": f"{WORKING:.0f}s"},
+            server_settings={"synchronous_commit": "on", "statement_timeout": f"{1000 * WORKING:.0f}"},
             reset=_nothing,  # each statement is a transaction of its own, and leaves nothing behind
         )
         self._listening = asyncio.create_task(self._listen())
@@ -322,14 +323,14 @@ class PostgresLog:
         except asyncpg.QueryCanceledError as error:
             raise StoreUnavailable("the database takes too long") from error
         except _LOST as error:
-            connection.terminate()
             raise StoreUncertain("the connection to the database was lost") from error
         except asyncpg.DiskFullError as error:
             raise StoreFull(str(error)) from error
         except asyncpg.PostgresError as error:
             raise StoreFailed(str(error)) from error
         finally:
-            await self._pool.release(connection)
+            with suppress(*_LOST):  # then it has closed it
+                await self._pool.release(connection, timeout=CLOSING)
 
 
 def _retrying(error: type[Exception]) -> AsyncRetrying:
