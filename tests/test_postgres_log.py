@@ -4,7 +4,7 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -82,15 +82,25 @@ class Way:
         """Set when an answer is held up."""
         self._goes_on = asyncio.Event()
         self._writer: asyncio.StreamWriter | None = None
+        self._connections: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "Way":
-        self._server = await asyncio.start_server(self._connect, LOOPBACK, 0)
+        await self.open(0)
         port = self._server.sockets[0].getsockname()[1]
         self.dsn = self._dsn.replace(f":{urlsplit(self._dsn).port}/", f":{port}/")
         return self
 
+    async def open(self, port: int | None) -> None:
+        """Listen."""
+        self._server = await asyncio.start_server(self._accept, LOOPBACK, port)
+
     async def __aexit__(self, *_: object) -> None:
         self._goes_on.set()
+        self.close()
+        await asyncio.gather(*self._connections)
+
+    def close(self) -> None:
+        """Listen no more."""
         self._server.close()
 
     def hold_up(self, value: bytes) -> None:
@@ -105,6 +115,9 @@ class Way:
         """Cut that connection."""
         assert self._writer is not None
         self._writer.transport.abort()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections.append(asyncio.create_task(self._connect(reader, writer)))
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there = await asyncio.open_connection(LOOPBACK, urlsplit(self._dsn).port)
@@ -133,6 +146,8 @@ class Way:
         await asyncio.gather(asking, answering, return_exceptions=True)
         for one in (writer, there[1]):
             one.close()
+            with suppress(ConnectionError):
+                await one.wait_closed()
 
 
 async def stored(dsn: str) -> int:
@@ -315,17 +330,15 @@ class TestTrouble:
             assert await log.read("news", 0, 0, 10) == ("[]", 0)
 
     async def test_a_log_that_began_without_its_database_catches_up(self, dsn: str) -> None:
-        way = Way(dsn)
-        async with way:
-            pass
-        async with opened(way.dsn) as log, opened(dsn) as other:
-            fetch = log.fetch("news", 0)
-            with pytest.raises(StoreUnavailable):
-                await log.refresh(["news"])
-            await other.append("news", "0")
-            way._server = await asyncio.start_server(way._connect, LOOPBACK, urlsplit(way.dsn).port)
-            assert await fetch == 1
-            way._server.close()
+        async with Way(dsn) as way, opened(dsn) as other:
+            way.close()
+            async with opened(way.dsn) as log:
+                fetch = log.fetch("news", 0)
+                with pytest.raises(StoreUnavailable):
+                    await log.refresh(["news"])
+                await other.append("news", "0")
+                await way.open(urlsplit(way.dsn).port)
+                assert await fetch == 1
 
 
 class TestPrepare:
@@ -356,7 +369,7 @@ class TestPrepare:
 
     async def test_what_is_no_address_of_a_database_is_refused(self) -> None:
         for dsn in ("postgresql://u:secret/word@host/db", "mysql://host/db", "postgresql://host:port/db"):
-            with pytest.raises(ValueError, match=r"DSN|port"):
+            with pytest.raises(ValueError, match="no address of a PostgreSQL database"):
                 await prepare(dsn)
         with pytest.raises(StoreUnavailable, match="Connect call failed"):
             await prepare(f"postgresql://{LOOPBACK}:{free_port()}/none")

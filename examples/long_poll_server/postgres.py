@@ -157,8 +157,8 @@ async def prepare(dsn: str) -> None:
             await connection.close(timeout=CONNECTING)
     except TimeoutError:
         raise StoreUnavailable("it does not answer") from None
-    except asyncpg.ClientConfigurationError as error:
-        raise ValueError(str(error)) from None
+    except ValueError:
+        raise ValueError("no address of a PostgreSQL database") from None  # what asyncpg says may quote the password
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         raise StoreUnavailable(str(error)) from error
 
