@@ -44,20 +44,27 @@ class Reader:
 
     def __init__(self, url: str, topic: str, offset: int = 0) -> None:
         self.messages: list[Message] = []
-        self._arrived = asyncio.Condition()
+        self._ended = False
+        self._changed = asyncio.Condition()
         self._task = asyncio.create_task(self._read(url, topic, offset))
 
     async def _read(self, url: str, topic: str, offset: int) -> None:
-        async with aclosing(follow(url, topic, offset, max_delay=0.4)) as messages:
-            async for message in messages:
-                self.messages.append(message)
-                async with self._arrived:
-                    self._arrived.notify_all()
+        try:
+            async with aclosing(follow(url, topic, offset, max_delay=0.4)) as messages:
+                async for message in messages:
+                    self.messages.append(message)
+                    async with self._changed:
+                        self._changed.notify_all()
+        finally:
+            self._ended = True
+            async with self._changed:
+                self._changed.notify_all()
 
     async def until(self, count: int) -> None:
         """Return when that many messages are there."""
-        async with self._arrived:
-            await self._arrived.wait_for(lambda: len(self.messages) >= count)
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._ended or len(self.messages) >= count)
+        assert not self._ended
 
     async def stop(self) -> None:
         self._task.cancel()
@@ -128,8 +135,10 @@ async def test_it_goes_on_at_the_offset_that_it_is_given_and_waits_there(tmp_pat
 async def test_a_request_that_the_server_refuses_is_an_error_with_its_words(tmp_path: Path) -> None:
     with running(tmp_path) as server:
         with pytest.raises(httpx.HTTPStatusError, match="404 Not Found") as raised:
-            await anext(follow(server.url, "no/topic?"))
+            await anext(follow(server.url, "no/topic"))
         assert raised.value.__notes__ == ['{"error":"Not Found"}']
+        with pytest.raises(httpx.HTTPStatusError, match="400 Bad Request"):
+            await anext(follow(server.url, "news?"))
         with pytest.raises(httpx.HTTPStatusError, match="400 Bad Request") as raised:
             await anext(follow(server.url, "news", -1))
         assert "offset must be a whole number" in raised.value.__notes__[0]
