@@ -235,6 +235,14 @@ def test_the_demo_ends_when_nobody_has_looked_for_a_while(shown: Shown) -> None:
     assert "scheduled=0" in repr(shown.clock)
 
 
+def test_the_demo_begins_before_anybody_looks(shown: Shown) -> None:
+    shown.unseen = float("inf")
+    shown.demo.keep(100)
+    shown.clock.advance(UNSEEN - 1)
+    assert shown.demo.pending == 100
+    assert shown.demo.purgatory.num_delayed > 90
+
+
 def test_a_demo_whose_purgatory_is_closed_makes_no_more(shown: Shown) -> None:
     shown.demo.keep(1000)
     shown.clock.advance(1.0)
@@ -293,6 +301,6 @@ async def test_bad_requests_for_the_demo(tmp_path: Path) -> None:
             for pending in (-1, 10_001, 1.5, True, "10", None, [1], 10**30):
                 refused = await client.put("/demo", json={"pending": pending})
                 assert (refused.status_code, "from 0 to 10000" in refused.json()["error"]) == (400, True)
-            assert (await client.put("/demo", content=b"x" * 2000)).status_code == 413
+            assert (await client.put("/demo", content=b"x" * 2_000_000)).status_code == 413
             assert (await client.post("/demo", json={"pending": 10})).status_code == 405
             assert (await statistics(client, "demo"))["num_delayed"] == 0

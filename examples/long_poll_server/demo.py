@@ -1,6 +1,5 @@
 """Demo traffic: operations that wait in a purgatory of their own, for people to look at."""
 
-import json
 import random
 from collections.abc import Callable
 
@@ -8,6 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from examples.long_poll_server import requests
 from purgatory import DelayedOperation, DelayedOperationPurgatory, PurgatoryClosed
 from purgatory.clock import Clock, Handle
 
@@ -22,8 +22,7 @@ RATE = 2.0
 TIMEOUTS = (0.5, 100.0)
 """Seconds, the shortest and the longest, so that each level of the timer has some."""
 UNSEEN = 10.0
-"""Seconds after which the traffic ends by itself if nobody looks."""
-MAX_BODY_BYTES = 1000
+"""Seconds after which the traffic ends by itself if nobody looks, or asks for more."""
 
 
 class DelayedDemo(DelayedOperation[None]):
@@ -56,11 +55,13 @@ class Demo:
         self._draw = draw or random.Random()
         self._values = [0] * KEYS
         self._swept = 0
+        self._asked = 0.0
         self._next: Handle | None = None
 
     def keep(self, pending: int) -> None:
         """Have so many wait, in a moment: they come, and go, in slices."""
         self.pending = pending
+        self._asked = self.purgatory.timer.time()
         if self._next is None and (pending or self.purgatory.num_delayed):
             self._go_on()
 
@@ -75,7 +76,7 @@ class Demo:
 
     def _step(self) -> None:
         self._next = None
-        if self._unseen() > UNSEEN:
+        if min(self._unseen(), self.purgatory.timer.time() - self._asked) > UNSEEN:
             self.pending = 0
         for key in self._draw.choices(range(KEYS), k=int(KEYS * RATE * INTERVAL)):
             self._values[key] += 1
@@ -118,20 +119,7 @@ async def refuse(request: Request) -> Response:
 
 
 async def _pending(request: Request) -> int:
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise HTTPException(413, f"the body must not be longer than {MAX_BODY_BYTES} bytes")
-    try:
-        parsed = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise HTTPException(400, f"the body is not JSON: {error}") from None
-    if not isinstance(parsed, dict) or parsed.keys() != {"pending"}:
-        raise HTTPException(400, 'the body must be a JSON object of one member: {"pending": N}')
-    pending = parsed["pending"]
-    if isinstance(pending, float) and pending.is_integer():
-        pending = int(pending)  # JSON knows one kind of number
+    pending = await requests.member(request, "pending")
     if type(pending) is not int or not 0 <= pending <= MAX_PENDING:
         raise HTTPException(400, f"pending must be a whole number from 0 to {MAX_PENDING}")
     return pending

@@ -5,7 +5,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -62,6 +62,14 @@ def seconds(parameters: Mapping[str, str], key: str, default: float) -> float:
 
 async def value(request: Request) -> str:
     """The value in the body `{"value": any}`, as JSON."""
+    try:
+        return json.dumps(await member(request, "value"), separators=(",", ":"), allow_nan=False)
+    except RecursionError:
+        raise HTTPException(400, "the body is nested too deeply") from None
+
+
+async def member(request: Request, key: str) -> Any:
+    """What is in the body `{key: any}`."""
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -73,13 +81,13 @@ async def value(request: Request) -> str:
         raise HTTPException(408, f"the body did not come within {BODY_SECONDS:g} seconds") from None
     try:
         parsed = json.loads(body, parse_constant=_no_constant)
-        if not isinstance(parsed, dict) or parsed.keys() != {"value"}:
-            raise HTTPException(400, 'the body must be a JSON object of one member: {"value": …}')
-        return json.dumps(parsed["value"], separators=(",", ":"), allow_nan=False)
     except RecursionError:
         raise HTTPException(400, "the body is nested too deeply") from None
     except ValueError as error:
         raise HTTPException(400, f"the body is not JSON: {error}") from None
+    if not isinstance(parsed, dict) or parsed.keys() != {key}:
+        raise HTTPException(400, f'the body must be a JSON object of one member: {{"{key}": …}}')
+    return parsed[key]
 
 
 def _no_constant(constant: str) -> NoReturn:
