@@ -13,6 +13,9 @@ MAX_HEAD_BYTES = 16 * 1024
 HEAD_SECONDS = 30.0
 """In which they have to be complete. A connection on which nothing comes is closed after as long."""
 
+LINGER_SECONDS = 2.0
+"""For which the rest of a refused request is read and thrown away."""
+
 
 class _RefusedError(Exception):
     """Stops httptools."""
@@ -31,7 +34,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         self._in_head = True
         self._head_bytes = 0
-        self._has_second_request = False
+        self._is_deaf = False
         self._refusal = HTTPStatus.BAD_REQUEST, "this is not HTTP"
         self._deadline: asyncio.TimerHandle | None = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
 
@@ -41,9 +44,11 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._has_second_request or self.transport.is_closing():
+        if self._is_deaf:
             return
         super().data_received(data)
+        if self._is_deaf:
+            return
         if not self._in_head:
             self._forget_deadline()
             return
@@ -61,28 +66,39 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
+        # Each header with its colon, space and end of line.
+        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEAD_BYTES:
             self._refusal = _HEAD_TOO_LONG
             raise _RefusedError
         if _is_busy(self.cycle):
-            self._has_second_request = True
+            self._is_deaf = True
             self.cycle.keep_alive = False
             raise _RefusedError
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what uvicorn calls an invalid HTTP request."""
-        if self._has_second_request or self.transport.is_closing():
+        """Refuse what uvicorn calls an invalid HTTP request, or read no more than the first of two."""
+        if self._is_deaf:
             return
-        if not (_is_busy(self.cycle) and self.cycle.response_started):
-            self._answer(*self._refusal)
-        self.transport.close()
+        self._is_deaf = True
+        self._forget_deadline()
+        if _is_busy(self.cycle):
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if self.cycle.response_started:
+                self.transport.close()
+                return
+        self._answer(*self._refusal)
+        # Closed now, with more of the request on its way, the client might not get to read this (RFC 9112, 9.6).
+        self.transport.write_eof()
+        self._deadline = self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
     def _head_is_late(self) -> None:
         if self._head_bytes:
             self._refusal = HTTPStatus.REQUEST_TIMEOUT, f"the headers did not come within {HEAD_SECONDS:g} seconds"
             self.send_400_response("")
-        self.transport.close()
+        else:
+            self.transport.close()
 
     def _forget_deadline(self) -> None:
         if self._deadline is not None:

@@ -1,0 +1,401 @@
+"""What clients may not ask of the long-poll server, and what they may not even send. A real process, real sockets."""
+
+import asyncio
+import json
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import uvicorn
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.exceptions import HTTPException
+
+from examples.long_poll_server import protocol, requests
+from examples.long_poll_server.app import LongPollServer
+from examples.long_poll_server.limits import PendingByClient, Room, bounded, jittered
+from examples.long_poll_server.log import MessageLog
+from examples.long_poll_server.settings import Settings
+from tests.server_process import ServerProcess, fetch, publish, running, until_waiting
+
+pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with running(tmp_path_factory.mktemp("data"), "--max-pending-client", "3", "--max-wait", "20") as server:
+        yield server
+
+
+@pytest.fixture
+async def client(server: ServerProcess) -> AsyncIterator[httpx.AsyncClient]:
+    async with server.client() as client:
+        yield client
+
+
+async def _raw(server: ServerProcess, sent: bytes) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of the answer, after which the connection is closed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(server.url).port)
+    writer.write(sent)
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    lines = head.decode().split("\r\n")
+    return int(lines[0].split()[1]), dict(line.lower().split(": ", 1) for line in lines[1:]), body
+
+
+class TestWaits:
+    @given(st.floats(0, allow_infinity=False), st.floats(0.001, 3600), st.floats(0, 1, exclude_max=True))
+    async def test_a_wait_is_cut_and_shortened_by_up_to_a_sixteenth(
+        self, asked: float, most: float, drawn: float
+    ) -> None:
+        wait = jittered(bounded(asked, most), lambda: drawn)
+        least = min(asked, most)
+        assert least * (15 / 16 if least >= 1 else 1) <= wait <= least
+
+    async def test_those_who_came_at_once_do_not_come_back_at_once(self) -> None:
+        waits = sorted(jittered(48.0) for _ in range(1000))
+        # Of a thousand in three seconds, hardly fifty come in any tenth of one.
+        assert max(sum(begin <= wait < begin + 0.1 for wait in waits) for begin in waits) < 100
+
+    async def test_any_wait_is_taken_and_cut(self, tmp_path: Path) -> None:
+        with running(tmp_path, "--max-wait", "0.05") as server:
+            async with server.client() as client:
+                for wait in ("0.01", "300", "1e308", "9" * 300):
+                    assert await fetch(client, "news", wait=wait) == ([], 0)
+                response = await client.post("/topics/news/messages?acks=1&timeout=1e9", json={"value": 1})
+                assert response.status_code == 504
+
+
+class TestPendingByClient:
+    async def test_one_more_is_refused_and_there_is_room_again_whatever_ends_one(
+        self, server: ServerProcess, client: httpx.AsyncClient
+    ) -> None:
+        async def refused() -> None:
+            response = await client.get("/topics/room/messages?offset=99&wait=300")
+            assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+            assert response.json() == {"error": "the client has 3 waiting requests, as many as it may"}
+
+        for offset in range(3):
+            polls = [asyncio.create_task(fetch(client, "room", offset=offset, wait=300)) for _ in range(3)]
+            await until_waiting(client, 3)
+            await refused()
+            # By its client's disconnect.
+            polls.pop().cancel()
+            await until_waiting(client, 2)
+            # By its deadline, or at once: what need not wait is let in anyway.
+            assert await fetch(client, "room", offset=99, wait=0.01) == ([], 99)
+            polls.append(asyncio.create_task(fetch(client, "room", offset=offset, wait=300)))
+            await until_waiting(client, 3)
+            await refused()
+            assert await fetch(client, "room", offset=0, min_messages=0) == (list(range(offset)), offset)
+            assert (await client.get("/topics/room/messages?wait=-1")).status_code == 400
+            # By what it has waited for.
+            await publish(client, "room", offset)
+            assert await asyncio.gather(*polls) == [([offset], offset + 1)] * 3
+
+    async def test_other_clients_are_not_concerned(self, server: ServerProcess, client: httpx.AsyncClient) -> None:
+        transport = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
+        async with httpx.AsyncClient(base_url=server.url, transport=transport, timeout=60) as other:
+            polls = [asyncio.create_task(fetch(each, "both", wait=300)) for each in (client, other) for _ in range(3)]
+            await until_waiting(client, 6)
+            assert (await other.get("/topics/both/messages")).status_code == 429
+            await publish(client, "both", 1)
+            assert await asyncio.gather(*polls) == [([1], 1)] * 6
+
+    async def test_publishers_are_counted_by_themselves(self, client: httpx.AsyncClient) -> None:
+        url = "/topics/acked/messages"
+        polls = [asyncio.create_task(fetch(client, "news", wait=300)) for _ in range(3)]
+        posts = [asyncio.create_task(client.post(f"{url}?acks=1&timeout=300", json={"value": n})) for n in range(3)]
+        await until_waiting(client, 3)
+        await until_waiting(client, 3, "produce")
+        response = await client.post(url, json={"value": "not stored"})
+        assert response.status_code == 429
+        posts.pop().cancel()
+        await until_waiting(client, 2, "produce")
+        await publish(client, "news", "for all")
+        await asyncio.gather(*polls)
+        _, end = await fetch(client, "acked")
+        assert end == 3
+        await fetch(client, "acked", offset=3, replica="r1", wait=0)
+        assert [response.status_code for response in await asyncio.gather(*posts)] == [201, 201]
+
+    @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans())))
+    async def test_it_counts_as_a_list_does(self, steps: list[tuple[str, bool]]) -> None:
+        pending = PendingByClient(2)
+        waiting: list[tuple[str, ExitStack]] = []
+        for client, comes in steps:
+            count = sum(other == client for other, _ in waiting)
+            if comes and count == 2:
+                with pytest.raises(HTTPException, match="as many as it may"), pending.one_more(client):
+                    pass
+            elif comes:
+                stack = ExitStack()
+                stack.enter_context(pending.one_more(client))
+                waiting.append((client, stack))
+            elif count:
+                leaving = next(each for each in waiting if each[0] == client)
+                waiting.remove(leaving)
+                leaving[1].close()
+            assert len(pending) == len({client for client, _ in waiting})
+        for _, stack in waiting:
+            stack.close()
+        assert len(pending) == 0
+
+
+class TestRoom:
+    async def test_a_topic_takes_so_many_messages_also_of_those_who_publish_at_once(self, tmp_path: Path) -> None:
+        for taken in (5, 0):
+            with running(tmp_path, "--max-messages", "5", "--max-topics", "3") as server:
+                async with server.client() as client:
+                    posts = [client.post("/topics/news/messages", json={"value": n}) for n in range(20)]
+                    answers = await asyncio.gather(*posts)
+                    assert (await fetch(client, "news"))[1] == 5
+                    refused = [answer for answer in answers if answer.status_code == 403]
+                    assert {answer.text for answer in refused} == {
+                        '{"error":"the topic has 5 messages, as many as it may"}'
+                    }
+                    assert len(refused) == 20 - taken
+
+    async def test_there_are_so_many_topics_also_of_those_that_come_at_once(self, tmp_path: Path) -> None:
+        async def topics(client: httpx.AsyncClient) -> list[str]:
+            answers = [(await fetch(client, f"topic-{n}", wait=0))[1] for n in range(20)]
+            return [f"topic-{n}" for n, end in enumerate(answers) if end]
+
+        with running(tmp_path, "--max-topics", "3") as server:
+            async with server.client() as client:
+                posts = [client.post(f"/topics/topic-{n % 20}/messages", json={"value": n}) for n in range(40)]
+                answers = await asyncio.gather(*posts)
+                assert Counter(answer.status_code for answer in answers) == {201: 6, 403: 34}
+                assert {answer.text for answer in answers if answer.status_code == 403} == {
+                    '{"error":"there are 3 topics, as many as there may be"}'
+                }
+                there = await topics(client)
+                assert len(there) == 3
+                await publish(client, there[0], "goes on")
+
+    async def test_a_produce_that_finds_no_room_does_not_wait(self, tmp_path: Path) -> None:
+        with running(tmp_path, "--max-messages", "1") as server:
+            async with server.client() as client:
+                await publish(client, "news", 1)
+                response = await client.post("/topics/news/messages?acks=1&timeout=300", json={"value": 2})
+                assert response.status_code == 403
+                await until_waiting(client, 0, "produce")
+
+    async def test_replicas_of_what_is_not_there_are_not_kept(self, client: httpx.AsyncClient) -> None:
+        for n in range(101):
+            await fetch(client, "empty", replica=f"r{n}", wait=0)
+
+    async def test_it_counts_what_is_on_its_way(self, tmp_path: Path) -> None:
+        log = MessageLog(tmp_path, lambda topic: None)
+        room = Room(log, max_topics=2, max_messages=2)
+
+        def refusal(topic: str) -> str:
+            with pytest.raises(HTTPException) as raised, room.one_more(topic):
+                pass
+            assert raised.value.status_code == 403
+            return raised.value.detail
+
+        with room.one_more("a"), room.one_more("b"), room.one_more("b"):
+            assert "2 topics" in refusal("c")
+            assert "2 messages" in refusal("b")
+        with room.one_more("a"):
+            await log.append("a", "1")
+            # It is there, and still on its way: that is one topic, not two.
+            with room.one_more("c"):
+                assert "2 topics" in refusal("b")
+        with pytest.raises(KeyError), room.one_more("b"):
+            raise KeyError
+        with room.one_more("b"):
+            await log.append("b", "1")
+        assert "2 topics" in refusal("c")
+        await log.close()
+
+
+HEAD = b"GET /statistics HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+
+
+class TestHeads:
+    """What is read of a request before it is one."""
+
+    @pytest.mark.parametrize(
+        "head",
+        [
+            HEAD + b"X: " + b"x" * 16_400 + b"\r\n\r\n",
+            HEAD + b"X: x\r\n" * 6000 + b"\r\n",
+            b"GET /" + b"x" * 16_400 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+            HEAD + b"X: " + b"x" * 100_000,
+            b"GET /" + b"x" * 100_000,
+        ],
+        ids=["long header", "many headers", "long path", "header without end", "path without end"],
+    )
+    async def test_one_that_is_too_long_is_a_431(self, server: ServerProcess, head: bytes) -> None:
+        status, headers, body = await _raw(server, head)
+        assert status == 431
+        assert json.loads(body) == {"error": "the request line and the headers must not be longer than 16384 bytes"}
+        assert headers["connection"] == "close"
+
+    async def test_one_that_is_nearly_too_long_is_answered(self, server: ServerProcess) -> None:
+        assert (await _raw(server, HEAD + b"X: " + b"x" * 16_000 + b"\r\n\r\n"))[0] == 200
+
+    async def test_what_is_not_http_is_a_400(self, server: ServerProcess) -> None:
+        status, headers, body = await _raw(server, b"<script>alert(1)</script>\r\n\r\n")
+        assert (status, json.loads(body)) == (400, {"error": "this is not HTTP"})
+        assert headers["content-type"] == "application/json"
+
+    async def test_a_second_request_behind_the_first_is_not_read(
+        self, server: ServerProcess, client: httpx.AsyncClient
+    ) -> None:
+        poll = b"GET /topics/behind/messages?wait=300 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(server.url).port)
+        writer.write(poll + poll)
+        await until_waiting(client, 1)
+        await publish(client, "behind", 1)
+        answer = await reader.read()
+        assert answer.count(b"HTTP/1.1 200 OK") == 1
+        assert b"connection: close" in answer
+        writer.close()
+        # And nobody who goes is waited for.
+        _, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(server.url).port)
+        writer.write(poll.replace(b"behind", b"gone") * 2)
+        await until_waiting(client, 1)
+        writer.close()
+        await until_waiting(client, 0)
+
+    async def test_what_comes_too_slowly_is_given_up(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.1)
+        monkeypatch.setattr(requests, "BODY_SECONDS", 0.1)
+        body = HEAD.replace(b"GET /statistics", b"POST /topics/news/messages") + b"Content-Length: 100\r\n\r\n{"
+        async with _in_this_process(tmp_path) as port:
+            for sent, status in ((b"", None), (b"GET / HT", b"408"), (HEAD, b"408"), (body, b"408")):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(sent)
+                answer = await reader.read()
+                assert answer.split()[1:2] == ([status] if status else [])
+                writer.close()
+            # Between two requests there is more time: as long as an idle connection is kept.
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for wait in ("0.5", "0"):
+                writer.write(f"GET /topics/news/messages?wait={wait} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+                assert b"200 OK" in await reader.readuntil(b'"next_offset":0}')
+            writer.close()
+
+
+@asynccontextmanager
+async def _in_this_process(data: Path) -> AsyncIterator[int]:
+    """The server where its constants can be changed, and its port."""
+    app = LongPollServer(Settings(data=data)).app
+    server = uvicorn.Server(uvicorn.Config(app, http=protocol.BoundedProtocol, ws="none", log_config=None))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        serving = asyncio.create_task(server.serve([listening]))
+        yield listening.getsockname()[1]
+        server.should_exit = True
+        await serving
+
+
+class TestOtherOrigins:
+    """A page of another site has no business here."""
+
+    @pytest.mark.parametrize(
+        ("headers", "status"),
+        [
+            ({}, 201),
+            ({"Origin": "http://127.0.0.1:1"}, 403),
+            ({"Origin": "null"}, 403),
+            ({"Origin": "https://evil.example"}, 403),
+            ({"Origin": "{own}"}, 201),
+            ({"Sec-Fetch-Site": "same-origin", "Origin": "{own}"}, 201),
+            ({"Sec-Fetch-Site": "none"}, 201),
+            ({"Sec-Fetch-Site": "cross-site", "Origin": "https://evil.example"}, 403),
+            ({"Sec-Fetch-Site": "same-site", "Origin": "http://127.0.0.1:1"}, 403),
+            ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}, 403),
+        ],
+    )
+    async def test_it_cannot_publish(self, client: httpx.AsyncClient, headers: dict[str, str], status: int) -> None:
+        own = str(client.base_url).rstrip("/")
+        headers = {name: value.format(own=own) for name, value in headers.items()}
+        # As a form sends it, without asking first.
+        headers["Content-Type"] = "text/plain"
+        response = await client.post("/topics/site/messages", content='{"value": 1}', headers=headers)
+        assert response.status_code == status
+        assert not [name for name in response.headers if name.startswith("access-control")]
+
+    async def test_it_cannot_fetch_but_may_lead_here(self, client: httpx.AsyncClient) -> None:
+        other = {"Sec-Fetch-Site": "cross-site"}
+        assert (await client.get("/topics/site/messages?wait=0", headers=other)).status_code == 403
+        link = {**other, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+        assert (await client.get("/", headers=link)).status_code == 200
+        frame = {**other, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}
+        assert (await client.get("/", headers=frame)).status_code == 403
+
+    async def test_it_is_not_allowed_to_by_a_preflight(self, client: httpx.AsyncClient) -> None:
+        asked = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+        response = await client.options("/topics/site/messages", headers=asked)
+        assert response.status_code == 403
+        assert not [name for name in response.headers if name.startswith("access-control")]
+
+    @pytest.mark.parametrize(
+        ("host", "status"),
+        [
+            ("localhost", 200),
+            ("LOCALHOST:1", 200),
+            ("127.0.0.1", 200),
+            ("[::1]:8000", 200),
+            ("192.168.1.7:80", 200),
+            ("evil.example", 400),
+            ("localhost.evil.example:8000", 400),
+            ("127.0.0.1.evil.example", 400),
+            ("<script>", 400),
+            ("", 400),
+        ],
+    )
+    async def test_a_name_of_its_own_that_leads_here_does_not_help_it(
+        self, server: ServerProcess, host: str, status: int
+    ) -> None:
+        sent = f"GET /statistics HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+        answered, headers, body = await _raw(server, sent.encode())
+        assert answered == status
+        assert headers["content-type"] == "application/json"
+        if status == 400:
+            assert "--allowed-host" in json.loads(body)["error"]
+
+    async def test_names_may_be_allowed(self, tmp_path: Path) -> None:
+        async def statuses(*options: str) -> list[int]:
+            with running(tmp_path, *options) as server:
+                async with server.client() as client:
+                    hosts = ("a.example", "A.Example:80", "b.example", "c.example")
+                    return [(await client.get("/statistics", headers={"Host": host})).status_code for host in hosts]
+
+        assert await statuses("--allowed-host", "a.example", "--allowed-host", "b.example") == [200, 200, 200, 400]
+        assert await statuses("--allowed-host", "*") == [200] * 4
+
+
+async def test_it_listens_on_loopback_alone(server: ServerProcess) -> None:
+    connections = psutil.Process(server.process.pid).net_connections()
+    assert {each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
+
+
+async def test_no_answer_is_taken_for_html_and_none_may_be_read_elsewhere(client: httpx.AsyncClient) -> None:
+    hostile = "<script>alert(1)</script>"
+    await publish(client, "hostile", hostile)
+    for method, path in (
+        ("GET", "/topics/hostile/messages"),
+        ("GET", f"/topics/{hostile}/messages"),
+        ("GET", f"/topics/x/messages?{hostile}={hostile}"),
+        ("GET", f"/topics/x/messages?offset={hostile}"),
+        ("POST", f"/topics/{hostile}/messages"),
+        ("POST", "/topics/x/messages"),
+        ("PUT", f"/demo?{hostile}"),
+        ("SCRIPT", "/"),
+        ("GET", f"/{hostile}"),
+        ("GET", f"/page/{hostile}"),
+    ):
+        response = await client.request(method, path, content=hostile)
+        assert response.headers["content-type"] == "application/json", path
+        assert response.headers["x-content-type-options"] == "nosniff"
+        assert response.headers["cross-origin-resource-policy"] == "same-origin"
+        assert "server" not in response.headers
