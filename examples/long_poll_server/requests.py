@@ -66,6 +66,8 @@ async def value(request: Request) -> str:
         return json.dumps(await member(request, "value"), separators=(",", ":"), allow_nan=False)
     except RecursionError:
         raise HTTPException(400, "the body is nested too deeply") from None
+    except ValueError as error:  # a number that is beyond all of them
+        raise HTTPException(400, f"the body is not JSON: {error}") from None
 
 
 async def member(request: Request, key: str) -> Any:

@@ -16,7 +16,7 @@ const NOTES = {
   fetch: "Fetches that wait for messages. This page's own polls are among them.",
   produce: "Publishers that wait for replicas to acknowledge (?acks=1).",
   throttle: "Publishers that are faster than --publish-rate, and wait for their answers.",
-  demo: "Made-up operations: half meet their condition, half their deadline, 0.5 to 100 seconds away.",
+  demo: "Made-up operations: half meet their condition, half their deadline.",
 };
 
 const $ = (id) => document.getElementById(id);
@@ -82,7 +82,7 @@ function show(snapshot) {
   const most = Math.max(0, ...purgatory.wheels.flatMap(({ counts }) => counts));
   const stands = Math.round(rings.particles.stands);
   say($("ramp-text"), `operations in a bucket: 0 to ${count(most)}`);
-  say($("note"), `${NOTES[chosen] ?? ""}${stands > 1 ? ` A dot that moves stands for ${count(stands)}.` : ""}`);
+  say($("note"), `${NOTES[chosen] ?? ""}${stands > 1 ? ` A moving dot stands for ${count(stands)}.` : ""}`);
   $("rings").setAttribute("aria-label", `Timing wheels of the purgatory ${chosen}, ${rings.levels} rings; the table says what they hold`);
 }
 
