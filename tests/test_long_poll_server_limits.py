@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 import uvicorn
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
 
@@ -97,6 +97,28 @@ class TestPendingByClient:
             # By what it has waited for.
             await publish(client, "room", offset)
             assert await asyncio.gather(*polls) == [([offset], offset + 1)] * 3
+
+    @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(st.lists(st.sampled_from(["come", "come", "leave", "publish"]), max_size=12))
+    async def test_as_many_wait_as_a_list_says_whoever_comes_and_goes(
+        self, server: ServerProcess, steps: list[str]
+    ) -> None:
+        async with server.client() as client:
+            _, end = await fetch(client, "steps", wait=0)
+            waiting: list[asyncio.Task[tuple[list[object], int]]] = []
+            for step in [*steps, "publish"]:
+                if step == "come" and len(waiting) == 3:
+                    assert (await client.get(f"/topics/steps/messages?offset={end}")).status_code == 429
+                elif step == "come":
+                    waiting.append(asyncio.create_task(fetch(client, "steps", offset=end, wait=300)))
+                elif step == "leave" and waiting:
+                    waiting.pop().cancel()
+                elif step == "publish":
+                    await publish(client, "steps", step)
+                    end += 1
+                    assert await asyncio.gather(*waiting) == [([step], end)] * len(waiting)
+                    waiting = []
+                await until_waiting(client, len(waiting))
 
     async def test_other_clients_are_not_concerned(self, server: ServerProcess, client: httpx.AsyncClient) -> None:
         transport = httpx.AsyncHTTPTransport(local_address="127.0.0.2")

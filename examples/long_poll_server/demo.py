@@ -120,6 +120,8 @@ async def refuse(request: Request) -> Response:
 
 async def _pending(request: Request) -> int:
     pending = await requests.member(request, "pending")
+    if isinstance(pending, float) and pending.is_integer():
+        pending = int(pending)  # JSON knows one kind of number
     if type(pending) is not int or not 0 <= pending <= MAX_PENDING:
         raise HTTPException(400, f"pending must be a whole number from 0 to {MAX_PENDING}")
     return pending

@@ -5,6 +5,7 @@ import json
 from http import HTTPStatus
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEAD_BYTES = 16 * 1024
@@ -46,7 +47,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
             return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._refuse(*self._refusal)
+        except httptools.HttpParserUpgrade:
+            pass  # to what there is not: it is a request like others
         if self._is_deaf:
             return
         if not self._in_head:
@@ -54,8 +61,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD_BYTES:
-            self._refusal = _HEAD_TOO_LONG
-            self.send_400_response("")
+            self._refuse(*_HEAD_TOO_LONG)
         elif self._deadline is None:
             self._deadline = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
 
@@ -76,10 +82,9 @@ class BoundedProtocol(HttpToolsProtocol):
             raise _RefusedError
         super().on_headers_complete()
 
-    def send_400_response(self, msg: str) -> None:
-        """Refuse what uvicorn calls an invalid HTTP request, or read no more than the first of two."""
+    def _refuse(self, status: HTTPStatus, error: str) -> None:
         if self._is_deaf:
-            return
+            return  # a second request, and the first is being answered
         self._is_deaf = True
         self._forget_deadline()
         if _is_busy(self.cycle):
@@ -88,15 +93,14 @@ class BoundedProtocol(HttpToolsProtocol):
             if self.cycle.response_started:
                 self.transport.close()
                 return
-        self._answer(*self._refusal)
+        self._answer(status, error)
         # Closed now, with more of the request on its way, the client might not get to read this (RFC 9112, 9.6).
         self.transport.write_eof()
         self._deadline = self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
     def _head_is_late(self) -> None:
         if self._head_bytes:
-            self._refusal = HTTPStatus.REQUEST_TIMEOUT, f"the headers did not come within {HEAD_SECONDS:g} seconds"
-            self.send_400_response("")
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the headers did not come within {HEAD_SECONDS:g} seconds")
         else:
             self.transport.close()
 
