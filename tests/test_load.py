@@ -1,4 +1,4 @@
-"""The load of README's table, with fewer clients; real processes, real HTTP."""
+"""The loads that README tells of, smaller and shorter; real processes, real HTTP."""
 
 import resource
 import subprocess
@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 import uvloop
 
-from examples.long_poll_server import measure
+from examples.long_poll_server import measure, soak
+from examples.long_poll_server.load.rude import WAYS
 from tests.server_process import ROOT
 
 CLIENTS = 1000
@@ -32,6 +33,19 @@ def test_a_thousand_wait_at_once_and_each_is_answered_once() -> None:
     assert 0 < measured.connection + measured.request < 100 * 1024
     assert min(measured.one + measured.in_turn + measured.at_once) > 0
     assert dict(measured.rows())["left pending"] == "0"
+
+
+def test_clients_come_go_and_disappear_and_nobody_is_lost_and_nothing_is_left() -> None:
+    # Who waits, what each follower has read, and open files at the end, is looked at while it soaks.
+    soaked = uvloop.run(soak.soak(6.0))
+    assert len(soaked.samples) == 3
+    assert {sample.waiting for sample in soaked.samples} == {soak.HELD + soak.FOLLOWERS * len(soak.TOPICS)}
+    assert soaked.samples[-1].messages > soaked.samples[0].messages > 0
+    for what in ("acknowledged", "followed", "visited in vain", "killed", "slow", *(f"left: {way}" for way in WAYS)):
+        assert soaked.counts[what] > 0, what
+    assert max(soaked.memory) < 300 * 2**20
+    assert (soaked.left, soaked.files) == (0, 0)
+    assert soaked.scrapes
 
 
 @pytest.mark.parametrize(

@@ -117,8 +117,8 @@ class Server:
         return Metrics(text)
 
     async def until_pending(self, client: aiohttp.ClientSession, count: int, purgatory: str = "fetch") -> None:
-        """Return when so many operations wait. Raises `TimeoutError` if that takes more than two minutes."""
-        async with asyncio.timeout(120):
+        """Return when so many operations wait. Raises `TimeoutError` if that takes more than a minute."""
+        async with asyncio.timeout(60):
             while (await self.metrics(client)).pending(purgatory) != count:
                 await asyncio.sleep(0.05)
 
