@@ -6,7 +6,7 @@ import asyncio
 import selectors
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory
 from purgatory.relay import Broker, Relay
@@ -28,10 +28,18 @@ class Grown(DelayedOperation[int]):
         return self.numbers.get(self.key, 0)
 
 
+class Numbers(Protocol):
+    """A state that several processes share."""
+
+    def get(self, key: str, default: int, /) -> int: ...
+
+    def __setitem__(self, key: str, number: int, /) -> None: ...
+
+
 class Process:
     """One of several that share `state`: it remembers what it has read of it, and waits for that to grow."""
 
-    def __init__(self, state: dict[str, int], broker: Broker | None = None, **options: Any) -> None:
+    def __init__(self, state: Numbers, broker: Broker | None = None, **options: Any) -> None:
         self.state = state
         self.known: dict[str, int] = {}
         self.failing = 0
@@ -61,7 +69,8 @@ class Process:
 
     def grow(self, key: str) -> None:
         """Change the state, and tell everybody."""
-        self.state[key] = self.known[key] = self.state.get(key, 0) + 1
+        number = self.known[key] = self.state.get(key, 0) + 1
+        self.state[key] = number
         self.relay.notify(key)
 
     def watch(self, key: str, more: int = 1) -> Grown:
