@@ -44,7 +44,7 @@ def broker(url: str, channel: str = "purgatory") -> Broker:
 async def write(url: str, path: Path, name: str) -> None:
     numbers = SharedNumbers(path)
     written = 0
-    async with Relay(broker=broker(url), heartbeat=0.5) as relay:
+    async with Relay(broker=broker(url), heartbeat=2) as relay:
         _tell(written)
         while line := await asyncio.to_thread(sys.stdin.readline):
             for _ in range(int(line)):

@@ -31,8 +31,12 @@ class Server:
 
     def __init__(self, process: RedisServer | PostgresServer) -> None:
         self.process = process
-        self.url = process.url if isinstance(process, RedisServer) else process.create_database()
         self.channel = f"test-{uuid4().hex}"
+        # Connections bear the name of the channel, too.
+        if isinstance(process, RedisServer):
+            self.url = f"{process.url}?client_name={self.channel}"
+        else:
+            self.url = f"{process.dsn()}?application_name={self.channel}"
 
     def url_by(self, port: int) -> str:
         return self.url.replace(str(self.process.port), str(port))
@@ -44,10 +48,10 @@ class Server:
     async def outside(self) -> AsyncIterator["Outside"]:
         """A connection of somebody who knows nothing of the relay."""
         if isinstance(self.process, RedisServer):
-            async with Redis.from_url(self.url) as redis:
+            async with Redis.from_url(self.process.url) as redis:
                 yield Outside(self.channel, redis, None)
         else:
-            connection = await asyncpg.connect(self.url)
+            connection = await asyncpg.connect(self.process.dsn())
             yield Outside(self.channel, None, connection)
             await connection.close()
 
@@ -69,16 +73,22 @@ class Outside:
         if self.redis is not None:
             await self.redis.client_kill_filter(_type="pubsub")
         else:
-            await self.postgres.execute(f"SELECT pg_terminate_backend(pid) {OTHERS}")
+            await self.postgres.execute(f"SELECT pg_terminate_backend(pid) {CONNECTIONS}", self.channel)
 
-    async def others(self) -> int:
-        """How many other connections the server has."""
+    async def connections(self) -> int:
+        """How many connections the relays have."""
         if self.redis is not None:
-            return len(await self.redis.client_list()) - 1
-        return int(await self.postgres.fetchval(f"SELECT count(*) {OTHERS}"))
+            return sum(client["name"] == self.channel for client in await self.redis.client_list())
+        return int(await self.postgres.fetchval(f"SELECT count(*) {CONNECTIONS}", self.channel))
+
+    async def pings(self) -> int:
+        """How often the server has been pinged; for PostgreSQL, whether it has been."""
+        if self.redis is not None:
+            return int((await self.redis.info("commandstats"))["cmdstat_ping"]["calls"])
+        return int(await self.postgres.fetchval(f"SELECT count(*) {CONNECTIONS} AND query = 'SELECT 1'", self.channel))
 
 
-OTHERS = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+CONNECTIONS = "FROM pg_stat_activity WHERE application_name = $1"
 
 
 @pytest.fixture(params=["redis", "postgres"])
@@ -155,13 +165,24 @@ async def test_who_was_hung_up_on_makes_up_for_what_was_missed(server: Server) -
             await until(here.relay, connected=True, reconnects=times)
 
 
+async def test_an_idle_connection_is_pinged_and_kept(server: Server) -> None:
+    async with server.outside() as outside, Process({}, server.broker(), heartbeat=0.5) as here:
+        enough = await outside.pings() + 1
+        while await outside.pings() < enough:
+            pass
+        waiting = here.watch("key")
+        here.state["key"] = 1
+        await outside.publish('{"keys": ["key"]}')
+        await waiting
+        assert here.relay.statistics().reconnects == 0
+
+
 async def test_leaving_leaves_nothing_behind(server: Server) -> None:
     async with server.outside() as outside:
-        before = await outside.others()
         async with Process({}, server.broker()) as here:
             here.grow("key")
-            assert await outside.others() > before
-        while await outside.others() > before:
+            assert await outside.connections() > 0
+        while await outside.connections() > 0:
             pass
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
@@ -179,7 +200,7 @@ async def test_a_peer_that_has_vanished_without_a_word_is_noticed(server: Server
     state: dict[str, int] = {}
     async with Proxy(server.process.port) as proxy:
         far = server.broker(server.url_by(proxy.port))
-        async with Process(state, server.broker()) as here, Process(state, far, heartbeat=0.2) as there:
+        async with Process(state, server.broker()) as here, Process(state, far, heartbeat=0.5) as there:
             proxy.freeze()
             waiting = [there.watch("news"), here.watch("answer")]
             here.grow("news")
@@ -197,7 +218,7 @@ async def test_connections_that_break_off_while_keys_are_published_lose_none(ser
     state: dict[str, int] = {}
     async with Proxy(server.process.port) as proxy:
         far = server.broker(server.url_by(proxy.port))
-        async with Process(state, far, heartbeat=0.5) as here, Process(state, far, heartbeat=0.5) as there:
+        async with Process(state, far, heartbeat=2) as here, Process(state, far, heartbeat=2) as there:
             for times in range(5):
                 waiting = [there.watch(f"{times}-{number}") for number in range(100)]
                 for number in range(100):
@@ -259,7 +280,7 @@ async def test_nobody_waits_in_vain_when_the_broker_is_killed_again_and_again(se
         writers = [stack.enter_context(writer(url, tmp_path / "numbers", name)) for name in names]
         for each in writers:
             await each.has_written(0)
-        here = await stack.enter_async_context(Process(numbers, broker(url), heartbeat=0.5))
+        here = await stack.enter_async_context(Process(numbers, broker(url), heartbeat=2))
         keys = [f"{name}-{number}" for name in names for number in range(3 * share * times)]
         waiting = [
             here.purgatory.try_complete_else_watch(Grown(here.known, key, 1, timeout=600.0), [key]) for key in keys
@@ -293,19 +314,23 @@ async def test_nobody_waits_in_vain_when_the_broker_is_killed_again_and_again(se
 
 
 class TestRedis:
-    @pytest.mark.parametrize("option", ["protocol=3", "decode_responses=true", "health_check_interval=1", "db=3"])
+    @pytest.mark.parametrize("option", ["protocol=3", "decode_responses=true", "socket_timeout=0.01", "db=3"])
     async def test_options_in_the_url_do_not_matter(self, redis: RedisServer, option: str) -> None:
         state: dict[str, int] = {}
         channel = uuid4().hex
         here = Process(state, RedisBroker(redis.url, channel))
-        there = Process(state, RedisBroker(f"{redis.url}?{option}", channel), heartbeat=0.05)
-        async with here, there:
+        there = Process(state, RedisBroker(f"{redis.url}?{option}", channel), heartbeat=0.5)
+        async with here, there, Redis.from_url(redis.url) as client:
+            outside = Outside(channel, client, None)
             waiting = there.watch("é")
             here.grow("é")
             assert await waiting == 1
             waiting = here.watch("é")
             there.grow("é")
             assert await waiting == 2
+            enough = await outside.pings() + 4
+            while await outside.pings() < enough:
+                pass
             assert there.relay.statistics().reconnects == 0
 
     @pytest.mark.parametrize(

@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 from purgatory.relay.broker import Connection
 
 try:
-    from redis.asyncio import Redis
+    from redis.asyncio import ConnectionPool, Redis
     from redis.asyncio.client import PubSub
+    from redis.asyncio.connection import parse_url
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
 except ModuleNotFoundError as error:
@@ -45,10 +46,16 @@ class RedisBroker:
         return f"<{type(self).__qualname__} {self.channel!r}>"  # the URL may have a password
 
     def _client(self) -> "Redis":
-        # It must not connect again by itself: it would not say that it has, and that messages were missed.
-        return Redis.from_url(
-            self._url, protocol=2, retry=Retry(NoBackoff(), 0), socket_timeout=None, socket_connect_timeout=_CONNECTING
-        )
+        # These win over options in the URL. Above all, it must not connect again by itself: nobody would know of it.
+        options: dict[str, Any] = {
+            "protocol": 2,
+            "decode_responses": False,
+            "health_check_interval": 0,
+            "retry": Retry(NoBackoff(), 0),
+            "socket_timeout": None,
+            "socket_connect_timeout": _CONNECTING,
+        }
+        return Redis.from_pool(ConnectionPool(**{**parse_url(self._url), **options}))
 
     @asynccontextmanager
     async def connect(self, receive: Callable[[str | bytes], object]) -> AsyncIterator[Connection]:
@@ -56,8 +63,7 @@ class RedisBroker:
         async with self._client() as client, client.pubsub() as subscription:
             await client.ping()
             await subscription.subscribe(self._name)
-            while (message := await subscription.get_message(timeout=None)) is None or message["type"] != "subscribe":
-                pass
+            await subscription.get_message(timeout=None)  # the server confirms it
             yield _RedisConnection(client, subscription, self._name, receive)
 
 
@@ -86,9 +92,7 @@ class _RedisConnection:
     async def listen(self) -> None:
         while True:
             message = await self._subscription.get_message(timeout=None)
-            if message is None:
-                continue
             if message["type"] == "message":
                 self._receive(message["data"])
-            elif message["type"] == "pong":
+            else:
                 self._pong.set()
