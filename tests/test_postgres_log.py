@@ -29,9 +29,17 @@ class Log(PostgresLog):
         self.produces = DelayedOperationPurgatory("produce")
         super().__init__(dsn, self.fetches, self.produces)
 
-    def fetch(self, topic: str, offset: int) -> DelayedFetch:
-        """Waits for one message, for as long as the test may take."""
+    def watch(self, topic: str, offset: int) -> DelayedFetch:
+        """Wait for a message, for as long as the test may take."""
         return self.fetches.try_complete_else_watch(DelayedFetch(self, topic, offset, 1, 300), [topic])
+
+    async def fetch(self, topic: str, offset: int) -> DelayedFetch:
+        """As the server does: watched first, then asked for."""
+        fetch = self.watch(topic, offset)
+        await self.refresh([topic])
+        if not fetch.done():
+            fetch.try_complete()
+        return fetch
 
     async def values(self, topic: str) -> list[Any]:
         """All there are."""
@@ -83,6 +91,7 @@ class Way:
         self._goes_on = asyncio.Event()
         self._writer: asyncio.StreamWriter | None = None
         self._connections: list[asyncio.Task[None]] = []
+        self._writers: list[asyncio.StreamWriter] = []
 
     async def __aenter__(self) -> "Way":
         await self.open(0)
@@ -100,8 +109,10 @@ class Way:
         await asyncio.gather(*self._connections)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Cut all connections, and take no more."""
         self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
 
     def hold_up(self, value: bytes) -> None:
         """Hold up what the database says on the connection on which `value` is sent, from its answer to that on."""
@@ -117,6 +128,7 @@ class Way:
         self._writer.transport.abort()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
         self._connections.append(asyncio.create_task(self._connect(reader, writer)))
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -170,11 +182,11 @@ class TestSeveralProcesses:
         await connection.close()
 
     async def test_a_reader_never_sees_a_gap_and_nobody_waits_for_each_other(self, dsn: str) -> None:
-        topics = [f"topic-{n}" for n in range(10)]
+        topics = [f"topic-{n}" for n in range(BATCH)]
         draw = random.Random(7)
 
         async def publish(log: Log, writer: int) -> None:
-            for number in range(30):
+            for number in range(12):
                 await asyncio.gather(
                     *(log.append(topic, f"[{writer},{number}]") for topic in draw.sample(topics, len(topics)))
                 )
@@ -183,22 +195,21 @@ class TestSeveralProcesses:
             publishing = asyncio.gather(*(publish(log, n) for n, log in enumerate((a, b, c))))
             seen: dict[str, list[Any]] = {topic: [] for topic in topics}
             while not publishing.done():
-                for topic in topics:
+                for topic in topics[:10]:
                     values = await reader.values(topic)  # which looks at the offsets
                     assert values[: len(seen[topic])] == seen[topic], "what was read once does not change"
                     seen[topic] = values
             await publishing
             for topic in topics:
                 values = await reader.values(topic)
-                assert sorted(values) == [[writer, number] for writer in range(3) for number in range(30)]
+                assert sorted(values) == [[writer, number] for writer in range(3) for number in range(12)]
                 for writer in range(3):
-                    assert [number for at, number in values if at == writer] == list(range(30))
+                    assert [number for at, number in values if at == writer] == list(range(12))
 
     async def test_a_fetch_is_woken_by_what_another_process_stores(self, dsn: str) -> None:
         async with opened(dsn) as a, opened(dsn) as b:
             for offset in range(20):
-                fetch = a.fetch("news", offset)
-                await a.refresh(["news"])
+                fetch = await a.fetch("news", offset)
                 assert not fetch.done()
                 await b.append("news", "1")
                 assert await fetch == offset + 1
@@ -234,8 +245,7 @@ class TestSeveralProcesses:
             async with opened(dsn) as b:
                 await b.refresh(["any"])
                 assert b.topics == 3
-                fetch = b.fetch("another", 0)
-                await b.refresh(["another"])
+                fetch = await b.fetch("another", 0)
                 await a.append("another", "1")
                 await fetch
                 assert b.topics == a.topics == 4
@@ -286,13 +296,11 @@ class TestTrouble:
 
     async def test_who_waits_is_woken_even_if_the_answer_to_the_publisher_is_lost(self, dsn: str) -> None:
         async with Way(dsn) as way, opened(way.dsn) as log, opened(dsn) as other:
-            here, there = log.fetch("news", 0), other.fetch("news", 0)
-            await log.refresh(["news"])
-            await other.refresh(["news"])
+            here, there = await log.fetch("news", 0), await other.fetch("news", 0)
             # Both hear of it: they listen.
             await other.append("news", "0")
             assert (await here, await there) == (1, 1)
-            here, there = log.fetch("news", 1), other.fetch("news", 1)
+            here, there = await log.fetch("news", 1), await other.fetch("news", 1)
             way.hold_up(b'"mark"')
             appending = asyncio.create_task(log.append("news", '"mark"'))
             await way.holds.wait()
@@ -333,12 +341,27 @@ class TestTrouble:
         async with Way(dsn) as way, opened(dsn) as other:
             way.close()
             async with opened(way.dsn) as log:
-                fetch = log.fetch("news", 0)
+                fetch = log.watch("news", 0)
                 with pytest.raises(StoreUnavailable):
                     await log.refresh(["news"])
                 await other.append("news", "0")
                 await way.open(urlsplit(way.dsn).port)
                 assert await fetch == 1
+
+    async def test_what_was_stored_while_there_was_no_connection_is_known_afterwards(self, dsn: str) -> None:
+        async with Way(dsn) as way, opened(way.dsn) as log, opened(dsn) as other:
+            fetch = await log.fetch("news", 0)
+            await other.append("news", "0")
+            assert await fetch == 1  # it listens
+            fetch = await log.fetch("news", 1)
+            way.close()
+            await other.append("another", "0")
+            await other.append("news", "1")
+            assert not fetch.done()
+            await way.open(urlsplit(way.dsn).port)
+            assert await fetch == 2
+            assert log.topics == 2
+            assert log.end("another") == 1
 
 
 class TestPrepare:
