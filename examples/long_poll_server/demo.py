@@ -17,7 +17,7 @@ INTERVAL = 0.05
 SLICE = 250
 """So many operations come, or are cancelled, in one step: a millisecond of work or two."""
 KEYS = 500
-RATE = 2.0
+RATE = 1.0
 """How often a key is checked, a second."""
 TIMEOUTS = (0.5, 100.0)
 """Seconds, the shortest and the longest, so that each level of the timer has some."""

@@ -66,7 +66,8 @@ class StatisticsTopic:
         self._fetches = fetches
         self._shown: dict[DelayedOperationPurgatory, Waits] = {}
         self._demo: Demo | None = None
-        self._end = int(time.time() / INTERVAL)
+        self._started = time.time()
+        self._end = int(self._started / INTERVAL)
         self._kept: deque[str] = deque(maxlen=KEPT)
         self._looking = 0
         self._last_look = -math.inf
@@ -116,11 +117,12 @@ class StatisticsTopic:
         return f"[{','.join(messages)}]", offset + len(messages)
 
     def snapshot(self) -> dict[str, Any]:
-        """What there is to see now. Times are the loop's, in seconds."""
+        """What there is to see now. Times are the loop's, in seconds, but `started`, which is the epoch's."""
         return {
             "time": self._fetches.timer.time(),
             "instance": self.instance,
             "process": os.getpid(),
+            "started": self._started,
             "demo": None if self._demo is None else self._demo.pending,
             "bounds": BOUNDS,
             "purgatories": {purgatory.name: _describe(purgatory, waits) for purgatory, waits in self._shown.items()},

@@ -53,17 +53,20 @@ function offer(names) {
   choose(names.includes(chosen) ? chosen : names[0]);
 }
 
+function isAnother(snapshot) {
+  return latest !== null && ["instance", "process", "started"].some((key) => latest[key] !== snapshot[key]);
+}
+
 // There may be several processes behind the address. It is one that is shown, as long as it answers.
 function take(snapshot) {
   const now = performance.now();
-  if (latest && latest.process !== snapshot.process && now - shownAt < PATIENCE) return;
+  if (isAnother(snapshot) && now - shownAt < PATIENCE) return;
   shownAt = now;
   show(snapshot);
 }
 
 function show(snapshot) {
-  const another = latest && (latest.process !== snapshot.process || latest.instance !== snapshot.instance);
-  if (another) {
+  if (isAnother(snapshot)) {
     rings.reset();
     counters.reset();
   }

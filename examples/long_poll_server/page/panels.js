@@ -13,7 +13,7 @@ const COUNTERS = [
   { key: "failed", name: "Failed" },
   { key: "cascaded", name: "Cascaded" },
   { key: "wake_ups", name: "Timer wake-ups" },
-  { key: "purged", name: "Dead entries purged", remark: ({ statistics }) => `${count(statistics.purges)} purges` },
+  { key: "purged", name: "Entries purged", remark: ({ statistics }) => `${count(statistics.purges)} purges` },
 ];
 
 export class Counters {
@@ -101,7 +101,7 @@ export class Histogram {
       say(this.bars[bar].title, `${this.bars[bar].name}: ${count(met)} by condition, ${count(late)} by deadline${rest}`);
     });
     if (!all) say(this.caption, "Nothing has waited yet.");
-    else say(this.caption, `${count(all)} have waited; half of them ${within(totals, bounds, 0.5 * all)}, 99 of 100 ${within(totals, bounds, 0.99 * all)}.`);
+    else say(this.caption, `${count(all)} have waited: half ${within(totals, bounds, 0.5 * all)}, 99 of 100 ${within(totals, bounds, 0.99 * all)}.`);
   }
 
   build(bounds) {

@@ -69,26 +69,33 @@ export async function findEnd(topic, limit, signal) {
 }
 
 /**
- * Follow `topic` from `offset` until `signal` aborts. `onAnswer(messages)` is called after each answer, and
- * `onAway(error)` when there was none. Raises `Refused` when asking again would not help. With `latest` it does not go
- * on where an answer ended: what has come meanwhile is left out.
+ * What `attempt` resolves with. While the server is away it is tried again and `onAway(error)` is called each time;
+ * nothing comes of it when `signal` aborts. Raises `Refused` when asking again would not help.
  */
-export async function follow(topic, offset, { signal, wait, shared = false, latest = false, onAnswer, onAway }) {
-  let failures = 0;
-  while (!signal.aborted) {
-    const began = performance.now();
-    const poll = (seconds) => fetchMessages(topic, { offset, wait: seconds }, signal);
-    let answer;
+export async function persist(attempt, { signal, onAway }) {
+  for (let failures = 0; !signal.aborted; failures++) {
     try {
-      answer = shared ? await inSlot(signal, wait, poll) : await poll(wait);
+      return await attempt();
     } catch (error) {
-      if (signal.aborted) return;
+      if (signal.aborted) break;
       if (error instanceof Refused && !error.passes) throw error;
       onAway(error);
-      await sleep(backOff(failures++, error.retryAfter), signal);
-      continue;
+      await sleep(backOff(failures, error.retryAfter), signal);
     }
-    failures = 0;
+  }
+  return undefined;
+}
+
+/**
+ * Follow `topic` from `offset` until `signal` aborts; `onAnswer(messages)` is called after each answer. With `latest` it
+ * does not go on where an answer ended: what has come meanwhile is left out. The rest is as in `persist`.
+ */
+export async function follow(topic, offset, { signal, wait, shared = false, latest = false, onAnswer, onAway }) {
+  const poll = (seconds) => fetchMessages(topic, { offset, wait: seconds }, signal);
+  while (true) {
+    const began = performance.now();
+    const answer = await persist(() => (shared ? inSlot(signal, wait, poll) : poll(wait)), { signal, onAway });
+    if (answer === undefined) return;
     if (!latest) offset = answer.next_offset;
     onAnswer(answer.messages);
     // Answered at once with nothing: the server is about to stop.

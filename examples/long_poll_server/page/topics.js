@@ -1,6 +1,6 @@
 // Publishing, and any number of topics that are watched. Whatever comes from others is put in as text, never as markup.
 
-import { Refused, address, ask, findEnd, follow, sleep } from "./polling.js";
+import { Refused, address, ask, findEnd, follow, persist } from "./polling.js";
 import { count, make, say } from "./text.js";
 
 const WAIT = 5; // seconds of a poll: those who share a connection take turns
@@ -89,7 +89,7 @@ class Watched {
     this.topic = topic;
     this.control = new AbortController();
     this.state = make("span", { class: "note muted" }, "…");
-    this.messages = make("ol", { role: "log", "aria-live": "polite", "aria-label": `Messages of ${topic}`, tabindex: "0" });
+    this.messages = make("ol", { role: "log", "aria-live": "off", "aria-label": `Messages of ${topic}`, tabindex: "0" });
     const stop = make("button", { type: "button", class: "quiet", "aria-label": `Stop watching ${topic}` }, "Stop");
     stop.addEventListener("click", () => {
       this.control.abort();
@@ -102,38 +102,26 @@ class Watched {
 
   async run() {
     const { signal } = this.control;
-    const say_ = (text, failed = false) => {
+    const tell = (text, failed = false) => {
       say(this.state, text);
       this.state.classList.toggle("error", failed);
     };
-    const away = () => say_("reconnecting…");
+    const onAway = () => tell("reconnecting…");
+    const onAnswer = (messages, fresh = true) => {
+      this.show(messages, fresh);
+      tell(this.messages.childElementCount ? "" : "no messages yet");
+    };
     try {
-      for (let begun = null; begun === null; ) {
-        try {
-          begun = await findEnd(this.topic, SHOWN, signal);
-        } catch (error) {
-          if (signal.aborted || (error instanceof Refused && !error.passes)) throw error;
-          away();
-          await sleep(1, signal);
-          continue;
-        }
-        this.show(begun.messages, false);
-        say_(this.messages.childElementCount ? "" : "no messages yet");
-        await follow(this.topic, begun.next_offset, {
-          signal,
-          wait: WAIT,
-          shared: true,
-          onAnswer: (messages) => {
-            this.show(messages, true);
-            say_(this.messages.childElementCount ? "" : "no messages yet");
-          },
-          onAway: away,
-        });
-      }
+      const begun = await persist(() => findEnd(this.topic, SHOWN, signal), { signal, onAway });
+      if (begun === undefined) return;
+      onAnswer(begun.messages, false);
+      // From now on, what comes is read out.
+      requestAnimationFrame(() => this.messages.setAttribute("aria-live", "polite"));
+      await follow(this.topic, begun.next_offset, { signal, wait: WAIT, shared: true, onAnswer, onAway });
     } catch (error) {
       if (signal.aborted) return;
       if (!(error instanceof Refused)) throw error;
-      say_(`Refused: ${error.message}`, true);
+      tell(`Refused: ${error.message}`, true);
     }
   }
 
