@@ -38,7 +38,8 @@ come back at once. It never waits for longer: give your client's time-out a few 
 `If-None-Match` it is not sent again: 304. It still waits as ever. Answers are not to be stored by caches.
 
 **On a 429 or 503** come back after `Retry-After` seconds. On a connection that is lost, do so after a pause that grows
-with each attempt, and is random in part. A `POST` whose connection is lost may have been stored, or not.
+with each attempt, and is random in part. A `POST` whose connection is lost may have been stored, or not;
+so may one whose 503 says that.
 """
 
 
@@ -228,7 +229,9 @@ _ANY: Final = {
 
 _WAITING: Final = {
     "429": _error("The client has as many waiting requests as it may, or publishes too fast.", retry=True),
-    "503": _error("The server has as many waiting requests as it may, or is shutting down.", retry=True),
+    "503": _error(
+        "The server has as many waiting requests as it may, is shutting down, or cannot reach its database.", retry=True
+    ),
 }
 """And any that may wait."""
 

@@ -109,8 +109,9 @@ SELECT "offset", value FROM page
 """A page takes as much work as it has messages. Each is 21 bytes or more in JSON, beside its value."""
 REFRESH: Final = """
 SELECT topic, next_offset, ARRAY(SELECT position FROM long_poll.replicas WHERE replicas.topic = topics.topic)
-FROM long_poll.topics WHERE $1 OR topic = ANY($2::text[])
+FROM long_poll.topics
 """
+REFRESH_SOME: Final = f"{REFRESH} WHERE topic = ANY($1::text[])"
 INCARNATION: Final = "SELECT id FROM long_poll.incarnation"
 ACKNOWLEDGE: Final = """
 WITH known AS (
@@ -123,7 +124,7 @@ WITH known AS (
 ), told AS (
     SELECT pg_notify($5, payload) FROM unnest($6::text[]) AS payload WHERE EXISTS (SELECT FROM moved)
 )
-SELECT $2 IN (SELECT replica FROM known UNION ALL SELECT replica FROM moved), (SELECT count(*) FROM told)
+SELECT $2 IN (SELECT replica FROM known) OR (SELECT count(*) FROM known) < $4, (SELECT count(*) FROM told)
 """
 
 _log = logging.getLogger("long_poll_server")
@@ -160,7 +161,7 @@ async def prepare(dsn: str) -> None:
     except ValueError:
         raise ValueError("no address of a PostgreSQL database") from None  # what asyncpg says may quote the password
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        raise StoreUnavailable(str(error)) from error
+        raise StoreUnavailable(_say(error)) from error
 
 
 class PostgresLog:
@@ -246,8 +247,8 @@ class PostgresLog:
         Where several new ones come through several connections at the same time, there may be some more than that.
         """
         payloads = self._relay.payloads([topic])
-        ((is_known, _),) = await self._execute(ACKNOWLEDGE, topic, replica, offset, MAX_REPLICAS, CHANNEL, payloads)
-        if not is_known:
+        ((is_room, _),) = await self._execute(ACKNOWLEDGE, topic, replica, offset, MAX_REPLICAS, CHANNEL, payloads)
+        if not is_room:
             raise TooManyReplicas
         await self.refresh([topic])
 
@@ -272,7 +273,8 @@ class PostgresLog:
             ((self.incarnation,),) = await self._execute(INCARNATION)
         everything, self._behind = self._behind, False
         try:
-            rows = await self._execute(REFRESH, everything, list({*chain.from_iterable(batch)}))
+            query = (REFRESH,) if everything else (REFRESH_SOME, [*{*chain.from_iterable(batch)}])
+            rows = await self._execute(*query)
         except BaseException:
             self._behind |= everything
             raise
@@ -325,12 +327,17 @@ class PostgresLog:
         except _LOST as error:
             raise StoreUncertain("the connection to the database was lost") from error
         except asyncpg.DiskFullError as error:
-            raise StoreFull(str(error)) from error
+            raise StoreFull(_say(error)) from error
         except asyncpg.PostgresError as error:
-            raise StoreFailed(str(error)) from error
+            raise StoreFailed(_say(error)) from error
         finally:
             with suppress(*_LOST):  # then it has closed it
                 await self._pool.release(connection, timeout=CLOSING)
+
+
+def _say(error: Exception) -> str:
+    """Without details and hints, which have lines of their own."""
+    return str(error).partition("\n")[0]
 
 
 def _retrying(error: type[Exception]) -> AsyncRetrying:
