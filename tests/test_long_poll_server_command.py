@@ -35,6 +35,10 @@ def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
     ("arguments", "error"),
     [
         (["--port", "70000"], "a port is a number from 0 to 65535, not 70000"),
+        (
+            ["--demo", "--workers", "2", "--database", "postgresql://localhost/test"],
+            "--demo is for one process: who asks for it may get another worker than who looks",
+        ),
         (["--port", "http"], "invalid _port value: 'http'"),
         (["--max-pending", "0"], "must be at least 1, not 0"),
         (["--write-timeout", "0"], "must be more than 0 and at most 3600 seconds, not 0"),

@@ -35,6 +35,8 @@ def main(arguments: list[str] | None = None, server: type[LongPollServer] = Long
     options = parser.parse_args(arguments)
     if options.workers > 1 and options.database is None:
         parser.error("--workers needs a --database: SQLite is for one process")
+    if options.workers > 1 and options.demo:
+        parser.error("--demo is for one process: who asks for it may get another worker than who looks")
     # A waiting client is an open file: take as many as the system lets us.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
