@@ -165,7 +165,7 @@ class Link:
         _log.warning(
             "the relay has no connection to its broker, and tries again in %.1f seconds: %s",
             seconds,
-            "; ".join(f"{type(cause).__name__}: {cause}" for cause in _causes(exception)),
+            "; ".join(f"{type(cause).__name__}: {' '.join(str(cause).split())}" for cause in _causes(exception)),
         )
 
 
