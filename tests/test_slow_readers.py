@@ -92,7 +92,7 @@ def _read_all(reader: socket.socket) -> dict[str, Any]:
 
 @asyncio_alone
 async def test_who_takes_nothing_for_so_long_is_hung_up_on(tmp_path: Path) -> None:
-    with running(tmp_path, "--write-timeout", "0.3") as server:
+    with running(tmp_path, "--write-timeout", "1.5") as server:
         async with server.client() as client:
             await fill(client)
             process = psutil.Process(server.process.pid)
@@ -100,7 +100,6 @@ async def test_who_takes_nothing_for_so_long_is_hung_up_on(tmp_path: Path) -> No
             await until_waiting(client, 1)
             files = process.num_fds()
             with slow_readers(READERS, server):
-                assert process.num_fds() >= files + READERS
                 while process.num_fds() > files:
                     await statistics(client)
             assert not waiting.done(), "to wait is not to take nothing"
