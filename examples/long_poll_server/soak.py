@@ -171,11 +171,12 @@ class Soak:
                     (self._publish, PUBLISHERS),
                     (self._visit, VISITORS),
                     (self._leave, LEAVING),
-                    (self._read_slowly, SLOW),
                     (self._be_killed, 1),
                 )
                 for number in range(count)
             ]
+            # They do not wait in a purgatory, and are in no census.
+            passing += [group.create_task(self._read_slowly(random.Random(f"{self.seed}-{n}"))) for n in range(SLOW)]
             passing.append(group.create_task(self._look()))
             censuses = max(3, round(self.seconds / 10))
             for number in range(1, censuses + 1):
@@ -256,8 +257,9 @@ class Soak:
         self.seen.counts[f"left: {way}"] += 1
 
     async def _read_slowly(self, draw: random.Random) -> None:
-        await read_slowly(self.server.url, draw, draw.uniform(0.1, min(2 * WRITE_TIMEOUT, self.seconds / 4)))
-        self.seen.counts["slow"] += 1
+        while True:
+            await read_slowly(self.server.url, draw, draw.uniform(0.1, min(2 * WRITE_TIMEOUT, self.seconds / 4)))
+            self.seen.counts["slow"] += 1
 
     async def _be_killed(self, draw: random.Random) -> None:
         await asyncio.sleep(min(2.0, self.seconds / 10))
