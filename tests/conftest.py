@@ -4,16 +4,21 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator, Mapping
 
+import httpx
 import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
 from pyspark.sql import SparkSession
+from selenium.webdriver import Chrome
 from xdist.workermanage import WorkerController
 
 from purgatory import DelayedOperationPurgatory, VirtualClock
 from purgatory.spark.session import session
+from tests.browser import browser
 from tests.figures import FIGURES
 from tests.operations import FaultLog
+from tests.pages import Page, opened
+from tests.server_process import ServerProcess, running
 from tests.servers import PostgresServer, RedisServer, running_postgres, running_redis
 
 # The same examples every time, so that a run can be trusted; HYPOTHESIS_PROFILE=searching looks for new ones, thirty
@@ -79,3 +84,31 @@ def postgres() -> Iterator[PostgresServer]:
     """One PostgreSQL for all tests of a process: take a database of your own, and leave it running."""
     with running_postgres() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
+    """One browser for all tests of a process."""
+    with browser(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def page_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The server of the page."""
+    with running(tmp_path_factory.mktemp("data"), "--demo", "--max-wait", "300") as server:
+        yield server
+
+
+@pytest.fixture
+def page_http(page_server: ServerProcess) -> Iterator[httpx.Client]:
+    """Another client of the page's server."""
+    with httpx.Client(base_url=page_server.url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def page(chrome: Chrome, page_server: ServerProcess) -> Iterator[Page]:
+    """The page, open in the browser, which must find nothing wrong with it."""
+    with opened(chrome, page_server.url) as page:
+        yield page

@@ -1,5 +1,6 @@
 """The long-poll server's page in a browser, for tests."""
 
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,9 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
+
+TOPICS = (f"topic-{number}" for number in itertools.count())
+"""Names that no other test uses."""
 
 
 class Page:
@@ -97,7 +101,8 @@ def opened(driver: Chrome, url: str) -> Iterator[Page]:
     driver.switch_to.window(first)
     driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     driver.get("about:blank")
-    assert [entry for entry in log if not (page.refusals and entry["source"] == "network")] == []
+    said = [entry for entry in log if not (page.refusals and entry["source"] == "network")]
+    assert not said, said
 
 
 def console(driver: Any) -> list[dict[str, Any]]:

@@ -27,7 +27,8 @@ export function changes(before, after, timeBefore, timeAfter) {
     });
   });
   const finished = {};
-  for (const outcome of FINISHED) finished[outcome] = Math.max(0, after.statistics[outcome] - before.statistics[outcome]);
+  for (const outcome of FINISHED)
+    finished[outcome] = Math.max(0, after.statistics[outcome] - before.statistics[outcome]);
   const gone = FINISHED.reduce((sum, outcome) => sum + finished[outcome], 0);
   const arrived = Math.max(0, after.statistics.num_delayed - before.statistics.num_delayed + gone);
   return { entered, cascaded, left, finished, arrived };

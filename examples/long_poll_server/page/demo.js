@@ -38,7 +38,7 @@ export class Demo {
     if (this.asked === pending) this.asked = null;
     if (this.timer !== null || this.asked !== null) return;
     const steps = Number(this.slider.max) - 1;
-    const place = pending ? 1 + steps * Math.log(pending / FEWEST) / Math.log(MOST / FEWEST) : 0;
+    const place = pending ? 1 + (steps * Math.log(pending / FEWEST)) / Math.log(MOST / FEWEST) : 0;
     this.slider.value = String(Math.max(0, Math.round(place)));
     this.show(pending);
   }

@@ -86,7 +86,10 @@ function show(snapshot) {
   const stands = Math.round(rings.particles.stands);
   say($("ramp-text"), `operations in a bucket: 0 to ${count(most)}`);
   say($("note"), `${NOTES[chosen] ?? ""}${stands > 1 ? ` A moving dot stands for ${count(stands)}.` : ""}`);
-  $("rings").setAttribute("aria-label", `Timing wheels of the purgatory ${chosen}, ${rings.levels} rings; the table says what they hold`);
+  $("rings").setAttribute(
+    "aria-label",
+    `Timing wheels of the purgatory ${chosen}, ${rings.levels} rings; the table says what they hold`,
+  );
 }
 
 function tell(state, text) {
@@ -118,7 +121,8 @@ async function followStatistics() {
       await sleep(5, looking.signal);
     }
     document.removeEventListener("visibilitychange", hide);
-    if (document.hidden) await new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
+    if (document.hidden)
+      await new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
   }
 }
 

@@ -57,7 +57,14 @@ export class Levels {
     const size = purgatory.wheels[0].counts.length;
     while (this.body.rows.length > levels) this.body.lastChild.remove();
     while (this.body.rows.length < levels) {
-      this.body.append(make("tr", {}, make("th", { scope: "row" }, String(this.body.rows.length + 1)), ...Array.from({ length: 4 }, () => make("td"))));
+      this.body.append(
+        make(
+          "tr",
+          {},
+          make("th", { scope: "row" }, String(this.body.rows.length + 1)),
+          ...Array.from({ length: 4 }, () => make("td")),
+        ),
+      );
     }
     for (let level = 0; level < levels; level++) {
       const counts = purgatory.wheels[level]?.counts ?? [];
@@ -98,22 +105,31 @@ export class Histogram {
       });
       const [met, late, other] = stack;
       const rest = other ? `, ${count(other)} cancelled` : "";
-      say(this.bars[bar].title, `${this.bars[bar].name}: ${count(met)} by condition, ${count(late)} by deadline${rest}`);
+      say(
+        this.bars[bar].title,
+        `${this.bars[bar].name}: ${count(met)} by condition, ${count(late)} by deadline${rest}`,
+      );
     });
     if (!all) say(this.caption, "Nothing has waited yet.");
-    else say(this.caption, `${count(all)} have waited: half ${within(totals, bounds, 0.5 * all)}, 99 of 100 ${within(totals, bounds, 0.99 * all)}.`);
+    else
+      say(
+        this.caption,
+        `${count(all)} have waited: half ${within(totals, bounds, 0.5 * all)}, 99 of 100 ${within(totals, bounds, 0.99 * all)}.`,
+      );
   }
 
   build(bounds) {
     const step = WIDTH / (bounds.length + 1);
     const base = document.createElementNS(SVG, "line");
-    for (const [key, value] of Object.entries({ x1: 0, x2: WIDTH, y1: HEIGHT, y2: HEIGHT })) base.setAttribute(key, value);
+    for (const [key, value] of Object.entries({ x1: 0, x2: WIDTH, y1: HEIGHT, y2: HEIGHT }))
+      base.setAttribute(key, value);
     const bars = Array.from({ length: bounds.length + 1 }, (_, bar) => {
       const group = document.createElementNS(SVG, "g");
       const title = document.createElementNS(SVG, "title");
       const parts = ["satisfied", "expired", "other"].map((name) => {
         const part = document.createElementNS(SVG, "rect");
-        for (const [key, value] of Object.entries({ class: name, x: bar * step + 1.2, width: step - 2.4, height: 0 })) part.setAttribute(key, value);
+        for (const [key, value] of Object.entries({ class: name, x: bar * step + 1.2, width: step - 2.4, height: 0 }))
+          part.setAttribute(key, value);
         return part;
       });
       group.append(title, ...parts);

@@ -29,7 +29,13 @@ export class Particles {
       // 0.3 of a dot is a dot in three of ten cases.
       for (let dots = Math.min(Math.floor(number * share + Math.random()), room); dots > 0; dots--) {
         const [kind, from, to, life] = make();
-        this.alive.push({ kind, from, to, born: now + Math.random() * duration, life: life * (0.8 + 0.4 * Math.random()) });
+        this.alive.push({
+          kind,
+          from,
+          to,
+          born: now + Math.random() * duration,
+          life: life * (0.8 + 0.4 * Math.random()),
+        });
       }
     };
     each(arrived, () => {

@@ -35,7 +35,11 @@ export async function ask(path, options = {}) {
     throw new Refused(response.ok ? 502 : response.status, `the answer (${response.status}) is not JSON`);
   }
   if (response.ok) return answer;
-  throw new Refused(response.status, String(answer?.error ?? response.status), Number(response.headers.get("retry-after")));
+  throw new Refused(
+    response.status,
+    String(answer?.error ?? response.status),
+    Number(response.headers.get("retry-after")),
+  );
 }
 
 /** Where the messages of `topic` are. Names that a URL would take for a way up are refused. */

@@ -89,7 +89,12 @@ class Watched {
     this.topic = topic;
     this.control = new AbortController();
     this.state = make("span", { class: "note muted" }, "…");
-    this.messages = make("ol", { role: "log", "aria-live": "off", "aria-label": `Messages of ${topic}`, tabindex: "0" });
+    this.messages = make("ol", {
+      role: "log",
+      "aria-live": "off",
+      "aria-label": `Messages of ${topic}`,
+      tabindex: "0",
+    });
     const stop = make("button", { type: "button", class: "quiet", "aria-label": `Stop watching ${topic}` }, "Stop");
     stop.addEventListener("click", () => {
       this.control.abort();
@@ -97,7 +102,13 @@ class Watched {
       onEnd();
     });
     const title = make("h3", {}, make("bdi", {}, topic));
-    this.card = make("article", { class: "topic", "data-topic": topic }, make("div", { class: "bar" }, title, stop), this.state, this.messages);
+    this.card = make(
+      "article",
+      { class: "topic", "data-topic": topic },
+      make("div", { class: "bar" }, title, stop),
+      this.state,
+      this.messages,
+    );
   }
 
   async run() {
@@ -136,6 +147,7 @@ function item({ offset, value }, fresh) {
   const text = typeof value === "string" ? value : JSON.stringify(value);
   const body = make("bdi", { dir: "auto" }, text.length > LONG ? `${text.slice(0, LONG)}…` : text);
   const line = make("li", fresh ? { class: "fresh" } : {}, make("span", {}, count(offset)), body);
-  if (text.length > LONG) line.append(make("span", { class: "note" }, `the first ${count(LONG)} of ${count(text.length)} characters`));
+  if (text.length > LONG)
+    line.append(make("span", { class: "note" }, `the first ${count(LONG)} of ${count(text.length)} characters`));
   return line;
 }
