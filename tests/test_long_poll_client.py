@@ -90,16 +90,16 @@ async def _publish_for_ever(url: str, name: str, stored: dict[int, str]) -> None
             number += 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("numbers", [[signal.SIGKILL] * 3, [signal.SIGTERM]], ids=["SIGKILL", "SIGTERM"])
 async def test_a_server_that_is_stopped_and_restarted_costs_no_message_and_repeats_none(
-    tmp_path: Path, number: signal.Signals
+    tmp_path: Path, numbers: list[signal.Signals]
 ) -> None:
     port = _port()
     url = f"http://127.0.0.1:{port}"
     stored: dict[int, str] = {}
     reader = Reader(url, "news")
     publishers = [asyncio.create_task(_publish_for_ever(url, name, stored)) for name in "abc"]
-    for _ in range(3):
+    for number in numbers:
         server = await asyncio.to_thread(ServerProcess, tmp_path, "--port", str(port))
         await reader.until(len(reader.messages) + 100)
         await asyncio.to_thread(server.stop, number)
