@@ -58,7 +58,7 @@ def test_readmes_way_from_a_running_server_to_a_report(tmp_path: Path) -> None:
     assert {row["operations"] for row in replayed} == {outcomes["DelayedFetch"]["operations"]}
     assert "data:image/png;base64," in (tmp_path / "report" / "index.html").read_text()
     windows = tmp_path / "windows"
-    options = ["--checkpoint", tmp_path / "checkpoint", "--once", "--window", "1", "--watermark", "0"]
+    options: list[str | Path] = ["--checkpoint", tmp_path / "checkpoint", "--once", "--window", "1", "--watermark", "0"]
     assert "windows written, watermark" in _pipeline("stream", places["journal"], windows, *options).stderr
     followed = pq.read_table(windows).to_pylist()
     assert {row["operation"] for row in followed} == {"DelayedFetch", "DelayedProduce"}
