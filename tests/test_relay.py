@@ -442,6 +442,7 @@ class TestLostConnections:
                 here.grow("key")
                 began = asyncio.get_running_loop().time()
                 await waiting
+                await here.relay.flush()
                 assert asyncio.get_running_loop().time() - began < 30 + 2 * LONGEST
 
         run(main)
