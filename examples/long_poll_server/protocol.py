@@ -31,6 +31,9 @@ class BoundedProtocol(HttpToolsProtocol):
     no browser and no proxy sends one.
     """
 
+    # Not in the dictionary: with more than thirty attributes it would take a KiB more.
+    __slots__ = ("_deadline", "_head_bytes", "_in_head", "_is_deaf", "_refusal")
+
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._in_head = True
@@ -88,7 +91,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_deaf = True
         self._forget_deadline()
         if _is_busy(self.cycle):
+            # It is told that the client has gone, and writes nothing any more.
             self.cycle.disconnected = True
+            self.cycle.waiting_for_100_continue = False
             self.cycle.message_event.set()
             if self.cycle.response_started:
                 self.transport.close()
