@@ -85,7 +85,7 @@ class Outside:
     async def pings(self) -> int:
         """How often the server has been pinged; for PostgreSQL, whether it has been."""
         if self.redis is not None:
-            return int((await self.redis.info("commandstats"))["cmdstat_ping"]["calls"])
+            return int((await self.redis.info("commandstats")).get("cmdstat_ping", {}).get("calls", 0))
         return int(await self.postgres.fetchval(f"SELECT count(*) {CONNECTIONS} AND query = 'SELECT 1'", self.channel))
 
 
