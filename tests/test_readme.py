@@ -95,7 +95,8 @@ def test_importing_the_core_needs_the_standard_library_alone() -> None:
     imported = {
         (alias.name if isinstance(node, ast.Import) else node.module or "").split(".")[0]
         for path in core.rglob("*.py")
-        if path.relative_to(core).parts[0] not in {"bench", "journal.py", "metrics", "relay", "spark"}  # these have extras
+        if path.relative_to(core).parts[0]
+        not in {"bench", "journal.py", "metrics", "relay", "spark"}  # these have extras
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, (ast.Import, ast.ImportFrom))
         for alias in node.names
