@@ -227,7 +227,9 @@ class TestSeveralProcesses:
 
     async def test_a_known_end_does_not_go_backwards_when_answers_overtake_each_other(self, dsn: str) -> None:
         async with Way(dsn) as way, opened(way.dsn) as log, opened(dsn) as other:
-            await log.append("news", "0")
+            fetch = await log.fetch("news", 0)
+            await other.append("news", "0")
+            await fetch  # it listens, and knows of all topics: from now on it asks for some
             way.hold_up(b"mark")
             asking = asyncio.create_task(log.refresh(["news", "mark"]))
             await way.holds.wait()
