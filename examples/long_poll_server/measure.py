@@ -73,7 +73,7 @@ class Measured:
         ratio = percentile(self.one, 50) / percentile(self.one_alone, 50)
         connection, request = self.connection / 1024, self.request / 1024
         return [
-            (f"clients waiting, on {self.topics:,} topics, from {self.processes} processes", f"{self.clients:,}"),
+            (f"clients waiting, on {self.topics:,} topics", f"{self.clients:,}"),
             (
                 "memory a client: its connection, and its request that waits",
                 f"{connection + request:.1f} KiB: {connection:.1f} + {request:.1f}",

@@ -12,4 +12,5 @@ def percentile(values: Sequence[float], percent: int) -> float:
 def milliseconds(values: Sequence[float]) -> str:
     """The 50th, 90th and 99th percentile of these seconds, and the most."""
     middle = [percentile(values, percent) for percent in (50, 90, 99)]
-    return " / ".join(f"{1000 * value:.3g}" for value in (*middle, max(values))) + " ms"
+    shown = (1000 * value for value in (*middle, max(values)))
+    return " / ".join(f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in shown) + " ms"
