@@ -1,6 +1,7 @@
 """README's code runs as it stands there, and its requests get the answers shown."""
 
 import ast
+import asyncio
 import contextlib
 import inspect
 import io
@@ -19,6 +20,7 @@ from purgatory.bench import report
 from purgatory.bench.scenarios import SCENARIOS
 from purgatory.bench.summary import summary
 from tests.server_process import ROOT, ServerProcess, running
+from tests.test_asgi_servers import serving
 
 README = (ROOT / "README.md").read_text()
 
@@ -73,6 +75,19 @@ async def _curl(server: ServerProcess, command: str) -> Any:
     async with server.client() as client:
         response = await (client.post(url, content=words[2]) if words[1] == "-d" else client.get(url))
     return response.json()
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_the_app_shown_answers_who_waits(tmp_path: Path) -> None:
+    app = re.search(r"<!-- app.py -->\n```py\n(.*?)```", README, re.DOTALL)
+    assert app is not None
+    (tmp_path / "app.py").write_text(app[1])
+    with serving("uvicorn", "--port", "0", "--app-dir", str(tmp_path), "app:app") as server:
+        async with server.client() as client:
+            poll = asyncio.create_task(client.get("/", params={"index": 2}))
+            while not poll.done():
+                await client.post("/")
+            assert (await poll).json() >= 3
 
 
 def test_every_public_name_is_documented() -> None:
