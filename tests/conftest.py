@@ -18,6 +18,7 @@ from tests.browser import browser
 from tests.figures import FIGURES
 from tests.operations import FaultLog
 from tests.pages import Page, opened
+from tests.relays import MemoryBroker
 from tests.server_process import ServerProcess, running
 from tests.servers import PostgresServer, RedisServer, running_postgres, running_redis
 
@@ -70,6 +71,18 @@ def spark() -> Iterator[SparkSession]:
     """One session for all tests, for it takes seconds to start. Without Java 17 this says where to get it."""
     with session("local[2]", {"spark.sql.shuffle.partitions": "4"}) as spark:
         yield spark
+
+
+@pytest.fixture
+def broker() -> MemoryBroker:
+    """A broker in this process, for relays."""
+    return MemoryBroker()
+
+
+@pytest.fixture
+def state() -> dict[str, int]:
+    """What several processes would share."""
+    return {}
 
 
 @pytest.fixture(scope="session")

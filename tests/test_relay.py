@@ -168,16 +168,6 @@ class TestPayloads:
             decode("[" * 200_000)
 
 
-@pytest.fixture
-def broker() -> MemoryBroker:
-    return MemoryBroker()
-
-
-@pytest.fixture
-def state() -> dict[str, int]:
-    return {}
-
-
 class TestBetweenProcesses:
     def test_who_waits_in_another_process_completes(self, broker: MemoryBroker, state: dict[str, int]) -> None:
         async def main() -> None:

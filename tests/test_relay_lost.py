@@ -15,16 +15,6 @@ from tests.operations import Flag
 from tests.relays import MemoryBroker, MemoryConnection, Process, run
 
 
-@pytest.fixture
-def broker() -> MemoryBroker:
-    return MemoryBroker()
-
-
-@pytest.fixture
-def state() -> dict[str, int]:
-    return {}
-
-
 class TestLostConnections:
     def test_what_was_missed_is_made_up_for(self, broker: MemoryBroker, state: dict[str, int]) -> None:
         async def main() -> None:
