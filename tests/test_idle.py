@@ -234,8 +234,8 @@ class TestIteration:
         loop = asyncio.get_running_loop()
         touched = {}
         for key in range(100):
+            touched[key] = loop.time()  # before: the process may stand still in between
             tracker.touch(key)
-            touched[key] = loop.time()
         async for key in tracker:
             # uvloop's clock is a millisecond coarse.
             assert loop.time() - touched.pop(key) >= 0.019
