@@ -64,7 +64,8 @@ class Inbox:
             part = keys[start : start + SLICE]
             if self._refresh is not None:
                 try:
-                    await self._refresh(part)
+                    # A task of its own, see `retrying`.
+                    await asyncio.ensure_future(self._refresh(part))
                 except BaseException:
                     # At the end, so that what cannot be brought up to date does not hold up the others.
                     self._backlog.add(keys[start + SLICE :])

@@ -15,7 +15,7 @@ from typing import Final
 from purgatory.relay.backlog import Backlog
 from purgatory.relay.broker import Broker, Connection
 from purgatory.relay.payload import encode
-from purgatory.relay.retries import retrying
+from purgatory.relay.retries import is_cancelled, retrying
 
 __all__ = ["Link"]
 
@@ -90,9 +90,18 @@ class Link:
         """Connect, and again whenever the connection is lost. Ends only if that is not possible the first time."""
         attempts = retrying(self._tell, goes_on=lambda: self.connections > 0, afresh=lambda: self._lasts)
         try:
-            await attempts(self._connect)
+            await attempts(self._attempt)
         except Exception as exception:
-            self.first.set_exception(exception)
+            if not self.first.done():
+                self.first.set_exception(exception)
+        except asyncio.CancelledError:
+            if not self.first.done():
+                self.first.set_exception(ConnectionError("the broker has cancelled the connection"))
+            raise
+
+    async def _attempt(self) -> None:
+        # A task of its own, see `retrying`.
+        await asyncio.create_task(self._connect())
 
     async def _connect(self) -> None:
         """Connect, and publish and listen until the connection is lost: raise then."""
@@ -107,13 +116,19 @@ class Link:
             try:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._listen(connection))
-                    tasks.create_task(self._talk(connection))
+                    # Not a task of the group: who is cancelled while it waits for two stays counted as cancelled.
+                    await self._talk(connection)
             finally:
                 self.connected = False
                 limit.reschedule(asyncio.get_running_loop().time() + self._heartbeat)
 
     async def _listen(self, connection: Connection) -> None:
-        await connection.listen()
+        try:
+            await connection.listen()
+        except asyncio.CancelledError:
+            # Somebody else's would leave the group one task fewer, and nobody would listen any more.
+            if is_cancelled():
+                raise
         raise ConnectionError("the broker has ended the connection")
 
     async def _talk(self, connection: Connection) -> None:
@@ -155,10 +170,13 @@ class Link:
     @asynccontextmanager
     async def _limited(self) -> AsyncIterator[asyncio.Timeout]:
         """Raise `TimeoutError` if the broker does not answer in time."""
+        limit = asyncio.timeout(self._heartbeat)
         try:
-            async with asyncio.timeout(self._heartbeat) as limit:
+            async with limit:
                 yield limit
         except TimeoutError as error:
+            if not limit.expired():
+                raise  # the broker's own
             raise TimeoutError(f"the broker has not answered for {self._heartbeat:g} seconds") from error
 
     def _tell(self, exception: BaseException, seconds: float) -> None:

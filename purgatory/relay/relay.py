@@ -86,7 +86,8 @@ class Relay:
         exception handler, and the keys are tried again after a while. Nothing else is looked at meanwhile: a time-out
         is its own business. When it is not known which keys have changed, because there was no connection, or there
         were too many, it gets all that are watched. Before that, `invalidate()` is called: what a process remembers of
-        other keys may be outdated too, and is to be forgotten.
+        other keys may be outdated too, and is to be forgotten. What somebody began to read before that, and has only
+        then, must not be remembered either.
 
         The broker is pinged each `heartbeat` seconds, and is given up if it does not answer anything for as long. Up
         to `max_keys` keys wait to be published, and as many to be looked at here; more collapse to "everything".
@@ -243,9 +244,11 @@ class Relay:
         self._state = "closed"
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._link is not None:
-            await self._link.aclose()
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:
+            if self._link is not None:
+                await self._link.aclose()
 
     def _check_open(self) -> None:
         if self._state != "open":
