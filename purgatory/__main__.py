@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _tell_what_is_missing(subcommands: "Subcommands", name: str, missing: str) -> None:
-    parser = subcommands.add_parser(name, help=missing, add_help=False)
+    parser = subcommands.add_parser(name, help=missing, description=missing)
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     parser.set_defaults(run=lambda options: sys.exit(f"purgatory {name} {missing}"))
 

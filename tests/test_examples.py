@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -17,6 +18,7 @@ from examples.idle_connections.server import EchoServer
 from purgatory import DelayedOperationPurgatory
 from tests.operations import FaultLog
 from tests.server_process import ROOT
+from tests.servers import RedisServer
 
 
 class Example:
@@ -228,3 +230,25 @@ class TestHeartbeats:
             assert lines[4] == "workers b silent\n"
             assert "workers a silent" in coordinator.lines.readline()
             assert coordinator.stop() == ""
+
+
+class TestSeveralProcesses:
+    @pytest.mark.parametrize("broker", ["redis", "postgres"])
+    def test_what_one_changes_the_other_has_waited_for(
+        self, broker: str, request: pytest.FixtureRequest, tmp_path: Path
+    ) -> None:
+        server = request.getfixturevalue(broker)
+        url = server.url if isinstance(server, RedisServer) else server.dsn()
+
+        def start(what: str) -> "subprocess.Popen[str]":
+            command = [sys.executable, "-m", "examples.several_processes", what, url]
+            command += ["--counter", str(tmp_path / "counter.sqlite3"), "--timeout", "300"]
+            return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+        with start("wait") as waiting, start("wait") as another:
+            for each in (waiting, another):
+                assert each.stdout is not None
+                assert each.stdout.readline() == "the counter is at 0\n"
+            with start("increase") as increasing:
+                assert increasing.communicate()[0] == "the counter is at 1 now\n"
+            assert [each.communicate()[0] for each in (waiting, another)] == ["it has grown to 1\n"] * 2

@@ -18,7 +18,7 @@ def test_a_directory_is_used_by_one_server(tmp_path: Path) -> None:
     with running(tmp_path):
         second = _run("--port", "0", "--data", str(tmp_path))
     assert second.returncode == 1
-    assert second.stderr == f"another server uses {tmp_path}\n"
+    assert second.stderr == f"another server uses {tmp_path}: name another directory with --data\n"
 
 
 def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:

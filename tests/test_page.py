@@ -91,6 +91,13 @@ class TestWhatThePageShows:
         assert {**shown, "levels": []} == {**self.of_the_server(page_http, "produce"), "levels": []}
         assert "34 have waited" in page.text("#waits-text")
 
+    def test_they_go_on_when_they_were_not_laid_out_for_a_while(self, page: Page) -> None:
+        two_frames = "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done(true)))"
+        for display in ("none", ""):
+            page.run("document.querySelector('main').style.display = arguments[0]", display)
+            assert page.run_async(two_frames)
+        page.until(lambda: page.run("return document.querySelector('canvas').width") > 100)
+
     def test_the_ring_is_shaded_where_operations_are(
         self, page: Page, page_server: ServerProcess, page_http: httpx.Client
     ) -> None:

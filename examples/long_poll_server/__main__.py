@@ -75,7 +75,7 @@ def _open(server: type[LongPollServer], settings: Settings) -> LongPollServer:
     try:
         return server(settings, _journal(settings))
     except BlockingIOError:
-        sys.exit(f"another server uses {settings.data}")
+        sys.exit(f"another server uses {settings.data}: name another directory with --data")
     except OSError as error:
         sys.exit(f"cannot use {error.filename or settings.data}: {error.strerror}")
     except sqlite3.Error as error:

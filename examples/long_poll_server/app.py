@@ -122,7 +122,7 @@ class LongPollServer:
             await self._throttle(request, due)
         if acknowledged:
             return JSONResponse({"topic": topic, "offset": offset}, 201)
-        error = f"the message is stored, but {acks} replicas have not acknowledged it in time"
+        error = "the message is stored, but too few replicas have acknowledged it"
         return JSONResponse({"error": error, "topic": topic, "offset": offset}, 504)
 
     async def fetch(self, request: Request) -> Response:

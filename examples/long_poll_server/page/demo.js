@@ -31,7 +31,7 @@ export class Demo {
   update(pending) {
     this.slider.disabled = pending === null;
     if (pending === null) {
-      say(this.note, "This server makes none: start it with --demo to switch this on.");
+      say(this.note, "This server makes none: start it with --demo, and as one process, to switch this on.");
       return;
     }
     if (!this.failed) say(this.note, "It ends by itself when nobody looks for ten seconds.");

@@ -127,8 +127,8 @@ async function followStatistics() {
 }
 
 function animate() {
-  if (!rings.calm.matches) rings.frame();
   requestAnimationFrame(animate);
+  if (!rings.calm.matches) rings.frame();
 }
 
 new Topics();

@@ -5,7 +5,7 @@ import { count, make, rate, say, span } from "./text.js";
 const SPAN = 2; // seconds over which rates are taken
 
 const COUNTERS = [
-  { key: "num_delayed", name: "Waiting", remark: ({ statistics }) => `at most ${count(statistics.peak_delayed)}` },
+  { key: "num_delayed", name: "Waiting", remark: ({ statistics }) => `peak ${count(statistics.peak_delayed)}` },
   { key: "satisfied", name: "By condition", swatch: "satisfied" },
   { key: "expired", name: "By deadline", swatch: "expired" },
   { key: "cancelled", name: "Cancelled" },
@@ -114,7 +114,7 @@ export class Histogram {
     else
       say(
         this.caption,
-        `${count(all)} have waited: half ${within(totals, bounds, 0.5 * all)}, 99 of 100 ${within(totals, bounds, 0.99 * all)}.`,
+        `${count(all)} have waited: 50 % ${within(totals, bounds, 0.5 * all)}, 99 % ${within(totals, bounds, 0.99 * all)}.`,
       );
   }
 

@@ -81,6 +81,7 @@ export class Rings {
   }
 
   fit() {
+    if (this.shape && !this.still.clientWidth) return; // not laid out: nobody sees it
     const ratio = Math.min(devicePixelRatio || 1, 2);
     const side = Math.max(1, Math.round(this.still.clientWidth * ratio));
     for (const canvas of [this.still, this.moving]) canvas.width = canvas.height = side;
