@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import select
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -15,10 +17,11 @@ import uvicorn
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 
 from examples.long_poll_server import protocol, requests
 from examples.long_poll_server.app import LongPollServer
-from examples.long_poll_server.limits import PendingByClient, Room, bounded, jittered
+from examples.long_poll_server.limits import Held, PendingByClient, Room, bounded, jittered
 from examples.long_poll_server.log import MessageLog
 from examples.long_poll_server.settings import Settings
 from tests.server_process import ServerProcess, fetch, publish, running, until_waiting
@@ -167,6 +170,94 @@ class TestPendingByClient:
         for _, stack in waiting:
             stack.close()
         assert len(pending) == 0
+
+
+class TestBodies:
+    async def test_they_are_bounded_together_and_there_is_room_again(self, tmp_path: Path) -> None:
+        with running(tmp_path, "--demo") as server:
+            async with server.client() as client:
+                port = httpx.URL(server.url).port
+                head = b"POST /topics/news/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000001\r\n\r\n"
+                memory = psutil.Process(server.process.pid).memory_info().rss
+                with ExitStack() as stack:
+                    bodies = [
+                        stack.enter_context(socket.create_connection(("127.0.0.1", port), 30)) for _ in range(200)
+                    ]
+                    for body in bodies:
+                        await asyncio.to_thread(body.sendall, head + b" " * 1_000_000)
+                    (one, *_), _, _ = await asyncio.to_thread(select.select, bodies, [], [], 60)
+                    refused = b""
+                    while not refused.endswith(b"}"):
+                        refused += await asyncio.to_thread(one.recv, 10_000)
+                    assert refused.startswith(b"HTTP/1.1 503 ")
+                    assert b"retry-after: 1\r\n" in refused
+                    assert refused.endswith(b'{"error":"the server reads as many bodies as it may"}')
+                    assert psutil.Process(server.process.pid).memory_info().rss - memory < 150 * 1024 * 1024
+                while (await client.post("/topics/news/messages", json={"value": "x" * 1_000_000})).status_code == 503:
+                    pass
+                assert (await fetch(client, "news"))[1] == 1
+
+    async def test_the_demos_are_small(self, tmp_path: Path) -> None:
+        with running(tmp_path, "--demo") as server:
+            async with server.client() as client:
+                assert (await client.put("/demo", content=b'{"pending": 0}'.ljust(1024))).status_code == 200
+                for size in (1025, 1_000_000):
+                    response = await client.put("/demo", content=b'{"pending": 0}'.ljust(size))
+                    assert response.status_code == 413
+                    assert response.json() == {"error": "the body must not be longer than 1024 bytes"}
+
+    @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["hold", "leave", "fail"]), st.integers(0, 12))))
+    async def test_bytes_are_counted_as_a_list_does(self, steps: list[tuple[int, str, int]]) -> None:
+        held = Held(10, "too many")
+        there: dict[int, tuple[ExitStack, Callable[[int], None], int]] = {}
+        for request, step, size in steps:
+            if request not in there:
+                stack = ExitStack()
+                there[request] = stack, stack.enter_context(held.some()), 0
+            stack, hold, before = there[request]
+            others = sum(each for _, _, each in there.values()) - before
+            if step == "leave":
+                stack.close()
+                del there[request]
+            elif step == "fail":
+                with pytest.raises(KeyError), stack:
+                    raise KeyError
+                del there[request]
+            elif others + size > 10:
+                with pytest.raises(HTTPException) as raised:
+                    hold(size)
+                assert (raised.value.status_code, raised.value.detail) == (503, "too many")
+                assert raised.value.headers == {"Retry-After": "1"}
+            else:
+                hold(size)
+                there[request] = stack, hold, size
+            assert held.bytes == sum(each for _, _, each in there.values())
+        for stack, _, _ in there.values():
+            stack.close()
+        assert held.bytes == 0
+
+    @settings(max_examples=30)
+    @given(st.lists(st.binary(max_size=8), max_size=6), st.sampled_from(["end", "gone", "late", "cancelled"]))
+    async def test_whatever_ends_a_body_it_is_not_counted_any_more(self, parts: list[bytes], end: str) -> None:
+        bodies = Held(30, "too many")
+        received = Counter[str]()
+
+        async def receive() -> dict[str, Any]:
+            received["parts"] += 1
+            if received["parts"] <= len(parts):
+                return {"type": "http.request", "body": parts[received["parts"] - 1], "more_body": True}
+            if end == "end":
+                return {"type": "http.request", "body": b"", "more_body": False}
+            if end == "gone":
+                return {"type": "http.disconnect"}
+            if end == "late":
+                raise TimeoutError
+            raise asyncio.CancelledError
+
+        request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+        with pytest.raises((HTTPException, ClientDisconnect, asyncio.CancelledError)):
+            await requests.member(request, "value", bodies, 20)
+        assert bodies.bytes == 0
 
 
 class TestRoom:

@@ -63,6 +63,7 @@ class LongPollServer:
         self.quotas = None if settings.publish_rate is None else Quotas(settings.publish_rate)
         self.fetching = PendingByClient(settings.max_pending_client)
         self.producing = PendingByClient(settings.max_pending_client)
+        self.bodies = requests.bodies()
         self.log = self._open_log()
         self.room = Room(self.log, settings.max_topics, settings.max_messages)
         self.journal = journal
@@ -70,7 +71,7 @@ class LongPollServer:
             for purgatory in self._purgatories:
                 purgatory.add_listener(journal.write)
         self.live = live.StatisticsTopic(self.fetches, settings.instance)
-        self.demo = demo.Demo(self.live.unseen) if settings.demo else None
+        self.demo = demo.Demo(self.live.unseen, bodies=self.bodies) if settings.demo else None
         if self.demo is not None:
             self._purgatories += (self.demo.purgatory,)
         self.live.show(*self._purgatories, demo=self.demo)
@@ -112,7 +113,7 @@ class LongPollServer:
         acks = requests.integer(parameters, "acks", 0, 0, requests.MAX_ACKS)
         timeout = bounded(requests.seconds(parameters, "timeout", 5.0), self.settings.max_wait)
         with self.producing.one_more(_address(request)):
-            value = await requests.value(request)
+            value = await requests.value(request, self.bodies)
             due = self._due(request)
             if acks == 0:
                 offset = await self._append(topic, value)

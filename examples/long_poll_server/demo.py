@@ -8,10 +8,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from examples.long_poll_server import requests
+from examples.long_poll_server.limits import Held
 from purgatory import DelayedOperation, DelayedOperationPurgatory, PurgatoryClosed
 from purgatory.clock import Clock, Handle
 
 MAX_PENDING = 10_000
+MAX_BODY_BYTES = 1024
 INTERVAL = 0.05
 """Seconds from one step to the next."""
 SLICE = 250
@@ -45,13 +47,19 @@ class Demo:
     """Keeps a number of operations pending: whatever has finished is replaced. About half finish by their condition."""
 
     def __init__(
-        self, unseen: Callable[[], float], *, clock: Clock | None = None, draw: random.Random | None = None
+        self,
+        unseen: Callable[[], float],
+        *,
+        bodies: Held | None = None,
+        clock: Clock | None = None,
+        draw: random.Random | None = None,
     ) -> None:
-        """`unseen` tells for how many seconds nobody has looked."""
+        """`unseen` tells for how many seconds nobody has looked. What is read of requests counts among `bodies`."""
         self.purgatory = DelayedOperationPurgatory("demo", clock=clock)
         self.pending = 0
         """How many are wanted."""
         self._unseen = unseen
+        self._bodies = requests.bodies() if bodies is None else bodies
         self._draw = draw or random.Random()
         self._values = [0] * KEYS
         self._swept = 0
@@ -67,8 +75,16 @@ class Demo:
 
     async def put(self, request: Request) -> Response:
         """`PUT /demo` with `{"pending": N}`."""
-        self.keep(await _pending(request))
+        self.keep(await self._wanted(request))
         return JSONResponse({"pending": self.pending})
+
+    async def _wanted(self, request: Request) -> int:
+        pending = await requests.member(request, "pending", self._bodies, MAX_BODY_BYTES)
+        if isinstance(pending, float) and pending.is_integer():
+            pending = int(pending)  # JSON knows one kind of number
+        if type(pending) is not int or not 0 <= pending <= MAX_PENDING:
+            raise HTTPException(400, f"pending must be a whole number from 0 to {MAX_PENDING}")
+        return pending
 
     def _go_on(self) -> None:
         clock = self.purgatory.timer.clock
@@ -116,12 +132,3 @@ class Demo:
 async def refuse(request: Request) -> Response:
     """`PUT /demo` where there is none."""
     raise HTTPException(403, "the server makes no demo traffic unless it is started with --demo")
-
-
-async def _pending(request: Request) -> int:
-    pending = await requests.member(request, "pending")
-    if isinstance(pending, float) and pending.is_integer():
-        pending = int(pending)  # JSON knows one kind of number
-    if type(pending) is not int or not 0 <= pending <= MAX_PENDING:
-        raise HTTPException(400, f"pending must be a whole number from 0 to {MAX_PENDING}")
-    return pending

@@ -58,6 +58,36 @@ class PendingByClient:
 RETRY = {"Retry-After": "1"}
 
 
+class Held:
+    """How many bytes all requests together hold in memory."""
+
+    def __init__(self, most: int, error: str) -> None:
+        """More than `most` are refused, with this error."""
+        self.most = most
+        self.error = error
+        self.bytes = 0
+
+    @contextmanager
+    def some(self) -> Iterator[Callable[[int], None]]:
+        """Yields `hold(size)`, which says how many bytes one request holds from now on, until the context ends.
+
+        It raises a 503 if they are too many, and they are not counted then.
+        """
+        mine = 0
+
+        def hold(size: int) -> None:
+            nonlocal mine
+            if self.bytes - mine + size > self.most:
+                raise HTTPException(503, self.error, RETRY)
+            self.bytes += size - mine
+            mine = size
+
+        try:
+            yield hold
+        finally:
+            self.bytes -= mine
+
+
 class Room:
     """Whether a log may take one more message. What is on its way to the log counts as if it were there."""
 

@@ -174,6 +174,7 @@ def _demo() -> Json:
         "responses": {
             "200": {"description": "So it will be, in a moment.", **_json("Demo")},
             "413": _error("The body is too long."),
+            "503": _error("The server reads as many bodies as it may.", retry=True),
             **_ANY,
             "403": _error("The server makes no demo traffic; or a page of another origin has sent this."),
         },
@@ -230,7 +231,7 @@ _ANY: Final = {
 _WAITING: Final = {
     "429": _error("The client has as many waiting requests as it may, or publishes too fast.", retry=True),
     "503": _error(
-        "The server has as many waiting requests as it may, is shutting down, or cannot reach its database.", retry=True
+        "The server has as many requests as it may, is shutting down, or cannot reach its database.", retry=True
     ),
 }
 """And any that may wait."""

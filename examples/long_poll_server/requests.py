@@ -4,13 +4,17 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from examples.long_poll_server.limits import Held
+
 MAX_BODY_BYTES = 1024 * 1024
+MAX_BODIES_BYTES = 64 * 1024 * 1024
+"""Of all bodies that are being read."""
 BODY_SECONDS = 30.0
 MAX_MESSAGES = 10_000
 MAX_ACKS = 100
@@ -60,36 +64,50 @@ def seconds(parameters: Mapping[str, str], key: str, default: float) -> float:
     return float(value)
 
 
-async def value(request: Request) -> str:
+def bodies() -> Held:
+    """What counts the bodies that are being read."""
+    return Held(MAX_BODIES_BYTES, "the server reads as many bodies as it may")
+
+
+async def value(request: Request, bodies: Held) -> str:
     """The value in the body `{"value": any}`, as JSON."""
     try:
-        return json.dumps(await member(request, "value"), separators=(",", ":"), allow_nan=False)
+        return json.dumps(
+            await member(request, "value", bodies, MAX_BODY_BYTES), separators=(",", ":"), allow_nan=False
+        )
     except RecursionError:
         raise HTTPException(400, "the body is nested too deeply") from None
     except ValueError as error:  # a number that is beyond all of them
         raise HTTPException(400, f"the body is not JSON: {error}") from None
 
 
-async def member(request: Request, key: str) -> Any:
-    """What is in the body `{key: any}`."""
+async def member(request: Request, key: str, bodies: Held, most: int) -> Any:
+    """What is in the body `{key: any}` of up to `most` bytes, which are counted among `bodies` while they are here."""
+    with bodies.some() as hold:
+        body = await _body(request, most, hold)
+        try:
+            parsed = json.loads(body, parse_constant=_no_constant)
+        except RecursionError:
+            raise HTTPException(400, "the body is nested too deeply") from None
+        except ValueError as error:
+            raise HTTPException(400, f"the body is not JSON: {error}") from None
+    if not isinstance(parsed, dict) or parsed.keys() != {key}:
+        raise HTTPException(400, f'the body must be a JSON object of one member: {{"{key}": …}}')
+    return parsed[key]
+
+
+async def _body(request: Request, most: int, hold: Callable[[int], None]) -> bytearray:
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for part in request.stream():
+                if len(body) + len(part) > most:
+                    raise HTTPException(413, f"the body must not be longer than {most} bytes")
+                hold(len(body) + len(part))
                 body += part
-                if len(body) > MAX_BODY_BYTES:
-                    raise HTTPException(413, f"the body must not be longer than {MAX_BODY_BYTES} bytes")
     except TimeoutError:
         raise HTTPException(408, f"the body did not come within {BODY_SECONDS:g} seconds") from None
-    try:
-        parsed = json.loads(body, parse_constant=_no_constant)
-    except RecursionError:
-        raise HTTPException(400, "the body is nested too deeply") from None
-    except ValueError as error:
-        raise HTTPException(400, f"the body is not JSON: {error}") from None
-    if not isinstance(parsed, dict) or parsed.keys() != {key}:
-        raise HTTPException(400, f'the body must be a JSON object of one member: {{"{key}": …}}')
-    return parsed[key]
+    return body
 
 
 def _no_constant(constant: str) -> NoReturn:
