@@ -6,6 +6,8 @@ from collections.abc import Collection
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from purgatory import DelayedOperationPurgatory
 from purgatory.relay import Relay
@@ -209,6 +211,66 @@ class TestRefreshThatFails:
                     flag.ready = True
                     other.notify(*map(str, range(2001)))
                     await flag
+
+        run(main)
+
+    @given(
+        batches=st.lists(st.lists(st.integers(0, 2999), max_size=1500), min_size=1, max_size=4),
+        poisoned=st.sets(st.integers(0, 2999), max_size=5),
+    )
+    @settings(max_examples=30)
+    def test_one_that_is_poisoned_delays_no_others(self, batches: list[list[int]], poisoned: set[int]) -> None:
+        bad = {str(number) for number in poisoned}
+
+        async def main() -> None:
+            asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+
+            async def refresh(keys: Collection[str]) -> None:
+                await asyncio.sleep(0.001)
+                if bad.intersection(keys):
+                    raise ValueError("nobody can read that")
+
+            broker = MemoryBroker()
+            async with (
+                DelayedOperationPurgatory() as purgatory,
+                Relay(purgatory, broker=broker, refresh=refresh) as relay,
+                Relay(broker=broker) as other,
+            ):
+                for number, batch in enumerate(batches):
+                    good = [key for key in dict.fromkeys(map(str, batch)) if key not in bad]
+                    flags = [purgatory.try_complete_else_watch(Flag(), [key]) for key in good]
+                    for flag in flags:
+                        flag.ready = True
+                    # The poisoned ones come each time, and last those that are told of alone.
+                    other.notify(*bad, *map(str, batch))
+                    await asyncio.sleep(0.3)  # about the refreshes that it takes to find the poisoned ones
+                    assert all(flag.done() for flag in flags)
+                    alone = purgatory.try_complete_else_watch(Flag(), [f"alone-{number}"])
+                    alone.ready = True
+                    other.notify(f"alone-{number}")
+                    await asyncio.sleep(0.01)
+                    assert alone.done()
+                await asyncio.sleep(60)
+                assert relay.statistics().unchecked <= len(bad)
+
+        run(main)
+
+    def test_a_row_of_poisoned_ones_is_passed(self, broker: MemoryBroker) -> None:
+        async def main() -> None:
+            asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+
+            async def refresh(keys: Collection[str]) -> None:
+                if any(int(key) < 100 for key in keys):
+                    raise ValueError("nobody can read that")
+
+            async with DelayedOperationPurgatory() as purgatory:
+                flag = purgatory.try_complete_else_watch(Flag(), ["100"])
+                async with Relay(purgatory, broker=broker, refresh=refresh) as relay, Relay(broker=broker) as other:
+                    await asyncio.sleep(1)
+                    flag.ready = True
+                    other.notify(*map(str, range(101)))
+                    await flag
+                    assert relay.statistics().unchecked <= 100
 
         run(main)
 

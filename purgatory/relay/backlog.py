@@ -22,6 +22,10 @@ class Backlog:
         """How many keys wait; everything counts as one."""
         return 1 if self._everything else len(self._keys)
 
+    def __contains__(self, key: object) -> bool:
+        """Whether `key` waits by its name."""
+        return key in self._keys
+
     def add(self, keys: Iterable[str] | None) -> None:
         """Add keys; `None` is everything."""
         if keys is None:

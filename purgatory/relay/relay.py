@@ -54,7 +54,7 @@ class RelayStatistics:
     unpublished: int
     """Keys that wait to be published; one if they have collapsed to *everything*."""
     unchecked: int
-    """Keys from others that wait to be looked at here; one if that is *everything*."""
+    """Keys from others that wait to be looked at here, or to be tried again; one for *everything*."""
 
 
 class Relay:
@@ -83,11 +83,12 @@ class Relay:
         `refresh` is awaited with keys that have changed elsewhere, watched here or not, before they are checked: there
         a process brings up to date what it remembers of a state that is kept in a database, say. It gets up to a
         thousand keys at a time; one that is notified meanwhile comes again. If it raises, that goes to the loop's
-        exception handler, and the keys are tried again after a while. Nothing else is looked at meanwhile: a time-out
-        is its own business. When it is not known which keys have changed, because there was no connection, or there
-        were too many, it gets all that are watched. Before that, `invalidate()` is called: what a process remembers of
-        other keys may be outdated too, and is to be forgotten. What somebody began to read before that, and has only
-        then, must not be remembered either.
+        exception handler. Halves of these keys are tried at once, down to those that are to blame, and what is left
+        after a while again. That holds up no other keys. It is called once at a time: a time-out is its own business.
+        When it is not known which keys have changed, because there was no connection, or there were too many, it gets
+        all that are watched. Before that, `invalidate()` is called: what a process remembers of other keys may be
+        outdated too, and is to be forgotten. What somebody began to read before that, and has only then, must not be
+        remembered either.
 
         The broker is pinged each `heartbeat` seconds, and is given up if it does not answer anything for as long. Up
         to `max_keys` keys wait to be published, and as many to be looked at here; more collapse to "everything".
