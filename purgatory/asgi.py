@@ -38,7 +38,8 @@ async def unless_disconnected(receive: Receive, operation: DelayedOperation[T]) 
     """Await `operation`, but cancel it as soon as the client disconnects.
 
     To be called when the request's body has been read: what `receive` yields, other than `http.disconnect`, is skipped.
-    When this returns or raises, `receive` is not running any more.
+    When this returns or raises, `receive` is not running any more; unless the task is cancelled a second time while
+    `receive` still cleans up: nobody waits for that then.
 
     Raises what awaiting the operation raises; `ClientDisconnected` if the client has disconnected before the operation
     was done; what `receive` raises, with the operation cancelled; and so `RuntimeError` if `receive` yields the end of
@@ -50,8 +51,7 @@ async def unless_disconnected(receive: Receive, operation: DelayedOperation[T]) 
     try:
         return await operation
     except OperationCancelled:
-        if watching.done() and not watching.cancelled():
-            watching.result()
+        if watching.done() and not watching.cancelled() and watching.result():
             raise ClientDisconnected("the client has disconnected") from None
         raise
     finally:
@@ -59,7 +59,8 @@ async def unless_disconnected(receive: Receive, operation: DelayedOperation[T]) 
         await asyncio.wait([watching])
 
 
-async def _cancel_on_disconnect(receive: Receive, operation: DelayedOperation[Any]) -> None:
+async def _cancel_on_disconnect(receive: Receive, operation: DelayedOperation[Any]) -> bool:
+    """Return whether the client has disconnected; otherwise the operation is done."""
     ended = False
     try:
         while (message := await receive())["type"] != "http.disconnect":
@@ -67,6 +68,9 @@ async def _cancel_on_disconnect(receive: Receive, operation: DelayedOperation[An
                 if ended:
                     raise RuntimeError("receive() yields the end of the body once more, and so no disconnect")
                 ended = True
+            if operation.done():
+                return False  # cancelled, perhaps, and `receive` has kept that to itself
+        return True
     finally:
         operation.cancel()
 

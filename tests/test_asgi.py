@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -123,10 +124,14 @@ class TestUnlessDisconnected:
             await unless_disconnected(client.receive, cancelled)
         assert client.calls == 0
 
-    async def test_cancelled_by_somebody_else_is_no_disconnect(self, waiting: DelayedOperationPurgatory) -> None:
-        client = Client(END)
+    @pytest.mark.parametrize("meanwhile", [[], [PART], [PART, PART]], ids=len)
+    async def test_cancelled_by_somebody_else_is_no_disconnect(
+        self, waiting: DelayedOperationPurgatory, meanwhile: list[dict[str, Any]]
+    ) -> None:
+        client = Client()
         answering = asyncio.create_task(unless_disconnected(client.receive, _hold(waiting)))
         await _until(lambda: client.running)
+        client.say(*meanwhile)
         waiting.cancel_for_key("key")
         with pytest.raises(OperationCancelled) as raised:
             await answering
@@ -142,6 +147,25 @@ class TestUnlessDisconnected:
         assert operation.cancelled()
         assert client.running == 0
         assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    async def test_a_receive_that_keeps_its_cancellation_to_itself_does_not_hold_up_the_answer(
+        self, waiting: DelayedOperationPurgatory
+    ) -> None:
+        calls = 0
+
+        async def receive() -> dict[str, Any]:
+            nonlocal calls
+            calls += 1
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            return END  # as `wait_for` of CPython 3.11 does if both come in the same turn
+
+        answering = asyncio.create_task(unless_disconnected(receive, _hold(waiting)))
+        await _until(lambda: calls)
+        waiting.complete_all()
+        async with asyncio.timeout(10):
+            assert await answering == "answer"
+        assert calls == 1
 
     async def test_what_receive_raises_comes_out_and_cancels_the_operation(
         self, waiting: DelayedOperationPurgatory
