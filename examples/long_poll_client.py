@@ -110,7 +110,7 @@ def _retry_after(exception: BaseException) -> float:
         return min(float(text), MAX_RETRY_AFTER)
     try:
         date = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0.0
     seconds = (date.replace(tzinfo=date.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
     return min(max(seconds, 0.0), MAX_RETRY_AFTER)
