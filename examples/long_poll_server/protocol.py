@@ -11,8 +11,14 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 MAX_HEAD_BYTES = 16 * 1024
 """Of the request line and the headers."""
 
+MAX_TRAILER_BYTES = 512 * 1024
+"""Of what comes behind a body. More than is read at once (256 KiB), for the end of a body may be in that, too."""
+
 HEAD_SECONDS = 30.0
-"""In which they have to be complete. A connection on which nothing comes is closed after as long."""
+"""In which a head has to be complete: the first from the connection's beginning on, others from their first byte on.
+
+For how long a connection may be idle between two requests is uvicorn's `timeout_keep_alive`.
+"""
 
 LINGER_SECONDS = 2.0
 """For which the rest of a refused request is read and thrown away."""
@@ -26,18 +32,18 @@ class BoundedProtocol(HttpToolsProtocol):
     """One connection.
 
     By itself uvicorn takes a head of any length at any pace (on h11 it bounds the length, and takes about twice the CPU
-    for a request). It does not hear that a client has gone while a second request stands behind the one that is being
-    answered: so there is no second one. The connection is closed after the first, as a server may do (RFC 9112, 9.3.2);
-    no browser and no proxy sends one.
+    for a request), and trailers without end. It does not hear that a client has gone while a second request stands
+    behind the one that is being answered: so there is no second one. The connection is closed after the first, as a
+    server may do (RFC 9112, 9.3.2); no browser and no proxy sends one.
     """
 
     # Not in the dictionary: with more than thirty attributes it would take a KiB more.
-    __slots__ = ("_deadline", "_head_bytes", "_in_head", "_is_deaf", "_refusal")
+    __slots__ = ("_deadline", "_field_bytes", "_in_head", "_is_deaf", "_refusal")
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._in_head = True
-        self._head_bytes = 0
+        self._field_bytes = 0
         self._is_deaf = False
         self._refusal = HTTPStatus.BAD_REQUEST, "this is not HTTP"
         self._deadline: asyncio.TimerHandle | None = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
@@ -50,7 +56,6 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
             return
-        self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError:
@@ -59,37 +64,50 @@ class BoundedProtocol(HttpToolsProtocol):
             pass  # to what there is not: it is a request like others
         if self._is_deaf:
             return
+        self._field_bytes += len(data)
         if not self._in_head:
             self._forget_deadline()
-            return
-        self._head_bytes += len(data)
-        if self._head_bytes > MAX_HEAD_BYTES:
+            if self._field_bytes > MAX_TRAILER_BYTES:
+                self._refuse(*_TRAILERS_TOO_LONG)
+        elif self._field_bytes > MAX_HEAD_BYTES:
             self._refuse(*_HEAD_TOO_LONG)
         elif self._deadline is None:
             self._deadline = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
 
     def on_message_begin(self) -> None:
+        # Not with any byte: one that begins no request, of a body that nobody reads, must not keep the connection.
+        self._unset_keepalive_if_required()
         self._in_head = True
-        self._head_bytes = 0
+        self._field_bytes = 0
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # and not in the trailers, which nobody reads
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        if _is_busy(self.cycle):
+            raise _RefusedError
         # Each header with its colon, space and end of line.
         if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEAD_BYTES:
             self._refusal = _HEAD_TOO_LONG
             raise _RefusedError
-        if _is_busy(self.cycle):
-            self._is_deaf = True
-            self.cycle.keep_alive = False
-            raise _RefusedError
+        self._unset_keepalive_if_required()  # it has been set since, if this began before the last answer was complete
+        self._in_head = False
+        self._field_bytes = 0
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._field_bytes = 0
+        super().on_body(body)
+
     def _refuse(self, status: HTTPStatus, error: str) -> None:
-        if self._is_deaf:
-            return  # a second request, and the first is being answered
         self._is_deaf = True
         self._forget_deadline()
+        if self._in_head and _is_busy(self.cycle):
+            # A second request, of which the first must not suffer.
+            self.cycle.keep_alive = False
+            return
         if _is_busy(self.cycle):
             # It is told that the client has gone, and writes nothing any more.
             self.cycle.disconnected = True
@@ -98,13 +116,14 @@ class BoundedProtocol(HttpToolsProtocol):
             if self.cycle.response_started:
                 self.transport.close()
                 return
-        self._answer(status, error)
+        if self._in_head or not self.cycle.response_complete:
+            self._answer(status, error)
         # Closed now, with more of the request on its way, the client might not get to read this (RFC 9112, 9.6).
         self.transport.write_eof()
         self._deadline = self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
     def _head_is_late(self) -> None:
-        if self._head_bytes:
+        if self._field_bytes:
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the headers did not come within {HEAD_SECONDS:g} seconds")
         else:
             self.transport.close()
@@ -133,4 +152,8 @@ def _is_busy(cycle: RequestResponseCycle | None) -> bool:
 _HEAD_TOO_LONG = (
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
     f"the request line and the headers must not be longer than {MAX_HEAD_BYTES} bytes",
+)
+_TRAILERS_TOO_LONG = (
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+    f"what comes behind the body must not be longer than {MAX_TRAILER_BYTES} bytes",
 )
