@@ -309,3 +309,9 @@ async def _refused(server: ServerProcess, method: str, path: str, body: bytes, s
     async with server.client() as client:
         assert await fetch(client, "news", wait=0) == ([], 0)
         assert (await statistics(client))["num_delayed"] == 0
+
+
+async def test_who_wants_no_message_does_not_wait_beyond_the_end_either(tmp_path: Path) -> None:
+    with running(tmp_path, "--max-wait", "3600") as server:
+        async with server.client() as client:
+            assert await fetch(client, "news", offset=9, min_messages=0, wait=3600) == ([], 9)

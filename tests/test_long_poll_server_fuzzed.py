@@ -53,7 +53,20 @@ NAMES = st.sampled_from(
 QUERIES = st.lists(st.tuples(NAMES, NUMBERS).map(b"=".join), max_size=4).map(b"&".join)
 PATHS = st.one_of(
     st.builds(b"/topics/%b/messages?%b".__mod__, st.tuples(TOPICS, QUERIES)),
-    st.sampled_from([b"/", b"*", b"/statistics", b"/demo", b"http://evil/", b"//", b"/page/../app.py", b"evil:80"]),
+    st.sampled_from(
+        [
+            b"/",
+            b"*",
+            b"/statistics",
+            b"/metrics",
+            b"/openapi.json",
+            b"/demo",
+            b"http://evil/",
+            b"//",
+            b"/page/../app.py",
+            b"evil:80",
+        ]
+    ),
 )
 HEADERS = st.sampled_from(
     [
@@ -77,6 +90,8 @@ HEADERS = st.sampled_from(
         b"X-Forwarded-For: 1.2.3.4:99999999999, <b>,",
         b"X-Forwarded-Proto: \xff",
         b"Accept: application/openmetrics-text; version=\xfe",
+        b"Accept: application/openmetrics-text; version=1.x",
+        b"Accept: text/plain; version=x",
         b"X: " + b"x" * 20_000,
         b"X\x00: 1",
         b" folded",

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
-from examples.long_poll_server import protocol, requests
+from examples.long_poll_server import openapi, protocol, requests
 from examples.long_poll_server.app import LongPollServer
 from examples.long_poll_server.limits import Held, PendingByClient, Room, bounded, jittered
 from examples.long_poll_server.log import MessageLog
@@ -131,6 +131,21 @@ class TestPendingByClient:
             assert (await other.get("/topics/both/messages")).status_code == 429
             await publish(client, "both", 1)
             assert await asyncio.gather(*polls) == [([1], 1)] * 6
+
+    @pytest.mark.parametrize("invented", ["x{}", "fe80::1%{}", "10.0.0.1.{}"])
+    async def test_who_invents_names_is_one_client(
+        self, server: ServerProcess, client: httpx.AsyncClient, invented: str
+    ) -> None:
+        def poll(n: int) -> Any:
+            headers = {"X-Forwarded-For": invented.format(n)}
+            return client.get("/topics/invented/messages?offset=99&wait=300", headers=headers)
+
+        polls = [asyncio.create_task(poll(n)) for n in range(3)]
+        await until_waiting(client, 3)
+        assert (await poll(3)).status_code == 429
+        for task in polls:
+            task.cancel()
+        await until_waiting(client, 0)
 
     async def test_publishers_are_counted_by_themselves(self, client: httpx.AsyncClient) -> None:
         url = "/topics/acked/messages"
@@ -379,6 +394,75 @@ class TestHeads:
         writer.close()
         await until_waiting(client, 0)
 
+    @pytest.mark.parametrize("rest", [b"X: 1\r\n" * 10_000, b"z" * 64_000], ids=["many", "one without end"])
+    async def test_trailers_are_not_kept_and_have_a_bound(self, server: ServerProcess, rest: bytes) -> None:
+        chunked = HEAD.replace(b"Connection: close", b"Transfer-Encoding: chunked") + b"\r\n0\r\nX: "
+        memory = psutil.Process(server.process.pid).memory_info().rss
+        reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(server.url).port)
+        writer.write(chunked)
+        assert await reader.readuntil(b"}}")
+        for _ in range(2**26 // len(rest)):
+            writer.write(rest)
+            await writer.drain()
+        assert await reader.read() == b""
+        writer.close()
+        assert psutil.Process(server.process.pid).memory_info().rss - memory < 16 * 2**20
+
+    async def test_trailers_behind_a_body_are_too_long_before_it_is_answered(self, server: ServerProcess) -> None:
+        chunked = (
+            b"GET /topics/trailed/messages?wait=300 HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        status, _, body = await _raw(server, chunked + b"0\r\nX: " + b"x" * 1_000_000)
+        assert status == 431
+        assert json.loads(body) == {"error": "what comes behind the body must not be longer than 524288 bytes"}
+
+    @pytest.mark.parametrize(
+        "sent",
+        [
+            (b"Content-Length: 9\r\n\r\n", b"x"),
+            (b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+            (b"Transfer-Encoding: chunked\r\n\r\n", b"not a chunk"),
+            (b"\r\n", b"\r\n"),
+            (b"\r\n", b""),
+        ],
+        ids=["body", "chunk", "no chunk", "empty line", "nothing"],
+    )
+    async def test_what_comes_behind_an_answer_does_not_keep_the_connection(
+        self, tmp_path: Path, sent: tuple[bytes, bytes]
+    ) -> None:
+        async with _in_this_process(tmp_path, timeout_keep_alive=1) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(HEAD.replace(b"Connection: close\r\n", sent[0]))
+            await reader.readuntil(b"}}")
+            writer.write(sent[1])
+            assert await reader.read() == b""
+            writer.close()
+
+    @pytest.mark.parametrize("rest", [b"G", b"\x00", b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000])
+    async def test_a_poll_does_not_suffer_from_what_comes_behind_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rest: bytes
+    ) -> None:
+        monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.1)
+        async with _in_this_process(tmp_path) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /topics/news/messages?wait=0.5 HTTP/1.1\r\nHost: localhost\r\n\r\n" + rest)
+            answer = await reader.read()
+            assert (answer.count(b"HTTP/1.1"), answer.count(b"200 OK")) == (1, 1)
+            writer.close()
+
+    async def test_a_request_that_began_behind_a_poll_may_wait_for_longer_than_an_idle_connection(
+        self, tmp_path: Path
+    ) -> None:
+        poll = b"GET /topics/news/messages?wait=%b HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        async with _in_this_process(tmp_path, timeout_keep_alive=1) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            second = poll % b"1.5"
+            writer.write(poll % b"0.3" + second[:9])
+            await reader.readuntil(b'"next_offset":0}')
+            writer.write(second[9:])
+            assert b"200 OK" in await reader.readuntil(b'"next_offset":0}')
+            writer.close()
+
     async def test_what_comes_too_slowly_is_given_up(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.1)
         monkeypatch.setattr(requests, "BODY_SECONDS", 0.1)
@@ -399,10 +483,13 @@ class TestHeads:
 
 
 @asynccontextmanager
-async def _in_this_process(data: Path) -> AsyncIterator[int]:
+async def _in_this_process(data: Path, timeout_keep_alive: int = 5) -> AsyncIterator[int]:
     """The server where its constants can be changed, and its port."""
     app = LongPollServer(Settings(data=data)).app
-    server = uvicorn.Server(uvicorn.Config(app, http=protocol.BoundedProtocol, ws="none", log_config=None))
+    config = uvicorn.Config(
+        app, http=protocol.BoundedProtocol, ws="none", log_config=None, timeout_keep_alive=timeout_keep_alive
+    )
+    server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         serving = asyncio.create_task(server.serve([listening]))
         yield listening.getsockname()[1]
@@ -444,6 +531,13 @@ class TestOtherOrigins:
         assert (await client.get("/", headers=link)).status_code == 200
         frame = {**other, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}
         assert (await client.get("/", headers=frame)).status_code == 403
+
+    async def test_no_link_of_its_own_acknowledges(self, client: httpx.AsyncClient) -> None:
+        await publish(client, "linked", 1)
+        link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+        for query, status in (("offset=0", 200), ("replica=r&offset=1", 403), ("offset=1&%72eplica=", 403)):
+            response = await client.get(f"/topics/linked/messages?{query}&wait=0", headers=link)
+            assert response.status_code == status, query
 
     async def test_it_is_not_allowed_to_by_a_preflight(self, client: httpx.AsyncClient) -> None:
         asked = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
@@ -506,9 +600,36 @@ async def test_no_answer_is_taken_for_html_and_none_may_be_read_elsewhere(client
         ("SCRIPT", "/"),
         ("GET", f"/{hostile}"),
         ("GET", f"/page/{hostile}"),
+        ("GET", "/page"),
+        ("GET", "/statistics/"),
+        ("POST", "/topics/x/messages/"),
+        ("POST", "/page/main.js"),
     ):
         response = await client.request(method, path, content=hostile)
+        assert response.status_code == 200 or response.json()["error"], path
         assert response.headers["content-type"] == "application/json", path
         assert response.headers["x-content-type-options"] == "nosniff"
         assert response.headers["cross-origin-resource-policy"] == "same-origin"
         assert "server" not in response.headers
+
+
+async def test_a_mistake_of_the_server_is_told_as_json_and_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def mistaken(settings: Settings) -> None:
+        raise KeyError("mistake")
+
+    monkeypatch.setattr(openapi, "describe", mistaken)
+    async with _in_this_process(tmp_path) as port, httpx.AsyncClient() as client:
+        response = await client.get(f"http://127.0.0.1:{port}/openapi.json")
+    assert (response.status_code, response.json()) == (500, {"error": "the server has made a mistake"})
+    assert "KeyError: 'mistake'" in caplog.text
+
+
+async def test_the_files_of_the_page_have_two_methods_and_no_ranges(client: httpx.AsyncClient) -> None:
+    refused = await client.post("/page/main.js")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD")
+    for path in ("/", "/page/main.js"):
+        for wanted in ("bytes=99999999-", "x", "bytes=0-1"):
+            response = await client.get(path, headers={"Range": wanted})
+            assert (response.status_code, response.headers["accept-ranges"]) == (200, "none")

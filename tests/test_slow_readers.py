@@ -6,7 +6,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from http.client import HTTPResponse
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +152,22 @@ def test_an_answer_in_pages_has_each_message_once(
     assert answer["next_offset"] == last
     if last != max(offset, min(end, offset + limit)):
         assert answers.MAX_RESPONSE_BYTES < sum(written[offset:last]) < answers.MAX_RESPONSE_BYTES + MIB
+
+
+@asyncio_alone
+async def test_the_head_of_a_long_answer_is_complete_at_once(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        async with server.client() as client:
+            await fill(client)
+
+        def look() -> None:
+            connection = HTTPConnection("127.0.0.1", _port(server), timeout=30)
+            for _ in range(10):
+                for method, path in (("HEAD", "/topics/big/messages"), ("GET", "/statistics")):
+                    connection.request(method, path)
+                    response = connection.getresponse()
+                    response.read()
+                    assert response.status == 200
+            connection.close()
+
+        await asyncio.to_thread(look)

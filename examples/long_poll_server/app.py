@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import asdict
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
@@ -14,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Match, Route
 
 from examples.long_poll_server import answers, collector, demo, live, openapi, requests, static
@@ -101,9 +102,11 @@ class LongPollServer:
                 sqlite3.Error: _not_stored,
                 StoreFailed: _not_stored,
                 StoreUnavailable: _unavailable,
+                Exception: _failed,
             },
             lifespan=self._lifespan,
         )
+        self.app.router.redirect_slashes = False  # an empty 307 helps nobody
 
     async def produce(self, request: Request) -> Response:
         """`POST /topics/{topic}/messages?acks=0&timeout=5`: store a message, and wait for that many replicas."""
@@ -142,11 +145,15 @@ class LongPollServer:
         if "replica" in parameters:
             await self._acknowledge(topic, requests.name("replica", parameters["replica"]), offset)
 
-        is_enough = self.log.end(topic) - offset >= min_messages
+        is_enough = max(0, self.log.end(topic) - offset) >= min_messages
         with nullcontext() if is_enough else self.fetching.one_more(_address(request)):
             end = await self.wait(request, topic, offset, min_messages, wait)
         known = request.headers.get("if-none-match", "")
-        return await answers.messages(self.log, topic, offset, end, max_messages, known)
+        answer = await answers.messages(self.log, topic, offset, end, max_messages, known)
+        if request.method == "HEAD" and isinstance(answer, StreamingResponse):
+            # Its client knows that no body comes, and goes on with the next request: so it has to be complete.
+            answer.body_iterator = _nothing()
+        return answer
 
     def has_grown(self, topic: str) -> None:
         """Called by the log when it has stored messages of `topic`."""
@@ -186,7 +193,10 @@ class LongPollServer:
 
     async def metrics(self, request: Request) -> Response:
         """`GET /metrics`: for Prometheus."""
-        encode, media_type = choose_encoder(request.headers.get("accept", ""))
+        try:
+            encode, media_type = choose_encoder(request.headers.get("accept", ""))
+        except (TypeError, ValueError):  # a version that is no number
+            encode, media_type = choose_encoder("")
         return Response(encode(self.registry), media_type=media_type)
 
     async def _append(self, topic: str, value: str) -> int:
@@ -263,14 +273,24 @@ class LongPollServer:
 
 
 def _address(request: Request) -> str:
-    return "" if request.client is None else request.client.host
+    """Of the client, or "" if a proxy has said something else: what anybody may have invented is not kept."""
+    host = "" if request.client is None else request.client.host
+    try:
+        return str(ip_address(host.partition("%")[0]))  # also the zone may be anything
+    except ValueError:
+        return ""
+
+
+async def _nothing() -> AsyncIterator[str]:
+    return
+    yield
 
 
 async def _refuse(request: Request, exception: Exception) -> Response:
     assert isinstance(exception, HTTPException)
     headers = exception.headers
     if exception.status_code == 405:
-        headers = {"Allow": ", ".join(sorted(_methods(request)))}
+        headers = {"Allow": ", ".join(sorted(_methods(request) or static.METHODS))}
     return JSONResponse({"error": exception.detail}, exception.status_code, headers)
 
 
@@ -304,3 +324,8 @@ async def _unavailable(request: Request, exception: Exception) -> Response:
     if isinstance(exception, StoreUncertain) and request.method == "POST":
         error += ": the message may be stored, or may not"
     return JSONResponse({"error": error}, 503, {"Retry-After": "1"})
+
+
+async def _failed(request: Request, exception: Exception) -> Response:
+    # It is raised again, so that uvicorn logs it.
+    return JSONResponse({"error": "the server has made a mistake"}, 500)

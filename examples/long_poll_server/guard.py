@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Collection
 from ipaddress import ip_address
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -26,17 +26,17 @@ class Guard:
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Not a coroutine function: what waits has no use for a frame more."""
-        if scope["type"] == "http" and (refusal := self._refusal(scope["method"], Headers(scope=scope))):
+        if scope["type"] == "http" and (refusal := self._refusal(scope, Headers(scope=scope))):
             status, error = refusal
             return JSONResponse({"error": error}, status)(scope, receive, send)
         return self.app(scope, receive, send)
 
-    def _refusal(self, method: str, headers: Headers) -> tuple[int, str] | None:
+    def _refusal(self, scope: Scope, headers: Headers) -> tuple[int, str] | None:
         host = headers.get("host")
         # Without one came no browser: HTTP/1.1 has to have it.
         if host is not None and not self._is_known(host):
             return 400, f"this server is not {_name(host)[:100]!r}: its --allowed-host may say that it is"
-        if _is_foreign(method, headers, host):
+        if _is_foreign(scope, headers, host):
             return 403, "pages of other origins may not use this server"
         return None
 
@@ -59,14 +59,20 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _is_foreign(method: str, headers: Headers, host: str | None) -> bool:
+def _is_foreign(scope: Scope, headers: Headers, host: str | None) -> bool:
     site = headers.get("sec-fetch-site")
     if site is not None:
         followed_link = (
-            method == "GET"
+            scope["method"] == "GET"
+            and not _acknowledges(scope)
             and headers.get("sec-fetch-mode") == "navigate"
             and headers.get("sec-fetch-dest") == "document"
         )
         return site not in {"same-origin", "none"} and not followed_link
     origin = headers.get("origin")
     return origin is not None and origin.partition("://")[2].lower() != (host or "").lower()
+
+
+def _acknowledges(scope: Scope) -> bool:
+    """As a replica, and so changes something although it is a GET."""
+    return "replica" in QueryParams(scope["query_string"])

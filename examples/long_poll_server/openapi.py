@@ -27,8 +27,9 @@ made of the messages, in one transaction: then each has had its effect exactly o
 often as you like: it changes nothing (but that `replica` has said again where it is).
 
 **An answer comes** as soon as `min_messages` follow `offset`, or else when `wait` seconds have passed, with what there
-is then, be it nothing. An offset beyond the end waits likewise. An answer may have less than `max_messages` although
-there are more, as it ends soon after {mebibytes} MiB: the next one goes on, at `next_offset`.
+is then, be it nothing. An offset beyond the end waits likewise, unless `min_messages` is 0. An answer may have less
+than `max_messages` although there are more, as it ends soon after {mebibytes} MiB: the next one goes on, at
+`next_offset`.
 
 **Waits** are {max_wait:g} seconds at the most on this server; longer ones are cut to that, not refused. From {short:g}
 second on, a fetch waits up to a {part}th less than it was told to, at random, so that clients that came at once do not
@@ -224,7 +225,9 @@ _ANY: Final = {
     "400": _error("The request is wrong: the error says what is."),
     "403": _error("A page of another origin has sent this."),
     "408": _error(f"The headers did not come within {HEAD_SECONDS:g} seconds."),
-    "431": _error(f"The request line and the headers are longer than {MAX_HEAD_BYTES} bytes."),
+    "431": _error(
+        f"The request line and the headers are longer than {MAX_HEAD_BYTES} bytes, or the trailers too long."
+    ),
 }
 """Answers that any request may get."""
 

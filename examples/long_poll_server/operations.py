@@ -24,7 +24,7 @@ class DelayedFetch(DelayedOperation[int]):
         self.min_messages = min_messages
 
     def try_complete(self) -> bool:
-        return self.log.end(self.topic) - self.offset >= self.min_messages and self.force_complete()
+        return max(0, self.log.end(self.topic) - self.offset) >= self.min_messages and self.force_complete()
 
     def on_complete(self) -> int:
         return self.log.end(self.topic)

@@ -3,27 +3,30 @@
 from purgatory import IdleTracker
 
 FORGOTTEN = 120.0
+DAY = 86_400.0
 
 
 class Quotas:
     """Tells how long the answer to a client has to wait, so that it does not publish more than `rate` a second.
 
-    Each message is due `1 / rate` seconds after the one before; a client may be ahead of that by a second. (The
-    generic cell rate algorithm of ITU-T I.371, as virtual scheduling.) As in Kafka the message is taken, and it is the
-    answer that waits.
+    A message of a client that owes none is free. Each is due `1 / rate` seconds after the one before; a client may be
+    ahead of that by a second. (The generic cell rate algorithm of ITU-T I.371, as virtual scheduling.) As in Kafka the
+    message is taken, and it is the answer that waits.
     """
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
         self._due: dict[str, float] = {}
         # Whoever is silent for so long has nothing to wait for any more: no delay is longer.
-        self._clients = IdleTracker(FORGOTTEN, self._due.pop)
+        self._clients = IdleTracker(FORGOTTEN + min(1 / rate, DAY), self._due.pop)
 
     def __len__(self) -> int:
         return len(self._due)
 
     def delay(self, client: str, now: float) -> float:
         """Seconds for which `client` would have to wait for an answer to what it publishes now."""
+        if self._due.get(client, 0.0) <= now:
+            return 0.0
         return max(0.0, self._next(client, now) - now - 1)
 
     def publish(self, client: str, now: float) -> None:

@@ -22,13 +22,18 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     # Kept, but asked for each time, by ETag: a new version of the server has a new page at once.
     "Cache-Control": "no-cache",
+    "Accept-Ranges": "none",
 }
+
+METHODS = {"GET", "HEAD"}
 
 
 class PageFiles(StaticFiles):
     """The files with their headers."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
+        # They are short. A server need not know ranges (RFC 9110, 14.2), and the errors about them would not be JSON.
+        scope["headers"] = [(name, value) for name, value in scope["headers"] if name != b"range"]
         response = await super().get_response(path, scope)
         response.headers.update(HEADERS)
         return response
