@@ -1,11 +1,13 @@
 """The long-poll server as a command."""
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from examples.long_poll_server.write_timeout import set_write_timeout
 from tests.server_process import ROOT, running
 
 
@@ -44,6 +46,10 @@ def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
         (["--write-timeout", "0"], "must be more than 0 and at most 3600 seconds, not 0"),
         (["--publish-rate", "0"], "must be more than 0 and finite, not 0"),
         (["--publish-rate", "nan"], "must be more than 0 and finite, not nan"),
+        *(
+            (["--instance", name], "argument --instance: an instance is named by")
+            for name in ("a/b", "日本", "a\nb", "..")
+        ),
         (["--verbose"], "unrecognized arguments: --verbose"),
     ],
 )
@@ -57,7 +63,11 @@ def test_a_journal_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     refused = _run("--data", str(tmp_path / "data"), "--journal", str(tmp_path / "file"))
     assert (refused.returncode, refused.stderr) == (1, f"cannot use {tmp_path / 'file'}: File exists\n")
-    refused = _run("--data", str(tmp_path / "data"), "--journal", str(tmp_path / "journal"), "--instance", "a/b")
-    assert refused.returncode == 1
-    assert refused.stderr.startswith("--instance: an instance is named by")
     assert not (tmp_path / "data").exists()
+
+
+def test_it_starts_where_the_system_has_no_write_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    for option in ("TCP_USER_TIMEOUT", "TCP_NOTSENT_LOWAT"):
+        monkeypatch.delattr(socket, option, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        set_write_timeout(listening, 30)

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import re
 import resource
 import signal
 import sqlite3
@@ -145,9 +146,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--instance",
+        type=_instance,
         default=defaults.instance,
         metavar="NAME",
-        help="this server's in the journal (default: %(default)s)",
+        help="this server's in the journal and, with a --database, in its answers (default: %(default)s)",
     )
     parser.add_argument("--demo", action="store_true", help="let the page ask for demo traffic (default: not)")
     return parser
@@ -158,8 +160,6 @@ def _journal(settings: Settings) -> "Journal | None":
         return settings.open_journal()
     except ModuleNotFoundError as error:
         sys.exit(f"--journal: {error}")
-    except ValueError as error:
-        sys.exit(f"--instance: {error}")
     except OSError as error:
         sys.exit(f"cannot use {error.filename}: {error.strerror}")
 
@@ -167,6 +167,13 @@ def _journal(settings: Settings) -> "Journal | None":
 def _dsn(text: str) -> str:
     if not text.startswith(("postgresql://", "postgres://")):
         raise argparse.ArgumentTypeError(f"must be like {DSN}")
+    return text
+
+
+def _instance(text: str) -> str:
+    # As in the journal, but with room for the process ids of workers.
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", text) or text in {".", ".."}:
+        raise argparse.ArgumentTypeError("an instance is named by 1 to 100 of A-Z a-z 0-9 . _ - and not . or ..")
     return text
 
 

@@ -37,15 +37,15 @@ class Settings:
     journal: Path | None = None
     """The directory to which is written what waited, for how long, and why."""
     instance: str = field(default_factory=lambda: f"long-poll-{socket.gethostname()}")
-    """This server's name, in the journal."""
+    """This server's name, in the journal and, with a database, in its answers."""
     demo: bool = False
     """Whether the page may ask for demo traffic."""
 
     def open_journal(self) -> "Journal | None":
         """The journal, if there is to be one.
 
-        Raises `ModuleNotFoundError` if its extra is not installed, `ValueError` for a name that it does not take, and
-        `OSError` if its directory cannot be written to.
+        Raises `ModuleNotFoundError` if its extra is not installed, `ValueError` for a name that it does not take (the
+        command has looked at that), and `OSError` if its directory cannot be written to.
         """
         if self.journal is None:
             return None

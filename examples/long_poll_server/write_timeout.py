@@ -28,5 +28,7 @@ class Server(uvicorn.Server):
 
 def set_write_timeout(listening: socket.SocketType, seconds: float) -> None:
     """For the connections that `listening` will take: they inherit it."""
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(1000 * seconds))
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, PAGE_BYTES)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux has it
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(1000 * seconds))
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # and so has macOS
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, PAGE_BYTES)
