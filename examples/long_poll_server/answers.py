@@ -22,7 +22,8 @@ NOT_KEPT = {"Cache-Control": "no-store"}
 class PagedResponse(StreamingResponse):
     """A streaming response that ends when it is cancelled.
 
-    uvicorn cancels those that are not done a second after shutdown has begun. That is no failure to be logged.
+    uvicorn cancels those that are not done a second after shutdown has begun. Of each it logs a line, that it is not
+    complete, and not a traceback.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
