@@ -116,6 +116,21 @@ class PostgresServer:
         """Execute a command of SQL from outside. Returns the rows, a line for each."""
         return self._run(self._psql, "-XAtq", "-v", "ON_ERROR_STOP=1", "-c", command, self.dsn(database))
 
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """All of its processes are stopped for as long as the context lasts: it takes connections, and says nothing."""
+        server = psutil.Process(int((self._data / "postmaster.pid").read_text().split("\n")[0]))
+        # Stopped, it starts no more of them meanwhile.
+        server.suspend()
+        processes = [server, *server.children(recursive=True)]
+        try:
+            for process in processes:
+                process.suspend()
+            yield
+        finally:
+            for process in reversed(processes):
+                process.resume()
+
     def kill(self) -> None:
         """`kill -9`, of all of its processes at once, as if the power had failed."""
         with suppress(FileNotFoundError):

@@ -13,7 +13,7 @@ import pytest
 
 from examples.long_poll_server import postgres as postgres_log
 from examples.long_poll_server.operations import DelayedFetch, DelayedProduce
-from examples.long_poll_server.postgres import BATCH, PostgresLog, prepare
+from examples.long_poll_server.postgres import BATCH, CHANNEL, CONNECTIONS, PostgresLog, prepare
 from examples.long_poll_server.store import StoreFailed, StoreUnavailable, StoreUncertain
 from purgatory import DelayedOperationPurgatory
 from tests.servers import LOOPBACK, PostgresServer, free_port
@@ -214,6 +214,21 @@ class TestSeveralProcesses:
                 await b.append("news", "1")
                 assert await fetch == offset + 1
 
+    @pytest.mark.parametrize("bad", [r"\u0000", r"\ud800", "no topic", "a/b"])
+    async def test_a_notification_of_what_is_no_topic_harms_nobody(self, dsn: str, bad: str) -> None:
+        async with opened(dsn) as a, opened(dsn) as b:
+            fetch = await a.fetch("news", 0)
+            await b.append("news", "0")
+            await fetch  # it listens
+            connection = await asyncpg.connect(dsn)
+            await connection.execute("SELECT pg_notify($1, $2)", CHANNEL, f'{{"keys":["{bad}"]}}')
+            await connection.close()
+            for offset in (1, 2, 3):
+                fetch = await a.fetch("news", offset)
+                await b.append("news", "1")
+                assert await fetch == offset + 1
+            assert a._relay.statistics().failures == 0
+
     async def test_a_produce_is_woken_by_a_replica_at_another_process(self, dsn: str) -> None:
         async with opened(dsn) as a, opened(dsn) as b:
             produce = a.produces.try_complete_else_watch(DelayedProduce(a, "news", 2, 300), ["news"])
@@ -295,6 +310,29 @@ class TestTrouble:
                 await log.append("news", '"mark"')
             assert await stored(dsn) == 1
             assert await log.append("news", "1") == 1
+
+    async def test_a_database_that_hangs_holds_up_nobody_however_many_ask(
+        self, dsn: str, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(postgres_log, "CONNECTING", 0.2)
+        monkeypatch.setattr(postgres_log, "PATIENCE", 0.2)
+        monkeypatch.setattr(postgres_log, "HANGING", 300)  # those who have a connection wait as long as it hangs
+        async with opened(dsn) as log:
+            await log.append("news", "0")
+            await asyncio.gather(*(log.read("news", 0, 1, 10) for _ in range(60)))  # it has all its connections
+            with postgres.frozen():
+                reads = [asyncio.create_task(log.read("news", 0, 1, 10)) for _ in range(60)]
+                while sum(read.done() for read in reads) < 60 - CONNECTIONS:
+                    await asyncio.wait([read for read in reads if not read.done()], return_when=asyncio.FIRST_COMPLETED)
+                others = await asyncio.gather(
+                    *(log.append("news", '"late"') for _ in range(3 * BATCH)),
+                    *(log.refresh(["news"]) for _ in range(60)),
+                    return_exceptions=True,
+                )
+                assert {type(error) for error in others} <= {StoreUnavailable, StoreUncertain}
+            for error in await asyncio.gather(*reads, return_exceptions=True):
+                assert isinstance(error, (StoreUnavailable, tuple))
+            assert await log.append("news", "1") <= 1 + BATCH, "what nobody waits for any more is not stored"
 
     async def test_who_waits_is_woken_even_if_the_answer_to_the_publisher_is_lost(self, dsn: str) -> None:
         async with Way(dsn) as way, opened(way.dsn) as log, opened(dsn) as other:

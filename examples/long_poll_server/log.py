@@ -56,7 +56,7 @@ class MessageLog:
         self._ends = self._load_ends()
         self._writer = ThreadPoolExecutor(1, "writer")
         self._reader = ThreadPoolExecutor(1, "reader")
-        self._batches = Batches(self._store, BATCH)
+        self._batches = Batches(self._store, BATCH, size=lambda item: len(item[1]))
         self._positions: defaultdict[str, dict[str, int]] = defaultdict(dict)
 
     async def start(self) -> None:

@@ -33,6 +33,7 @@ import asyncpg
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from examples.long_poll_server.batches import Batches
+from examples.long_poll_server.requests import NAME
 from examples.long_poll_server.store import (
     MAX_REPLICAS,
     PAGE_BYTES,
@@ -59,6 +60,8 @@ WORKING: Final = 10.0
 """Seconds for a statement, then the database gives it up."""
 HANGING: Final = 15.0
 """Seconds until a database that does not say so is given up."""
+PATIENCE: Final = 20.0
+"""Seconds for who waits for others to be done, too."""
 CLOSING: Final = 1.0
 """Seconds to say goodbye in."""
 
@@ -181,7 +184,7 @@ class PostgresLog:
         self._relay = self._new_relay()
         self._pool: asyncpg.Pool[Any] | None = None
         self._listening: asyncio.Task[None] | None = None
-        self._appends = Batches(self._store, BATCH)
+        self._appends = Batches(self._store, BATCH, size=lambda item: len(item[1]))
         self._refreshes = Batches(self._load, 1000)
         self._ends: dict[str, int] = {}
         self._positions: dict[str, list[int]] = {}
@@ -229,11 +232,19 @@ class PostgresLog:
 
     async def refresh(self, topics: Iterable[str]) -> None:
         """Get to know what was stored in `topics`, and acknowledged, before this was called."""
-        await self._refreshes.do(tuple(topics))
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await self._refreshes.do(tuple(topics))
+        except TimeoutError:
+            raise StoreUnavailable("the database takes too long") from None
 
     async def append(self, topic: str, value: str) -> int:
         """Store `value`, which is JSON. Returns its offset after the commit."""
-        return await self._appends.do((topic, value))
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await self._appends.do((topic, value))
+        except TimeoutError:
+            raise StoreUncertain("the database takes too long") from None
 
     async def read(self, topic: str, offset: int, end: int, limit: int) -> tuple[str, int]:
         """A page of up to `limit` messages from `offset` to before `end`, as a JSON array, and the offset after it."""
@@ -309,7 +320,8 @@ class PostgresLog:
     async def _catch_up(self, topics: Collection[str]) -> None:
         async for attempt in _retrying(StoreUnavailable):
             with attempt:
-                await self.refresh(topics)
+                # Anybody may notify. The database has no text with, say, a NUL.
+                await self.refresh(filter(NAME.fullmatch, topics))
 
     def _fall_behind(self) -> None:
         self._behind = True
@@ -317,7 +329,7 @@ class PostgresLog:
     async def _execute(self, query: str, *arguments: object) -> list[Any]:
         assert self._pool is not None
         try:
-            connection = await self._pool.acquire()
+            connection = await self._pool.acquire(timeout=CONNECTING)
         except (*_LOST, asyncpg.PostgresError) as error:
             raise StoreUnavailable("the database cannot be reached") from error
         try:
