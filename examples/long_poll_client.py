@@ -51,14 +51,14 @@ async def follow(
     Who has handled a message and wants to go on from there another time stores its `offset + 1`.
 
     `wait` is for how many seconds the server is asked to hold a poll. What may pass is tried again: connections that
-    fail or break off, time-outs, and the status codes 429 and 5xx. The retries come more and more slowly, each after
-    between half and the whole of `FIRST_DELAY`, then of twice that, and so on up to `max_delay` seconds, and after
+    fail or break off, time-outs, garbled answers, and the status codes 429 and 5xx. The retries come more and more
+    slowly, each after between half and the whole of `FIRST_DELAY`, then of twice that, and so on up to `max_delay` seconds, and after
     `Retry-After` where the server says so. They are logged as warnings. As the offset moves only with what has arrived
     whole, a server that dies and comes back costs no message and repeats none.
 
     Raises `httpx.HTTPStatusError`, with the server's words as a note, for every other status code that is no success;
     `httpx.UnsupportedProtocol` or `httpx.InvalidURL` for a wrong `url`; `ValueError` if `wait` or `max_delay` is not
-    more than 0 and finite, and for an answer that is no JSON.
+    more than 0 and finite, and for an answer that is no JSON, or not of the long-poll server's kind.
 
     A topic that is shorter than `offset`, perhaps as the server has lost its data, is followed as any other: nothing
     comes until it has grown past `offset`.
@@ -77,10 +77,9 @@ async def follow(
     )
     async with httpx.AsyncClient(base_url=url, timeout=timeout) as client:
         while True:
-            answer: Any = await retrying(_fetch, client, path, {"offset": offset, "wait": wait})
-            for message in answer["messages"]:
-                offset = message["offset"] + 1
-                yield Message(message["offset"], message["value"])
+            for message in _messages(await retrying(_fetch, client, path, {"offset": offset, "wait": wait})):
+                offset = message.offset + 1
+                yield message
 
 
 async def _fetch(client: httpx.AsyncClient, path: str, parameters: dict[str, float]) -> Any:
@@ -94,11 +93,20 @@ async def _fetch(client: httpx.AsyncClient, path: str, parameters: dict[str, flo
     return response.json()
 
 
+def _messages(answer: Any) -> list[Message]:
+    try:
+        return [Message(int(message["offset"]), message["value"]) for message in answer["messages"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"this is no answer of a long-poll server: {str(answer)[:100]}") from error
+
+
 def _may_pass(exception: BaseException) -> bool:
     """Whether it is worth another try."""
     if isinstance(exception, httpx.HTTPStatusError):
         return exception.response.status_code == 429 or exception.response.is_server_error
-    return isinstance(exception, httpx.TransportError) and not isinstance(exception, httpx.UnsupportedProtocol)
+    return isinstance(exception, (httpx.TransportError, httpx.DecodingError)) and not isinstance(
+        exception, httpx.UnsupportedProtocol
+    )
 
 
 def _retry_after(exception: BaseException) -> float:

@@ -183,6 +183,7 @@ async def test_what_may_pass_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> 
         "",
         "nonsense",
         MESSAGE[:-10],
+        _answer(200, "nonsense", "Content-Encoding: gzip"),
         *(_answer(status, "busy", "Retry-After: soon") for status in (429, 500, 502, 503, 504)),
         None,
     ]
@@ -192,6 +193,16 @@ async def test_what_may_pass_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> 
     ):
         assert await anext(messages) == Message(7, "x")
     assert server.requests == ["GET /topics/news/messages?offset=7&wait=0.1 HTTP/1.1\r\n"] * (len(troubles) + 1)
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["", "[]", "{}", '{"messages":7}', '{"messages":[7]}', '{"messages":[{"offset":0}]}', '{"messages":[{"value":0}]}'],
+)
+async def test_an_answer_of_another_kind_is_an_error(body: str) -> None:
+    async with _scripted(_answer(200, body)) as (url, _):
+        with pytest.raises(ValueError, match=r"no answer of a long-poll server|Expecting value"):
+            await anext(follow(url, "news"))
 
 
 async def test_a_server_that_is_away_is_not_asked_busily() -> None:
