@@ -52,9 +52,9 @@ async def follow(
 
     `wait` is for how many seconds the server is asked to hold a poll. What may pass is tried again: connections that
     fail or break off, time-outs, garbled answers, and the status codes 429 and 5xx. The retries come more and more
-    slowly, each after between half and the whole of `FIRST_DELAY`, then of twice that, and so on up to `max_delay` seconds, and after
-    `Retry-After` where the server says so. They are logged as warnings. As the offset moves only with what has arrived
-    whole, a server that dies and comes back costs no message and repeats none.
+    slowly, each after between half and the whole of `FIRST_DELAY`, then of twice that, and so on up to `max_delay`
+    seconds, and after `Retry-After` where the server says so. They are logged as warnings. As the offset moves only
+    with what has arrived whole, a server that dies and comes back costs no message and repeats none.
 
     Raises `httpx.HTTPStatusError`, with the server's words as a note, for every other status code that is no success;
     `httpx.UnsupportedProtocol` or `httpx.InvalidURL` for a wrong `url`; `ValueError` if `wait` or `max_delay` is not
