@@ -4,7 +4,7 @@ import asyncio
 import json
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examples.long_poll_server import answers
+from examples.long_poll_server.limits import PendingByClient
 from examples.long_poll_server.log import MessageLog
-from examples.long_poll_server.store import PAGE_BYTES
+from examples.long_poll_server.store import PAGE_BYTES, StoreUnavailable
 from tests.server_process import ServerProcess, fetch, publish, running, statistics, until_waiting
 
 asyncio_alone = pytest.mark.asyncio(loop_factories=["asyncio"])
@@ -32,8 +33,8 @@ def _port(server: ServerProcess) -> int:
 
 
 @contextmanager
-def slow_readers(count: int, server: ServerProcess) -> Iterator[list[socket.socket]]:
-    """So many have asked for all of `big`; the answer begins to come, and they do not read it."""
+def slow_readers(count: int, server: ServerProcess, topic: str = "big") -> Iterator[list[socket.socket]]:
+    """So many have asked for all of the topic; the answer begins to come, and they do not read it."""
     with ExitStack() as stack:
         readers = []
         for _ in range(count):
@@ -41,7 +42,7 @@ def slow_readers(count: int, server: ServerProcess) -> Iterator[list[socket.sock
             reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             reader.settimeout(60)
             reader.connect(("127.0.0.1", _port(server)))
-            reader.sendall(b"GET /topics/big/messages HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            reader.sendall(f"GET /topics/{topic}/messages HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             readers.append(reader)
         for reader in readers:
             assert reader.recv(1, socket.MSG_PEEK) == b"H"
@@ -88,6 +89,73 @@ def _read_all(reader: socket.socket) -> dict[str, Any]:
     response.begin()
     answer: dict[str, Any] = json.load(response)
     return answer
+
+
+@asyncio_alone
+@pytest.mark.parametrize("count", [1, 9])
+async def test_a_long_answer_counts_as_a_fetch_until_it_has_been_taken(tmp_path: Path, count: int) -> None:
+    with running(tmp_path, "--max-pending-client", "3") as server:
+        async with server.client() as client:
+            for _ in range(count):
+                await publish(client, "big", "x" * 1_000_000)
+            with slow_readers(3, server) as readers:
+                response = await client.get("/topics/big/messages")
+                assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+                assert await fetch(client, "news", min_messages=0) == ([], 0)
+                assert len((await asyncio.to_thread(_read_all, readers[0]))["messages"]) == count
+                assert (await fetch(client, "big"))[1] == count
+            for _ in range(3):
+                while (await client.get("/topics/big/messages")).status_code == 429:
+                    pass
+
+
+@asyncio_alone
+async def test_long_answers_are_bounded_together(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        async with server.client() as client:
+            await publish(client, "big", "é" * 500_000)  # three million bytes
+            process = psutil.Process(server.process.pid)
+            memory = process.memory_info().rss
+            with slow_readers(250, server) as readers:
+                answered = [reader.recv(12, socket.MSG_PEEK) for reader in readers]
+                most = answers.MAX_SENDING_BYTES // 3_000_000
+                assert answered.count(b"HTTP/1.1 200") == most
+                assert answered.count(b"HTTP/1.1 503") == 250 - most
+                # Of the others nothing is kept: they would be 700 MiB.
+                assert process.memory_info().rss - memory < 4 * answers.MAX_SENDING_BYTES
+                assert await fetch(client, "news", min_messages=0) == ([], 0)
+            while (await client.get("/topics/big/messages")).status_code == 503:
+                pass
+
+
+@asyncio_alone
+async def test_an_answer_that_cannot_go_on_is_broken_off_and_not_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = MessageLog(tmp_path, lambda topic: None)
+    for _ in range(2):
+        await log.append("big", f'"{"x" * PAGE_BYTES}"')
+    sending = answers.Sending(PendingByClient(1))
+    response = await answers.messages(sending, log, "big", 0, 2, 2)
+
+    async def unavailable(*arguments: object) -> tuple[str, int]:
+        raise StoreUnavailable
+
+    monkeypatch.setattr(log, "read", unavailable)
+    sent = []
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    async def receive() -> MutableMapping[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    await response({"type": "http", "client": ("127.0.0.1", 1)}, receive, send)
+    assert len(sent) == 3
+    assert sent[-1]["more_body"]
+    assert (sending.held.bytes, len(sending.fetching)) == (0, 0)
+    await log.close()
 
 
 @asyncio_alone
@@ -139,7 +207,7 @@ def test_an_answer_in_pages_has_each_message_once(
 
     async def ask() -> dict[str, Any]:
         log = MessageLog(directory, lambda topic: None)
-        response = await answers.messages(log, "big", offset, end, limit)
+        response = await answers.messages(answers.Sending(PendingByClient(1)), log, "big", offset, end, limit)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=response), base_url="http://x") as client:
             answer: dict[str, Any] = (await client.get("/")).json()
         await log.close()

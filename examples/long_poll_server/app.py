@@ -64,6 +64,7 @@ class LongPollServer:
         self.quotas = None if settings.publish_rate is None else Quotas(settings.publish_rate)
         self.fetching = PendingByClient(settings.max_pending_client)
         self.producing = PendingByClient(settings.max_pending_client)
+        self.sending = answers.Sending(self.fetching)
         self.bodies = requests.bodies()
         self.log = self._open_log()
         self.room = Room(self.log, settings.max_topics, settings.max_messages)
@@ -149,7 +150,7 @@ class LongPollServer:
         with nullcontext() if is_enough else self.fetching.one_more(_address(request)):
             end = await self.wait(request, topic, offset, min_messages, wait)
         known = request.headers.get("if-none-match", "")
-        answer = await answers.messages(self.log, topic, offset, end, max_messages, known)
+        answer = await answers.messages(self.sending, self.log, topic, offset, end, max_messages, known)
         if request.method == "HEAD" and isinstance(answer, StreamingResponse):
             # Its client knows that no body comes, and goes on with the next request: so it has to be complete.
             answer.body_iterator = _nothing()
@@ -181,7 +182,7 @@ class LongPollServer:
         with self.live.looking():
             operation = DelayedFetch(self.live, topic, offset, least, wait)
             end = await unless_disconnected(request.receive, self.fetches.try_complete_else_watch(operation, [topic]))
-        return answers.whole(*await self.live.read(topic, offset, end, most))
+        return answers.whole(self.sending, *await self.live.read(topic, offset, end, most))
 
     async def statistics(self, request: Request) -> Response:
         """`GET /statistics`: of each purgatory."""

@@ -19,6 +19,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 
 from examples.long_poll_server.demo import Demo
+from examples.long_poll_server.store import as_json
 from purgatory import DelayedOperationPurgatory, FinishedOperation
 from purgatory.clock import Handle
 
@@ -108,13 +109,12 @@ class StatisticsTopic:
             self._last_look = self._fetches.timer.time()
 
     async def read(self, topic: str, offset: int, end: int, limit: int) -> tuple[str, int]:
-        """As `MessageLog.read`."""
+        """As `Store.read`."""
         first = self._end - len(self._kept)
         offset = max(offset, first)
         end = min(end, offset + limit)
         values = islice(self._kept, offset - first, max(end, offset) - first)
-        messages = [f'{{"offset":{number},"value":{value}}}' for number, value in enumerate(values, offset)]
-        return f"[{','.join(messages)}]", offset + len(messages)
+        return as_json(enumerate(values, offset), offset)
 
     def snapshot(self) -> dict[str, Any]:
         """What there is to see now. Times are the loop's, in seconds, but `started`, which is the epoch's."""
