@@ -1,15 +1,22 @@
 """A real long-poll server in a process of its own."""
 
+import asyncio
 import re
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import uvicorn
+
+from examples.long_poll_server.app import LongPollServer
+from examples.long_poll_server.protocol import BoundedProtocol
+from examples.long_poll_server.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 
@@ -84,3 +91,28 @@ async def fetch(client: httpx.AsyncClient, topic: str, **parameters: Any) -> tup
     offset = parameters.get("offset", 0)
     assert [message["offset"] for message in answer["messages"]] == list(range(offset, answer["next_offset"]))
     return [message["value"] for message in answer["messages"]], answer["next_offset"]
+
+
+async def raw(server: ServerProcess, sent: bytes) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of the answer, after which the connection is closed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(server.url).port)
+    writer.write(sent)
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    lines = head.decode().split("\r\n")
+    return int(lines[0].split()[1]), dict(line.lower().split(": ", 1) for line in lines[1:]), body
+
+
+@asynccontextmanager
+async def in_this_process(data: Path, timeout_keep_alive: int = 5) -> AsyncIterator[int]:
+    """The server where its constants can be changed, and its port."""
+    app = LongPollServer(Settings(data=data)).app
+    config = uvicorn.Config(
+        app, http=BoundedProtocol, ws="none", log_config=None, timeout_keep_alive=timeout_keep_alive
+    )
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        serving = asyncio.create_task(server.serve([listening]))
+        yield listening.getsockname()[1]
+        server.should_exit = True
+        await serving
