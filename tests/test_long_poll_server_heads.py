@@ -17,7 +17,7 @@ pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with running(tmp_path_factory.mktemp("data"), "--max-pending-client", "3", "--max-wait", "20") as server:
+    with running(tmp_path_factory.mktemp("data")) as server:
         yield server
 
 
