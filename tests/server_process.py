@@ -96,9 +96,11 @@ async def fetch(client: httpx.AsyncClient, topic: str, **parameters: Any) -> tup
 async def raw(server: ServerProcess, sent: bytes) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and body of the answer, after which the connection is closed."""
     reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(server.url).port)
-    writer.write(sent)
-    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-    writer.close()
+    try:
+        writer.write(sent)
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    finally:
+        writer.transport.abort()  # there may be more to be sent, which nobody reads
     lines = head.decode().split("\r\n")
     return int(lines[0].split()[1]), dict(line.lower().split(": ", 1) for line in lines[1:]), body
 
@@ -113,6 +115,8 @@ async def in_this_process(data: Path, timeout_keep_alive: int = 5) -> AsyncItera
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         serving = asyncio.create_task(server.serve([listening]))
-        yield listening.getsockname()[1]
-        server.should_exit = True
-        await serving
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            server.should_exit = True
+            await serving

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -69,12 +70,12 @@ class TestHeads:
         answer = await reader.read()
         assert answer.count(b"HTTP/1.1 200 OK") == 1
         assert b"connection: close" in answer
-        writer.close()
+        writer.transport.abort()
         # And nobody who goes is waited for.
         _, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(server.url).port)
         writer.write(poll.replace(b"behind", b"gone") * 2)
         await until_waiting(client, 1)
-        writer.close()
+        writer.transport.abort()
         await until_waiting(client, 0)
 
     @pytest.mark.parametrize("rest", [b"X: 1\r\n" * 10_000, b"z" * 64_000], ids=["many", "one without end"])
@@ -84,11 +85,12 @@ class TestHeads:
         reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(server.url).port)
         writer.write(chunked)
         assert await reader.readuntil(b"}}")
-        for _ in range(2**26 // len(rest)):
-            writer.write(rest)
-            await writer.drain()
-        assert await reader.read() == b""
-        writer.close()
+        with suppress(ConnectionError):  # it is hung up on, sooner or later
+            for _ in range(2**26 // len(rest)):
+                writer.write(rest)
+                await writer.drain()
+            assert await reader.read() == b""
+        writer.transport.abort()
         assert psutil.Process(server.process.pid).memory_info().rss - memory < 16 * 2**20
 
     async def test_trailers_behind_a_body_are_too_long_before_it_is_answered(self, server: ServerProcess) -> None:
@@ -119,7 +121,7 @@ class TestHeads:
             await reader.readuntil(b"}}")
             writer.write(sent[1])
             assert await reader.read() == b""
-            writer.close()
+            writer.transport.abort()
 
     @pytest.mark.parametrize("rest", [b"G", b"\x00", b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000])
     async def test_a_poll_does_not_suffer_from_what_comes_behind_it(
@@ -131,7 +133,7 @@ class TestHeads:
             writer.write(b"GET /topics/news/messages?wait=0.5 HTTP/1.1\r\nHost: localhost\r\n\r\n" + rest)
             answer = await reader.read()
             assert (answer.count(b"HTTP/1.1"), answer.count(b"200 OK")) == (1, 1)
-            writer.close()
+            writer.transport.abort()
 
     async def test_a_request_that_began_behind_a_poll_may_wait_for_longer_than_an_idle_connection(
         self, tmp_path: Path
@@ -144,7 +146,7 @@ class TestHeads:
             await reader.readuntil(b'"next_offset":0}')
             writer.write(second[9:])
             assert b"200 OK" in await reader.readuntil(b'"next_offset":0}')
-            writer.close()
+            writer.transport.abort()
 
     async def test_what_comes_too_slowly_is_given_up(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.1)
@@ -156,10 +158,10 @@ class TestHeads:
                 writer.write(sent)
                 answer = await reader.read()
                 assert answer.split()[1:2] == ([status] if status else [])
-                writer.close()
+                writer.transport.abort()
             # Between two requests there is more time: as long as an idle connection is kept.
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             for wait in ("0.5", "0"):
                 writer.write(f"GET /topics/news/messages?wait={wait} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
                 assert b"200 OK" in await reader.readuntil(b'"next_offset":0}')
-            writer.close()
+            writer.transport.abort()

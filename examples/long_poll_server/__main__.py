@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 try:
     import uvicorn
 
-    from examples.long_poll_server import workers
+    from examples.long_poll_server import collector, workers
     from examples.long_poll_server.app import LongPollServer
     from examples.long_poll_server.guard import HEADERS
     from examples.long_poll_server.protocol import BoundedProtocol
@@ -68,6 +68,7 @@ def main(arguments: list[str] | None = None, server: type[LongPollServer] = Long
         workers.serve(settings, options.workers, **uvicorns)
     else:
         opened = _open(server, settings).app
+        collector.tune()
         app = opened if settings.database is None else workers.Named(opened, settings.instance)
         Server(uvicorn.Config(app, **uvicorns), settings.write_timeout).run()
 

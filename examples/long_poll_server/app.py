@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Match, Route
 
-from examples.long_poll_server import answers, collector, demo, live, openapi, requests, static
+from examples.long_poll_server import answers, demo, live, openapi, requests, static
 from examples.long_poll_server.guard import Guard
 from examples.long_poll_server.limits import PendingByClient, Room, bounded, jittered
 from examples.long_poll_server.log import MessageLog
@@ -263,7 +263,6 @@ class LongPollServer:
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         await self.log.start()
-        collector.tune()
         async with closing_on_shutdown(*self._purgatories):
             yield
         if self.quotas is not None:

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
+from examples.long_poll_server import collector
 from examples.long_poll_server.app import LongPollServer
 from examples.long_poll_server.settings import Settings
 from examples.long_poll_server.write_timeout import set_write_timeout
@@ -53,7 +54,9 @@ def application(settings: Settings) -> ASGIApp:
     assert parent is not None
     threading.Thread(target=_end_with, args=[parent], daemon=True).start()
     settings = replace(settings, instance=f"{settings.instance}-{os.getpid()}")
-    return Named(LongPollServer(settings, settings.open_journal()).app, settings.instance)
+    app = LongPollServer(settings, settings.open_journal()).app
+    collector.tune()
+    return Named(app, settings.instance)
 
 
 def _end_with(parent: BaseProcess) -> None:
