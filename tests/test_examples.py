@@ -116,7 +116,8 @@ class TestIdleConnections:
             assert told == "connections open 1000, closed because they were silent 2000\n"
 
     async def test_who_leaves_is_forgotten_and_who_does_not_read_is_hung_up_on_too(self) -> None:
-        async with EchoServer(0.2, "127.0.0.1", 0) as server:
+        # Long enough for who leaves to have left before.
+        async with EchoServer(1.0, "127.0.0.1", 0) as server:
             async with connected(2, server.address[1]) as (leaving, deaf):
                 deaf.transport.pause_reading()
                 deaf.transport.write(b"x" * 50_000_000)

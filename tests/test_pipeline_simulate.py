@@ -221,7 +221,7 @@ async def test_a_live_replay_has_the_same_outcomes() -> None:
         if abs(arrival.end - 0.15) > lag + configuration.tick:
             assert one.outcome == other.outcome
             if one.outcome == "expired":
-                assert one.waited >= 0.15, "however late"
+                assert one.waited > 0.15 - 1e-6, "however late, but for what a float rounds"
             else:
                 assert abs(one.waited - other.waited) <= 2 * lag
 
