@@ -180,6 +180,12 @@ class _SkippingSelector(selectors.DefaultSelector):
         return ready
 
 
+async def pass_time(seconds: float) -> None:
+    """Let time pass on a `SkippingLoop`, where that takes none of anybody's."""
+    assert isinstance(asyncio.get_running_loop(), SkippingLoop)
+    await asyncio.sleep(seconds)
+
+
 def run(main: Callable[[], Any]) -> None:
     """Run an async function on a `SkippingLoop`. No task may be left by it."""
 

@@ -16,7 +16,7 @@ from purgatory import DelayedOperationPurgatory
 from purgatory.relay import Relay, RelayError, RelayStatistics
 from purgatory.relay.payload import MAX_PAYLOAD, check_key, decode, encode
 from tests.operations import Flag, turn
-from tests.relays import Grown, MemoryBroker, MemoryConnection, Process, run
+from tests.relays import Grown, MemoryBroker, MemoryConnection, Process, pass_time, run
 
 TEXT = st.text(st.characters(exclude_categories=()))  # NUL and single surrogates, too
 LONG = TEXT.map(lambda text: text * 500).filter(lambda text: len(json.dumps(text)) <= 7935)
@@ -216,10 +216,10 @@ class TestBetweenProcesses:
             async with Process(state, broker) as here:
                 broker.takes.clear()
                 here.relay.notify("a")
-                await asyncio.sleep(1)
+                await pass_time(1)
                 for _ in range(100):
                     here.relay.notify("a", "b")
-                    await asyncio.sleep(0.01)
+                    await pass_time(0.01)
                 broker.takes.set()
                 await here.relay.flush()
                 assert [decode(payload)[1] for payload in broker.taken] == [["a"], ["a", "b"]]
@@ -230,7 +230,7 @@ class TestBetweenProcesses:
         async def main() -> None:
             async with Process(state, broker) as here, Process(state, broker) as there:
                 here.grow("key")
-                await asyncio.sleep(1)
+                await pass_time(1)
                 assert (here.refreshed, [list(keys) for keys in there.refreshed]) == ([], [["key"]])
                 assert here.relay.statistics().received == 0
 
@@ -283,7 +283,7 @@ class TestBetweenProcesses:
                     state["key"] = 1
                     other.notify("key")
                     await other.flush()
-                    await asyncio.sleep(1)
+                    await pass_time(1)
                     go_on.set()
                     await waiting
 
@@ -295,7 +295,7 @@ class TestBetweenProcesses:
             async with Process(state, broker) as here:
                 here.purgatory.try_complete_else_watch(Flag(), ["a", 1, ("b",), None])
                 broker.connections[0].lose()
-                await asyncio.sleep(10)
+                await pass_time(10)
                 assert here.refreshed == [["a"]]
 
         run(main)
@@ -306,7 +306,7 @@ class TestBetweenProcesses:
         async def main() -> None:
             async with Process(state, broker) as here, Process(state, broker) as there:
                 waiting = [there.watch(str(number)) for number in range(2500)]
-                await asyncio.sleep(1)
+                await pass_time(1)
                 for number in range(2500):
                     here.grow(str(number))
                 for operation in waiting:
@@ -316,7 +316,7 @@ class TestBetweenProcesses:
                 there.refreshed.clear()
                 waiting = [there.watch(str(number)) for number in range(2500)]
                 broker.connections[1].lose()
-                await asyncio.sleep(10)
+                await pass_time(10)
                 assert [len(keys) for keys in there.refreshed] == [1000, 1000, 500]
 
         run(main)
@@ -330,7 +330,7 @@ class TestBetweenProcesses:
                 here.grow("key")
                 there.relay.notify("key")
                 broker.connections[1].lose()
-                await asyncio.sleep(10)
+                await pass_time(10)
                 assert there.relay.connected
 
         run(main)

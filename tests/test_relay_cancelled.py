@@ -10,7 +10,7 @@ import pytest
 from purgatory import DelayedOperationPurgatory
 from purgatory.relay import Relay, RelayError
 from tests.operations import Flag
-from tests.relays import MemoryBroker, MemoryConnection, Process, run
+from tests.relays import MemoryBroker, MemoryConnection, Process, pass_time, run
 
 
 async def _cancelled() -> None:
@@ -34,7 +34,7 @@ class TestLeaving:
     def test_it_ends_when_the_connection_is_lost_at_that_time(self, broker: MemoryBroker, turns: int) -> None:
         async def main() -> None:
             async with Relay(broker=broker):
-                await asyncio.sleep(1)
+                await pass_time(1)
                 broker.connections[0].lose()
                 for _ in range(turns):
                     await asyncio.sleep(0)
@@ -48,7 +48,7 @@ class TestLeaving:
         async def refresh(keys: Collection[str]) -> None:
             reading.set()
             try:
-                await asyncio.sleep(1000)
+                await pass_time(1000)
             finally:
                 raise OSError("cannot roll back: the connection is closed")
 
@@ -67,7 +67,7 @@ class TestLeaving:
             relay.notify("key")
             flushing = asyncio.create_task(relay.flush())
             leaving = asyncio.create_task(relay.__aexit__(None, None, None))
-            await asyncio.sleep(1)
+            await pass_time(1)
             leaving.cancel()
             await asyncio.sleep(0)
             leaving.cancel()
@@ -75,7 +75,7 @@ class TestLeaving:
                 await leaving
             with pytest.raises(RelayError, match="before the broker had taken everything"):
                 await flushing
-            await asyncio.sleep(1)
+            await pass_time(1)
 
         run(main)
 
@@ -96,7 +96,7 @@ class TestLeaving:
                 for times in range(1, 4):
                     broker.connections[0].lose()
                     state["key"] = times
-                    await asyncio.sleep(100)
+                    await pass_time(100)
                     assert here.relay.statistics().reconnects == times
                 assert await waiting == 1
 
@@ -142,7 +142,7 @@ class TestCancelledByOthers:
         async def main() -> None:
             async with Relay(broker=broker) as relay:
                 relay.notify("key")
-                await asyncio.sleep(100)
+                await pass_time(100)
                 assert relay.connected
                 assert (relay.statistics().reconnects, relay.statistics().unpublished) == (2, 0)
 
@@ -164,7 +164,7 @@ class TestCancelledByOthers:
             async with Relay(broker=broker) as relay:
                 broker.away = True
                 broker.connections[0].lose()
-                await asyncio.sleep(100)
+                await pass_time(100)
                 assert relay.connected
             broker.away = True
             with pytest.raises(RelayError, match="cannot be reached"):
@@ -184,7 +184,7 @@ def test_a_time_out_of_the_brokers_own_is_not_said_to_be_the_relays(
     async def main() -> None:
         async with Relay(broker=broker) as relay:
             relay.notify("key")
-            await asyncio.sleep(1)
+            await pass_time(1)
 
     run(main)
     assert "TimeoutError: a lock is held" in caplog.text

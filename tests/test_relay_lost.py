@@ -14,7 +14,7 @@ from purgatory.relay import Relay
 from purgatory.relay.payload import decode
 from purgatory.relay.retries import LONGEST
 from tests.operations import Flag
-from tests.relays import MemoryBroker, MemoryConnection, Process, run
+from tests.relays import MemoryBroker, MemoryConnection, Process, pass_time, run
 
 
 class TestLostConnections:
@@ -40,7 +40,7 @@ class TestLostConnections:
                 there.purgatory.check_and_complete("key")
                 broker.connections[1].lose()
                 here.grow("key")
-                await asyncio.sleep(10)
+                await pass_time(10)
                 assert "key" not in there.known
                 assert there.watch("key", 0).done()
 
@@ -54,7 +54,7 @@ class TestLostConnections:
                 broker.away = True
                 broker.connections[0].lose()
                 here.relay.notify("a", "b")
-                await asyncio.sleep(100)
+                await pass_time(100)
                 assert not here.relay.connected
                 assert here.relay.statistics().unpublished == 2
                 here.relay.notify("a", "c")
@@ -68,7 +68,7 @@ class TestLostConnections:
         async def main() -> None:
             async with Process(state, broker, max_keys=100) as here, Process(state, broker) as there:
                 waiting = [there.watch(str(number)) for number in range(101)]
-                await asyncio.sleep(1)
+                await pass_time(1)
                 there.refreshed.clear()
                 broker.connections[0].lose()
                 for number in range(100):
@@ -96,7 +96,7 @@ class TestLostConnections:
                 for number in range(10_000):
                     here.grow(str(number))
                 await here.relay.flush()
-                await asyncio.sleep(0.001)
+                await pass_time(0.001)
                 assert there.relay.statistics().unchecked <= 1
                 await waiting
 
@@ -110,7 +110,7 @@ class TestLostConnections:
                 waiting = there.watch("key")
                 for connection in broker.connections:
                     connection.deaf = True
-                await asyncio.sleep(2)
+                await pass_time(2)
                 here.grow("key")
                 began = asyncio.get_running_loop().time()
                 await waiting
@@ -133,7 +133,7 @@ class TestLostConnections:
 
         async def main() -> None:
             async with Process(state, broker):
-                await asyncio.sleep(3601)
+                await pass_time(3601)
 
         run(main)
         assert len(pings) == 240
@@ -143,19 +143,19 @@ class TestLostConnections:
     ) -> None:
         async def main() -> None:
             async with Process(state, broker):
-                await asyncio.sleep(100)
+                await pass_time(100)
                 broker.away = True
                 broker.connections[0].lose()
-                await asyncio.sleep(200)
+                await pass_time(200)
                 waits = [_wait(record) for record in caplog.records]
                 assert len(set(waits)) == len(waits)
                 assert all(0 <= wait <= min(LONGEST, 0.1 * 2**number) for number, wait in enumerate(waits))
                 assert 40 < len(waits) < 200
                 broker.away = False
-                await asyncio.sleep(100)
+                await pass_time(100)
                 caplog.clear()
                 broker.connections[0].lose()
-                await asyncio.sleep(1)
+                await pass_time(1)
                 [record] = caplog.records
                 assert "ConnectionError: the broker has ended the connection" in record.getMessage()
                 assert _wait(record) <= 0.1
@@ -173,7 +173,7 @@ class TestLostConnections:
         async def main() -> None:
             async with Process(state, broker) as here:
                 here.relay.notify("key")
-                await asyncio.sleep(1000)
+                await pass_time(1000)
                 assert here.relay.statistics().reconnects < 1000
                 assert here.relay.statistics().unpublished == 1
 
@@ -187,7 +187,7 @@ class TestRefreshThatFails:
             asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
             async with Process(state, broker) as here, Process(state, broker) as there:
                 waiting = there.watch("key")
-                await asyncio.sleep(1)
+                await pass_time(1)
                 there.failing = 5
                 here.grow("key")
                 await waiting
@@ -207,7 +207,7 @@ class TestRefreshThatFails:
             async with DelayedOperationPurgatory() as purgatory:
                 flag = purgatory.try_complete_else_watch(Flag(), ["2000"])
                 async with Relay(purgatory, broker=broker, refresh=refresh), Relay(broker=broker) as other:
-                    await asyncio.sleep(1)
+                    await pass_time(1)
                     flag.ready = True
                     other.notify(*map(str, range(2001)))
                     await flag
@@ -226,7 +226,7 @@ class TestRefreshThatFails:
             asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
 
             async def refresh(keys: Collection[str]) -> None:
-                await asyncio.sleep(0.001)
+                await pass_time(0.001)
                 if bad.intersection(keys):
                     raise ValueError("nobody can read that")
 
@@ -243,14 +243,14 @@ class TestRefreshThatFails:
                         flag.ready = True
                     # The poisoned ones come each time, and last those that are told of alone.
                     other.notify(*bad, *map(str, batch))
-                    await asyncio.sleep(0.3)  # about the refreshes that it takes to find the poisoned ones
+                    await pass_time(0.3)  # about the refreshes that it takes to find the poisoned ones
                     assert all(flag.done() for flag in flags)
                     alone = purgatory.try_complete_else_watch(Flag(), [f"alone-{number}"])
                     alone.ready = True
                     other.notify(f"alone-{number}")
-                    await asyncio.sleep(0.01)
+                    await pass_time(0.01)
                     assert alone.done()
-                await asyncio.sleep(60)
+                await pass_time(60)
                 assert relay.statistics().unchecked <= len(bad)
 
         run(main)
@@ -266,7 +266,7 @@ class TestRefreshThatFails:
             async with DelayedOperationPurgatory() as purgatory:
                 flag = purgatory.try_complete_else_watch(Flag(), ["100"])
                 async with Relay(purgatory, broker=broker, refresh=refresh) as relay, Relay(broker=broker) as other:
-                    await asyncio.sleep(1)
+                    await pass_time(1)
                     flag.ready = True
                     other.notify(*map(str, range(101)))
                     await flag

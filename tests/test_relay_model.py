@@ -9,7 +9,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from tests.relays import Grown, MemoryBroker, Process, run
+from tests.relays import Grown, MemoryBroker, Process, pass_time, run
 
 PROCESSES = st.integers(0, 2)
 KEYS = st.sampled_from(["a", "b", "c", "d"])
@@ -73,9 +73,9 @@ def test_whoever_may_complete_does_however_often_connections_are_lost(
                 elif step == "turn":
                     await asyncio.sleep(0)
                 elif step == "wait":
-                    await asyncio.sleep(1.0)
+                    await pass_time(1.0)
             broker.away = False
-            await asyncio.sleep(60.0)  # the longest waits between attempts, and two heartbeats, several times
+            await pass_time(60.0)  # the longest waits between attempts, and two heartbeats, several times
             for process in processes:
                 await process.relay.flush()
                 statistics = process.relay.statistics()
