@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from purgatory import DelayedOperationPurgatory, PurgatoryError, VirtualClock
-from tests.operations import Flag
+from tests.support.operations import Flag
 
 
 @pytest.mark.parametrize(

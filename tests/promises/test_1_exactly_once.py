@@ -6,7 +6,7 @@ from itertools import permutations
 import pytest
 
 from purgatory import DelayedOperationPurgatory, VirtualClock
-from tests.operations import FaultLog, Flag
+from tests.support.operations import FaultLog, Flag
 
 Trigger = Callable[[DelayedOperationPurgatory, FaultLog, Flag], object]
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from purgatory import DelayedOperationPurgatory, VirtualClock
-from tests.operations import FaultLog, Flag, turn
+from tests.support.operations import FaultLog, Flag, turn
 
 
 class Expiring(Flag):

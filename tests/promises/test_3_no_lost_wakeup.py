@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from purgatory import DelayedOperationPurgatory, VirtualClock
-from tests.operations import Flag
+from tests.support.operations import Flag
 
 
 class TrueOnTry(Flag):

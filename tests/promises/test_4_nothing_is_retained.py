@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory, OperationCancelled, VirtualClock
-from tests.operations import FaultLog, Flag, turn
+from tests.support.operations import FaultLog, Flag, turn
 
 KEYS = ["a", "b", "c"]
 

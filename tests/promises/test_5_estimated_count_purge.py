@@ -3,7 +3,7 @@
 import pytest
 
 from purgatory import DelayedOperationPurgatory, VirtualClock
-from tests.operations import FaultLog, Flag, turn
+from tests.support.operations import FaultLog, Flag, turn
 
 
 def _finish(purgatory: DelayedOperationPurgatory, count: int, keys: list[str]) -> None:

@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 
 from purgatory import DelayedOperationPurgatory, VirtualClock
-from tests import stalls
-from tests.figures import show
-from tests.operations import Flag
+from tests.support import stalls
+from tests.support.figures import show
+from tests.support.operations import Flag
 
 MANY = 20_000
 

@@ -9,8 +9,8 @@ import pytest
 import uvloop
 
 from purgatory import DelayedOperationPurgatory
-from tests.figures import show
-from tests.operations import FaultLog, Flag, turn
+from tests.support.figures import show
+from tests.support.operations import FaultLog, Flag, turn
 
 
 def test_operations_an_hour_away_arm_one_call_and_nothing_runs_till_then(

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from purgatory import DelayedOperationPurgatory, OperationCancelled, PurgatoryError
-from tests.operations import Flag, turn
+from tests.support.operations import Flag, turn
 
 
 async def wait(purgatory: DelayedOperationPurgatory, operation: Flag) -> str:

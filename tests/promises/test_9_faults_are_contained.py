@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from purgatory import DelayedOperationPurgatory, PurgatoryError, VirtualClock
-from tests.operations import FaultLog, Flag, Late, turn
+from tests.support.operations import FaultLog, Flag, Late, turn
 
 
 class Faulty(Flag):

@@ -1,0 +1,412 @@
+"""`purgatory.asgi` by itself: a receive written by hand, signals sent to this process."""
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from purgatory import (
+    Delay,
+    DelayedFutures,
+    DelayedOperation,
+    DelayedOperationPurgatory,
+    OperationCancelled,
+    PurgatoryClosed,
+    ThresholdPurgatory,
+    VirtualClock,
+)
+from purgatory.asgi import ClientDisconnected, closing_on_shutdown, unless_disconnected
+from tests.support.operations import turn
+
+END = {"type": "http.request", "body": b"", "more_body": False}
+PART = {"type": "http.request", "body": b"x", "more_body": True}
+GONE = {"type": "http.disconnect"}
+
+
+class Client:
+    """What a server knows of one: the messages that `receive` yields, and whether it is running."""
+
+    def __init__(self, *messages: dict[str, Any] | Exception) -> None:
+        self.messages: asyncio.Queue[dict[str, Any] | Exception] = asyncio.Queue()
+        self.say(*messages)
+        self.running = 0
+        self.calls = 0
+
+    def say(self, *messages: dict[str, Any] | Exception) -> None:
+        for message in messages:
+            self.messages.put_nowait(message)
+
+    async def receive(self) -> dict[str, Any]:
+        self.calls += 1
+        self.running += 1
+        assert self.running == 1
+        try:
+            message = await self.messages.get()
+            if isinstance(message, Exception):
+                raise message
+            return message
+        except asyncio.CancelledError:
+            await turn()  # as a receive does that cleans up behind itself
+            raise
+        finally:
+            self.running -= 1
+
+
+class Answer(DelayedOperation[str]):
+    def try_complete(self) -> bool:
+        return False
+
+    def on_complete(self) -> str:
+        return "answer"
+
+
+@pytest.fixture
+def waiting() -> Iterator[DelayedOperationPurgatory]:
+    purgatory = DelayedOperationPurgatory(clock=VirtualClock())
+    yield purgatory
+    assert purgatory.num_delayed == 0
+
+
+def _hold(purgatory: DelayedOperationPurgatory) -> Answer:
+    return purgatory.try_complete_else_watch(Answer(300.0), ["key"])
+
+
+async def _until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await turn()
+
+
+class TestUnlessDisconnected:
+    async def test_it_yields_what_the_operation_does(self, waiting: DelayedOperationPurgatory) -> None:
+        client = Client()
+        answering = asyncio.create_task(unless_disconnected(client.receive, _hold(waiting)))
+        await _until(lambda: client.running)
+        waiting.complete_all()
+        assert await answering == "answer"
+        assert (client.running, client.calls) == (0, 1)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    async def test_a_disconnect_cancels_the_operation_at_once(self, waiting: DelayedOperationPurgatory) -> None:
+        client = Client(END)
+        operation = _hold(waiting)
+        answering = asyncio.create_task(unless_disconnected(client.receive, operation))
+        await _until(lambda: client.calls == 2)
+        assert not operation.done()
+        client.say(GONE)
+        with pytest.raises(ClientDisconnected, match="the client has disconnected") as raised:
+            await answering
+        assert raised.value.__suppress_context__
+        assert operation.cancelled()
+        assert client.running == 0
+
+    async def test_messages_other_than_a_disconnect_are_skipped(self, waiting: DelayedOperationPurgatory) -> None:
+        client = Client(PART, PART, END, {"type": "http.unheard_of"}, GONE)
+        with pytest.raises(ClientDisconnected):
+            await unless_disconnected(client.receive, _hold(waiting))
+        assert client.calls == 5
+
+    async def test_an_operation_that_is_done_asks_for_nothing(self, waiting: DelayedOperationPurgatory) -> None:
+        client = Client(GONE)
+        done, cancelled = _hold(waiting), _hold(waiting)
+        done.force_complete()
+        cancelled.cancel()
+        coroutine = unless_disconnected(client.receive, done)
+        with pytest.raises(StopIteration, match="answer"):
+            coroutine.send(None)
+        with pytest.raises(OperationCancelled, match="Answer was cancelled"):
+            await unless_disconnected(client.receive, cancelled)
+        assert client.calls == 0
+
+    @pytest.mark.parametrize("meanwhile", [[], [PART], [PART, PART]], ids=len)
+    async def test_cancelled_by_somebody_else_is_no_disconnect(
+        self, waiting: DelayedOperationPurgatory, meanwhile: list[dict[str, Any]]
+    ) -> None:
+        client = Client()
+        answering = asyncio.create_task(unless_disconnected(client.receive, _hold(waiting)))
+        await _until(lambda: client.running)
+        client.say(*meanwhile)
+        waiting.cancel_for_key("key")
+        with pytest.raises(OperationCancelled) as raised:
+            await answering
+        assert type(raised.value) is OperationCancelled
+        assert client.running == 0
+
+    async def test_cancelling_the_task_ends_both(self, waiting: DelayedOperationPurgatory) -> None:
+        client = Client()
+        operation = _hold(waiting)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await unless_disconnected(client.receive, operation)
+        assert operation.cancelled()
+        assert client.running == 0
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    async def test_a_receive_that_keeps_its_cancellation_to_itself_does_not_hold_up_the_answer(
+        self, waiting: DelayedOperationPurgatory
+    ) -> None:
+        calls = 0
+
+        async def receive() -> dict[str, Any]:
+            nonlocal calls
+            calls += 1
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            return END  # as `wait_for` of CPython 3.11 does if both come in the same turn
+
+        answering = asyncio.create_task(unless_disconnected(receive, _hold(waiting)))
+        await _until(lambda: calls)
+        waiting.complete_all()
+        async with asyncio.timeout(10):
+            assert await answering == "answer"
+        assert calls == 1
+
+    async def test_what_receive_raises_comes_out_and_cancels_the_operation(
+        self, waiting: DelayedOperationPurgatory
+    ) -> None:
+        operation = _hold(waiting)
+        with pytest.raises(ConnectionError, match="reset"):
+            await unless_disconnected(Client(END, ConnectionError("reset")).receive, operation)
+        assert operation.cancelled()
+
+    async def test_a_receive_that_repeats_the_body_is_refused(self, waiting: DelayedOperationPurgatory) -> None:
+        async def replay() -> dict[str, Any]:
+            return END
+
+        operation = _hold(waiting)
+        with pytest.raises(RuntimeError, match="the end of the body once more"):
+            await unless_disconnected(replay, operation)
+        assert operation.cancelled()
+
+    async def test_a_failing_operation_fails_here(self, waiting: DelayedOperationPurgatory) -> None:
+        class Failing(Answer):
+            def on_complete(self) -> str:
+                raise ArithmeticError("no answer")
+
+        client = Client()
+        failing = waiting.try_complete_else_watch(Failing(300.0), ["key"])
+        answering = asyncio.create_task(unless_disconnected(client.receive, failing))
+        await _until(lambda: client.running)
+        waiting.complete_all()
+        with pytest.raises(ArithmeticError, match="no answer"):
+            await answering
+        assert client.running == 0
+
+
+EVENTS = st.sampled_from(["nothing", "part", "end", "disconnect", "fault", "complete", "cancel", "interrupt"])
+
+
+@given(st.lists(st.lists(EVENTS, max_size=3), max_size=8))
+def test_whatever_happens_in_whatever_order_it_ends_once_and_leaves_nothing(turns: list[list[str]]) -> None:
+    async def run() -> None:
+        happened: list[str] = []
+        faults: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+        purgatory = DelayedOperationPurgatory(clock=VirtualClock())
+        operation = _hold(purgatory)
+        client = Client()
+        answering = asyncio.create_task(unless_disconnected(client.receive, operation))
+        await turn()
+        for events in (*turns, ["disconnect"]):
+            for event in events:
+                if answering.done():
+                    break
+                happened.append(event)
+                match event:
+                    case "part":
+                        client.say(PART)
+                    case "end":
+                        client.say(END)
+                    case "disconnect":
+                        client.say(GONE)
+                    case "fault":
+                        client.say(ConnectionError())
+                    case "complete":
+                        operation.force_complete()
+                    case "cancel":
+                        operation.cancel()
+                    case "interrupt":
+                        answering.cancel()
+            await turn()
+        await asyncio.wait([answering])
+        if answering.cancelled():
+            assert "interrupt" in happened
+        elif (exception := answering.exception()) is None:
+            assert answering.result() == "answer"
+            assert "complete" in happened
+        else:
+            cause: dict[type[BaseException], str] = {
+                ClientDisconnected: "disconnect",
+                OperationCancelled: "cancel",
+                ConnectionError: "fault",
+            }
+            assert cause.get(type(exception), "end") in happened
+            assert type(exception) in cause or happened.count("end") > 1
+        assert operation.done()
+        assert purgatory.num_delayed == 0
+        if happened.count("interrupt") <= 1:
+            assert client.running == 0
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+        # What nobody could be told any more.
+        assert all(isinstance(fault["exception"], (ConnectionError, RuntimeError)) for fault in faults)
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def handled() -> Iterator[list[int]]:
+    """The signals that reached the handler which was there before."""
+    numbers: list[int] = []
+
+    def handle(number: int, frame: object) -> None:
+        numbers.append(number)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield numbers
+    assert {signal.signal(number, handler) for number, handler in before.items()} == {handle}
+
+
+class Recorder:
+    """Something to be closed."""
+
+    def __init__(self, fault: BaseException | None = None) -> None:
+        self.fault = fault
+        self.closed = 0
+
+    async def aclose(self) -> None:
+        self.closed += 1
+        if self.fault is not None:
+            raise self.fault
+
+
+class TestClosingOnShutdown:
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    async def test_a_signal_closes_and_reaches_the_servers_own_handler(
+        self, handled: list[int], number: signal.Signals
+    ) -> None:
+        purgatory, threshold = DelayedOperationPurgatory(), ThresholdPurgatory(7)
+        unfinished: asyncio.Future[None] = asyncio.Future()
+        async with closing_on_shutdown(purgatory, threshold):
+            poll = purgatory.try_complete_else_watch(Delay(300.0), ["key"])
+            futures = purgatory.try_complete_else_watch(DelayedFutures([unfinished], 300.0), ["key"])
+            reach = threshold.reach(7, 300.0)
+            os.kill(os.getpid(), number)
+            await poll
+            assert [len(each) for each in await futures] == [0, 1]
+            assert await reach == 7
+            await _until(lambda: handled)
+            with pytest.raises(PurgatoryClosed):
+                purgatory.try_complete_else_watch(Delay(1.0), ["key"])
+            os.kill(os.getpid(), signal.SIGINT)
+            await _until(lambda: len(handled) == 2)
+        assert handled == [number, signal.SIGINT]
+
+    async def test_a_handler_of_the_loop_goes_on_working(self, handled: list[int]) -> None:
+        loop = asyncio.get_running_loop()
+        told = asyncio.Event()
+        before = signal.getsignal(signal.SIGTERM)
+        loop.add_signal_handler(signal.SIGTERM, told.set)
+        recorder = Recorder()
+        try:
+            async with closing_on_shutdown(recorder):
+                os.kill(os.getpid(), signal.SIGTERM)
+                await told.wait()
+                await _until(lambda: recorder.closed)
+            told.clear()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await told.wait()
+        finally:
+            loop.remove_signal_handler(signal.SIGTERM)
+            signal.signal(signal.SIGTERM, before)
+        assert recorder.closed == 1
+
+    async def test_without_a_signal_the_end_of_the_context_closes(self, handled: list[int]) -> None:
+        recorder = Recorder()
+        async with closing_on_shutdown(recorder):
+            assert recorder.closed == 0
+        with pytest.raises(ZeroDivisionError):
+            async with closing_on_shutdown(recorder):
+                raise ZeroDivisionError
+        assert recorder.closed == 2
+
+    async def test_a_signal_with_the_default_action_or_ignored_is_left_alone(self, handled: list[int]) -> None:
+        mine = signal.getsignal(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        async with closing_on_shutdown(Recorder()):
+            found = [signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)]
+        signal.signal(signal.SIGTERM, mine)
+        signal.signal(signal.SIGINT, mine)
+        assert found == [signal.SIG_DFL, signal.SIG_IGN]
+
+    async def test_a_handler_set_meanwhile_stays_and_may_call_the_one_before_it(self, handled: list[int]) -> None:
+        recorder = Recorder()
+        mine = signal.getsignal(signal.SIGTERM)
+        async with closing_on_shutdown(recorder):
+            wrapper = signal.getsignal(signal.SIGTERM)
+            assert callable(wrapper)
+            signal.signal(signal.SIGTERM, lambda *arguments: wrapper(*arguments))
+            theirs = signal.getsignal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is theirs
+        signal.signal(signal.SIGTERM, mine)
+        wrapper(signal.SIGTERM, None)
+        await turn()
+        assert handled == [signal.SIGTERM]
+        assert recorder.closed == 1
+
+    async def test_contexts_may_be_nested(self, handled: list[int]) -> None:
+        recorders = [Recorder(), Recorder()]
+        async with closing_on_shutdown(recorders[0]), closing_on_shutdown(recorders[1]):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await _until(lambda: all(recorder.closed for recorder in recorders))
+        assert handled == [signal.SIGTERM]
+
+    async def test_one_that_fails_does_not_keep_the_others_from_closing(self, handled: list[int]) -> None:
+        recorders = [Recorder(ArithmeticError()), Recorder(), Recorder(LookupError()), Recorder()]
+        with pytest.raises(ExceptionGroup) as raised:
+            async with closing_on_shutdown(*recorders):
+                os.kill(os.getpid(), signal.SIGTERM)
+                await _until(lambda: all(recorder.closed for recorder in recorders))
+        assert [type(fault) for fault in raised.value.exceptions] == [ArithmeticError, LookupError]
+        assert [recorder.closed for recorder in recorders] == [1] * 4
+
+    @pytest.mark.parametrize("wrong", [None, [Recorder()], 1])
+    async def test_what_cannot_be_closed_is_refused_before_anything_is_done(
+        self, handled: list[int], wrong: Any
+    ) -> None:
+        handler = signal.getsignal(signal.SIGTERM)
+        recorder = Recorder()
+        with pytest.raises(TypeError, match=r"something with aclose\(\) is needed, not"):
+            async with closing_on_shutdown(recorder, wrong):
+                raise AssertionError
+        assert signal.getsignal(signal.SIGTERM) is handler
+        assert recorder.closed == 0
+
+
+def test_a_handler_that_is_called_when_the_loop_is_closed_calls_the_servers_own(handled: list[int]) -> None:
+    async def serve() -> Any:
+        async with closing_on_shutdown(Recorder()):
+            return signal.getsignal(signal.SIGTERM)
+
+    asyncio.run(serve())(signal.SIGTERM, None)
+    assert handled == [signal.SIGTERM]
+
+
+def test_in_another_thread_the_end_of_the_context_closes() -> None:
+    recorder = Recorder()
+    before = signal.getsignal(signal.SIGTERM)
+
+    async def serve() -> None:
+        async with closing_on_shutdown(recorder):
+            assert signal.getsignal(signal.SIGTERM) is before
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    thread.join()
+    assert recorder.closed == 1

@@ -1,0 +1,123 @@
+"""`purgatory.asgi` in Starlette, FastAPI and Quart, on uvicorn and hypercorn: real processes, real signals."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import httpx
+import pytest
+
+from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
+
+# Were it not for what is tested, they would wait for ever.
+UVICORN = ["uvicorn", "--port", "0", "--loop", "asyncio"]
+HYPERCORN = ["hypercorn", "--bind", "127.0.0.1:0", "--workers", "0", "--graceful-timeout", "300"]
+
+
+class Server:
+    """The process, and where it listens."""
+
+    def __init__(self, *command: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", *command], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        output = []
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            output.append(line)
+            if found := re.search(r"running on (http://127\.0\.0\.1:\d+)", line, re.IGNORECASE):
+                self.url = found[1]
+                return
+        raise RuntimeError(f"the server did not start: {''.join(output)}")
+
+    def client(self) -> httpx.AsyncClient:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        return httpx.AsyncClient(base_url=self.url, timeout=60, limits=limits)
+
+    async def until_waiting(self, count: int) -> None:
+        """Return when that many operations are pending in all processes together."""
+        seen: dict[int, int] = {}
+        while not seen or sum(seen.values()) != count:
+            async with self.client() as client:
+                # At once, and on connections of their own: so they get to all processes.
+                with suppress(httpx.ConnectError):  # the workers do not listen yet
+                    for answer in await asyncio.gather(*(client.get("/state") for _ in range(10))):
+                        state = answer.json()
+                        seen[state["pid"]] = state["num_delayed"]
+
+    async def end(self) -> str:
+        """What it has written, when it has ended by itself."""
+        _, output = await asyncio.to_thread(self.process.communicate)
+        return output
+
+
+@contextmanager
+def serving(*command: str) -> Iterator[Server]:
+    server = Server(*command)
+    with server.process:
+        try:
+            yield server
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(server.process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["uvicorn", "--port", "0", "--loop", "uvloop", "tests.asgi.apps:starlette"],
+        [*UVICORN, "--workers", "2", "tests.asgi.apps:starlette"],
+        [*UVICORN, "--http", "h11", "tests.asgi.apps:middleware"],
+        [*UVICORN, "tests.asgi.apps:fastapi"],
+        [*UVICORN, "tests.asgi.apps:quart"],
+        [*HYPERCORN, "tests.asgi.apps:quart"],
+        [*HYPERCORN, "--worker-class", "uvloop", "tests.asgi.apps:fastapi"],
+    ],
+    ids=lambda command: " ".join(command).replace("tests.asgi.apps:", ""),
+)
+async def test_who_goes_is_dropped_and_who_stays_is_answered_when_shutdown_begins(command: list[str]) -> None:
+    with serving(*command) as server:
+        async with server.client() as client:
+            await server.until_waiting(0)
+            polls = [asyncio.create_task(client.get("/poll")) for _ in range(4)]
+            await server.until_waiting(4)
+            for poll in polls[:2]:
+                poll.cancel()
+            await server.until_waiting(2)
+            server.process.send_signal(signal.SIGTERM)
+            answers = await asyncio.gather(*polls[2:])
+        assert [(answer.status_code, answer.json()) for answer in answers] == [(200, "answered")] * 2
+        assert "Traceback" not in await server.end()
+
+
+async def test_a_second_sigint_is_the_servers_own_affair() -> None:
+    with serving(*UVICORN, "tests.asgi.apps:starlette") as server:
+        async with server.client() as client:
+            poll = asyncio.create_task(client.get("/reach"))
+            stuck = asyncio.create_task(client.get("/stuck"))
+            await server.until_waiting(2)
+            server.process.send_signal(signal.SIGINT)
+            assert (await poll).json() == 0
+            assert not stuck.done()
+            server.process.send_signal(signal.SIGINT)
+            await server.end()
+            await asyncio.wait([stuck])
+
+
+async def test_a_connection_lasts_for_any_number_of_polls() -> None:
+    with serving(*UVICORN, "tests.asgi.apps:middleware") as server:
+        limits = httpx.Limits(max_connections=1)
+        async with server.client() as client, httpx.AsyncClient(base_url=server.url, limits=limits) as poller:
+            for _ in range(20):
+                poll = asyncio.create_task(poller.get("/poll", timeout=60))
+                while not (await client.post("/complete")).json():
+                    pass
+                assert (await poll).json() == "answered"
+            assert (await client.get("/state")).json()["num_delayed"] == 0

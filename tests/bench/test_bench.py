@@ -1,0 +1,297 @@
+"""`purgatory bench`: what it measures is complete and sane. How fast anything is, is not for a test to say."""
+
+import json
+import math
+import shutil
+import signal
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from purgatory.__main__ import main
+from purgatory.bench import report, runner
+from purgatory.bench.case import LOOPS, OURS, UNLIMITED, Case, Figures, Measured, Metric, Scenario
+from purgatory.bench.scenarios import SCENARIOS, enqueue
+from tests.support.paths import ROOT
+
+COMMAND = [sys.executable, "-m", "purgatory", "bench"]
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a quick run of everything has written."""
+    output = tmp_path_factory.mktemp("bench")
+    done = subprocess.run(
+        [*COMMAND, "--quick", "--rounds", "1", "--output", str(output)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    for scenario in SCENARIOS.values():
+        assert scenario.title in done.stdout
+    return output
+
+
+def results(directory: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((directory / "results.json").read_text())
+    return content
+
+
+@pytest.mark.timeout(400)
+class TestAQuickRun:
+    def test_measures_every_case_in_every_round(self, quick: Path) -> None:
+        measured = results(quick)["scenarios"]
+        assert list(measured) == list(SCENARIOS)
+        for name, scenario in SCENARIOS.items():
+            cases = measured[name]["cases"]
+            assert len(cases) == len(scenario.cases(True))
+            for case in cases:
+                assert len(case["rounds"]) == 1
+                for figures in case["rounds"]:
+                    assert set(figures) == {metric.key for metric in scenario.metrics}
+                    assert all(math.isfinite(figure) and figure >= 0 for figure in figures.values())
+
+    def test_says_what_it_was_measured_on(self, quick: Path) -> None:
+        about = results(quick)
+        assert about["command"].startswith("purgatory bench --quick")
+        assert {"python", "system", "processor", "cores", "memory", "uvloop"} <= set(about["machine"])
+        assert about["missing"] == {}
+
+    def test_compares_each_alternative_with_ours(self, quick: Path) -> None:
+        for name, scenario in SCENARIOS.items():
+            ratios = results(quick)["scenarios"][name]["ratios"]
+            compared = [metric for metric in scenario.metrics if metric.compared]
+            others = sum(case.implementation != OURS for case in scenario.cases(True))
+            assert 0 < len(ratios) <= others * len(compared)
+            for ratio in ratios:
+                assert 0 <= ratio["least"] <= ratio["median"] <= ratio["most"]
+
+    def test_draws_every_plot(self, quick: Path) -> None:
+        for name, scenario in SCENARIOS.items():
+            for plot in scenario.plots:
+                picture = (quick / f"{name}-{plot.name}.png").read_bytes()
+                assert picture.startswith(b"\x89PNG\r\n")
+                assert len(picture) > 5000
+
+    def test_draws_an_overview_of_each_loop(self, quick: Path) -> None:
+        for loop in LOOPS:
+            assert (quick / f"overview-{loop}.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+    def test_can_be_drawn_again(self, quick: Path, tmp_path: Path) -> None:
+        (tmp_path / "results.json").write_bytes((quick / "results.json").read_bytes())
+        main(["bench", "--redraw", "--output", str(tmp_path)])
+        assert {path.name for path in tmp_path.iterdir()} == {path.name for path in quick.iterdir()}
+        assert (tmp_path / "results.md").read_text() == (quick / "results.md").read_text()
+
+    def test_writes_its_tables(self, quick: Path) -> None:
+        text = (quick / "results.md").read_text()
+        for scenario in SCENARIOS.values():
+            assert f"### {scenario.title}" in text
+        assert f"| {OURS} |" in text
+
+    def test_expires_as_many_as_the_distribution_says(self, quick: Path) -> None:
+        # P(time to complete > 200 ms), log-normal with median 20 ms and 75th percentile 60 ms, is 7.9 %.
+        for case in results(quick)["scenarios"]["enqueue"]["cases"]:
+            # A machine that stands still for a while lets more expire: that is for one round to say, not for all.
+            least = min(figures["timeouts"] for figures in case["rounds"])
+            assert least == 0 if case["implementation"] == "driver alone" else 5 <= least <= 12
+
+    def test_does_not_enqueue_faster_than_asked(self, quick: Path) -> None:
+        limited = [
+            case for case in results(quick)["scenarios"]["enqueue"]["cases"] if case["parameters"]["rate"] != UNLIMITED
+        ]
+        assert limited
+        for case in limited:
+            for figures in case["rounds"]:
+                assert 0 < figures["rate"] < 1.1 * case["parameters"]["rate"]
+
+    def test_ours_is_never_early_and_no_answer_is_wrong(self, quick: Path) -> None:
+        measured = results(quick)["scenarios"]
+        storms = [case for case in measured["storm"]["cases"] if case["implementation"] == OURS]
+        assert [figures["early"] for case in storms for figures in case["rounds"]] == [0] * 2
+        assert {figures["wrong"] for case in measured["http"]["cases"] for figures in case["rounds"]} == {0}
+
+
+class TestTheCommand:
+    def test_names_the_scenarios_there_are(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit, match="2"):
+            main(["bench", "nonsense"])
+        assert "there is no scenario 'nonsense', but: enqueue, size, " in capsys.readouterr().err
+
+    @pytest.mark.parametrize("rounds", ["0", "-1", "many"])
+    def test_refuses_less_than_a_round(self, rounds: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit, match="2"):
+            main(["bench", "--rounds", rounds])
+        assert "--rounds" in capsys.readouterr().err
+
+    def test_refuses_to_start_where_it_cannot_write(self, tmp_path: Path) -> None:
+        (tmp_path / "taken").write_text("")
+        with pytest.raises(SystemExit, match=r"cannot write to .*taken"):
+            main(["bench", "--output", str(tmp_path / "taken")])
+
+    def test_says_what_is_not_measured_on_a_loop(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        main(["bench", "memory", "--loop", "uvloop", "--quick", "--output", str(tmp_path)])
+        assert "memory was not measured: it has no cases on uvloop" in capsys.readouterr().err
+        assert results(tmp_path)["missing"] == {"memory": "it has no cases on uvloop"}
+
+    def test_says_what_needs_the_projects_source(self, tmp_path: Path) -> None:
+        shutil.copytree(ROOT / "purgatory", tmp_path / "purgatory")
+        done = subprocess.run([*COMMAND, "http", "--quick"], capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "http was not measured: the long-poll server is among the examples" in " ".join(done.stderr.split())
+
+    @pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"scenarios": {"size": {}}}'])
+    def test_refuses_to_redraw_what_it_cannot_read(self, tmp_path: Path, content: str | None) -> None:
+        if content is not None:
+            (tmp_path / "results.json").write_text(content)
+        with pytest.raises(SystemExit, match=r"cannot read .*results.json: No such file|results.json holds no results"):
+            main(["bench", "--redraw", "--output", str(tmp_path)])
+
+    def test_says_which_extra_is_missing(self, tmp_path: Path) -> None:
+        venv.create(tmp_path, symlinks=True)
+        done = subprocess.run(
+            [tmp_path / "bin" / "python", "-m", "purgatory", "bench"],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=ROOT,
+        )
+        assert done.returncode == 1
+        assert "pip install 'asyncio-purgatory[bench]'" in done.stderr
+        assert "Traceback" not in done.stderr
+
+    def test_goes_on_where_it_was_interrupted(self, tmp_path: Path) -> None:
+        command = [*COMMAND, "size", "callback", "--loop", "asyncio", "--quick", "--output", str(tmp_path)]
+        size, callback = (
+            len([case for case in SCENARIOS[name].cases(True) if case.loop == "asyncio"])
+            for name in ("size", "callback")
+        )
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+            workers: set[int] = set()
+            while len(workers) < 2 * size + 2:
+                workers |= {child.pid for child in psutil.Process(process.pid).children()}
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert "interrupted" in said
+        before = results(tmp_path)["scenarios"]
+        assert list(before) == ["size"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        assert "size is measured already" in " ".join(done.stderr.split())
+        after = results(tmp_path)["scenarios"]
+        assert after["size"] == before["size"]
+        assert len(after["callback"]["cases"]) == callback
+
+    def test_does_not_write_over_what_was_measured_otherwise(self, tmp_path: Path) -> None:
+        command = ["bench", "storm", "--quick", "--output", str(tmp_path)]
+        main([*command, "--rounds", "1"])
+        before = (tmp_path / "results.json").read_bytes()
+        with pytest.raises(SystemExit, match="was measured with another rounds, 1: name another directory"):
+            main(command)
+        with pytest.raises(SystemExit, match="has other cases of storm: name another directory"):
+            main([*command, "--rounds", "1", "--loop", "uvloop"])
+        assert (tmp_path / "results.json").read_bytes() == before
+
+
+class TestAFullRun:
+    def test_is_the_proposals_benchmark(self) -> None:
+        cases = SCENARIOS["enqueue"].cases(False)
+        rates = list(dict.fromkeys(case.parameters["rate"] for case in cases))
+        assert rates[0] == 10_000
+        assert rates[-1] == UNLIMITED
+        assert {case.parameters["load"] for case in cases} == {"low", "high"}
+        assert {case.loop for case in cases} == {"asyncio", "uvloop"}
+        assert {case.parameters["requests"] for case in cases if case.parameters["rate"] == UNLIMITED} == {1_000_000}
+        assert enqueue.LOADS == {"low": (0.020, 0.060), "high": (0.200, 0.400)}
+        assert (enqueue.KEYS, enqueue.KEYS_A_REQUEST) == (100, 3)
+
+    @pytest.mark.parametrize(
+        ("scenario", "parameter", "values"),
+        [
+            ("size", "pending", {10**3, 10**4, 10**5, 10**6}),
+            ("memory", "pending", {10**5, 10**6}),
+            ("wakeup", "waiters", {100_000}),
+            ("storm", "due", {10**6}),
+            ("await", "tasks", {2_000, 100_000}),
+            ("http", "clients", {5_000}),
+        ],
+    )
+    def test_has_the_sizes_that_matter(self, scenario: str, parameter: str, values: set[int]) -> None:
+        assert {case.parameters[parameter] for case in SCENARIOS[scenario].cases(False)} == values
+
+
+class TestTheRunner:
+    def test_takes_all_cases_in_turn_round_by_round(self) -> None:
+        cases = [Case("size", name, "asyncio") for name in ("a", "b", "c")]
+        order = []
+
+        def measure(case: Case) -> Figures:
+            order.append(case.implementation)
+            return {"ns": 1.0}
+
+        *_, last = runner.run(cases, 3, measure)
+        assert order == ["a", "b", "c"] * 3
+        assert [len(each.rounds) for each in last] == [3, 3, 3]
+
+    def test_says_why_a_case_failed(self) -> None:
+        with pytest.raises(runner.CaseFailed, match=r"(?s)size: nonsense, asyncio, .* failed:.*KeyError"):
+            runner.measure_apart(Case("size", "nonsense", "asyncio", {"pending": 1, "steps": 1}))
+
+    def test_measures_in_another_process(self) -> None:
+        figures = runner.measure_apart(Case("size", OURS, "asyncio", {"pending": 10, "steps": 1000}))
+        assert set(figures) == {"ns"}
+
+
+SCENARIO = Scenario("size", "Size", lambda quick: [], lambda case: {}, (Metric("ns", "time", "ns", compared=True),))
+
+
+def measured(name: str, *figures: float, loop: str = "asyncio", **parameters: Any) -> Measured:
+    case = Case("size", name, "uvloop" if loop == "uvloop" else "asyncio", parameters)
+    return Measured(case, [{"ns": figure} for figure in figures])
+
+
+class TestTheReport:
+    def test_pairs_the_rounds(self) -> None:
+        # The machine was three times slower in the second round: the ratio does not care.
+        (group,) = report.groups([measured(OURS, 10, 30, 10), measured("theirs", 20, 60, 30)])
+        assert group.ratio("theirs", "ns") == report.Spread(median=2, least=2, most=3)
+        assert group.spread(OURS, "ns") == report.Spread(median=10, least=10, most=30)
+
+    def test_compares_only_what_was_measured_in_the_same_way(self) -> None:
+        found = report.groups(
+            [measured(OURS, 1, pending=1), measured(OURS, 2, pending=2), measured(OURS, 3, loop="uvloop", pending=1)]
+        )
+        assert [str(group) for group in found] == ["asyncio, pending 1", "asyncio, pending 2", "uvloop, pending 1"]
+
+    def test_has_no_ratio_to_nothing(self) -> None:
+        (group,) = report.groups([measured(OURS, 0), measured("theirs", 1)])
+        assert group.ratio("theirs", "ns") is None
+
+    def test_leaves_out_what_has_not_been_measured_yet(self) -> None:
+        assert report.groups([measured(OURS)]) == []
+
+    def test_is_a_table(self) -> None:
+        table = report.table(SCENARIO, [measured(OURS, 10, 10), measured("theirs", 20, 40)])
+        assert report.markdown(table).splitlines()[2:] == [
+            "| where | what | time (ns) | times ours |",
+            "| --- | --- | --- | --- |",
+            "| asyncio | purgatory | 10 |  |",
+            "|  | theirs | 30 | 3 (2 to 4) |",
+        ]
+
+    def test_is_read_as_it_was_written(self, tmp_path: Path) -> None:
+        path = tmp_path / "results.json"
+        written = {"size": [measured(OURS, 1.5, pending=3), measured("theirs", 2.5, pending=3)]}
+        report.save(path, {"rounds": 1}, written, {"http": "no server"})
+        about, read = report.load(path)
+        assert about == {"rounds": 1, "missing": {"http": "no server"}}
+        assert read == written
+        assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,282 @@
+"""Bugs that others have had in timers and purgatories, so that they are not had here."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+
+from purgatory import DelayedOperationPurgatory, PurgatoryFull, VirtualClock, WheelTimer
+from tests.support.invariants import check_purgatory, check_timer
+from tests.support.operations import FaultLog, Flag, Note, turn
+
+
+class TestInsertedEarlierThanTheOneArmed:
+    """tokio #854, #1700: a later insert postponed the wake-up for an earlier task, or an earlier one never got one."""
+
+    def test_an_earlier_one_is_woken_for(self, clock: FaultLog) -> None:
+        timer = WheelTimer(clock)
+        notes = {deadline: Note(clock) for deadline in (3600.0, 60.0, 1.0, 0.5, 0.002, 0.001)}
+        for deadline, note in notes.items():
+            timer.add(note, deadline)
+        clock.advance(4000.0)
+        assert all(note.ran == [pytest.approx(deadline)] for deadline, note in notes.items())
+
+    def test_a_later_one_does_not_postpone_it(self, clock: FaultLog) -> None:
+        timer = WheelTimer(clock)
+        early = Note(clock)
+        timer.add(early, 0.1)
+        for n in range(100):
+            clock.advance(0.0009)
+            timer.add(Note(clock), clock.time() + 10.0 + n)
+        clock.advance_to(0.1)
+        assert early.ran == [0.1]
+
+    def test_from_inside_a_task_that_runs(self, clock: FaultLog) -> None:
+        timer = WheelTimer(clock)
+        early = Note(clock)
+        timer.call_at(1.0, timer.add, Note(clock), 100.0)
+        timer.call_at(1.0, timer.add, early, 1.5)
+        timer.call_at(1.0, timer.add, Note(clock), 50.0)
+        clock.advance(1.5)
+        assert early.ran == [1.5]
+
+    async def test_on_a_loop(self) -> None:
+        timer = WheelTimer()
+        late, early = asyncio.Event(), asyncio.Event()
+        timer.call_later(3600.0, late.set)
+        timer.call_later(0.01, early.set)
+        timer.call_later(1800.0, late.set)
+        await asyncio.wait_for(early.wait(), 30)
+        timer.close()
+
+
+class TestRescheduled:
+    """tokio #849, #8274: a task moved to an earlier deadline, or to one that has passed, came late or never."""
+
+    @pytest.mark.parametrize("first", [0.005, 0.5, 100.0, 1e6])
+    @pytest.mark.parametrize("second", [0.0, 0.001, 0.004, 0.4, 99.0])
+    def test_to_an_earlier_deadline(self, clock: FaultLog, first: float, second: float) -> None:
+        timer = WheelTimer(clock)
+        note = Note(clock)
+        timer.add(note, first)
+        timer.reschedule(note, min(first, second))
+        clock.advance_to(first)
+        assert note.ran == [pytest.approx(min(first, second))]
+        check_timer(timer)
+
+    @pytest.mark.parametrize("behind", [0.0, 0.001, 5.0, 1e9])
+    def test_to_one_that_has_passed(self, clock: FaultLog, behind: float) -> None:
+        purgatory = DelayedOperationPurgatory(clock=clock)
+        clock.advance(10.0)
+        timer = purgatory.timer
+        note = Note(clock)
+        timer.add(note, 3600.0)
+        timer.reschedule(note, clock.time() - behind)
+        assert note.ran == [], "not inside the call"
+        clock.advance(0)
+        assert note.ran == [10.0]
+
+    def test_an_elapsed_deadline_inserted_and_then_rescheduled(self, clock: FaultLog) -> None:
+        timer = WheelTimer(clock)
+        clock.advance(100.0)
+        later, sooner = Note(clock), Note(clock)
+        for note in (later, sooner):
+            timer.add(note, 3.0)
+        timer.reschedule(later, 200.0)
+        timer.reschedule(sooner, 1.0)
+        clock.advance(0)
+        assert (later.ran, sooner.ran) == ([], [100.0])
+        clock.advance(100.0)
+        assert later.ran == [200.0]
+        check_timer(timer)
+
+    def test_while_its_bucket_is_being_drained(self, clock: FaultLog) -> None:
+        timer = WheelTimer(clock)
+        moved = [Note(clock) for _ in range(3)]
+        for note, deadline in zip(moved, (1.0, 0.5, 9.0), strict=True):
+            timer.call_at(1.0, timer.reschedule, note, deadline)
+        for note in moved:
+            timer.add(note, 1.0)
+        clock.advance(20.0)
+        assert [note.ran for note in moved] == [[1.0], [1.0], [9.0]]
+        check_timer(timer)
+
+
+class TestCancelledWhenDueButNotYetDrained:
+    """tokio #3270: cancelling such a task in slot 0 of a level left the occupied slots wrong: a panic."""
+
+    @pytest.mark.parametrize("level", [1, 2, 3])
+    @pytest.mark.parametrize("slot", [0, 2, 19])
+    @pytest.mark.parametrize("alone", [True, False])
+    def test_in_each_slot_of_a_level(self, level: int, slot: int, alone: bool) -> None:
+        class Clock(FaultLog):
+            ahead = 0.0
+
+            def time(self) -> float:
+                return super().time() + self.ahead
+
+        unit = 20 ** (level - 1)
+        clock = Clock(unit + 1.0)  # the hand of the level has gone past slot 0
+        timer = WheelTimer(clock, tick=1.0)
+        deadline = float((slot or 20) * unit + (level > 1))
+        note, other, after = Note(clock), Note(clock), Note(clock)
+        timer.add(note, deadline)
+        if not alone:
+            timer.add(other, deadline)
+        # The time has come, and the call has not: the task is due, and still in its bucket.
+        clock.ahead = deadline - clock.time()
+        assert timer.wheels[level - 1].count(slot) == (1 if alone else 2)
+        assert timer.statistics().levels[level - 1] == (1 if alone else 2)
+        assert timer.cancel(note)
+        timer.add(after, clock.time() + 1)
+        check_timer(timer)
+        timer._wake()
+        assert note.ran == []
+        assert len(other.ran) == (0 if alone else 1)
+        check_timer(timer)
+        clock.ahead += 1
+        timer._wake()
+        assert len(after.ran) == 1
+        assert len(timer) == 0
+        check_timer(timer)
+
+    @pytest.mark.parametrize("count", [2, 1500, 45_000])
+    @pytest.mark.parametrize("away", [1, 700, 22_500])
+    def test_by_a_task_of_the_same_bucket(self, clock: FaultLog, count: int, away: int) -> None:
+        timer = WheelTimer(clock)
+        notes = [Note(clock) for _ in range(count)]
+        cancelled: set[Note] = set()
+
+        def cancel(note: Note) -> None:
+            if timer.cancel(note):
+                cancelled.add(note)
+
+        for n, note in enumerate(notes):
+            if n % 2 == 0:
+                timer.call_at(1.0, cancel, notes[(n + away) % count])
+            timer.add(note, 1.0)
+        timer.add(Note(clock), 1.001)
+        clock.advance(1.0)
+        assert len(timer) == 1
+        assert len(cancelled) >= count // 4 or away > count
+        assert [note.ran for note in notes] == [[] if note in cancelled else [1.0] for note in notes]
+        check_timer(timer)
+
+
+def test_the_pending_count_of_one_cancelled_while_its_tick_is_drained(
+    purgatory: DelayedOperationPurgatory, clock: FaultLog
+) -> None:
+    """netty #14959: the count was decremented twice, by the cancellation and by the tick that found it."""
+    counts: list[int] = []
+    operations: list[Flag] = []
+
+    def cancel_others() -> None:
+        for operation in operations[1:4]:
+            operation.cancel()
+            operation.cancel()
+        counts.append(purgatory.num_delayed)
+
+    operations += [Flag(1.0, then=cancel_others if n == 0 else int) for n in range(6)]
+    for operation in operations:
+        purgatory.try_complete_else_watch(operation, ["key"])
+    clock.advance(1.0)
+    assert counts == [2]
+    assert purgatory.num_delayed == len(purgatory.timer) == 0
+    assert (purgatory.statistics().expired, purgatory.statistics().cancelled) == (3, 3)
+    check_purgatory(purgatory)
+
+
+@pytest.mark.parametrize("finish", [Flag.force_complete, Flag.cancel])
+def test_a_finished_operation_is_not_kept_until_the_purge(
+    purgatory: DelayedOperationPurgatory, finish: Callable[[Flag], bool]
+) -> None:
+    """KAFKA-19389, KAFKA-19763: brokers ran out of memory on the responses of completed fetches on quiet keys."""
+    gc.disable()
+    try:
+        operations = [purgatory.try_complete_else_watch(Flag(60.0), ["quiet", n]) for n in range(500)]
+        alive = [weakref.ref(operation) for operation in operations]
+        for operation in operations:
+            finish(operation)
+        del operation
+        operations.clear()
+        assert purgatory.watched == 1000, "no purge is due"
+        assert [ref for ref in alive if ref() is not None] == []
+    finally:
+        gc.enable()
+
+
+def test_one_completed_while_it_is_added_to_the_rest_of_its_keys(clock: FaultLog) -> None:
+    """KAFKA-18027: it stayed in the lists of the keys that came after, and in the timer."""
+
+    class Completing(str):
+        """A key whose lookup completes the operation, as another thread would while it is being added."""
+
+        __slots__ = ()
+
+        def __hash__(self) -> int:
+            if len(hashes) == 1:
+                operation.force_complete()
+            hashes.append(1)
+            return super().__hash__()
+
+    hashes: list[int] = []
+    purgatory = DelayedOperationPurgatory(purge_interval=0, clock=clock)
+    operation = Flag(60.0)
+    purgatory.try_complete_else_watch(operation, ["a", Completing("b"), "c"])
+    assert operation.result() == "result of flag"
+    assert (purgatory.num_delayed, len(purgatory.timer)) == (0, 0)
+    clock.advance(0)
+    assert purgatory.watched == 0
+    check_purgatory(purgatory)
+
+
+class TestUnbounded:
+    """netty #5647: nothing kept a timer from growing until the memory was used up."""
+
+    def test_no_more_than_max_pending_wait(self, clock: FaultLog) -> None:
+        purgatory = DelayedOperationPurgatory(max_pending=100, clock=clock)
+        refused = 0
+        for n in range(1000):
+            try:
+                purgatory.try_complete_else_watch(Flag(3600.0), [n])
+            except PurgatoryFull:
+                refused += 1
+        assert (refused, purgatory.num_delayed, purgatory.watched, len(purgatory.timer)) == (900, 100, 100, 100)
+
+    def test_no_more_than_purge_interval_dead_ones_wait_to_be_purged(self, clock: FaultLog) -> None:
+        purgatory = DelayedOperationPurgatory(purge_interval=100, clock=clock)
+        for n in range(10_000):
+            purgatory.try_complete_else_watch(Flag(3600.0), [n, "key"]).force_complete()
+            clock.advance(0)
+            assert purgatory.watched <= 2 * 101
+        assert len(purgatory._lists._lists) <= 102
+
+
+class TestTheLoopsOwnHeap:
+    """aiohttp #8608: cancelled timers piled up in the event loop's heap until their time came."""
+
+    @pytest.mark.asyncio(loop_factories=["asyncio"])  # uvloop's timers leave when they are cancelled
+    async def test_with_constant_arming_earlier_and_cancelling_it_stays_small(self) -> None:
+        loop = asyncio.get_running_loop()
+        async with DelayedOperationPurgatory() as purgatory:
+            largest = 0
+            for n in range(20_000):
+                # Each one is due before all that wait, so the wake-up moves every time; and it is gone at once.
+                operation = Flag(3600.0 - n / 10)
+                purgatory.try_complete_else_watch(operation, ["key"])
+                operation.cancel()
+                largest = max(largest, len(vars(loop)["_scheduled"]))
+                if n % 100 == 0:
+                    await turn()
+            # The loop lets go of cancelled ones when they are more than half, and more than a hundred.
+            assert largest <= 300
+
+    def test_a_virtual_clock_does_too(self, clock: VirtualClock) -> None:
+        timer = WheelTimer(clock)
+        for n in range(5000):
+            timer.add(Note(clock), 5000.0 - n)
+        assert len(clock._heap) <= 200
+        clock.advance(5000.0)
+        assert len(timer) == 0

@@ -1,0 +1,147 @@
+"""The virtual clock."""
+
+import heapq
+import logging
+import math
+import re
+from typing import Any
+
+import pytest
+
+from purgatory import VirtualClock
+from tests.support.operations import FaultLog
+
+
+def test_time_moves_only_when_told(clock: VirtualClock) -> None:
+    assert clock.time() == 0.0
+    clock.advance(1.5)
+    clock.advance_to(4.0)
+    assert clock.time() == 4.0
+
+
+def test_it_starts_where_told() -> None:
+    assert VirtualClock(-7.5).time() == -7.5
+
+
+def test_callbacks_run_in_order_of_time_then_of_coming_each_at_its_own_time(clock: VirtualClock) -> None:
+    ran: list[tuple[str, float]] = []
+
+    def note(name: str) -> None:
+        ran.append((name, clock.time()))
+
+    clock.call_at(2.0, note, "second")
+    clock.call_at(1.0, note, "first")
+    clock.call_at(2.0, note, "third")
+    clock.call_at(9.0, note, "later")
+    clock.advance(5.0)
+    assert ran == [("first", 1.0), ("second", 2.0), ("third", 2.0)]
+    assert clock.time() == 5.0
+
+
+def test_what_is_asked_for_in_the_past_runs_at_the_next_move_and_not_before(clock: VirtualClock) -> None:
+    clock.advance(3.0)
+    ran: list[float] = []
+    clock.call_at(1.0, lambda: ran.append(clock.time()))
+    assert ran == []
+    clock.advance(0)
+    assert ran == [3.0]
+
+
+def test_a_callback_may_ask_for_another_in_the_same_move(clock: VirtualClock) -> None:
+    ran: list[float] = []
+    clock.call_at(1.0, lambda: clock.call_at(2.0, lambda: ran.append(clock.time())))
+    clock.advance(2.0)
+    assert ran == [2.0]
+
+
+def test_a_cancelled_callback_does_not_run_and_may_be_cancelled_again(clock: VirtualClock) -> None:
+    ran: list[int] = []
+    handle = clock.call_at(1.0, ran.append, 1)
+    kept = clock.call_at(1.0, ran.append, 2)
+    handle.cancel()
+    handle.cancel()
+    clock.advance(1.0)
+    kept.cancel()
+    assert ran == [2]
+
+
+def test_cancelled_callbacks_do_not_pile_up(clock: VirtualClock) -> None:
+    ran: list[int] = []
+    clock.call_at(1.0, ran.append, 1)
+    for _ in range(10_000):
+        clock.call_at(1.0, ran.append, 2).cancel()
+    assert len(clock._heap) < 200
+    assert repr(clock) == "<VirtualClock time=0.0 scheduled=1>"
+    clock.advance(1.0)
+    assert ran == [1]
+
+
+def test_an_exception_comes_out_and_the_rest_stays_scheduled(clock: VirtualClock) -> None:
+    ran: list[float] = []
+
+    def fail() -> None:
+        raise LookupError
+
+    clock.call_at(1.0, fail)
+    clock.call_at(2.0, lambda: ran.append(clock.time()))
+    with pytest.raises(LookupError):
+        clock.advance(5.0)
+    assert clock.time() == 1.0
+    clock.advance(1.0)
+    assert ran == [2.0]
+
+
+def test_a_callback_cannot_move_the_time(clock: VirtualClock) -> None:
+    clock.call_at(1.0, clock.advance, 1.0)
+    with pytest.raises(RuntimeError, match="being advanced already"):
+        clock.advance(1.0)
+
+
+@pytest.mark.parametrize(
+    ("when", "message"),
+    [(math.nan, "finite"), (math.inf, "finite"), (0.5, "does not move backwards, from 1.0 to 0.5")],
+)
+def test_it_refuses_to_move_to_nowhere(when: float, message: str) -> None:
+    clock = VirtualClock(1.0)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        clock.advance_to(when)
+    assert clock.time() == 1.0
+
+
+def test_it_refuses_times_that_are_no_number() -> None:
+    with pytest.raises(ValueError, match="NaN"):
+        VirtualClock().call_at(math.nan, print)
+    with pytest.raises(ValueError, match="finite"):
+        VirtualClock(math.inf)
+
+
+def test_uncaught_exceptions_go_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    error = LookupError("lost")
+    VirtualClock().call_exception_handler({"message": "something raised", "exception": error})
+    assert caplog.record_tuples == [("purgatory", logging.ERROR, "something raised")]
+    assert caplog.records[0].exc_info is not None
+    assert caplog.records[0].exc_info[1] is error
+
+
+def test_the_clock_of_the_tests_collects_them_instead(clock: FaultLog) -> None:
+    clock.call_exception_handler({"message": "", "exception": LookupError()})
+    assert [type(exception) for exception in clock.exceptions] == [LookupError]
+
+
+@pytest.mark.parametrize("live", [0, 10, 1000])
+def test_cancelled_calls_are_dropped_seldom_but_in_time(live: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rebuilt: list[int] = []
+
+    def heapify(heap: list[Any]) -> None:
+        rebuilt.append(len(heap))
+        heapq.heapify(heap)
+
+    monkeypatch.setattr("purgatory.clock.heapify", heapify)
+    clock = VirtualClock()
+    for n in range(live):
+        clock.call_at(2.0 + n, int)
+    for _ in range(10_000):
+        clock.call_at(1.0, int).cancel()
+        assert len(clock._heap) <= max(2 * live, live + 64) + 1
+    assert set(rebuilt) == {live}
+    assert len(rebuilt) == 10_000 // (max(live, 64) + 1)

@@ -1,0 +1,151 @@
+"""Completions thousands deep inside each other: no stack overflow, no quadratic time, nothing put off for ever."""
+
+import asyncio
+import sys
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from purgatory import DelayedOperationPurgatory, PurgatoryError
+from purgatory.operation import NESTING
+from tests.support.operations import FaultLog, Flag
+
+DEEP = 10_000
+
+Link = Callable[[DelayedOperationPurgatory, list[Flag], int], object]
+
+
+def _check(purgatory: DelayedOperationPurgatory, operations: list[Flag], n: int) -> None:
+    operations[n].ready = True
+    assert purgatory.check_and_complete(n) == 1
+
+
+def _check_soon(purgatory: DelayedOperationPurgatory, operations: list[Flag], n: int) -> None:
+    operations[n].ready = True
+    purgatory.check_and_complete_soon(n)
+
+
+def _watch(purgatory: DelayedOperationPurgatory, operations: list[Flag], n: int) -> None:
+    # One that completes at once, and whose completion watches the next such one.
+    then = partial(_watch, purgatory, operations, n + 1) if n + 1 < DEEP else operations[n].force_complete
+    purgatory.try_complete_else_watch(Flag(ready=True, then=then), ["key"])
+    operations[n].force_complete()
+
+
+LINKS: dict[str, Link] = {
+    "check": _check,
+    "check soon": _check_soon,
+    "force": lambda purgatory, operations, n: operations[n].force_complete(),
+    "watch": _watch,
+}
+
+
+class Counted(Flag):
+    """Counts its tries and how deep the stack is when it completes."""
+
+    tries = 0
+    deepest = 0
+
+    def try_complete(self) -> bool:
+        Counted.tries += 1
+        return super().try_complete()
+
+    def on_complete(self) -> str:
+        depth = 0
+        frame = sys._getframe()
+        while frame.f_back is not None:
+            frame = frame.f_back
+            depth += 1
+        Counted.deepest = max(Counted.deepest, depth)
+        return super().on_complete()
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_each_completion_completes_the_next(purgatory: DelayedOperationPurgatory, clock: FaultLog, link: str) -> None:
+    operations: list[Flag] = []
+    order: list[str] = []
+    for n in range(DEEP):
+        chained = link != "watch" and n + 1 < DEEP
+        then = partial(LINKS[link], purgatory, operations, n + 1) if chained else (lambda: None)
+        operations.append(Counted(None, str(n), calls=order, then=then))
+        purgatory.try_complete_else_watch(operations[n], [n])
+    Counted.tries = Counted.deepest = 0
+    LINKS[link](purgatory, operations, 0)
+    clock.advance(0)
+    assert [operation.done() for operation in operations] == [True] * DEEP
+    assert sorted(order) == sorted(f"{n} completes" for n in range(DEEP))
+    assert link == "watch" or order[:: DEEP - 1] == ["0 completes", f"{DEEP - 1} completes"]
+    assert clock.exceptions == []
+    assert Counted.tries <= DEEP
+    frame, here = sys._getframe(), 0
+    while frame.f_back is not None:
+        frame, here = frame.f_back, here + 1
+    assert Counted.deepest - here <= 10 * NESTING
+
+
+def test_a_key_whose_watchers_all_complete_and_check_it_again(purgatory: DelayedOperationPurgatory) -> None:
+    counts: list[int] = []
+    for _ in range(DEEP):
+        then = lambda: counts.append(purgatory.check_and_complete("key"))  # noqa: E731
+        purgatory.try_complete_else_watch(Counted(then=then), ["key"]).ready = True
+    Counted.tries = 0
+    counts.append(purgatory.check_and_complete("key"))
+    assert sum(counts) == DEEP
+    assert Counted.tries == DEEP
+
+
+def test_a_request_to_exit_deep_inside_leaves_none_behind(purgatory: DelayedOperationPurgatory) -> None:
+    def leave() -> None:
+        raise SystemExit
+
+    operations: list[Flag] = []
+    for n in range(100):
+        then: Callable[[], object] = operations[-1].force_complete if operations else leave
+        operations.append(purgatory.try_complete_else_watch(Flag(then=then), [n]))
+    with pytest.raises(SystemExit):
+        operations[-1].force_complete()
+    assert all(operation.done() for operation in operations)
+    assert isinstance(operations[0].exception(), SystemExit)
+    assert operations[99 - NESTING].result() == "result of flag"
+    assert purgatory.num_delayed == 0
+    assert purgatory.try_complete_else_watch(Flag(ready=True), ["key"]).done()
+
+
+def test_deep_inside_an_operation_that_is_being_completed_is_not_done_and_not_pending(
+    purgatory: DelayedOperationPurgatory,
+) -> None:
+    last = purgatory.try_complete_else_watch(Flag(9.0), ["key"])
+    seen: list[object] = []
+
+    def look() -> None:
+        assert last.force_complete()
+        seen.extend([last.done(), last.force_complete(), last.cancel(), purgatory.num_delayed])
+        for use in (last.result, partial(last.reschedule, 1.0)):
+            with pytest.raises((asyncio.InvalidStateError, PurgatoryError)):
+                use()
+
+    then: Callable[[], object] = look
+    for n in range(NESTING):
+        then = purgatory.try_complete_else_watch(Flag(then=then), [n]).force_complete
+    then()
+    assert seen == [False, False, False, 0]
+    assert last.calls == ["flag completes"]
+    assert len(purgatory.timer) == 0
+
+
+async def test_awaiting_an_operation_from_inside_its_own_completion() -> None:
+    # As a task that starts eagerly does.
+    waiting: list[Generator[Any, None, str]] = []
+
+    def begin() -> None:
+        waiting.append(operation.__await__())
+        assert next(waiting[0]) is not None
+
+    async with DelayedOperationPurgatory() as purgatory:
+        operation = Flag(then=begin)
+        purgatory.try_complete_else_watch(operation, ["key"]).force_complete()
+        with pytest.raises(StopIteration) as end:
+            next(waiting[0])
+        assert end.value.value == "result of flag"

@@ -1,0 +1,360 @@
+"""Listeners are told of each finished operation once, and harm nobody."""
+
+import asyncio
+import gc
+import weakref
+from typing import Any
+
+import pytest
+
+from purgatory import (
+    DelayedOperationPurgatory,
+    FinishedOperation,
+    PurgatoryClosed,
+    PurgatoryError,
+    PurgatoryFull,
+    VirtualClock,
+)
+from tests.support.operations import FaultLog, Flag, Late, turn
+
+
+class Slow(Flag):
+    """Takes a second to complete."""
+
+    def __init__(self, clock: VirtualClock, **parameters: Any) -> None:
+        super().__init__(**parameters)
+        self.clock = clock
+
+    def on_complete(self) -> str:
+        self.clock._now += 1.0
+        return super().on_complete()
+
+
+class Failing(Flag):
+    def on_complete(self) -> str:
+        raise LookupError
+
+
+@pytest.fixture
+def heard(purgatory: DelayedOperationPurgatory) -> list[FinishedOperation]:
+    """What a listener of the purgatory has been told."""
+    heard: list[FinishedOperation] = []
+    purgatory.add_listener(heard.append)
+    return heard
+
+
+Heard = list[FinishedOperation]
+
+
+class TestWhatIsTold:
+    def test_of_an_operation_that_completed_at_once(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, heard: Heard
+    ) -> None:
+        clock.advance(7.0)
+        purgatory.try_complete_else_watch(Slow(clock, timeout=2.0, ready=True), ["a", ("b", 1), "a"])
+        assert heard == [("test", "Slow", ("a", ("b", 1)), 7.0, 2.0, 0.0, "completed_at_once", None)]
+
+    def test_of_a_satisfied_one_how_long_it_waited(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, heard: Heard
+    ) -> None:
+        flag = purgatory.try_complete_else_watch(Flag(), ["a"])
+        clock.advance(3.0)
+        flag.ready = True
+        assert purgatory.check_and_complete("a") == 1
+        assert heard == [("test", "Flag", ("a",), 0.0, None, 3.0, "satisfied", None)]
+
+    def test_of_an_expired_one_how_late_it_was(self, clock: FaultLog) -> None:
+        purgatory = DelayedOperationPurgatory("coarse", tick=0.25, clock=clock)
+        heard: Heard = []
+        purgatory.add_listener(heard.append)
+        purgatory.try_complete_else_watch(Flag(0.875), ["a"])
+        clock.advance(1.0)
+        assert heard == [("coarse", "Flag", ("a",), 0.0, 0.875, 1.0, "expired", 0.125)]
+
+    def test_what_on_complete_takes_is_part_of_the_wait(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, heard: Heard
+    ) -> None:
+        purgatory.try_complete_else_watch(Slow(clock), ["a"]).force_complete()
+        assert heard[0].waited == 1.0
+
+    def test_of_a_cancelled_one(self, purgatory: DelayedOperationPurgatory, clock: FaultLog, heard: Heard) -> None:
+        purgatory.try_complete_else_watch(Flag(5.0), ["a"])
+        clock.advance(1.0)
+        purgatory.cancel_for_key("a")
+        assert heard == [("test", "Flag", ("a",), 0.0, 5.0, 1.0, "cancelled", None)]
+
+    @pytest.mark.parametrize("ready", [True, False])
+    def test_of_a_failed_one_whatever_has_completed_it(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, heard: Heard, ready: bool
+    ) -> None:
+        failing = purgatory.try_complete_else_watch(Failing(1.0, ready=ready), ["a"])
+        clock.advance(1.0)
+        assert isinstance(failing.exception(), LookupError)
+        assert [(each.outcome, each.waited, each.late) for each in heard] == [("failed", 0.0 if ready else 1.0, None)]
+
+    def test_of_one_that_raises_after_it_is_done_only_once(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, heard: Heard
+    ) -> None:
+        purgatory.try_complete_else_watch(Late(ready=True), ["a"])
+        assert [each.outcome for each in heard] == ["completed_at_once"]
+        assert len(clock.faults) == 1
+
+    def test_of_a_rescheduled_one_the_timeout_it_had_last(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, heard: Heard
+    ) -> None:
+        beat = purgatory.try_complete_else_watch(Flag(2.0), ["a"])
+        for _ in range(3):
+            clock.advance(1.0)
+            beat.reschedule(1.5)
+        clock.advance(2.0)
+        assert heard == [("test", "Flag", ("a",), 0.0, 1.5, 4.5, "expired", 0.0)]
+
+    async def test_on_a_loop_the_times_are_the_loops(self) -> None:
+        loop = asyncio.get_running_loop()
+        heard: Heard = []
+        purgatory = DelayedOperationPurgatory()
+        purgatory.add_listener(heard.append)
+        async with purgatory:
+            before = loop.time()
+            await purgatory.try_complete_else_watch(Flag(0.02), ["a"])
+            after = loop.time()
+        [finished] = heard
+        assert finished.outcome == "expired"
+        assert before <= finished.arrived
+        assert finished.arrived + finished.waited <= after
+        assert finished.late is not None
+        assert 0 <= finished.late < finished.waited - 0.019
+
+    def test_those_that_a_close_completes_are_told(self, purgatory: DelayedOperationPurgatory, heard: Heard) -> None:
+        for _ in range(3):
+            purgatory.try_complete_else_watch(Flag(), ["a", "b"])
+        purgatory.close()
+        assert [each.outcome for each in heard] == ["satisfied"] * 3
+
+
+class TestWhoIsTold:
+    def test_all_listeners_in_the_order_in_which_they_came(self, purgatory: DelayedOperationPurgatory) -> None:
+        told: list[str] = []
+        purgatory.add_listener(lambda _: told.append("first"))
+        purgatory.add_listener(lambda _: told.append("second"))
+        purgatory.try_complete_else_watch(Flag(ready=True), ["a"])
+        assert told == ["first", "second"]
+
+    def test_a_listener_that_is_removed_is_told_no_more(
+        self, purgatory: DelayedOperationPurgatory, heard: Heard
+    ) -> None:
+        others: Heard = []
+        purgatory.add_listener(others.append)
+        waiting = purgatory.try_complete_else_watch(Flag(), ["a"])
+        purgatory.remove_listener(heard.append)
+        waiting.force_complete()
+        purgatory.remove_listener(others.append)
+        purgatory.try_complete_else_watch(Flag(ready=True), ["a"])
+        assert (len(heard), len(others)) == (0, 1)
+
+    def test_of_what_was_there_before_the_listener_nothing_is_told(self, purgatory: DelayedOperationPurgatory) -> None:
+        before = purgatory.try_complete_else_watch(Flag(), ["a"])
+        heard: Heard = []
+        purgatory.add_listener(heard.append)
+        before.force_complete()
+        assert heard == []
+
+    def test_a_listener_may_remove_itself_and_add_another(self, purgatory: DelayedOperationPurgatory) -> None:
+        heard: Heard = []
+
+        def once(_: FinishedOperation) -> None:
+            purgatory.remove_listener(once)
+            purgatory.add_listener(heard.append)
+
+        purgatory.add_listener(once)
+        for _ in range(2):
+            purgatory.try_complete_else_watch(Flag(ready=True), ["a"])
+        assert len(heard) == 1
+
+    def test_a_listener_may_use_the_purgatory(self, purgatory: DelayedOperationPurgatory, heard: Heard) -> None:
+        second = purgatory.try_complete_else_watch(Flag(name="second"), ["b"])
+
+        def complete_the_second(finished: FinishedOperation) -> None:
+            if finished.keys == ("a",):
+                second.ready = True
+                assert purgatory.check_and_complete("b") == 1
+
+        purgatory.add_listener(complete_the_second)
+        purgatory.try_complete_else_watch(Flag(ready=True), ["a"])
+        assert [each.keys for each in heard] == [("a",), ("b",)]
+
+    def test_one_that_is_not_there_cannot_be_removed(self, purgatory: DelayedOperationPurgatory, heard: Heard) -> None:
+        for each in (purgatory, DelayedOperationPurgatory()):
+            with pytest.raises(ValueError, match="is no listener of"):
+                each.remove_listener(print)
+        purgatory.try_complete_else_watch(Flag(ready=True), ["a"])
+        assert len(heard) == 1
+
+    def test_what_cannot_be_called_is_refused(self, purgatory: DelayedOperationPurgatory) -> None:
+        journal: Any = "journal"
+        with pytest.raises(TypeError, match="a listener is called, which 'journal' cannot be"):
+            purgatory.add_listener(journal)
+
+        async def listen(_: FinishedOperation) -> None:
+            """Never awaited."""
+
+        with pytest.raises(TypeError, match="a listener must not be async"):
+            purgatory.add_listener(listen)
+        assert purgatory._lists.listeners is None
+
+    async def test_a_listener_may_end_thousands_without_going_deeper(self) -> None:
+        purgatory = DelayedOperationPurgatory()
+        told = 0
+
+        def cancel_another(_: FinishedOperation) -> None:
+            nonlocal told
+            told += 1
+            if waiting:
+                waiting.pop().cancel()
+
+        async with purgatory:
+            purgatory.add_listener(cancel_another)
+            waiting = [purgatory.try_complete_else_watch(Flag(), ["a"]) for _ in range(5000)]
+            tasks = [asyncio.ensure_future(operation) for operation in waiting]
+            await turn()
+            waiting.pop().cancel()
+            done, _ = await asyncio.wait(tasks, timeout=30)
+        assert (len(done), told) == (5000, 5000)
+
+    def test_each_is_told_of_one_after_the_other(self, purgatory: DelayedOperationPurgatory) -> None:
+        told: list[tuple[str, object]] = []
+        second = purgatory.try_complete_else_watch(Flag(), ["b"])
+
+        def first_listener(finished: FinishedOperation) -> None:
+            told.append(("first", finished.keys))
+            second.force_complete()
+
+        purgatory.add_listener(first_listener)
+        purgatory.add_listener(lambda finished: told.append(("second", finished.keys)))
+        third = purgatory.try_complete_else_watch(Flag(), ["c"])
+        second = purgatory.try_complete_else_watch(Flag(), ["b"])
+        third.force_complete()
+        assert told == [("first", ("c",)), ("second", ("c",)), ("first", ("b",)), ("second", ("b",))]
+
+
+class TestWhatIsRefusedIsNotTold:
+    def test_when_it_is_full(self, clock: FaultLog) -> None:
+        purgatory = DelayedOperationPurgatory(max_pending=1, clock=clock)
+        heard: Heard = []
+        purgatory.add_listener(heard.append)
+        purgatory.try_complete_else_watch(Flag(), ["a"])
+        refused = Flag()
+        with pytest.raises(PurgatoryFull):
+            purgatory.try_complete_else_watch(refused, ["a"])
+        refused.force_complete()
+        assert heard == []
+        purgatory.close()
+        assert len(heard) == 1
+
+    def test_when_it_is_closed_while_it_is_tried(self, purgatory: DelayedOperationPurgatory, heard: Heard) -> None:
+        class Closing(Flag):
+            def try_complete(self) -> bool:
+                purgatory.close()
+                return False
+
+        with pytest.raises(PurgatoryClosed):
+            purgatory.try_complete_else_watch(Closing(), ["a"])
+        assert heard == []
+
+    def test_bad_input(self, purgatory: DelayedOperationPurgatory, heard: Heard) -> None:
+        with pytest.raises(ValueError, match="at least one key"):
+            purgatory.try_complete_else_watch(Flag(), [])
+        unhashable: Any = []
+        with pytest.raises(TypeError, match="unhashable"):
+            purgatory.try_complete_else_watch(Flag(), [unhashable])
+        used = purgatory.try_complete_else_watch(Flag(ready=True), ["a"])
+        with pytest.raises(PurgatoryError, match="serves once"):
+            purgatory.try_complete_else_watch(used, ["a"])
+        assert len(heard) == 1
+
+
+class TestFaults:
+    def test_what_a_listener_raises_is_reported_and_the_others_are_told(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
+    ) -> None:
+        def fail(_: FinishedOperation) -> None:
+            raise LookupError
+
+        heard: Heard = []
+        purgatory.add_listener(fail)
+        purgatory.add_listener(heard.append)
+        flag = purgatory.try_complete_else_watch(Flag(ready=True), ["a"])
+        assert flag.result() == "result of flag"
+        assert [type(exception) for exception in clock.exceptions] == [LookupError]
+        assert clock.faults[0]["message"] == "a listener of the purgatory 'test' failed"
+        assert len(heard) == 1
+
+    @pytest.mark.parametrize("exit_", [SystemExit, KeyboardInterrupt])
+    def test_a_listener_may_ask_to_exit(self, purgatory: DelayedOperationPurgatory, exit_: type[BaseException]) -> None:
+        def leave(_: FinishedOperation) -> None:
+            raise exit_
+
+        heard: Heard = []
+        purgatory.add_listener(leave)
+        purgatory.add_listener(heard.append)
+        for _ in range(2):
+            flag = purgatory.try_complete_else_watch(Flag(), ["a"])
+            with pytest.raises(exit_):
+                flag.force_complete()
+            assert flag.result() == "result of flag"
+        assert purgatory.num_delayed == 0
+        assert len(heard) == 2, "the others are told nevertheless"
+
+    async def test_after_the_loop_is_closed_it_is_told_nevertheless(self) -> None:
+        heard: Heard = []
+
+        def in_another_loop() -> Flag:
+            async def watch() -> Flag:
+                purgatory = DelayedOperationPurgatory(purge_interval=0)
+                purgatory.add_listener(heard.append)
+                return purgatory.try_complete_else_watch(Flag(30.0), ["a"])
+
+            return asyncio.run(watch())
+
+        flag = await asyncio.to_thread(in_another_loop)
+        assert flag.force_complete()
+        assert [each.outcome for each in heard] == ["satisfied"]
+
+    def test_in_debug_mode_other_threads_are_refused(self) -> None:
+        async def main() -> None:
+            async with DelayedOperationPurgatory() as purgatory:
+                for call in (purgatory.add_listener, purgatory.remove_listener):
+                    with pytest.raises(PurgatoryError, match=f"call_soon_threadsafe.purgatory.{call.__name__}, listen"):
+                        await asyncio.to_thread(call, print)
+
+        asyncio.run(main(), debug=True)
+
+
+class TestWhatIsKept:
+    def test_nothing_of_an_operation_is_kept_that_somebody_was_told_of(
+        self, purgatory: DelayedOperationPurgatory, heard: Heard
+    ) -> None:
+        gc.disable()
+        try:
+            flag = purgatory.try_complete_else_watch(Flag(), ["a", "b"])
+            kept = weakref.ref(flag)
+            flag.force_complete()
+            del flag
+            assert kept() is None
+            assert len(heard) == 1
+        finally:
+            gc.enable()
+
+    def test_without_a_listener_nothing_is_noted(self, purgatory: DelayedOperationPurgatory, heard: Heard) -> None:
+        purgatory.try_complete_else_watch(Flag(), ["a"])
+        purgatory.remove_listener(heard.append)
+        assert purgatory._lists.listeners is None
+
+    def test_every_arrival_that_was_noted_is_let_go(self, purgatory: DelayedOperationPurgatory, heard: Heard) -> None:
+        listeners = purgatory._lists.listeners
+        assert listeners is not None
+        for ready in (True, False):
+            purgatory.try_complete_else_watch(Flag(ready=ready), ["a"])
+        assert len(listeners._arrivals) == 1
+        purgatory.cancel_all()
+        assert listeners._arrivals == {}

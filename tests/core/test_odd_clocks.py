@@ -1,0 +1,128 @@
+"""Clocks that jump far ahead, stand still, call early or call late."""
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from typing import TypeVarTuple
+
+import pytest
+
+from purgatory import DelayedOperationPurgatory, Handle, VirtualClock, WheelTimer
+from tests.support.invariants import check_timer
+from tests.support.operations import FaultLog, Flag, Note
+
+Ts = TypeVarTuple("Ts")
+YEAR = 365.25 * 86_400
+
+
+class Jumping(FaultLog):
+    """Shows a later time all at once, and calls back only then: a machine that was suspended."""
+
+    ahead = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead
+
+    def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> Handle:
+        return super().call_at(when - self.ahead, callback, *args)
+
+
+class Shifted(FaultLog):
+    """Calls back `shift` seconds too late, or too early if that is negative."""
+
+    def __init__(self, shift: Callable[[], float]) -> None:
+        super().__init__()
+        self.shift = shift
+
+    def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> Handle:
+        return super().call_at(max(when + self.shift(), self.time()), callback, *args)
+
+
+@pytest.mark.parametrize("jump", [1.0, 3600.0, 10 * YEAR, 1000 * YEAR])
+def test_a_clock_that_jumps_far_ahead(jump: float) -> None:
+    clock = Jumping()
+    timer = WheelTimer(clock)
+    order: list[float] = []
+    deadlines = [jump * 2 ** -(n / 100) for n in range(2000)]
+    random.Random(1).shuffle(deadlines)
+    for deadline in deadlines:
+        timer.call_at(deadline, order.append, deadline)
+    later = Note(clock)
+    timer.add(later, jump * 1.5)
+    clock.ahead = jump
+    wake_ups = 0
+    while len(order) < 2000:
+        timer._wake()
+        wake_ups += 1
+    assert all(first < second + 0.001 for first, second in pairwise(order))
+    # As many as there are slices of buckets, cascades and tasks, however many years have passed.
+    assert wake_ups <= 2 * (2000 + timer.statistics().buckets + timer.statistics().cascaded) // 1000 + 1
+    assert later.ran == []
+    assert timer.statistics().tasks == 1
+    clock.ahead *= 2
+    while not later.ran:
+        timer._wake()
+    check_timer(timer)
+
+
+def test_a_clock_that_jumps_keeps_what_is_added_at_its_new_time() -> None:
+    clock = Jumping()
+    timer = WheelTimer(clock)
+    timer.add(Note(clock), 0.01)
+    clock.ahead = YEAR
+    note = Note(clock)
+    timer.add(note, YEAR + 0.02)
+    clock.advance(0.03)
+    assert note.ran == [pytest.approx(YEAR + 0.02)]
+    check_timer(timer)
+
+
+def test_a_clock_that_stands_still_is_not_asked_again_and_again(clock: FaultLog) -> None:
+    # It calls back although its time does not move: each call is answered with one, a millisecond later.
+    timer = WheelTimer(clock)
+    note = Note(clock)
+    timer.add(note, 5.0)
+    clock.advance(1.0)
+    for _ in range(1000):
+        timer._wake()
+    assert note.ran == []
+    assert len(clock.armed) == 1001, "one for one"
+    assert set(clock.armed) == {clock.armed[0]}
+    clock.advance(4.0)
+    assert note.ran == [5.0]
+
+
+@pytest.mark.parametrize("seconds", [-0.001, -0.0005, 0.0005, 0.4, 90.0])
+def test_a_clock_that_calls_early_or_late(seconds: float) -> None:
+    randomly = random.Random(seconds)
+    clock = Shifted(lambda: seconds * randomly.random())
+    purgatory = DelayedOperationPurgatory(clock=clock)
+    expired: list[tuple[float, float]] = []
+
+    class Timed(Flag):
+        def on_expiration(self) -> None:
+            assert self._timeout is not None
+            expired.append((self._timeout, clock.time()))
+
+    timeouts = [randomly.random() * 10 ** randomly.randrange(4) for _ in range(500)]
+    for timeout in timeouts:
+        purgatory.try_complete_else_watch(Timed(timeout), ["key"])
+    clock.advance(2000.0)
+    assert sorted(timeout for timeout, _ in expired) == sorted(timeouts)
+    allowed = 0.0021 + max(seconds, 0.0) * 8  # a task that cascades depends on several calls, each of which may be late
+    assert [(timeout, when) for timeout, when in expired if not timeout <= when <= timeout + allowed] == []
+    assert len(clock.armed) <= 20 * len(timeouts)
+    assert (purgatory.num_delayed, len(purgatory.timer)) == (0, 0)
+
+
+def test_a_clock_that_calls_back_twice(clock: VirtualClock) -> None:
+    timer = WheelTimer(clock)
+    notes = [Note(clock) for _ in range(3)]
+    for n, note in enumerate(notes):
+        timer.add(note, 1.0 + n)
+    for _ in range(5):
+        clock.advance(1.0)
+        timer._wake()
+        timer._wake()
+    assert [note.ran for note in notes] == [[1.0], [2.0], [3.0]]
+    check_timer(timer)

@@ -1,0 +1,113 @@
+"""Keys whose own `__hash__` and `__eq__` do what they like, in the middle of a call."""
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from purgatory import DelayedOperationPurgatory, PurgatoryError, VirtualClock
+from tests.support.invariants import check_purgatory
+from tests.support.operations import FaultLog, Flag, Late
+
+
+class Key:
+    """Equal to its likes. Calls `then` when it is hashed for the nth time."""
+
+    def __init__(self, nth: int, then: Callable[[], object]) -> None:
+        self.left = nth
+        self.then = then
+
+    def __hash__(self) -> int:
+        self.left -= 1
+        if self.left == 0:
+            self.then()
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key)
+
+
+class Incomparable:
+    def __hash__(self) -> int:
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("not comparable")
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_keys_that_cannot_be_compared_with_each_other_are_refused_before_anything(
+    purgatory: DelayedOperationPurgatory, ready: bool
+) -> None:
+    operation = Flag(1.0, ready=ready)
+    with pytest.raises(ValueError, match="not comparable"):
+        purgatory.try_complete_else_watch(operation, [Incomparable(), Incomparable()])
+    assert not operation.done()
+    assert (purgatory.watched, purgatory.statistics().estimated_total) == (0, 0)
+    assert purgatory.try_complete_else_watch(operation, ["key"]) is operation
+
+
+def test_a_key_given_twice_is_watched_once(purgatory: DelayedOperationPurgatory) -> None:
+    purgatory.try_complete_else_watch(Flag(), ["a", "b", "a"])
+    assert purgatory.watched == 2
+
+
+def test_keys_that_hand_over_the_same_operation(purgatory: DelayedOperationPurgatory) -> None:
+    operation = Flag()
+
+    def keys() -> Iterator[str]:
+        purgatory.try_complete_else_watch(operation, ["first"])
+        yield "second"
+
+    with pytest.raises(PurgatoryError, match="has been used"):
+        purgatory.try_complete_else_watch(operation, keys())
+    assert (purgatory.num_delayed, purgatory.watched) == (1, 1)
+    assert operation.force_complete()
+    assert purgatory.num_delayed == 0
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_key_that_watches_another_on_the_same_key_loses_none(purgatory: DelayedOperationPurgatory, nth: int) -> None:
+    inner, outer = Flag(), Flag()
+    key = Key(nth, lambda: purgatory.try_complete_else_watch(inner, [Key(0, int)]))
+    purgatory.try_complete_else_watch(outer, [key])
+    if nth == 3:  # hashed when it comes, when its list is looked up, and once more if there is none
+        assert purgatory.num_delayed == 2
+    check_purgatory(purgatory)
+    inner.ready = outer.ready = True
+    assert purgatory.check_and_complete(Key(0, int)) == 2
+    assert inner.done()
+    assert outer.done()
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_key_that_closes_the_purgatory_leaves_nobody_waiting(
+    purgatory: DelayedOperationPurgatory, clock: VirtualClock, nth: int
+) -> None:
+    operation = Flag()
+    key = Key(nth, purgatory.close)
+    try:
+        purgatory.try_complete_else_watch(operation, [key])
+    except PurgatoryError:
+        assert not operation.done(), "refused: nothing has happened"
+    else:
+        assert operation.done()
+    assert (purgatory.num_delayed, purgatory.watched) == (0, 0)
+    check_purgatory(purgatory)
+
+
+def test_a_fault_keeps_no_operation_that_it_is_not_about(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+    late = purgatory.try_complete_else_watch(Late(), ["key"])
+    unrelated = purgatory.try_complete_else_watch(Flag(), ["key"])
+    late.ready = unrelated.ready = True
+    gc.disable()
+    try:
+        purgatory.check_and_complete("key")
+        (exception,) = clock.exceptions
+        assert isinstance(exception, LookupError)
+        gone = weakref.ref(unrelated)
+        del unrelated
+        assert gone() is None, "kept by the traceback of another's fault"
+    finally:
+        gc.enable()

@@ -1,0 +1,377 @@
+"""The whole purgatory on virtual time against a naive one, with operations that do anything to it from inside."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, TypeVarTuple
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+import purgatory.operation
+from purgatory import DelayedOperation, DelayedOperationPurgatory, Handle, OperationCancelled, PurgatoryError
+from purgatory.operation import PENDING
+from tests.support import naive
+from tests.support.figures import show
+from tests.support.invariants import check_purgatory
+from tests.support.naive import EXITS, Action, Event, NaivePurgatory, Plan, perform
+from tests.support.operations import FaultLog
+
+Ts = TypeVarTuple("Ts")
+NESTING = purgatory.operation.NESTING
+STEPS: list[None] = []
+
+KEYS = st.sampled_from("abcd")
+TARGETS = st.integers(-10, 30)
+SECONDS = st.one_of(st.sampled_from([0.0, 0.001, 1.0, 2.0]), st.floats(0, 0.1), st.floats(0, 10), st.floats(0, 3e8))
+ERRORS = st.sampled_from(
+    [LookupError, BaseException, asyncio.CancelledError, StopIteration, GeneratorExit, SystemExit, KeyboardInterrupt]
+)
+
+
+OUTSIDE = [
+    *("watch", "watch", "watch", "check", "check", "check soon", "make true", "make true", "force", "cancel"),
+    *("cancel for key", "reschedule", "complete all", "cancel all"),
+]
+INSIDE = [*OUTSIDE, *OUTSIDE, "force", "force", "check", "check", "raise", "raise", "raise", "close"]
+
+
+@st.composite
+def actions(draw: st.DrawFn, depth: int, choice: list[str]) -> Action:
+    """Anything that may be done to a purgatory, with operations that do things from inside, `depth` deep."""
+    what = draw(st.sampled_from(choice))
+    if what == "close" and draw(st.integers(0, 9)):
+        what = "force"  # after it there is little more to see
+    if what == "watch":
+        return Action(what, plan=draw(plans(depth)))
+    return Action(
+        what,
+        key=draw(KEYS) if what.startswith("c") else "",
+        target=draw(TARGETS),
+        seconds=draw(st.none() | SECONDS) if what == "reschedule" else None,
+        error=draw(ERRORS) if what == "raise" else LookupError,
+    )
+
+
+@st.composite
+def plans(draw: st.DrawFn, depth: int) -> Plan:
+    act = actions(depth - 1, INSIDE) if depth > 0 else st.builds(Action, st.just("check soon"), key=KEYS)
+    several = st.lists(act, max_size=3).map(tuple)
+    return Plan(
+        keys=tuple(draw(st.lists(KEYS, min_size=1, max_size=5))),
+        timeout=draw(st.none() | SECONDS),
+        ready=draw(st.sampled_from([False, False, False, True])),
+        tries=tuple(draw(st.lists(st.lists(act, max_size=2).map(tuple), max_size=3))),
+        completes=draw(several),
+        expires=draw(several),
+    )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _enough_steps() -> Iterator[None]:
+    yield
+    show(f"the purgatory against a naive one: {len(STEPS)} steps")
+    assert len(STEPS) >= 2_500
+
+
+class Real(DelayedOperation[str]):
+    """An operation that carries out a plan."""
+
+    def __init__(self, world: "RealWorld", number: int, plan: Plan) -> None:
+        super().__init__(plan.timeout)
+        self.world = world
+        self.number = number
+        self.plan = plan
+        self.ready = plan.ready
+        self.tried = 0
+
+    def try_complete(self) -> bool:
+        return naive.try_complete(self)
+
+    def on_complete(self) -> str:
+        return naive.on_complete(self)
+
+    def on_expiration(self) -> None:
+        naive.on_expiration(self)
+
+    def force_complete(self) -> bool:
+        self.world.note("forces", self.number, self._state is PENDING)
+        return super().force_complete()
+
+
+class RealWorld(FaultLog):
+    """The real purgatory, and a virtual clock that notes its calls and what it has to report."""
+
+    def __init__(self, listened: bool, **parameters: Any) -> None:
+        super().__init__()
+        self.purgatory = DelayedOperationPurgatory(clock=self, **parameters)
+        if listened:
+            self.purgatory.add_listener(lambda finished: self.note("tells", *finished[2:]))
+        self.operations: list[Real] = []
+        self.events: list[Event] = []
+        self.numbers = 0
+
+    def note(self, *event: object) -> None:
+        self.events.append(event)
+
+    def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> Handle:
+        operation = getattr(callback, "__self__", None)
+        number = operation.number if isinstance(operation, Real) else None
+
+        def turn() -> None:
+            self.note("turn", callback.__name__, number, self.time())
+            callback(*args)
+
+        return super().call_at(when, turn)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        self.note("reported", context["operation"].number, type(context["exception"]).__name__)
+
+    def watch(self, plan: Plan) -> None:
+        operation = Real(self, self.numbers, plan)
+        self.numbers += 1
+        self.note("watches", operation.number)
+        self.operations.append(operation)
+        try:
+            assert self.purgatory.try_complete_else_watch(operation, plan.keys) is operation
+        except PurgatoryError as error:
+            self.note("refused", operation.number, type(error).__name__)
+            self.operations.remove(operation)
+
+    def check(self, key: str) -> int:
+        return self.purgatory.check_and_complete(key)
+
+    def check_soon(self, key: str) -> None:
+        self.note("asks for", key, self.purgatory._lists.has(key))
+        self.purgatory.check_and_complete_soon(key)
+
+    def cancel_for_key(self, key: str) -> list[int]:
+        cancelled = self.purgatory.cancel_for_key(key)
+        return [operation.number for operation in cancelled if isinstance(operation, Real)]
+
+    def reschedule(self, operation: Real, seconds: float | None) -> bool:
+        try:
+            operation.reschedule(seconds)
+        except PurgatoryError:
+            return False
+        return True
+
+    def complete_all(self) -> int:
+        return self.purgatory.complete_all()
+
+    def cancel_all(self) -> int:
+        return self.purgatory.cancel_all()
+
+    def close(self) -> None:
+        self.purgatory.close()
+
+
+class AgainstANaivePurgatory(RuleBasedStateMachine):
+    """After every step, events and their order, outcomes and counts agree, and what is inside is consistent."""
+
+    @initialize(
+        tick=st.sampled_from([0.0001, 0.0003, 0.001, 0.25, 1.0, 60.0]),
+        wheel_size=st.integers(2, 21),
+        purge_interval=st.sampled_from([0, 1, 3, 1000]),
+        max_pending=st.sampled_from([None, None, None, 5]),
+        nesting=st.sampled_from([1, 2, NESTING]),
+        listened=st.booleans(),
+    )
+    def start(
+        self,
+        tick: float,
+        wheel_size: int,
+        purge_interval: int,
+        max_pending: int | None,
+        nesting: int,
+        listened: bool,
+    ) -> None:
+        vars(purgatory.operation)["NESTING"] = nesting
+        parameters: dict[str, Any] = {"tick": tick, "purge_interval": purge_interval, "max_pending": max_pending}
+        self.real = RealWorld(listened, wheel_size=wheel_size, **parameters)
+        self.naive = NaivePurgatory(tick, purge_interval, max_pending, listened)
+        self.loop = asyncio.new_event_loop()
+        self.awaiting: list[tuple[asyncio.Task[object], int]] = []
+        self.peak_watched = 0
+
+    @invariant()
+    def count_the_steps(self) -> None:
+        STEPS.append(None)
+
+    def _both(self, action: Action) -> None:
+        try:
+            perform(self.real, action)
+        except EXITS as error:
+            self.real.note("exits", type(error).__name__)
+        self._follow()
+        try:
+            perform(self.naive, action)
+        except EXITS as error:
+            self.naive.note("exits", type(error).__name__)
+        assert self.naive.events == []
+
+    def _follow(self) -> None:
+        self.naive.events = self.real.events.copy()
+        self.real.events.clear()
+
+    @rule(action=actions(2, OUTSIDE))
+    def act(self, action: Action) -> None:
+        self._both(action)
+
+    @rule(plan=plans(2))
+    def watch(self, plan: Plan) -> None:
+        self._both(Action("watch", plan=plan))
+
+    @rule(links=st.lists(st.tuples(st.sampled_from(["check", "force", "cancel"]), plans(1)), min_size=2, max_size=6))
+    def complete_a_chain(self, links: list[tuple[str, Plan]]) -> None:
+        """Operations each of which completes the next."""
+        first = len(self.naive.operations)
+        key = links[0][1].keys[0]
+        for target, (what, plan) in enumerate(links, first + 1):
+            linked = (Action("make true", target=target), Action(what, key, target), *plan.completes)
+            self._both(Action("watch", plan=replace(plan, keys=(key,), completes=linked)))
+        self._both(Action("force", target=first))
+
+    @rule(key=KEYS, which=TARGETS)
+    def make_true_and_check(self, key: str, which: int) -> None:
+        self._both(Action("make true", target=which))
+        self._both(Action("check", key))
+
+    @rule(seconds=SECONDS)
+    def advance(self, seconds: float) -> None:
+        self._advance_to(self.real.time() + seconds)
+
+    @precondition(lambda self: any(operation.deadline is not None for operation in self.naive.pending()))
+    @rule(data=st.data())
+    def advance_to_a_deadline(self, data: st.DataObject) -> None:
+        deadlines = [operation.deadline for operation in self.naive.pending() if operation.deadline is not None]
+        self._advance_to(max(data.draw(st.sampled_from(deadlines)), self.real.time()))
+
+    def _advance_to(self, when: float) -> None:
+        while True:
+            try:
+                self.real.advance_to(when)
+                break
+            except EXITS as error:
+                self.real.note("exits", type(error).__name__)
+        self._follow()
+        while self.naive.events:
+            try:
+                self.naive.turn()
+            except EXITS as error:
+                self.naive.note("exits", type(error).__name__)
+        self.naive.now = when
+        self.naive.settle()
+
+    def _run_loop(self) -> None:
+        for _ in range(4 if self.awaiting else 0):
+            self.loop.call_soon(self.loop.stop)
+            self.loop.run_forever()
+
+    @precondition(lambda self: self.naive.operations)
+    @rule(which=TARGETS)
+    def await_one(self, which: int) -> None:
+        index = which % len(self.naive.operations)
+        self.awaiting.append((self.loop.create_task(self._await(self.real.operations[index])), index))
+        self._run_loop()
+        self.see_awaiters()
+
+    async def _await(self, operation: Real) -> object:
+        try:
+            return await operation
+        except EXITS as error:  # out of a task, they would end the loop
+            return error
+
+    @precondition(lambda self: self.awaiting)
+    @rule(which=TARGETS)
+    def cancel_an_awaiter(self, which: int) -> None:
+        task, index = self.awaiting.pop(which % len(self.awaiting))
+        assert task.cancel()
+        self.awaiting.append((task, index))
+        self._run_loop()
+        self.awaiting.pop()
+        assert task.cancelled()
+        self._follow()
+        self.naive.operations[index].cancel()
+        assert self.naive.events == []
+
+    @invariant()
+    def see_awaiters(self) -> None:
+        self._run_loop()
+        for task, index in self.awaiting.copy():
+            operation = self.naive.operations[index]
+            assert task.done() == (operation.state != "pending")
+            if not task.done():
+                continue
+            self.awaiting.remove((task, index))
+            assert not task.cancelled()
+            error = task.exception() or task.result()
+            if operation.state == "cancelled":
+                assert isinstance(error, OperationCancelled)
+            elif operation.state == "failed":
+                assert error is self.real.operations[index].exception()
+                assert type(error) in (type(operation.error), PurgatoryError)
+                operation.seen = True
+            else:
+                assert task.result() == f"result of {operation.number}"
+
+    @invariant()
+    def outcomes_agree(self) -> None:
+        assert [each.number for each in self.real.operations] == [each.number for each in self.naive.operations]
+        for real, model in zip(self.real.operations, self.naive.operations, strict=True):
+            assert real.done() == (model.state != "pending")
+            assert real.expired() == (model.state == "expired")
+            assert real.cancelled() == (model.state == "cancelled")
+            if model.state in ("satisfied", "expired", "completed at once"):
+                assert real.result() == f"result of {model.number}"
+
+    @invariant()
+    def counts_agree(self) -> None:
+        statistics = self.real.purgatory.statistics()
+        pending = len(self.naive.pending())
+        assert self.real.purgatory.num_delayed == statistics.num_delayed == pending
+        assert self.real.purgatory.watched == statistics.watched
+        # Each entry is in its list, or has been removed: that the real one purges is not to be seen otherwise.
+        live = sum(len(set(operation.plan.keys)) for operation in self.naive.pending())
+        assert live <= statistics.watched
+        if not self.naive.closed:
+            assert statistics.watched + statistics.purged == self.naive.registered
+        else:
+            assert statistics.watched == 0
+        assert statistics.estimated_total == self.naive.estimated_total
+        assert statistics.purges == self.naive.purges
+        assert statistics.peak_delayed == self.naive.peak_delayed
+        self.peak_watched = max(self.peak_watched, statistics.watched)
+        assert self.peak_watched <= statistics.peak_watched <= self.naive.registered
+        outcomes = self.naive.outcomes
+        assert statistics.completed_at_once == outcomes["completed at once"]
+        assert statistics.satisfied == outcomes["satisfied"]
+        assert statistics.expired == outcomes["expired"]
+        assert statistics.cancelled == outcomes["cancelled"]
+        assert statistics.failed == outcomes["failed"]
+        with_deadline = [each for each in self.naive.pending() if each.deadline is not None]
+        assert len(self.real.purgatory.timer) == len(with_deadline)
+
+    @invariant()
+    def it_is_consistent_inside(self) -> None:
+        check_purgatory(self.real.purgatory)
+
+    def teardown(self) -> None:
+        vars(purgatory.operation)["NESTING"] = NESTING
+        if not hasattr(self, "real"):
+            return
+        try:
+            self._both(Action("close"))
+            self._run_loop()
+            assert all(task.done() and (task.cancelled() or task.exception() or True) for task, _ in self.awaiting)
+            assert all(operation.done() for operation in self.real.operations)
+            self.outcomes_agree()
+            self.counts_agree()
+        finally:
+            self.loop.close()
+
+
+TestAgainstANaivePurgatory = AgainstANaivePurgatory.TestCase
+TestAgainstANaivePurgatory.settings = settings(stateful_step_count=50, max_examples=settings().max_examples)

@@ -1,0 +1,106 @@
+"""Deadlines and wake-ups at the edges: overdue, below zero, beyond all ticks, late calls, and counts in between."""
+
+from dataclasses import FrozenInstanceError
+
+import pytest
+
+from purgatory import WheelTimer
+from tests.support.invariants import check_timer
+from tests.support.operations import FaultLog, Note
+
+
+@pytest.mark.parametrize("overdue", [1.0, 15.0, 20.0, 100.0, 400.0, 1e9])
+def test_an_overdue_task_does_not_wait_in_the_bucket_of_a_later_round(overdue: float) -> None:
+    clock = FaultLog(1e5)
+    timer = WheelTimer(clock, tick=1.0)
+    for ahead in range(25):  # all slots of the lowest level are in use
+        timer.add(Note(clock), clock.time() + ahead)
+    note = Note(clock)
+    timer.add(note, clock.time() - overdue)
+    clock.advance(0)
+    assert note.ran == [1e5]
+    check_timer(timer)
+
+
+@pytest.mark.parametrize("tick", [0.001, 0.3, 1.0])
+def test_below_zero_a_deadline_rounds_up_to_its_tick_and_no_further(tick: float) -> None:
+    clock = FaultLog(-1000.5)
+    timer = WheelTimer(clock, tick=tick)
+    notes = {-1000.25 + n * 0.37: Note(clock) for n in range(3000)}
+    for deadline, note in notes.items():
+        timer.add(note, deadline)
+    clock.advance_to(200.0)
+    for deadline, note in notes.items():
+        assert deadline <= note.ran[0] < deadline + tick + 1e-12
+
+
+@pytest.mark.parametrize("deadline", [float("inf"), 1e300, 2.0**53 / 1000])
+def test_beyond_all_ticks_a_task_does_not_wait(clock: FaultLog, deadline: float) -> None:
+    timer = WheelTimer(clock)
+    note = Note(clock)
+    timer.add(note, deadline)
+    assert (len(timer), len(timer.wheels), clock.armed) == (0, 1, [])
+    assert not timer.cancel(note)
+    timer.add(note, 1.0)
+    timer.reschedule(note, deadline)
+    assert len(timer) == 0
+    clock.advance(2.0)
+    assert note.ran == []
+
+
+@pytest.mark.parametrize("late", [0.0, 0.00005, 0.0002])
+def test_a_late_call_does_not_postpone_the_next_one(late: float) -> None:
+    class Clock(FaultLog):
+        ahead = 0.0
+
+        def time(self) -> float:
+            return super().time() + self.ahead
+
+    clock = Clock()
+    timer = WheelTimer(clock, tick=0.0001)
+    for deadline in (0.001, 0.0014):
+        timer.add(Note(clock), deadline)
+    clock.ahead = 0.001 + late
+    timer._wake()
+    assert clock.armed[-1] == 0.0014
+
+
+def test_while_a_bucket_moves_down_in_slices_all_levels_are_counted(clock: FaultLog) -> None:
+    timer = WheelTimer(clock, tick=1.0)
+    for _ in range(2500):
+        timer.add(Note(clock), 29.0)
+    seen: list[tuple[int, ...]] = []
+
+    def look() -> None:
+        seen.append(timer.statistics().levels)
+        if len(seen) < 4:
+            clock.call_at(20.0, look)
+
+    clock.call_at(20.0, look)
+    clock.advance_to(20.0)
+    assert [sum(levels) for levels in seen] == [2500] * 4
+    assert seen[0][0] in range(900, 1100)
+    assert seen[0][1] == 2500 - seen[0][0]
+    assert seen[-1] == (2500, 0)
+    assert len(timer) == 2500
+
+
+def test_the_finest_tick_is_a_microsecond(clock: FaultLog) -> None:
+    timer = WheelTimer(clock, tick=1e-6)
+    note = Note(clock)
+    timer.add(note, 0.0000025)
+    clock.advance(1.0)
+    assert note.ran == [pytest.approx(0.000003)]
+    for tick in (9.99e-7, float("inf")):
+        with pytest.raises(ValueError, match="a microsecond or more"):
+            WheelTimer(clock, tick=tick)
+
+
+def test_statistics_are_a_snapshot(clock: FaultLog) -> None:
+    timer = WheelTimer(clock)
+    statistics = timer.statistics()
+    for name in ("tasks", "wake_ups"):
+        with pytest.raises(FrozenInstanceError):
+            setattr(statistics, name, 1)
+    timer.add(Note(clock), 1.0)
+    assert (statistics.tasks, timer.statistics().tasks) == (0, 1)

@@ -1,0 +1,255 @@
+"""The small examples: real processes, real sockets."""
+
+import asyncio
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from examples.heartbeats.groups import Groups
+from examples.idle_connections.server import EchoServer
+from purgatory import DelayedOperationPurgatory
+from tests.support.operations import FaultLog
+from tests.support.paths import ROOT
+from tests.support.servers import RedisServer
+
+
+class Example:
+    """An example's process."""
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        command = [sys.executable, "-m", module, "--port", "0", *arguments]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert self.process.stdout is not None
+        self.lines = self.process.stdout
+        first = self.lines.readline()
+        assert first.startswith("listening on 127.0.0.1:"), first
+        self.port = int(first.split(":")[1].split(";")[0])
+
+    def stop(self) -> str:
+        """Return what it has printed since it was last looked at."""
+        self.process.send_signal(signal.SIGTERM)
+        output, _ = self.process.communicate(timeout=30)
+        assert self.process.returncode == 0, output
+        assert "Traceback" not in output
+        return output
+
+
+@contextmanager
+def example(module: str, *arguments: str) -> Iterator[Example]:
+    process = Example(module, *arguments)
+    try:
+        yield process
+    finally:
+        if process.process.poll() is None:
+            process.process.kill()
+            process.process.communicate()
+
+
+def _more_files(files: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, files), hard), hard))
+
+
+class Client(asyncio.Protocol):
+    """A connection that notes when it was hung up on."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.sent = 0.0
+        self.echoed = 0
+        self.closed: asyncio.Future[float] = loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def say(self) -> None:
+        self.sent = time.monotonic()
+        self.transport.write(b"x")
+
+    def data_received(self, data: bytes) -> None:
+        self.echoed += len(data)
+
+    def connection_lost(self, exception: Exception | None) -> None:
+        self.closed.set_result(time.monotonic())
+
+
+@asynccontextmanager
+async def connected(count: int, port: int) -> AsyncIterator[list[Client]]:
+    loop = asyncio.get_running_loop()
+    clients: list[Client] = []
+    try:
+        for _ in range(count):
+            _, client = await loop.create_connection(Client, "127.0.0.1", port)
+            client.say()
+            clients.append(client)
+        yield clients
+    finally:
+        for client in clients:
+            client.transport.abort()
+
+
+class TestIdleConnections:
+    async def test_of_thousands_the_silent_ones_are_hung_up_on_and_no_other(self) -> None:
+        _more_files(4500)
+        with example("examples.idle_connections", "--timeout", "5") as server:
+            async with connected(3000, server.port) as clients:
+                talking, silent = clients[::3], [client for index, client in enumerate(clients) if index % 3]
+                hung_up = asyncio.gather(*(client.closed for client in silent))
+                while not hung_up.done():
+                    for client in talking:
+                        client.say()
+                    await asyncio.wait([hung_up], timeout=0.5)
+                for client, closed in zip(silent, hung_up.result(), strict=True):
+                    assert closed - client.sent >= 5.0, "too early"
+                assert not any(client.closed.done() for client in talking)
+                assert all(client.echoed for client in clients)
+                told = server.stop()
+                await asyncio.gather(*(client.closed for client in talking))
+            assert told == "connections open 1000, closed because they were silent 2000\n"
+
+    async def test_who_leaves_is_forgotten_and_who_does_not_read_is_hung_up_on_too(self) -> None:
+        # Long enough for who leaves to have left before.
+        async with EchoServer(1.0, "127.0.0.1", 0) as server:
+            async with connected(2, server.address[1]) as (leaving, deaf):
+                deaf.transport.pause_reading()
+                deaf.transport.write(b"x" * 50_000_000)
+                while len(server.idle) < 2:
+                    await asyncio.wait([leaving.closed], timeout=0.001)
+                leaving.transport.close()
+                while len(server.idle) != 1:
+                    await asyncio.wait([deaf.closed], timeout=0.001)
+                while server.closed == 0:
+                    for connection in server.idle:
+                        assert connection.transport.get_write_buffer_size() < 1_000_000, "it is not read any further"
+                    await asyncio.wait([deaf.closed], timeout=0.001)
+            assert (server.closed, len(server.idle)) == (1, 0)
+
+    def test_what_is_no_timeout_is_refused(self) -> None:
+        for module, option in (("idle_connections", "--timeout"), ("heartbeats", "--session-timeout")):
+            command = [sys.executable, "-m", f"examples.{module}", option, "0"]
+            refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+            assert refused.returncode == 2
+            assert f"{option} must be more than 0 and finite, not 0.0" in refused.stderr
+
+    @pytest.mark.parametrize("module", ["idle_connections", "heartbeats"])
+    def test_where_it_cannot_listen_it_says_so(self, module: str) -> None:
+        for arguments, error in (
+            (["--port", "99999"], "--port must be from 0 to 65535, not 99999"),
+            (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1:"),
+        ):
+            command = [sys.executable, "-m", f"examples.{module}", *arguments]
+            refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+            assert refused.returncode != 0
+            assert error in refused.stderr
+            assert "Traceback" not in refused.stderr
+
+
+class Member(asyncio.DatagramProtocol):
+    """Sends beats and keeps the answers."""
+
+    def __init__(self) -> None:
+        self.answers: asyncio.Queue[str] = asyncio.Queue()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.DatagramTransport, transport)
+
+    def datagram_received(self, data: bytes, address: tuple[str, int]) -> None:
+        self.answers.put_nowait(data.decode())
+
+    async def say(self, text: str) -> str:
+        self.transport.sendto(text.encode())
+        return await self.answers.get()
+
+
+class TestHeartbeats:
+    @pytest.fixture
+    def changes(self) -> list[tuple[str, ...]]:
+        return []
+
+    @pytest.fixture
+    def groups(self, purgatory: DelayedOperationPurgatory, changes: list[tuple[str, ...]]) -> Groups:
+        return Groups(purgatory, 10.0, lambda *change: changes.append(change))
+
+    def test_who_beats_stays_and_who_is_silent_is_dropped(
+        self, groups: Groups, clock: FaultLog, changes: list[tuple[str, ...]]
+    ) -> None:
+        groups.beat("workers", "a")
+        groups.beat("workers", "b")
+        for _ in range(5):
+            clock.advance(4.0)
+            groups.beat("workers", "a")
+        assert changes == [("workers", "a", "joined"), ("workers", "b", "joined"), ("workers", "b", "silent")]
+        assert (list(groups["workers"].members), groups["workers"].generation) == (["a"], 3)
+        clock.advance(9.9)
+        assert list(groups["workers"].members) == ["a"]
+        clock.advance(0.2)
+        assert changes[-1] == ("workers", "a", "silent")
+        assert (groups["workers"].members, groups._groups) == ({}, {})
+
+    def test_who_leaves_is_gone_at_once(
+        self,
+        groups: Groups,
+        purgatory: DelayedOperationPurgatory,
+        clock: FaultLog,
+        changes: list[tuple[str, ...]],
+    ) -> None:
+        groups.beat("workers", "a")
+        for _ in range(2):
+            groups.leave("workers", "a")
+        clock.advance(20.0)
+        assert changes == [("workers", "a", "joined"), ("workers", "a", "left")]
+        assert (purgatory.num_delayed, len(purgatory.timer)) == (0, 0)
+
+    async def test_over_real_sockets(self) -> None:
+        with example("examples.heartbeats", "--session-timeout", "2") as coordinator:
+            loop = asyncio.get_running_loop()
+            transport, member = await loop.create_datagram_endpoint(Member, remote_addr=("127.0.0.1", coordinator.port))
+            assert await member.say("workers a") == "generation 1 members a\n"
+            assert await member.say("workers b\n") == "generation 2 members a b\n"
+            assert await member.say("others c") == "generation 1 members c\n"
+            assert (await member.say("what is this")).startswith("error: send GROUP MEMBER")
+            transport.sendto(b"others c leave")
+            while (answer := await member.say("workers a")) == "generation 2 members a b\n":
+                await asyncio.wait([loop.create_future()], timeout=0.01)
+            assert answer == "generation 3 members a\n"
+            transport.close()
+            lines = [coordinator.lines.readline() for _ in range(5)]
+            assert sorted(lines[:4]) == [
+                "others c joined\n",
+                "others c left\n",
+                "workers a joined\n",
+                "workers b joined\n",
+            ]
+            assert lines[4] == "workers b silent\n"
+            assert "workers a silent" in coordinator.lines.readline()
+            assert coordinator.stop() == ""
+
+
+class TestSeveralProcesses:
+    @pytest.mark.parametrize("broker", ["redis", "postgres"])
+    def test_what_one_changes_the_other_has_waited_for(
+        self, broker: str, request: pytest.FixtureRequest, tmp_path: Path
+    ) -> None:
+        server = request.getfixturevalue(broker)
+        url = server.url if isinstance(server, RedisServer) else server.dsn()
+
+        def start(what: str) -> "subprocess.Popen[str]":
+            command = [sys.executable, "-m", "examples.several_processes", what, url]
+            command += ["--counter", str(tmp_path / "counter.sqlite3"), "--timeout", "300"]
+            return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+        with start("wait") as waiting, start("wait") as another:
+            for each in (waiting, another):
+                assert each.stdout is not None
+                assert each.stdout.readline() == "the counter is at 0\n"
+            with start("increase") as increasing:
+                assert increasing.communicate()[0] == "the counter is at 1 now\n"
+            assert [each.communicate()[0] for each in (waiting, another)] == ["it has grown to 1\n"] * 2

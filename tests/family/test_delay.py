@@ -1,0 +1,52 @@
+"""A delay waits, and no more."""
+
+from typing import Any
+
+import pytest
+
+from purgatory import Delay, DelayedOperationPurgatory
+from tests.support.operations import FaultLog
+
+
+def test_it_completes_when_its_time_is_over(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+    delay = purgatory.try_complete_else_watch(Delay(0.5), ["client"])
+    clock.advance(0.499)
+    assert purgatory.check_and_complete("client") == 0
+    assert not delay.done()
+    clock.advance(0.001)
+    assert delay.expired()
+    assert delay.result() is None
+
+
+def test_a_delay_of_nothing_takes_a_turn(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+    delay = purgatory.try_complete_else_watch(Delay(0.0), ["client"])
+    assert not delay.done()
+    clock.advance(0.0)
+    assert delay.done()
+
+
+def test_it_goes_when_its_client_goes(purgatory: DelayedOperationPurgatory) -> None:
+    delays = [purgatory.try_complete_else_watch(Delay(0.5), [client]) for client in ("a", "b", "a")]
+    assert purgatory.cancel_for_key("a") == [delays[0], delays[2]]
+    assert (purgatory.num_delayed, len(purgatory.timer)) == (1, 1)
+
+
+def test_thousands_of_them_arm_one_call(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+    for client in range(5000):
+        purgatory.try_complete_else_watch(Delay(0.5), [client])
+    assert len(clock.armed) == 1
+
+
+async def test_it_can_be_awaited() -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        delays = [purgatory.try_complete_else_watch(Delay(0.01), ["client"]) for _ in range(100)]
+        await delays[-1]
+        assert all(delay.expired() for delay in delays)
+
+
+def test_without_an_end_it_is_refused() -> None:
+    seconds: Any = None
+    with pytest.raises(TypeError, match="takes a number of seconds"):
+        Delay(seconds)
+    with pytest.raises(ValueError, match="finite and not negative"):
+        Delay(-1.0)

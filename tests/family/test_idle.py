@@ -1,0 +1,327 @@
+"""`IdleTracker`: who has been silent for too long is told of, never early, late by less than a tick."""
+
+import asyncio
+import gc
+import weakref
+from typing import Any
+
+import pytest
+
+from purgatory import IdleTracker, PurgatoryClosed, PurgatoryError
+from tests.support.operations import FaultLog, turn
+
+
+@pytest.fixture
+def idle() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def tracker(clock: FaultLog, idle: list[str]) -> IdleTracker[str]:
+    return IdleTracker(30.0, idle.append, tick=0.5, clock=clock)
+
+
+class TestWhoIsIdle:
+    def test_who_is_not_touched_again(self, tracker: IdleTracker[str], clock: FaultLog, idle: list[str]) -> None:
+        tracker.touch("a")
+        clock.advance(29.9)
+        assert (idle, len(tracker), list(tracker), "a" in tracker) == ([], 1, ["a"], True)
+        clock.advance(0.6)
+        assert (idle, len(tracker), "a" in tracker) == (["a"], 0, False)
+        assert len(tracker.timer) == 0
+
+    def test_each_touch_gives_the_whole_time_again(
+        self, tracker: IdleTracker[str], clock: FaultLog, idle: list[str]
+    ) -> None:
+        tracker.touch("a")
+        for _ in range(10):
+            clock.advance(29.0)
+            tracker.touch("a")
+        clock.advance(29.9)
+        assert idle == []
+        clock.advance(0.6)
+        assert idle == ["a"]
+
+    def test_who_has_left_is_not(self, tracker: IdleTracker[str], clock: FaultLog, idle: list[str]) -> None:
+        tracker.touch("a")
+        assert tracker.discard("a")
+        assert not tracker.discard("a")
+        assert len(tracker.timer) == 0
+        clock.advance(100.0)
+        assert idle == []
+
+    def test_who_comes_back_is_tracked_again(self, tracker: IdleTracker[str], clock: FaultLog, idle: list[str]) -> None:
+        for _ in range(3):
+            tracker.touch("a")
+            clock.advance(31.0)
+        assert idle == ["a"] * 3
+
+    def test_a_key_may_be_anything_hashable(self, clock: FaultLog) -> None:
+        idle: list[object] = []
+        tracker: IdleTracker[object] = IdleTracker(1.0, idle.append, clock=clock)
+        keys = [None, 7, ("b", 2), clock]
+        for key in keys:
+            tracker.touch(key)
+        clock.advance(1.1)
+        assert idle == keys
+
+    def test_by_itself_a_tick_is_a_hundredth(self, clock: FaultLog) -> None:
+        assert IdleTracker(30.0, clock=clock).timer.tick == 0.3
+        assert IdleTracker(1e-5, clock=clock).timer.tick == 1e-6
+
+
+class TestWhatItCosts:
+    def test_a_touch_is_no_work_for_the_timer(self, tracker: IdleTracker[str], clock: FaultLog) -> None:
+        tracker.touch("a")
+        for _ in range(29_000):
+            clock.advance(0.001)
+            tracker.touch("a")
+        assert clock.armed == [30.0]
+        assert tracker.timer.statistics().wake_ups == 0
+
+    def test_while_it_is_touched_there_is_timer_work_once_in_a_timeout(self, clock: FaultLog) -> None:
+        tracker: IdleTracker[str] = IdleTracker(30.0, clock=clock)
+        for _ in range(300):
+            tracker.touch("a")
+            clock.advance(1.0)
+        statistics = tracker.timer.statistics()
+        assert statistics.wake_ups <= 11
+        assert statistics.cascaded == 0
+
+    def test_many_that_are_silent_together_are_told_of_in_slices(self, clock: FaultLog) -> None:
+        idle: list[int] = []
+        tracker: IdleTracker[int] = IdleTracker(30.0, idle.append, clock=clock)
+        for key in range(10_000):
+            tracker.touch(key)
+        clock.advance(31.0)
+        assert idle == list(range(10_000))
+        assert tracker.timer.statistics().wake_ups >= 10
+
+    def test_nothing_is_kept_of_who_has_gone(self, tracker: IdleTracker[Any], clock: FaultLog, idle: list[Any]) -> None:
+        class Connection:
+            pass
+
+        gc.disable()
+        try:
+            connections = [Connection(), Connection()]
+            kept = [weakref.ref(connection) for connection in connections]
+            for connection in connections:
+                tracker.touch(connection)
+            tracker.discard(connections[0])
+            clock.advance(31.0)
+            idle.clear()
+            del connection, connections
+            assert [each() for each in kept] == [None, None]
+        finally:
+            gc.enable()
+
+
+class TestOnIdle:
+    def test_it_may_touch_and_discard(self, clock: FaultLog) -> None:
+        idle: list[str] = []
+
+        def on_idle(key: str) -> None:
+            idle.append(key)
+            coming_back.discard("b")
+            if len(idle) == 1:
+                coming_back.touch(key)
+
+        tracker = coming_back = IdleTracker(1.0, on_idle, clock=clock)
+        tracker.touch("a")
+        tracker.touch("b")
+        clock.advance(1.5)
+        assert (idle, len(tracker)) == (["a"], 1)
+        clock.advance(1.0)
+        assert idle == ["a", "a"]
+
+    def test_what_it_raises_is_reported_and_the_others_are_told_of(self, clock: FaultLog) -> None:
+        idle: list[str] = []
+
+        def on_idle(key: str) -> None:
+            idle.append(key)
+            raise LookupError(key)
+
+        tracker = IdleTracker(1.0, on_idle, clock=clock)
+        for key in "abc":
+            tracker.touch(key)
+        clock.advance(2.0)
+        assert idle == ["a", "b", "c"]
+        assert [str(exception) for exception in clock.exceptions] == ["a", "b", "c"]
+        assert clock.faults[0] | {"exception": None} == {
+            "message": "on_idle failed",
+            "exception": None,
+            "key": "a",
+            "tracker": tracker,
+        }
+
+    def test_it_may_ask_to_exit(self, clock: FaultLog) -> None:
+        def leave(_: str) -> None:
+            raise SystemExit
+
+        tracker = IdleTracker(1.0, leave, clock=clock)
+        for key in "ab":
+            tracker.touch(key)
+        for left in (1, 0):
+            with pytest.raises(SystemExit):
+                clock.advance(2.0)
+            assert len(tracker) == left
+
+
+class TestIteration:
+    async def test_it_yields_who_is_idle_until_it_is_closed(self, clock: FaultLog) -> None:
+        tracker: IdleTracker[str] = IdleTracker(1.0, clock=clock)
+        seen: list[str] = []
+
+        async def follow() -> None:
+            seen.extend([key async for key in tracker])
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(follow())
+            for key in "abc":
+                tracker.touch(key)
+            await turn()
+            clock.advance(2.0)
+            for _ in range(5):
+                await turn()
+            tracker.close()
+        assert seen == ["a", "b", "c"]
+
+    async def test_several_share_them(self, clock: FaultLog) -> None:
+        tracker: IdleTracker[int] = IdleTracker(1.0, clock=clock)
+        seen: list[list[int]] = [[], []]
+
+        async def follow(mine: list[int]) -> None:
+            async for key in tracker:
+                mine.append(key)
+                await turn()
+
+        async with asyncio.TaskGroup() as group:
+            for mine in seen:
+                group.create_task(follow(mine))
+            for key in range(10):
+                tracker.touch(key)
+            await turn()
+            clock.advance(2.0)
+            for _ in range(20):
+                await turn()
+            tracker.close()
+        assert sorted(seen[0] + seen[1]) == list(range(10))
+        assert all(seen)
+
+    async def test_who_is_heard_of_before_it_was_asked_for_is_not_idle(self, clock: FaultLog) -> None:
+        tracker: IdleTracker[str] = IdleTracker(1.0, clock=clock)
+        for key in "abc":
+            tracker.touch(key)
+        clock.advance(2.0)
+        tracker.touch("a")
+        assert tracker.discard("b")
+        assert not tracker.discard("b")
+        assert await anext(tracker) == "c"
+        assert "a" in tracker
+
+    async def test_cancelling_who_asks_loses_nobody(self, clock: FaultLog) -> None:
+        tracker: IdleTracker[str] = IdleTracker(1.0, clock=clock)
+        asking = asyncio.ensure_future(anext(tracker))
+        await turn()
+        tracker.touch("a")
+        clock.advance(2.0)
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert await anext(tracker) == "a"
+
+    async def test_on_a_real_loop(self) -> None:
+        tracker: IdleTracker[int] = IdleTracker(0.02)
+        loop = asyncio.get_running_loop()
+        touched = {}
+        for key in range(100):
+            touched[key] = loop.time()  # before: the process may stand still in between
+            tracker.touch(key)
+        async for key in tracker:
+            # uvloop's clock is a millisecond coarse.
+            assert loop.time() - touched.pop(key) >= 0.019
+            if not touched:
+                tracker.close()
+        assert len(tracker) == 0
+
+    async def test_not_when_there_is_somebody_to_tell(self, tracker: IdleTracker[str]) -> None:
+        with pytest.raises(RuntimeError, match="told to on_idle"):
+            await anext(aiter(tracker))
+
+    async def test_who_is_idle_when_it_is_closed_is_told_of_yet(self, clock: FaultLog) -> None:
+        tracker: IdleTracker[str] = IdleTracker(1.0, clock=clock)
+        tracker.touch("a")
+        clock.advance(0.5)
+        tracker.touch("b")
+        clock.advance(0.6)
+        tracker.close()
+        assert [key async for key in tracker] == ["a"]
+
+
+class TestClosing:
+    def test_afterwards_it_tracks_nobody(self, tracker: IdleTracker[str], clock: FaultLog, idle: list[str]) -> None:
+        tracker.touch("a")
+        tracker.close()
+        tracker.close()
+        assert (len(tracker), len(tracker.timer)) == (0, 0)
+        for key in "ab":
+            with pytest.raises(PurgatoryClosed, match="tracked=0 closed> tracks nobody"):
+                tracker.touch(key)
+        assert not tracker.discard("a")
+        clock.advance(100.0)
+        assert idle == []
+
+    def test_of_one_whose_time_never_comes(self, clock: FaultLog) -> None:
+        tracker: IdleTracker[str] = IdleTracker(1e13, tick=0.001, clock=clock)
+        tracker.touch("a")
+        assert len(tracker.timer) == 0
+        assert tracker.discard("a")
+
+
+class TestWhatIsRefused:
+    def test_another_event_loop(self) -> None:
+        tracker: IdleTracker[str] = IdleTracker(30.0)
+
+        async def touch(key: str) -> None:
+            tracker.touch(key)
+
+        asyncio.run(touch("a"))
+        with pytest.raises(PurgatoryError, match="belongs to another event loop"):
+            asyncio.run(touch("b"))
+        assert list(tracker) == ["a"]
+
+    def test_a_loop_that_does_not_run_yet_is_none(self) -> None:
+        loop = asyncio.new_event_loop()
+        tracker: IdleTracker[str] = IdleTracker(0.01, clock=loop)
+        tracker.touch("a")
+        assert loop.run_until_complete(anext(tracker)) == "a"
+        loop.close()
+
+    async def test_another_thread(self) -> None:
+        tracker: IdleTracker[str] = IdleTracker(30.0)
+        tracker.touch("a")
+        with pytest.raises(PurgatoryError, match=r"use loop\.call_soon_threadsafe\(tracker\.touch, key\)"):
+            await asyncio.to_thread(tracker.touch, "b")
+        assert list(tracker) == ["a"]
+        tracker.close()
+
+    def test_values_out_of_range(self, clock: FaultLog) -> None:
+        for timeout in (0.0, -1.0, float("inf"), float("nan"), 10**400):
+            with pytest.raises(ValueError, match="positive and finite"):
+                IdleTracker(timeout)
+        with pytest.raises(ValueError, match="tick must be a microsecond or more"):
+            IdleTracker(1.0, tick=0.0)
+
+    def test_wrong_types(self, tracker: IdleTracker[Any]) -> None:
+        text: Any = "30"
+        with pytest.raises(TypeError, match="timeout must be a number of seconds"):
+            IdleTracker(text)
+        with pytest.raises(TypeError, match="on_idle is called, which '30' cannot be"):
+            IdleTracker(30.0, text)
+        with pytest.raises(TypeError, match="unhashable"):
+            tracker.touch([])
+        assert len(tracker) == 0
+
+    def test_its_repr_tells_what_it_is(self, tracker: IdleTracker[str]) -> None:
+        tracker.touch("a")
+        assert repr(tracker) == "<IdleTracker timeout=30.0 tracked=1>"
+        assert tracker.timeout == 30.0

@@ -1,0 +1,445 @@
+"""What `ThresholdPurgatory` does for its users, and that it costs by what it completes."""
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+
+from purgatory import (
+    DelayedOperationPurgatory,
+    OperationCancelled,
+    PurgatoryClosed,
+    PurgatoryError,
+    PurgatoryFull,
+    ThresholdPurgatory,
+)
+from purgatory.listeners import FinishedOperation
+from tests.support.operations import FaultLog
+
+
+class Counted(int):
+    """A number that counts how often numbers like it are compared."""
+
+    compared = 0
+
+    def __lt__(self, other: int) -> bool:
+        Counted.compared += 1
+        return int(self) < int(other)
+
+    def __gt__(self, other: int) -> bool:
+        Counted.compared += 1
+        return int(self) > int(other)
+
+    __hash__ = int.__hash__
+
+
+class NotLeader(Exception):
+    """Says more than it is told."""
+
+    def __init__(self, leader: int) -> None:
+        super().__init__(f"not leader, ask {leader}")
+        self.leader = leader
+
+
+class Keyed(Exception):
+    """Cannot be made again from its arguments by calling it."""
+
+    def __init__(self, *, leader: int) -> None:
+        super().__init__(f"the leader is {leader}")
+        self.leader = leader
+
+
+class Fickle(Exception):
+    """Is never the same."""
+
+    def __str__(self) -> str:
+        return str(id(self))
+
+
+class Unmade(Exception):
+    """Can be made once."""
+
+    made = False
+
+    def __new__(cls, *arguments: object) -> "Unmade":
+        if cls.made:
+            raise LookupError
+        cls.made = True
+        return super().__new__(cls, *arguments)
+
+
+@pytest.fixture
+def index(clock: FaultLog) -> ThresholdPurgatory[int]:
+    return ThresholdPurgatory(0, DelayedOperationPurgatory(clock=clock))
+
+
+class TestReach:
+    def test_it_completes_when_the_value_exceeds_the_threshold(self, index: ThresholdPurgatory[int]) -> None:
+        reach = index.reach(5, None)
+        assert index.advance(5) == 0
+        assert (reach.done(), index.num_waiting) == (False, 1)
+        assert index.advance(7) == 1
+        assert (reach.result(), index.num_waiting, index.value) == (7, 0, 7)
+
+    def test_it_completes_at_once_if_the_value_exceeds_it_already(self, index: ThresholdPurgatory[int]) -> None:
+        index.advance(6)
+        assert index.reach(5, None).result() == 6
+        assert not index.reach(6, None).done()
+
+    def test_at_the_deadline_it_yields_the_value_as_it_is(
+        self, index: ThresholdPurgatory[int], clock: FaultLog
+    ) -> None:
+        reach = index.reach(5, timeout=2.0)
+        index.advance(3)
+        clock.advance(2.0)
+        assert (reach.expired(), reach.result()) == (True, 3)
+        assert index.advance(6) == 0
+
+    async def test_it_can_be_awaited(self) -> None:
+        async with ThresholdPurgatory(0) as index:
+            asyncio.get_running_loop().call_soon(index.advance, 1)
+            assert await index.reach(0, 30.0) == 1
+            assert await index.reach(1, 0.001) == 1
+
+    async def test_cancelling_who_awaits_it_removes_it(self) -> None:
+        async with ThresholdPurgatory(0) as index:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.001):
+                    await index.reach(0, None)
+            assert index.num_waiting == 0
+
+    def test_it_can_be_cancelled_for_its_threshold(self, index: ThresholdPurgatory[int]) -> None:
+        reach = index.reach(5, None)
+        assert index.purgatory.cancel_for_key(5) == [reach]
+        with pytest.raises(OperationCancelled):
+            reach.result()
+
+    @pytest.mark.parametrize("value", [0.5, -math.inf, 10**400])
+    def test_any_number_will_do(self, value: float, clock: FaultLog) -> None:
+        level = ThresholdPurgatory(value, DelayedOperationPurgatory(clock=clock))
+        reach = level.reach(value, None)
+        assert level.advance(math.inf) == 1
+        assert reach.result() == math.inf
+
+
+class TestAdvance:
+    def test_the_lowest_thresholds_complete_first_and_each_in_the_order_of_coming(
+        self, index: ThresholdPurgatory[int]
+    ) -> None:
+        told: list[FinishedOperation] = []
+        index.purgatory.add_listener(told.append)
+        for threshold in (3, 1, 2, 1, 9):
+            index.reach(threshold, float(len(told) + index.num_waiting))
+        assert index.advance(4) == 4
+        assert [each.keys for each in told] == [(1,), (1,), (2,), (3,)]
+        assert [each.timeout for each in told] == [1.0, 3.0, 2.0, 0.0]
+
+    def test_the_value_never_falls(self, index: ThresholdPurgatory[int]) -> None:
+        index.advance(5)
+        assert index.advance(3) == 0
+        assert index.value == 5
+
+    def test_soon_is_from_the_next_turn_on(self, index: ThresholdPurgatory[int], clock: FaultLog) -> None:
+        waits = [index.reach(threshold, None) for threshold in (0, 1, 2)]
+        index.advance_soon(2)
+        assert (index.value, index.num_waiting) == (2, 3)
+        clock.advance(0.0)
+        assert [wait.done() for wait in waits] == [True, True, False]
+        assert index.advance(3) == 1
+
+    def test_soon_works_in_slices(self, clock: FaultLog) -> None:
+        index = ThresholdPurgatory(0, DelayedOperationPurgatory(clock=clock))
+        for _ in range(10_000):
+            index.reach(0, None)
+        index.advance_soon(1)
+        turns = 0
+        while index.num_waiting:
+            before = index.num_waiting
+            clock.armed.clear()
+            _one_turn(clock)
+            assert before - index.num_waiting <= 1000
+            turns += 1
+        assert turns >= 10
+
+    def test_soon_is_in_slices_also_of_many_thresholds(self, clock: FaultLog) -> None:
+        index = ThresholdPurgatory(0, DelayedOperationPurgatory(clock=clock))
+        for threshold in range(10_000):
+            index.reach(threshold, None)
+        index.advance_soon(5000)
+        index.advance_soon(9000)
+        assert len(index._heap) == 10_000
+        before = index.num_waiting
+        for _ in range(2):
+            _one_turn(clock)
+        assert before - 1000 <= index.num_waiting
+        clock.advance(0.0)
+        assert index.num_waiting == 1000
+        assert index._heap[0] == 9000
+
+    def test_one_that_completes_one_of_many_touches_no_other(self, clock: FaultLog) -> None:
+        index = ThresholdPurgatory(Counted(-1), DelayedOperationPurgatory(clock=clock))
+        for threshold in range(100_000):
+            index.reach(Counted(threshold), 30.0)
+        Counted.compared = 0
+        assert index.advance(Counted(1)) == 1
+        assert Counted.compared < 100
+        assert index.num_waiting == 99_999
+
+    def test_a_listener_may_wait_again_and_advance(self, index: ThresholdPurgatory[int]) -> None:
+        def go_on(finished: FinishedOperation) -> None:
+            (threshold,) = finished.keys
+            assert isinstance(threshold, int)
+            if threshold < 50:
+                index.reach(threshold + 1, None)
+                index.advance(threshold + 2)
+
+        index.purgatory.add_listener(go_on)
+        index.reach(0, None)
+        index.advance(1)
+        assert (index.value, index.num_waiting) == (51, 0)
+
+    def test_a_listener_that_advances_further_makes_nobody_forgotten(self, index: ThresholdPurgatory[int]) -> None:
+        index.purgatory.add_listener(lambda finished: index.advance(2))
+        waits = [index.reach(threshold, None) for threshold in (0, 1, 50, 60)]
+        assert index.advance(1) == 1
+        assert [wait.done() for wait in waits] == [True, True, False, False]
+        index.advance(70)
+        assert all(wait.done() for wait in waits)
+
+    def test_after_a_listener_has_asked_to_exit_nobody_is_forgotten(self, index: ThresholdPurgatory[int]) -> None:
+        def leave(_: FinishedOperation) -> None:
+            index.purgatory.remove_listener(leave)
+            raise SystemExit
+
+        index.purgatory.add_listener(leave)
+        waits = [index.reach(threshold, None) for threshold in (0, 0, 1)]
+        with pytest.raises(SystemExit):
+            index.advance(5)
+        assert [wait.done() for wait in waits] == [True, False, False]
+        assert index.advance(5) == 2
+
+
+def _one_turn(clock: FaultLog) -> None:
+    """Run what the clock has been asked to call now, but not what is asked for meanwhile."""
+    when, _, handle = min(clock._heap)
+    clock._heap.remove((when, _, handle))
+    assert handle.callback is not None
+    handle.callback(*handle.args)
+
+
+class TestAll:
+    def test_complete_all_yields_the_value_as_it_is(self, index: ThresholdPurgatory[int]) -> None:
+        waits = [index.reach(threshold, None) for threshold in (5, 7)]
+        index.advance(2)
+        assert index.complete_all() == 2
+        assert [(wait.result(), wait.expired()) for wait in waits] == [(2, False)] * 2
+
+    async def test_fail_all_raises_in_everyone_who_waits(self) -> None:
+        async with ThresholdPurgatory(0) as index:
+            tasks = [asyncio.ensure_future(index.reach(threshold, None)) for threshold in (5, 7, 5)]
+            await asyncio.wait(tasks, timeout=0)
+            error = NotLeader(leader=3)
+            error.__cause__ = cause = OSError("connection lost")
+            error.add_note("in the second attempt")
+            assert index.fail_all(error) == 3
+            raised = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [type(each) for each in raised] == [NotLeader] * 3
+            assert len({id(each) for each in (*raised, error)}) == 4, "each has its own traceback"
+            for each in raised:
+                assert isinstance(each, NotLeader)
+                assert (str(each), each.leader, each.__cause__) == ("not leader, ask 3", 3, cause)
+                assert each.__notes__ == error.__notes__
+                assert each.__notes__ is not error.__notes__
+            assert index.num_waiting == 0
+            assert not index.reach(5, None).done(), "it goes on after that"
+
+    def test_fail_all_begins_with_the_lowest(self, index: ThresholdPurgatory[int], clock: FaultLog) -> None:
+        told: list[FinishedOperation] = []
+        index.purgatory.add_listener(told.append)
+        waits = [index.reach(threshold, None) for threshold in (5, 3, 4)]
+        waits[2].cancel()
+        assert index.fail_all(LookupError("gone")) == 2
+        assert [(each.keys, each.outcome) for each in told] == [((4,), "cancelled"), ((3,), "failed"), ((5,), "failed")]
+        clock.advance(0.0)
+        assert [type(exception) for exception in clock.exceptions] == [LookupError] * 2, "as nobody awaits them"
+
+    @pytest.mark.parametrize(
+        "exception",
+        [
+            OSError(2, "no such file", "name"),
+            UnicodeDecodeError("utf-8", b"x", 0, 1, "odd"),
+            KeyError("a"),
+            Keyed(leader=3),
+            ExceptionGroup("several", [LookupError()]),
+        ],
+    )
+    def test_fail_all_raises_any_exception_as_it_is(self, index: ThresholdPurgatory[int], exception: Exception) -> None:
+        waits = [index.reach(threshold, None) for threshold in (5, 7)]
+        index.fail_all(exception)
+        for wait in waits:
+            raised = wait.exception()
+            assert raised is not exception
+            assert type(raised) is type(exception)
+            assert (str(raised), raised.args, vars(raised)) == (str(exception), exception.args, vars(exception))
+
+    @pytest.mark.parametrize("exception", [Fickle(), Unmade()])
+    def test_what_cannot_be_made_again_fails_them_all_the_same(
+        self, index: ThresholdPurgatory[int], exception: Exception
+    ) -> None:
+        reach = index.reach(5, None)
+        assert index.fail_all(exception) == 1
+        failure = reach.exception()
+        assert type(failure) is PurgatoryError
+        assert failure.__cause__ is exception
+
+    def test_what_the_caller_is_handling_stays_as_it_is(self, index: ThresholdPurgatory[int], clock: FaultLog) -> None:
+        def fail(variable: int) -> None:
+            raise LookupError(variable)
+
+        reach = index.reach(5, None)
+        try:
+            fail(7)
+        except LookupError as error:
+            index.fail_all(error)
+            clock.advance(0.0)
+            traceback = error.__traceback__
+            assert traceback is not None
+            assert traceback.tb_next is not None
+            assert traceback.tb_next.tb_frame.f_locals == {"variable": 7}
+        failure = reach.exception()
+        assert failure is not None
+        assert failure.__context__ is None
+
+    @pytest.mark.parametrize("exception", [SystemExit(), asyncio.CancelledError(), StopIteration(), LookupError, "no"])
+    def test_what_cannot_be_raised_is_refused(self, index: ThresholdPurgatory[int], exception: Any) -> None:
+        index.reach(5, None)
+        with pytest.raises(TypeError, match="waits can raise an Exception other than StopIteration, not"):
+            index.fail_all(exception)
+        assert index.num_waiting == 1
+
+    async def test_closing_answers_everyone(self) -> None:
+        index = ThresholdPurgatory(3)
+        async with index:
+            reach = index.reach(5, None)
+        assert await reach == 3
+        with pytest.raises(PurgatoryClosed):
+            index.reach(5, None)
+
+    def test_close_is_the_same_in_one_go(self, index: ThresholdPurgatory[int]) -> None:
+        reach = index.reach(5, None)
+        index.close()
+        assert reach.result() == 0
+        assert index.advance(6) == 0
+        assert index._heap == []
+        assert index._thresholds == set()
+
+
+class TestWhatIsRefused:
+    def test_what_is_no_number(self, index: ThresholdPurgatory[Any]) -> None:
+        text: Any = "5"
+        with pytest.raises(TypeError, match="threshold must be an int or a float"):
+            index.reach(text, None)
+        with pytest.raises(TypeError, match="value must be an int or a float"):
+            index.advance(None)
+        with pytest.raises(TypeError, match="value must be an int or a float"):
+            ThresholdPurgatory(text)
+        with pytest.raises(TypeError, match="a DelayedOperationPurgatory is needed, not '5'"):
+            ThresholdPurgatory(0, text)
+        with pytest.raises(ValueError, match="not NaN"):
+            index.reach(math.nan, None)
+        with pytest.raises(ValueError, match="not NaN"):
+            index.advance_soon(math.nan)
+        assert (index.value, index.num_waiting) == (0, 0)
+
+    def test_no_timeout(self, index: ThresholdPurgatory[int]) -> None:
+        with pytest.raises(ValueError, match="finite and not negative"):
+            index.reach(5, -1.0)
+        assert index.num_waiting == 0
+
+    def test_more_than_may_wait(self, clock: FaultLog) -> None:
+        index = ThresholdPurgatory(0, DelayedOperationPurgatory(max_pending=1, clock=clock))
+        index.reach(5, None)
+        with pytest.raises(PurgatoryFull):
+            index.reach(6, None)
+        assert index.advance(9) == 1
+
+    async def test_another_event_loop(self) -> None:
+        index = ThresholdPurgatory(0)
+        index.reach(5, 0.0)
+
+        async def elsewhere() -> None:
+            index.reach(5, 0.0)
+
+        with pytest.raises(PurgatoryError, match="another event loop"):
+            await asyncio.to_thread(asyncio.run, elsewhere())
+        await index.aclose()
+
+    def test_another_thread_in_debug_mode(self) -> None:
+        async def main() -> None:
+            async with ThresholdPurgatory(0) as index:
+                for call in (index.advance, index.advance_soon):
+                    with pytest.raises(PurgatoryError, match=r"call_soon_threadsafe\(purgatory\.advance"):
+                        await asyncio.to_thread(call, 1)
+                with pytest.raises(PurgatoryError, match=r"call_soon_threadsafe\(purgatory\.fail_all"):
+                    await asyncio.to_thread(index.fail_all, LookupError())
+                assert index.value == 0
+
+        asyncio.run(main(), debug=True)
+
+
+class TestThresholdsNobodyWaitsFor:
+    def test_they_do_not_pile_up(self, clock: FaultLog) -> None:
+        index = ThresholdPurgatory(0, DelayedOperationPurgatory(clock=clock))
+        forever = index.reach(0, None)
+        longest = 0
+        for threshold in range(1, 50_001):
+            index.reach(threshold, 0.1)
+            if threshold % 100 == 0:
+                clock.advance(1.0)
+            longest = max(longest, len(index._heap) + len(index._old))
+            assert len(index._thresholds) == len(index._heap) + len(index._old)
+        assert longest < 6000, "of 50,000"
+        assert not forever.done()
+        index.advance(60_000)
+        assert forever.done()
+
+    def test_sweeping_loses_nobody(self, clock: FaultLog) -> None:
+        index = ThresholdPurgatory(0, DelayedOperationPurgatory(purge_interval=0, clock=clock))
+        staying = {threshold: index.reach(threshold, None) for threshold in range(0, 3000, 10)}
+        for threshold in range(3000):
+            index.reach(threshold, 0.01)
+        clock.advance(1.0)
+        for threshold in range(10_000, 10_200):
+            staying[threshold] = index.reach(threshold, None)
+        assert index._old, "it is being swept"
+        for value in range(0, 11_000, 7):
+            index.advance(value)
+            assert [threshold for threshold, wait in staying.items() if wait.done() != (value > threshold)] == []
+
+    def test_while_old_ones_are_swept_a_lower_one_is_not_missed(self, clock: FaultLog) -> None:
+        index = ThresholdPurgatory(0, DelayedOperationPurgatory(purge_interval=0, clock=clock))
+        for threshold in range(1_000_000, 1_003_000):
+            index.reach(threshold, 0.01)
+        clock.advance(1.0)
+        low = [index.reach(threshold, None) for threshold in (7, 5)]
+        assert index._old, "it is being swept"
+        assert index.advance(6) == 1
+        assert [wait.done() for wait in low] == [False, True]
+        index.advance_soon(8)
+        clock.advance(0.0)
+        assert low[0].done()
+
+    def test_a_threshold_that_comes_again_is_waited_for_again(self, index: ThresholdPurgatory[int]) -> None:
+        for _ in range(3):
+            index.reach(5, None)
+            index.purgatory.cancel_all()
+        again = index.reach(5, None)
+        assert index._heap == [5]
+        assert index.advance(6) == 1
+        assert again.done()
+
+    def test_its_repr_tells_what_it_is(self, index: ThresholdPurgatory[int]) -> None:
+        index.reach(5, None)
+        assert repr(index) == "<ThresholdPurgatory 'purgatory' value=0 waiting=1>"
+        assert repr(ThresholdPurgatory(1)) == "<ThresholdPurgatory 'threshold' value=1 waiting=0>"

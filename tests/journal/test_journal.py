@@ -1,0 +1,334 @@
+"""The journal: what it writes, when, and what becomes of rows when the disk is slow, full, or the process killed."""
+
+import math
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from datetime import UTC, datetime
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from purgatory import DelayedOperationPurgatory
+from purgatory.journal import SCHEMA, Journal, JournalError, JournalStatistics
+from tests.support.journals import NOON, files, numbers, partitions, read, row, until
+from tests.support.operations import FaultLog, Flag
+from tests.support.paths import ROOT
+
+
+class TestWhatIsWritten:
+    def test_a_row_for_each_finished_operation_of_a_purgatory(
+        self, tmp_path: Path, purgatory: DelayedOperationPurgatory, clock: FaultLog
+    ) -> None:
+        clock.advance(NOON)
+        with Journal(tmp_path, "web-1", now=clock.time) as journal:
+            purgatory.add_listener(journal.write)
+            flag = purgatory.try_complete_else_watch(Flag(), ["a", ("b", 1)])
+            purgatory.try_complete_else_watch(Flag(0.25), ["c"])
+            purgatory.try_complete_else_watch(Flag(7.0), ["d"]).cancel()
+            purgatory.try_complete_else_watch(Flag(ready=True), ["e"])
+            clock.advance(1.0)
+            flag.force_complete()
+        noon = datetime.fromtimestamp(NOON, UTC)
+        same = {"purgatory": "test", "operation": "Flag", "arrived_at": noon}
+        assert read(tmp_path) == [
+            same | {"keys": keys, "timeout_s": timeout, "waited_s": waited, "outcome": outcome, "late_s": late}
+            for keys, timeout, waited, outcome, late in [
+                (["a", "('b', 1)"], None, 1.0, "satisfied", None),
+                (["c"], 0.25, 0.25, "expired", 0.0),
+                (["d"], 7.0, 0.0, "cancelled", None),
+                (["e"], None, 0.0, "completed_at_once", None),
+            ]
+        ]
+        assert journal.statistics() == JournalStatistics(rows=4, files=1, queued=0, dropped=0, failures=0)
+
+    def test_the_columns_are_these(self) -> None:
+        assert {field.name: (str(field.type), field.nullable) for field in SCHEMA} == {
+            "purgatory": ("string", False),
+            "operation": ("string", False),
+            "keys": ("list<element: string not null>", False),
+            "arrived_at": ("timestamp[us, tz=UTC]", False),
+            "timeout_s": ("double", True),
+            "waited_s": ("double", False),
+            "outcome": ("string", False),
+            "late_s": ("double", True),
+        }
+
+    def test_partitions_are_days_of_arrival_and_instances(self, tmp_path: Path) -> None:
+        midnight = datetime(2026, 11, 22, tzinfo=UTC).timestamp()
+        for instance in ("web-1", "web-2"):
+            with Journal(tmp_path, instance, now=lambda: midnight + 1.0) as journal:
+                for waited in (0.0, 0.5, 2.0):
+                    journal.write(row(waited=waited))
+        assert partitions(tmp_path) == [
+            ("2026-11-21", "web-1", 1),
+            ("2026-11-21", "web-2", 1),
+            ("2026-11-22", "web-1", 2),
+            ("2026-11-22", "web-2", 2),
+        ]
+        table = pq.read_table(tmp_path)
+        assert {*table.schema.names} == {*SCHEMA.names, "date", "instance"}
+        assert sorted(table["instance"].to_pylist()) == ["web-1"] * 3 + ["web-2"] * 3
+        for path in files(tmp_path):
+            assert path.parent.parent.parent == tmp_path
+            assert path.suffix == ".parquet"
+
+    def test_by_the_wall_clock_if_no_other_is_given(self, tmp_path: Path) -> None:
+        before = time.time()
+        with Journal(tmp_path, "web-1") as journal:
+            journal.write(row(waited=100.0))
+        after = time.time()
+        [found] = read(tmp_path)
+        assert before - 100 <= found["arrived_at"].timestamp() + 1e-6
+        assert found["arrived_at"].timestamp() <= after - 100 + 1e-6
+
+    @given(keys=st.lists(st.one_of(st.text(), st.characters(codec=None), st.binary(), st.integers(), st.floats())))
+    def test_any_key_is_written(self, tmp_path_factory: pytest.TempPathFactory, keys: list[Any]) -> None:
+        directory = tmp_path_factory.mktemp("journal")
+        with Journal(directory, "web-1", now=lambda: NOON) as journal:
+            journal.write(row(keys=tuple(keys)))
+        [found] = read(directory)
+        assert found["keys"] == [str(key).encode(errors="backslashreplace").decode() for key in keys]
+
+    def test_also_one_that_does_not_want_to_be_text(self, tmp_path: Path) -> None:
+        class Odd:
+            def __str__(self) -> str:
+                raise LookupError
+
+        with Journal(tmp_path, "web-1", now=lambda: NOON) as journal:
+            journal.write(row(keys=(Odd(), "\ud800")))
+        [found] = read(tmp_path)
+        assert found["keys"][0].startswith("<tests.journal.test_journal.")
+        assert found["keys"][1] == "\\ud800"
+
+    @pytest.mark.parametrize("odd", [{"timeout": "long"}, {"waited": math.nan}, {"waited": 1e300}, {"keys": None}])
+    def test_what_is_no_row_is_dropped_alone(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, odd: dict[str, Any]
+    ) -> None:
+        with Journal(tmp_path, "web-1", now=lambda: NOON) as journal:
+            for number in range(10):
+                journal.write(row(number, **odd) if number == 5 else row(number))
+        assert numbers(tmp_path) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+        assert (journal.statistics().rows, journal.statistics().dropped) == (9, 1)
+        assert caplog.text.count("cannot take") == 1
+
+    def test_numbers_of_any_kind(self, tmp_path: Path) -> None:
+        kinds: list[Any] = [1, 2**53 + 1, Fraction(1, 2), True, None]
+        with Journal(tmp_path, "web-1", now=lambda: NOON) as journal:
+            for number, timeout in enumerate(kinds):
+                journal.write(row(number, timeout=timeout, waited=0))
+        assert [found["timeout_s"] for found in read(tmp_path)] == [1.0, 2.0**53, 0.5, 1.0, None]
+
+
+class TestWhenFilesAppear:
+    def test_when_there_are_enough_rows(self, tmp_path: Path) -> None:
+        with Journal(tmp_path, "web-1", rows_per_file=2500, now=lambda: NOON) as journal:
+            for number in range(6000):
+                journal.write(row(number))
+            until(lambda: journal.statistics().files == 2)
+            assert journal.statistics().rows == 5000
+            assert len(read(tmp_path)) == 5000
+        assert len(files(tmp_path)) == 3
+        assert len(read(tmp_path)) == 6000
+
+    def test_when_they_are_old_enough(self, tmp_path: Path) -> None:
+        with Journal(tmp_path, "web-1", seconds_per_file=0.02, now=lambda: NOON) as journal:
+            for number in range(3):
+                journal.write(row(number))
+                until(lambda: journal.statistics().queued == 0)
+                assert len(read(tmp_path)) == number + 1
+
+    def test_not_before(self, tmp_path: Path) -> None:
+        with Journal(tmp_path, "web-1", now=lambda: NOON) as journal:
+            for number in range(1500):
+                journal.write(row(number))
+            until(lambda: len(journal._queue) < 1000)
+            assert journal.statistics().queued == 1500
+            assert files(tmp_path) == []
+        assert len(read(tmp_path)) == 1500
+
+    def test_under_a_hidden_name_until_all_is_on_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        found: list[list[str]] = []
+
+        def sync(descriptor: int) -> None:
+            found.append([path.name for path in files(tmp_path)])
+
+        monkeypatch.setattr(os, "fsync", sync)
+        with Journal(tmp_path, "web-1", now=lambda: NOON) as journal:
+            journal.write(row())
+        [before], *after = found  # first the file, then the directories that have its name
+        assert after == [[before.removeprefix(".").removesuffix(".unfinished")]] * 3
+        assert after[0][0].endswith(".parquet")
+
+
+class TestSeveralThreads:
+    def test_lose_nothing(self, tmp_path: Path) -> None:
+        with Journal(tmp_path, "web-1", rows_per_file=5000, max_queued=50_000, now=lambda: NOON) as journal:
+
+            def write(first: int) -> None:
+                for number in range(first, first + 10_000):
+                    journal.write(row(number))
+
+            threads = [threading.Thread(target=write, args=[first]) for first in range(0, 40_000, 10_000)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            # Nobody has to wait for the file's time: whoever makes the chunk full says so.
+            until(lambda: len(journal._queue) < 1000)
+        assert numbers(tmp_path) == list(range(40_000))
+
+
+class TestClosing:
+    @given(rows=st.integers(0, 50), per_file=st.integers(1, 20), queued=st.integers(1, 60))
+    def test_loses_nothing(
+        self, tmp_path_factory: pytest.TempPathFactory, rows: int, per_file: int, queued: int
+    ) -> None:
+        directory = tmp_path_factory.mktemp("journal")
+        with Journal(directory, "web-1", rows_per_file=per_file, max_queued=queued, now=lambda: NOON) as journal:
+            for number in range(rows):
+                until(lambda: len(journal._queue) < queued)
+                journal.write(row(number))
+        assert numbers(directory) == list(range(rows))
+        assert len(files(directory)) == -(-rows // per_file)
+        assert journal.statistics() == JournalStatistics(rows, len(files(directory)), 0, 0, 0)
+
+    async def test_on_a_loop_it_does_not_block(self, tmp_path: Path) -> None:
+        async with Journal(tmp_path, "web-1") as journal, DelayedOperationPurgatory() as purgatory:
+            purgatory.add_listener(journal.write)
+            await purgatory.try_complete_else_watch(Flag(0.001), ["a"])
+        [found] = read(tmp_path)
+        assert found["outcome"] == "expired"
+        await journal.aclose()
+
+    def test_afterwards_rows_are_dropped(self, tmp_path: Path) -> None:
+        with Journal(tmp_path, "web-1") as journal:
+            pass
+        journal.close()
+        with pytest.raises(JournalError, match="is closed"):
+            journal.__enter__()
+        journal.write(row())
+        assert journal.statistics() == JournalStatistics(rows=0, files=0, queued=0, dropped=1, failures=0)
+        with Journal(tmp_path, "web-1", when_full="raise") as journal:
+            pass
+        with pytest.raises(JournalError, match="closed> takes no more rows"):
+            journal.write(row())
+
+    def test_a_row_that_comes_while_another_thread_closes_it_is_counted(self, tmp_path: Path) -> None:
+        reading, closed = threading.Event(), threading.Event()
+
+        def now() -> float:
+            reading.set()
+            closed.wait()
+            return NOON
+
+        journal = Journal(tmp_path, "web-1", now=now)
+        writer = threading.Thread(target=journal.write, args=[row()])
+        writer.start()
+        reading.wait()
+        journal.close()
+        closed.set()
+        writer.join()
+        assert journal.statistics() == JournalStatistics(rows=0, files=0, queued=0, dropped=1, failures=0)
+
+    def test_the_end_of_the_process_closes_it(self, tmp_path: Path) -> None:
+        subprocess.run([sys.executable, "-m", "tests.journal.writer", tmp_path, "2500"], cwd=ROOT, check=True)
+        assert len(read(tmp_path)) == 2500
+
+
+class TestAKilledProcess:
+    @pytest.mark.parametrize("after", [1, 7, 20, 60])
+    def test_leaves_whole_files_and_all_that_came_before_the_open_batch(self, tmp_path: Path, after: int) -> None:
+        command = [sys.executable, "-m", "tests.journal.writer", str(tmp_path), "10000000"]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout is not None
+            for line in writer.stdout:
+                if int(line) >= after * 1000:
+                    break
+            writer.send_signal(signal.SIGKILL)
+            taken = max([int(line), *map(int, writer.stdout.read().split())])
+        assert writer.returncode == -signal.SIGKILL
+        found = numbers(tmp_path)
+        # 2,000 rows of the open batch, 4,000 of the queue, and the thousand that it had not told of yet.
+        assert found == list(range(len(found)))
+        assert taken - 6000 <= len(found) <= taken + 1000
+        # What was not finished is hidden, and goes when the next one comes.
+        unfinished = [path for path in files(tmp_path) if path.suffix != ".parquet"]
+        assert all(path.name.startswith(".") for path in unfinished)
+        with Journal(tmp_path, "writer"):
+            pass
+        assert numbers(tmp_path) == found
+        assert all(path.suffix == ".parquet" for path in files(tmp_path))
+
+
+class TestAName:
+    def test_that_cannot_be_synced_does_not_write_the_file_twice(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sync = os.fsync
+
+        def fail_for_directories(descriptor: int) -> None:
+            if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                raise PermissionError
+            sync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", fail_for_directories)
+        with Journal(tmp_path, "web-1", now=lambda: NOON) as journal:
+            journal.write(row())
+        assert journal.statistics() == JournalStatistics(rows=1, files=1, queued=0, dropped=0, failures=0)
+        assert len(files(tmp_path)) == 1
+
+
+class TestWhatIsRefused:
+    @pytest.mark.parametrize("instance", ["7", "-1.5", "1e9", "2026-11-21"])
+    def test_names_that_readers_would_take_for_numbers(self, tmp_path: Path, instance: str) -> None:
+        with pytest.raises(ValueError, match="for a number or a date"):
+            Journal(tmp_path, instance)
+
+    @pytest.mark.parametrize("instance", ["", "a/b", "a=b", "..x/", "ü", "a b", "x" * 129])
+    def test_names_that_are_no_names_of_directories(self, tmp_path: Path, instance: str) -> None:
+        with pytest.raises(ValueError, match="an instance is named by"):
+            Journal(tmp_path / "journal", instance)
+        assert files(tmp_path) == []
+
+    @pytest.mark.parametrize(
+        ("parameters", "error", "message"),
+        [
+            ({"rows_per_file": 0}, ValueError, "rows_per_file must be at least 1"),
+            ({"max_queued": 0}, ValueError, "max_queued must be at least 1"),
+            ({"max_queued": 1.5}, TypeError, "max_queued must be an int"),
+            ({"seconds_per_file": 0.0}, ValueError, "seconds_per_file must be positive"),
+            ({"seconds_per_file": float("nan")}, ValueError, "seconds_per_file must be positive"),
+            ({"seconds_per_file": None}, TypeError, "seconds_per_file must be a number of seconds, not None"),
+            ({"now": 3}, TypeError, "now is called, which 3 cannot be"),
+            ({"instance": None}, TypeError, "instance must be a str, not None"),
+            ({"when_full": "wait"}, ValueError, "when_full must be 'drop' or 'raise'"),
+        ],
+    )
+    def test_values_out_of_range(
+        self, tmp_path: Path, parameters: dict[str, Any], error: type[Exception], message: str
+    ) -> None:
+        threads = threading.active_count()
+        with pytest.raises(error, match=message):
+            Journal(tmp_path / "journal", **{"instance": "web-1", **parameters})
+        assert (threading.active_count(), list(tmp_path.iterdir())) == (threads, [])
+
+    def test_a_directory_that_is_none(self, tmp_path: Path) -> None:
+        (tmp_path / "journal").touch()
+        with pytest.raises(FileExistsError):
+            Journal(tmp_path / "journal", "web-1")
+
+    def test_its_repr_tells_what_it_is(self, tmp_path: Path) -> None:
+        with Journal(tmp_path, "web-1") as journal:
+            assert repr(journal) == f"<Journal '{tmp_path}' instance='web-1'>"
+            assert journal.instance == "web-1"
+        assert repr(journal) == f"<Journal '{tmp_path}' instance='web-1' closed>"

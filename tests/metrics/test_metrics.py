@@ -1,0 +1,293 @@
+"""What is exported is what the purgatory says, and can be read by those that it is meant for."""
+
+import importlib
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader, NumberDataPoint, Sum
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from purgatory import DelayedOperationPurgatory, FinishedOperation, ThresholdPurgatory, VirtualClock
+from purgatory.journal import Journal
+from purgatory.metrics.measures import MEASURES, WAIT_BOUNDS
+from purgatory.metrics.opentelemetry import PurgatoryInstruments
+from purgatory.metrics.prometheus import JournalCollector, PurgatoryCollector
+from tests.support.operations import FaultLog, Flag
+
+Samples = dict[tuple[str, str], float]
+
+
+class Failing(Flag):
+    def on_complete(self) -> str:
+        raise LookupError
+
+
+def _samples(registry: CollectorRegistry, purgatory: str = "test") -> Samples:
+    """What a scrape says of a purgatory, by the name and the values of the other labels, a bucket's bound last."""
+    families = text_string_to_metric_families(generate_latest(registry).decode())
+    return {
+        (sample.name, ",".join(sample.labels[each] for each in ("outcome", "level", "le") if each in sample.labels)): (
+            sample.value
+        )
+        for family in families
+        for sample in family.samples
+        if sample.labels["purgatory"] == purgatory
+    }
+
+
+@pytest.fixture
+def registry(purgatory: DelayedOperationPurgatory) -> Iterator[CollectorRegistry]:
+    registry = CollectorRegistry()
+    collector = PurgatoryCollector(purgatory)
+    registry.register(collector)
+    yield registry
+    collector.close()
+
+
+def _one_of_each(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
+    """An operation for each outcome; those that wait do so for two seconds, and the one that expires is 0.5 late."""
+    flags = {name: purgatory.try_complete_else_watch(Flag(), [name, "all"]) for name in ("satisfied", "cancelled")}
+    failing = purgatory.try_complete_else_watch(Failing(), ["failed"])
+    purgatory.try_complete_else_watch(Flag(ready=True), ["at once"])
+    purgatory.try_complete_else_watch(Flag(1.5), ["expired"])
+    clock.advance(2.0)
+    flags["satisfied"].force_complete()
+    flags["cancelled"].cancel()
+    failing.force_complete()
+    assert isinstance(failing.exception(), LookupError)
+    purgatory.try_complete_else_watch(Flag(60.0), ["pending"])
+
+
+@pytest.fixture
+def purgatory(clock: FaultLog) -> DelayedOperationPurgatory:
+    return DelayedOperationPurgatory("test", tick=2.0, clock=clock)
+
+
+class TestPrometheus:
+    def test_everything_is_what_the_statistics_say(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, registry: CollectorRegistry
+    ) -> None:
+        _one_of_each(purgatory, clock)
+        samples = _samples(registry)
+        outcomes = ("completed_at_once", "satisfied", "expired", "cancelled", "failed")
+        for outcome in outcomes:
+            assert samples["purgatory_operations_total", outcome] == 1
+        assert samples["purgatory_delayed_operations", ""] == 1
+        assert samples["purgatory_watched_entries", ""] == purgatory.watched == 7
+        assert samples["purgatory_longest_slice_seconds", ""] == purgatory.statistics().longest_slice > 0
+        assert samples["purgatory_purges_total", ""] == samples["purgatory_purged_entries_total", ""] == 0
+        assert samples["purgatory_timer_wake_ups_total", ""] == samples["purgatory_timer_buckets_total", ""] == 1
+        assert samples["purgatory_timer_cascaded_tasks_total", ""] == 0
+        assert (samples["purgatory_timer_tasks", "1"], samples["purgatory_timer_tasks", "2"]) == (0, 1)
+
+    def test_how_long_they_waited_and_how_late_they_were(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, registry: CollectorRegistry
+    ) -> None:
+        _one_of_each(purgatory, clock)
+        samples = _samples(registry)
+        for outcome in ("satisfied", "expired", "cancelled", "failed"):
+            assert samples["purgatory_wait_seconds_sum", outcome] == 2.0
+            assert samples["purgatory_wait_seconds_count", outcome] == 1
+            assert samples["purgatory_wait_seconds_bucket", f"{outcome},1.0"] == 0
+            assert samples["purgatory_wait_seconds_bucket", f"{outcome},2.5"] == 1
+        assert ("purgatory_wait_seconds_count", "completed_at_once") not in samples
+        assert samples["purgatory_lateness_seconds_sum", ""] == 0.5
+        assert samples["purgatory_lateness_seconds_bucket", "0.25"] == 0
+        assert samples["purgatory_lateness_seconds_bucket", "0.5"] == 1, "a bound belongs to its bucket"
+
+    @given(waits=st.lists(st.one_of(st.sampled_from(WAIT_BOUNDS), st.floats(0, 1000)), max_size=20))
+    def test_each_bucket_has_what_waited_no_longer_than_its_bound(self, waits: list[float]) -> None:
+        clock = VirtualClock()
+        purgatory = DelayedOperationPurgatory("test", clock=clock)
+        waited: list[float] = []
+        purgatory.add_listener(lambda finished: waited.append(finished.waited))
+        registry = CollectorRegistry()
+        registry.register(PurgatoryCollector(purgatory))
+        for wait in waits:
+            operation = purgatory.try_complete_else_watch(Flag(), ["a"])
+            clock.advance(wait)
+            operation.force_complete()
+        samples = _samples(registry)
+        for bound in (*WAIT_BOUNDS, math.inf):
+            name = "+Inf" if bound == math.inf else str(bound)
+            assert samples["purgatory_wait_seconds_bucket", f"satisfied,{name}"] == sum(
+                each <= bound for each in waited
+            )
+
+    def test_several_purgatories_are_told_apart(self, clock: FaultLog) -> None:
+        purgatories = [DelayedOperationPurgatory(name, clock=clock) for name in ("fetch", "produce")]
+        registry = CollectorRegistry()
+        registry.register(PurgatoryCollector(*purgatories))
+        purgatories[1].try_complete_else_watch(Flag(), ["a"])
+        assert _samples(registry, "fetch")["purgatory_delayed_operations", ""] == 0
+        assert _samples(registry, "produce")["purgatory_delayed_operations", ""] == 1
+
+    def test_more_can_be_added_and_removed(self, clock: FaultLog) -> None:
+        fetches, produces = (DelayedOperationPurgatory(name, clock=clock) for name in ("fetch", "produce"))
+        registry = CollectorRegistry()
+        collector = PurgatoryCollector(fetches)
+        registry.register(collector)
+        collector.add(produces)
+        with pytest.raises(ValueError, match="two purgatories are called 'fetch'"):
+            collector.add(DelayedOperationPurgatory("another"), fetches)
+        collector.remove(fetches)
+        assert _samples(registry, "fetch") == _samples(registry, "another") == {}
+        assert _samples(registry, "produce")["purgatory_delayed_operations", ""] == 0
+        with pytest.raises(KeyError):
+            collector.remove(fetches)
+
+    def test_closed_it_listens_no_more(self, purgatory: DelayedOperationPurgatory) -> None:
+        registry = CollectorRegistry()
+        collector = PurgatoryCollector(purgatory)
+        registry.register(collector)
+        collector.close()
+        collector.close()
+        assert purgatory._lists.listeners is None
+        assert _samples(registry) == {}
+
+
+def test_journals_say_what_they_have_written_and_lost(tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+    journals = [Journal(tmp_path, instance) for instance in ("web-1", "web-2")]
+    registry.register(JournalCollector(*journals))
+    finished = FinishedOperation("fetch", "Fetch", ("a",), 0.0, None, 0.0, "satisfied", None)
+    journals[0].write(finished)
+    before, waiting = _journal(registry, "web-1"), _journal(registry, "web-2")
+    for journal in journals:
+        journal.close()
+    journals[0].write(finished)
+    assert (before["queued_rows"], waiting["queued_rows"]) == (1, 0)
+    assert _journal(registry, "web-1") == {
+        "rows_total": 1,
+        "files_total": 1,
+        "queued_rows": 0,
+        "dropped_rows_total": 1,
+        "failures_total": 0,
+    }
+
+
+def _journal(registry: CollectorRegistry, instance: str) -> dict[str, float]:
+    return {
+        sample.name.removeprefix("purgatory_journal_"): sample.value
+        for family in text_string_to_metric_families(generate_latest(registry).decode())
+        for sample in family.samples
+        if sample.labels["instance"] == instance
+    }
+
+
+class TestOpenTelemetry:
+    def test_it_exports_the_same(self, purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+        reader = InMemoryMetricReader()
+        PurgatoryInstruments(purgatory, meter_provider=MeterProvider([reader]))
+        _one_of_each(purgatory, clock)
+        data = reader.get_metrics_data()
+        assert data is not None
+        metrics = {each.name: each for each in data.resource_metrics[0].scope_metrics[0].metrics}
+        assert metrics.keys() == {f"purgatory.{each.name}" for each in MEASURES} | {
+            "purgatory.wait",
+            "purgatory.lateness",
+        }
+        statistics, timer = purgatory.statistics(), purgatory.timer.statistics()
+        for measure in MEASURES:
+            metric = metrics[f"purgatory.{measure.name}"]
+            assert metric.unit == ("s" if measure.seconds else "1")
+            assert isinstance(metric.data, Sum) == (measure.kind == "counter")
+            found = {}
+            for point in metric.data.data_points:
+                assert isinstance(point, NumberDataPoint)
+                attributes = dict(point.attributes or {})
+                assert attributes.pop("purgatory") == "test"
+                found[attributes.pop(measure.label) if measure.label else ""] = point.value
+                assert attributes == {}
+            assert found == measure.read(statistics, timer)
+        waits = {}
+        for point in metrics["purgatory.wait"].data.data_points:
+            assert isinstance(point, HistogramDataPoint)
+            assert tuple(point.explicit_bounds) == WAIT_BOUNDS
+            waits[(point.attributes or {})["outcome"]] = (point.count, point.sum)
+        assert waits == dict.fromkeys(("satisfied", "expired", "cancelled", "failed"), (1, 2.0))
+        (lateness,) = metrics["purgatory.lateness"].data.data_points
+        assert isinstance(lateness, HistogramDataPoint)
+        assert (lateness.count, lateness.sum) == (1, 0.5)
+
+    def test_one_set_serves_a_meter_provider(self, purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+        reader = InMemoryMetricReader()
+        provider = MeterProvider([reader])
+        instruments = PurgatoryInstruments(purgatory, meter_provider=provider)
+        with pytest.raises(ValueError, match="has PurgatoryInstruments already"):
+            PurgatoryInstruments(meter_provider=provider)
+        instruments.add(DelayedOperationPurgatory("another", clock=clock))
+        data = reader.get_metrics_data()
+        assert data is not None
+        (delayed,) = [
+            each
+            for each in data.resource_metrics[0].scope_metrics[0].metrics
+            if each.name == "purgatory.delayed_operations"
+        ]
+        assert {(point.attributes or {})["purgatory"] for point in delayed.data.data_points} == {"test", "another"}
+        instruments.close()
+        assert purgatory._lists.listeners is None
+
+
+@pytest.mark.parametrize("export", [PurgatoryCollector, PurgatoryInstruments])
+def test_two_of_the_same_name_are_refused(purgatory: DelayedOperationPurgatory, export: Any) -> None:
+    with pytest.raises(ValueError, match="two purgatories are called 'test'"):
+        export(purgatory, DelayedOperationPurgatory("test"))
+    assert purgatory._lists.listeners is None
+
+
+def test_what_is_no_purgatory_is_refused() -> None:
+    threshold: Any = ThresholdPurgatory(0)
+    with pytest.raises(TypeError, match=r"a DelayedOperationPurgatory is needed .*, not <ThresholdPurgatory"):
+        PurgatoryCollector(threshold)
+
+
+@pytest.mark.parametrize(
+    ("module", "missing", "extra"),
+    [
+        ("purgatory.metrics.prometheus", "prometheus_client", "metrics"),
+        ("purgatory.metrics.opentelemetry", "opentelemetry", "metrics"),
+        ("purgatory.journal", "pyarrow", "journal"),
+        ("purgatory.relay.redis", "redis", "relay"),
+        ("purgatory.relay.postgres", "asyncpg", "relay"),
+        ("purgatory.relay.retries", "tenacity", "relay"),
+    ],
+)
+def test_without_what_it_needs_it_says_which_extra_brings_that(
+    module: str, missing: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    importlib.import_module(module)
+    for name in list(sys.modules):
+        if name == module or name.partition(".")[0] == missing:
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path_importer_cache", {})
+    monkeypatch.setattr(sys, "meta_path", [_Without(missing), *sys.meta_path])
+    with pytest.raises(ModuleNotFoundError, match=rf"asyncio-purgatory\[{extra}\]"):
+        importlib.import_module(module)
+
+
+class _Without:
+    """Finds everything but one package."""
+
+    def __init__(self, missing: str) -> None:
+        self._missing = missing
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name.partition(".")[0] == self._missing:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def test_the_core_alone_imports_none_of_it() -> None:
+    command = (
+        "import purgatory, sys; print(sorted({'prometheus_client', 'opentelemetry', 'pyarrow'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout == "[]\n"

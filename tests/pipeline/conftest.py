@@ -1,0 +1,19 @@
+"""What the pipeline's tests share."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from purgatory.spark.session import session
+
+# Spark's processes, also those that tests start, live for seconds: compiling more thoroughly would not pay.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One session for all tests, for it takes seconds to start. Without Java 17 this says where to get it."""
+    with session("local[2]", {"spark.sql.shuffle.partitions": "4"}) as spark:
+        yield spark

@@ -1,0 +1,131 @@
+"""`purgatory pipeline`, as a user runs it: in processes of their own, here and on a cluster."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from purgatory.spark import replay
+from purgatory.spark.trace import read
+from tests.pipeline import cluster
+from tests.support.paths import ROOT
+from tests.support.server_process import running
+
+SMALL = ("--rate", "500", "--seconds", "4", "--instances", "3")
+
+
+def _pipeline(
+    *arguments: str | Path, environment: dict[str, str] | None = None, code: int = 0
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "purgatory", "pipeline", *map(str, arguments)]
+    environment = {**{name: value for name, value in os.environ.items() if "SPARK" not in name}, **(environment or {})}
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False, timeout=110)
+    assert found.returncode == code, found.stdout + found.stderr
+    assert "Traceback" not in found.stderr, found.stderr
+    return found
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("command") / "trace"
+    found = _pipeline("generate", path, *SMALL, "--preset", "high", "--seed", "3")
+    assert "generating about 6,000 operations of 3 instances" in found.stderr
+    return path
+
+
+@pytest.mark.timeout(300)
+def test_readmes_way_from_a_running_server_to_a_report(tmp_path: Path) -> None:
+    lines = re.findall(r"^\.venv/bin/purgatory pipeline (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    commands = {line.split()[0]: line.split() for line in lines}
+    with running(tmp_path / "data", "--journal", str(tmp_path / "journal"), "--instance", "web-1") as server:
+        traffic = [sys.executable, "-m", "examples.long_poll_server.traffic", "--seconds", "6", "--url", server.url]
+        subprocess.run([*traffic, "--clients", "60", "--wait", "1"], cwd=ROOT, check=True, timeout=60)
+    places = {name: str(tmp_path / name) for name in ("journal", "replayed", "report")}
+    _pipeline("replay", *(places.get(word, word) for word in commands["replay"][1:]))
+    found = _pipeline("report", *(places.get(word, word) for word in commands["report"][1:]))
+    assert f"written to {places['report']}/index.html" in found.stdout
+    assert "fetch / DelayedFetch: " in found.stdout
+    assert "timeouts as recorded: tick " in found.stdout
+    outcomes = {row["operation"]: row for row in pq.read_table(tmp_path / "report/tables/outcomes").to_pylist()}
+    assert outcomes.keys() == {"DelayedFetch", "DelayedProduce"}
+    assert min(outcomes["DelayedFetch"][outcome] for outcome in ("satisfied", "expired")) > 0
+    replayed = pq.read_table(tmp_path / "replayed" / "summary").to_pylist()
+    assert {(row["instance"], row["purgatory"]) for row in replayed} == {("web-1", "fetch")}
+    assert {row["operations"] for row in replayed} == {outcomes["DelayedFetch"]["operations"]}
+    assert "data:image/png;base64," in (tmp_path / "report" / "index.html").read_text()
+    windows = tmp_path / "windows"
+    options: list[str | Path] = ["--checkpoint", tmp_path / "checkpoint", "--once", "--window", "1", "--watermark", "0"]
+    assert "windows written, watermark" in _pipeline("stream", places["journal"], windows, *options).stderr
+    followed = pq.read_table(windows).to_pylist()
+    assert {row["operation"] for row in followed} == {"DelayedFetch", "DelayedProduce"}
+    assert len({row["window_start"] for row in followed}) > 1
+
+
+def test_a_trace_is_generated_as_asked(trace: Path) -> None:
+    rows = pq.read_table(trace)
+    assert sorted({str(value) for value in rows["instance"].to_pylist()}) == ["instance-0", "instance-1", "instance-2"]
+    assert abs(len(rows) - 6000) < 400
+    expired = rows["outcome"].to_pylist().count("expired")
+    assert expired / len(rows) == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.timeout(240)
+def test_a_cluster_gives_the_same_replay_as_this_machine(spark: SparkSession, trace: Path, tmp_path: Path) -> None:
+    file = next(trace.glob("date=*/instance=instance-1/*.parquet"))
+    corrupt = file.with_name("corrupt.parquet")
+    corrupt.write_bytes(file.read_bytes()[:-1])
+    more = ["--operations", "--skip-corrupt", "--conf", "spark.sql.shuffle.partitions=2"]
+    more += ["--conf", f"spark.driver.extraJavaOptions=-Xlog:gc:file={tmp_path}/gc.log"]
+    with cluster.running(tmp_path) as master:
+        told = _pipeline("replay", trace, tmp_path / "there", "--master", master, *more)
+    corrupt.unlink()
+    assert (tmp_path / "gc.log").exists(), "settings of the process that spark-submit starts"
+    # What Python says on stderr, spark-submit says on stdout.
+    assert re.search(r"skipped .*corrupt.parquet: cannot be read", told.stdout)
+    assert "running 3 simulations of 1 configurations" in told.stdout
+    assert "peak dead" in told.stdout, "a table"
+    executors = list(tmp_path.glob("work-*/app-*/*/stderr"))
+    assert len({executor.parents[2].name for executor in executors}) == 2, "both workers have worked"
+    here = replay.replay(spark, read(spark, str(trace)), replay.sweep(), operations=True)
+    replay.write(here, str(tmp_path / "here"))
+    for table in ("summary", "operations"):
+        one, other = (pq.read_table(tmp_path / place / table).to_pylist() for place in ("here", "there"))
+        assert sorted(map(repr, one)) == sorted(map(repr, other))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("generate", "out", "--rate", "0"), "rate must be a number from 1e-06"),
+        (("replay", "trace", "out", "--tick", "0.001,0"), "tick must be a microsecond or more"),
+        (("replay", "trace", "out", "--conf", "spark.x"), "--conf takes NAME=VALUE, not 'spark.x'"),
+    ],
+)
+def test_impossible_options_are_refused_before_spark_starts(arguments: tuple[str, ...], said: str) -> None:
+    found = _pipeline(*arguments, environment={"JAVA_HOME": "/nonexistent"}, code=1)
+    assert found.stderr.startswith("purgatory pipeline: ")
+    assert said in found.stderr
+
+
+def test_options_that_are_no_numbers_are_refused() -> None:
+    found = _pipeline("replay", "trace", "out", "--tick", "fast", code=2)
+    assert "must be numbers with commas between them, not 'fast'" in found.stderr
+
+
+def test_without_java_it_is_said_how_to_get_it(tmp_path: Path) -> None:
+    old = tmp_path / "bin" / "java"
+    old.parent.mkdir()
+    old.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")
+    old.chmod(0o755)
+    for environment, said in (
+        ({"JAVA_HOME": "", "PATH": str(tmp_path)}, "there is none on the PATH"),
+        ({"JAVA_HOME": str(tmp_path)}, 'java is openjdk version "11.0.2"'),
+    ):
+        found = _pipeline("replay", "trace", "out", environment=environment, code=1)
+        assert re.match(r"purgatory pipeline: Spark needs Java 17 or newer.*apt install openjdk", found.stderr)
+        assert said in found.stderr

@@ -1,0 +1,191 @@
+"""A relay that is left at any time, and a relay's parts that are cancelled by others, on a loop without waits."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from purgatory import DelayedOperationPurgatory
+from purgatory.relay import Relay, RelayError
+from tests.relay.relays import MemoryBroker, MemoryConnection, Process, pass_time, run
+from tests.support.operations import Flag
+
+
+async def _cancelled() -> None:
+    """Raise `CancelledError`, as does who shares something with somebody that has been cancelled."""
+    shared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_later(1, shared.cancel)
+    await shared
+
+
+async def _fails_in_a_group() -> None:
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise OSError("not now")
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(fail())
+
+
+class TestLeaving:
+    @pytest.mark.parametrize("turns", range(8))
+    def test_it_ends_when_the_connection_is_lost_at_that_time(self, broker: MemoryBroker, turns: int) -> None:
+        async def main() -> None:
+            async with Relay(broker=broker):
+                await pass_time(1)
+                broker.connections[0].lose()
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+            assert broker.connections == []
+
+        run(main)
+
+    def test_it_ends_when_what_is_cancelled_raises_something_else(self, broker: MemoryBroker) -> None:
+        reading = asyncio.Event()
+
+        async def refresh(keys: Collection[str]) -> None:
+            reading.set()
+            try:
+                await pass_time(1000)
+            finally:
+                raise OSError("cannot roll back: the connection is closed")
+
+        async def main() -> None:
+            async with Relay(broker=broker) as other, Relay(broker=broker, refresh=refresh):
+                other.notify("key")
+                await reading.wait()
+
+        run(main)
+
+    def test_nobody_waits_for_a_flush_when_leaving_is_cancelled_twice(self, broker: MemoryBroker) -> None:
+        async def main() -> None:
+            relay = Relay(broker=broker)
+            await relay.__aenter__()
+            broker.takes.clear()
+            relay.notify("key")
+            flushing = asyncio.create_task(relay.flush())
+            leaving = asyncio.create_task(relay.__aexit__(None, None, None))
+            await pass_time(1)
+            leaving.cancel()
+            await asyncio.sleep(0)
+            leaving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await leaving
+            with pytest.raises(RelayError, match="before the broker had taken everything"):
+                await flushing
+            await pass_time(1)
+
+        run(main)
+
+    def test_a_lost_connection_that_cannot_be_left_is_given_up(self, state: dict[str, int]) -> None:
+        class Stuck(MemoryBroker):
+            @asynccontextmanager
+            async def connect(self, receive: Callable[[str | bytes], object]) -> AsyncIterator[MemoryConnection]:
+                async with super().connect(receive) as connection:
+                    try:
+                        yield connection
+                    finally:
+                        await asyncio.get_running_loop().create_future()
+
+        async def main() -> None:
+            broker = Stuck()
+            async with Process(state, broker) as here:
+                waiting = here.watch("key")
+                for times in range(1, 4):
+                    broker.connections[0].lose()
+                    state["key"] = times
+                    await pass_time(100)
+                    assert here.relay.statistics().reconnects == times
+                assert await waiting == 1
+
+        run(main)
+
+
+class TestCancelledByOthers:
+    @pytest.mark.parametrize("fail", [_cancelled, _fails_in_a_group])
+    def test_a_refresh_is_tried_again(self, broker: MemoryBroker, fail: Callable[[], Any]) -> None:
+        async def main() -> None:
+            faults: list[dict[str, Any]] = []
+            asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+            failures = iter([True, True])
+
+            async def refresh(keys: Collection[str]) -> None:
+                if next(failures, False):
+                    await fail()
+
+            async with DelayedOperationPurgatory() as purgatory:
+                flag = purgatory.try_complete_else_watch(Flag(), ["key"])
+                flag.ready = True
+                async with Relay(purgatory, broker=broker, refresh=refresh) as relay:
+                    await flag
+                    assert relay.statistics().failures == len(faults) == 2
+
+        run(main)
+
+    @pytest.mark.parametrize("method", ["publish", "ping", "listen"])
+    @pytest.mark.parametrize("fail", [_cancelled, _fails_in_a_group])
+    def test_a_connection_is_made_anew(
+        self, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch, method: str, fail: Callable[[], Any]
+    ) -> None:
+        failures = iter([True, True])
+        works = getattr(MemoryConnection, method)
+
+        async def fails(*arguments: Any) -> None:
+            if next(failures, False):
+                await fail()
+            await works(*arguments)
+
+        monkeypatch.setattr(MemoryConnection, method, fails)
+
+        async def main() -> None:
+            async with Relay(broker=broker) as relay:
+                relay.notify("key")
+                await pass_time(100)
+                assert relay.connected
+                assert (relay.statistics().reconnects, relay.statistics().unpublished) == (2, 0)
+
+        run(main)
+
+    @pytest.mark.parametrize("fail", [_cancelled, _fails_in_a_group])
+    def test_an_attempt_to_connect_is_followed_by_another_but_the_first(self, fail: Callable[[], Any]) -> None:
+        class Failing(MemoryBroker):
+            @asynccontextmanager
+            async def connect(self, receive: Callable[[str | bytes], object]) -> AsyncIterator[MemoryConnection]:
+                if self.away:
+                    self.away = False
+                    await fail()
+                async with super().connect(receive) as connection:
+                    yield connection
+
+        async def main() -> None:
+            broker = Failing()
+            async with Relay(broker=broker) as relay:
+                broker.away = True
+                broker.connections[0].lose()
+                await pass_time(100)
+                assert relay.connected
+            broker.away = True
+            with pytest.raises(RelayError, match="cannot be reached"):
+                await Relay(broker=broker).__aenter__()
+
+        run(main)
+
+
+def test_a_time_out_of_the_brokers_own_is_not_said_to_be_the_relays(
+    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def too_long(connection: MemoryConnection, payloads: object) -> None:
+        raise TimeoutError("a lock is held")
+
+    monkeypatch.setattr(MemoryConnection, "publish", too_long)
+
+    async def main() -> None:
+        async with Relay(broker=broker) as relay:
+            relay.notify("key")
+            await pass_time(1)
+
+    run(main)
+    assert "TimeoutError: a lock is held" in caplog.text
+    assert "not answered" not in caplog.text

@@ -1,0 +1,411 @@
+"""What a relay does for its users, over a broker in memory and on a loop on which waits take no time."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from purgatory import DelayedOperationPurgatory
+from purgatory.relay import Relay, RelayError, RelayStatistics
+from purgatory.relay.payload import MAX_PAYLOAD, check_key, decode, encode
+from tests.relay.relays import Grown, MemoryBroker, MemoryConnection, Process, pass_time, run
+from tests.support.operations import Flag, turn
+
+TEXT = st.text(st.characters(exclude_categories=()))  # NUL and single surrogates, too
+LONG = TEXT.map(lambda text: text * 500).filter(lambda text: len(json.dumps(text)) <= 7935)
+
+
+class TestInOneProcess:
+    async def test_without_a_broker_a_key_is_checked_on_the_next_turn(self) -> None:
+        first, second = DelayedOperationPurgatory(), DelayedOperationPurgatory()
+        async with first, second, Relay(first, second) as relay:
+            flags = [each.try_complete_else_watch(Flag(), ["key"]) for each in (first, second)]
+            for flag in flags:
+                flag.ready = True
+            relay.notify("key")
+            assert not any(flag.done() for flag in flags)
+            await turn()
+            assert all(flag.done() for flag in flags)
+            await relay.flush()
+            assert not relay.connected
+            assert relay.statistics().notified == 1
+
+    async def test_without_a_broker_there_is_nothing_in_the_background(self) -> None:
+        async with Relay():
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    async def test_a_key_that_cannot_be_looked_up_harms_no_other(self) -> None:
+        class Odd:
+            def __hash__(self) -> int:
+                return hash("key")
+
+            def __eq__(self, other: object) -> bool:
+                raise LookupError
+
+        faults: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+        async with DelayedOperationPurgatory() as odd, DelayedOperationPurgatory() as fine:
+            odd.try_complete_else_watch(Flag(), [Odd()])
+            flag = fine.try_complete_else_watch(Flag(), ["key"])
+            flag.ready = True
+            async with Relay(odd, fine) as relay:
+                relay.notify("key")
+            await flag
+        assert [type(context["exception"]) for context in faults] == [LookupError]
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("arguments", "options", "error"),
+        [
+            (["purgatory"], {}, "checks keys in purgatories"),
+            ([], {"broker": "redis://localhost"}, "a broker has a connect"),
+            ([], {"refresh": 3}, "refresh is called and awaited"),
+            ([], {"invalidate": 3}, "invalidate is called"),
+            ([], {"heartbeat": "1"}, "heartbeat must be a number"),
+            ([], {"heartbeat": 0.0}, "heartbeat must be positive"),
+            ([], {"heartbeat": float("inf")}, "heartbeat must be positive"),
+            ([], {"heartbeat": float("nan")}, "heartbeat must be positive"),
+            ([], {"max_keys": 1.5}, "max_keys must be an int"),
+            ([], {"max_keys": 0}, "max_keys must be at least 1"),
+        ],
+    )
+    def test_a_wrong_argument_is_refused(self, arguments: list[Any], options: dict[str, Any], error: str) -> None:
+        with pytest.raises((TypeError, ValueError), match=error):
+            Relay(*arguments, **options)
+
+    @pytest.mark.parametrize(
+        ("keys", "error"),
+        [([1], TypeError), (["key", b"key"], TypeError), ([["key"]], TypeError), (["key", "x" * 7934], ValueError)],
+    )
+    async def test_a_key_that_cannot_be_sent_is_refused_before_anything_happens(
+        self, keys: list[Any], error: type[Exception]
+    ) -> None:
+        async with DelayedOperationPurgatory() as purgatory, Relay(purgatory) as relay:
+            flag = purgatory.try_complete_else_watch(Flag(), ["key"])
+            flag.ready = True
+            with pytest.raises(error, match="key"):
+                relay.notify(*keys)
+            with pytest.raises(error, match="key"):
+                relay.payloads(keys)
+            await turn()
+            assert not flag.done()
+            assert relay.statistics().notified == 0
+
+    def test_one_str_is_not_an_iterable_of_keys(self) -> None:
+        with pytest.raises(TypeError, match="not the str 'key'"):
+            Relay().payloads("key")
+
+    async def test_a_relay_is_used_while_it_is_open_and_once(self) -> None:
+        relay = Relay(DelayedOperationPurgatory("fetch"))
+        assert repr(relay) == "<Relay 'fetch' not open yet>"
+        for use in (lambda: relay.notify("key"), lambda: asyncio.run(relay.flush())):
+            with pytest.raises(RelayError, match="async with"):
+                await asyncio.to_thread(use)
+        async with relay:
+            with pytest.raises(RelayError, match="serves once"):
+                await relay.__aenter__()
+        with pytest.raises(RelayError, match="<Relay 'fetch' closed>"):
+            relay.notify("key")
+
+    async def test_another_thread_is_told_the_right_door(self) -> None:
+        async with Relay() as relay:
+            with pytest.raises(RelayError, match="call_soon_threadsafe"):
+                await asyncio.to_thread(relay.notify, "key")
+
+
+class TestPayloads:
+    @given(st.lists(TEXT | LONG, unique=True, max_size=40), st.sampled_from([None, "0123456789abcdef" * 2]))
+    def test_they_say_exactly_the_keys_in_less_than_8000_bytes_each(self, keys: list[str], sender: str | None) -> None:
+        for key in keys:
+            check_key(key)
+        payloads = list(encode(keys, sender))
+        assert all(len(payload.encode()) <= MAX_PAYLOAD < 8000 and "\0" not in payload for payload in payloads)
+        messages = [decode(payload) for payload in payloads]
+        assert {sender for sender, _ in messages} <= {sender}
+        assert [key for _, some in messages for key in some or ()] == keys
+
+    @given(TEXT | LONG | TEXT.map(lambda text: text * 3000))
+    def test_a_key_is_refused_if_and_only_if_it_does_not_fit(self, key: str) -> None:
+        fits = len(json.dumps(key)) <= MAX_PAYLOAD - 64
+        try:
+            check_key(key)
+        except ValueError:
+            assert not fits
+        else:
+            assert fits
+            assert all(len(payload) <= MAX_PAYLOAD for payload in encode([key, key], "0123456789abcdef" * 2))
+
+    def test_they_are_as_few_as_the_limit_allows(self) -> None:
+        keys = [f"topic-{n}" for n in range(10_000)]
+        needed = sum(len(key) + 3 for key in keys) / MAX_PAYLOAD
+        payloads = Relay().payloads(keys * 2)
+        assert len(payloads) <= needed * 1.02 + 1
+        assert max(map(len, payloads)) <= MAX_PAYLOAD
+
+    def test_no_keys_are_no_payload(self) -> None:
+        assert Relay().payloads([]) == []
+
+    @given(st.text() | st.binary() | st.recursive(st.none() | st.text(), st.lists).map(json.dumps))
+    def test_what_is_no_payload_is_a_value_error(self, payload: str | bytes) -> None:
+        with pytest.raises(ValueError):  # noqa: PT011 - json's, or one of ours
+            decode(payload)
+
+    @pytest.mark.parametrize("message", [{}, {"keys": "a"}, {"keys": [1]}, {"keys": [], "from": 1}, {"keys": {"a": 1}}])
+    def test_a_message_of_another_kind_is_a_value_error(self, message: object) -> None:
+        with pytest.raises(ValueError, match=r"keys|from"):
+            decode(json.dumps(message))
+
+    def test_a_deep_message_is_a_value_error(self) -> None:
+        with pytest.raises(ValueError, match="deep"):
+            decode("[" * 200_000)
+
+
+class TestBetweenProcesses:
+    def test_who_waits_in_another_process_completes(self, broker: MemoryBroker, state: dict[str, int]) -> None:
+        async def main() -> None:
+            async with Process(state, broker) as here, Process(state, broker) as there:
+                waiting = [there.watch("key", more) for more in (1, 2)]
+                here.grow("key")
+                assert await waiting[0] == 1
+                assert not waiting[1].done()
+                assert repr(there.relay) == "<Relay 'purgatory' open connected>"
+                assert here.relay.statistics() == RelayStatistics(
+                    connected=True,
+                    notified=1,
+                    published=1,
+                    received=0,
+                    malformed=0,
+                    reconnects=0,
+                    failures=0,
+                    unpublished=0,
+                    unchecked=0,
+                )
+                assert there.relay.statistics().received == 1
+                with pytest.raises(FrozenInstanceError):
+                    setattr(there.relay.statistics(), "received", 0)  # noqa: B010 - mypy sees the other way
+
+        run(main)
+
+    def test_calls_of_a_turn_make_one_message_with_each_key_once(
+        self, broker: MemoryBroker, state: dict[str, int]
+    ) -> None:
+        async def main() -> None:
+            async with Process(state, broker) as here:
+                for _ in range(100):
+                    here.relay.notify("a", "b")
+                    here.relay.notify("c")
+                here.relay.notify()
+                await here.relay.flush()
+                assert [decode(payload)[1] for payload in broker.taken] == [["a", "b", "c"]]
+                assert here.relay.statistics().notified == 300
+
+        run(main)
+
+    def test_calls_while_a_message_is_published_make_one_more(
+        self, broker: MemoryBroker, state: dict[str, int]
+    ) -> None:
+        async def main() -> None:
+            async with Process(state, broker) as here:
+                broker.takes.clear()
+                here.relay.notify("a")
+                await pass_time(1)
+                for _ in range(100):
+                    here.relay.notify("a", "b")
+                    await pass_time(0.01)
+                broker.takes.set()
+                await here.relay.flush()
+                assert [decode(payload)[1] for payload in broker.taken] == [["a"], ["a", "b"]]
+
+        run(main)
+
+    def test_a_process_ignores_its_own_messages(self, broker: MemoryBroker, state: dict[str, int]) -> None:
+        async def main() -> None:
+            async with Process(state, broker) as here, Process(state, broker) as there:
+                here.grow("key")
+                await pass_time(1)
+                assert (here.refreshed, [list(keys) for keys in there.refreshed]) == ([], [["key"]])
+                assert here.relay.statistics().received == 0
+
+        run(main)
+
+    def test_payloads_sent_by_hand_reach_every_process_the_own_one_too(
+        self, broker: MemoryBroker, state: dict[str, int]
+    ) -> None:
+        async def main() -> None:
+            async with Process(state, broker) as here, Process(state, broker) as there:
+                waiting = [here.watch("key"), there.watch("key")]
+                state["key"] = 1
+                await broker.connections[0].publish(here.relay.payloads(["key"]))
+                assert [await operation for operation in waiting] == [1, 1]
+
+        run(main)
+
+    def test_what_cannot_be_read_is_reported_and_ignored(self, broker: MemoryBroker, state: dict[str, int]) -> None:
+        async def main() -> None:
+            faults: list[dict[str, Any]] = []
+            asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+            async with Process(state, broker) as here, Process(state, broker) as there:
+                await broker.connections[0].publish(["topic-1", '{"keys": 3}', "x" * 1000])
+                waiting = there.watch("key")
+                here.grow("key")
+                await waiting
+                assert there.relay.statistics().malformed == 3
+                assert len(faults) == 6
+                assert max(len(context["payload"]) for context in faults) == 100
+
+        run(main)
+
+    def test_a_notification_while_the_key_is_looked_at_is_looked_at_again(
+        self, broker: MemoryBroker, state: dict[str, int]
+    ) -> None:
+        async def main() -> None:
+            reading, go_on = asyncio.Event(), asyncio.Event()
+            known = {"key": 0}
+
+            async def refresh(keys: Collection[str]) -> None:
+                found = state["key"]
+                reading.set()
+                await go_on.wait()
+                known["key"] = found
+
+            async with DelayedOperationPurgatory() as purgatory:
+                waiting = purgatory.try_complete_else_watch(Grown(known, "key", 1), ["key"])
+                async with Relay(purgatory, broker=broker, refresh=refresh), Relay(broker=broker) as other:
+                    await reading.wait()
+                    state["key"] = 1
+                    other.notify("key")
+                    await other.flush()
+                    await pass_time(1)
+                    go_on.set()
+                    await waiting
+
+        state["key"] = 0
+        run(main)
+
+    def test_keys_that_are_no_str_are_not_brought_up_to_date(self, broker: MemoryBroker, state: dict[str, int]) -> None:
+        async def main() -> None:
+            async with Process(state, broker) as here:
+                here.purgatory.try_complete_else_watch(Flag(), ["a", 1, ("b",), None])
+                broker.connections[0].lose()
+                await pass_time(10)
+                assert here.refreshed == [["a"]]
+
+        run(main)
+
+    def test_keys_are_brought_up_to_date_a_thousand_at_a_time(
+        self, broker: MemoryBroker, state: dict[str, int]
+    ) -> None:
+        async def main() -> None:
+            async with Process(state, broker) as here, Process(state, broker) as there:
+                waiting = [there.watch(str(number)) for number in range(2500)]
+                await pass_time(1)
+                for number in range(2500):
+                    here.grow(str(number))
+                for operation in waiting:
+                    await operation
+                assert max(len(keys) for keys in there.refreshed) <= 1000
+                assert sum(len(keys) for keys in there.refreshed) == 2500
+                there.refreshed.clear()
+                waiting = [there.watch(str(number)) for number in range(2500)]
+                broker.connections[1].lose()
+                await pass_time(10)
+                assert [len(keys) for keys in there.refreshed] == [1000, 1000, 500]
+
+        run(main)
+
+    def test_a_purgatory_may_be_closed_while_its_relay_runs(self, broker: MemoryBroker, state: dict[str, int]) -> None:
+        async def main() -> None:
+            async with Process(state, broker) as here, Process(state, broker) as there:
+                waiting = there.watch("key")
+                await there.purgatory.aclose()
+                assert await waiting == 0
+                here.grow("key")
+                there.relay.notify("key")
+                broker.connections[1].lose()
+                await pass_time(10)
+                assert there.relay.connected
+
+        run(main)
+
+
+class TestOpeningAndClosing:
+    def test_a_broker_that_cannot_be_reached_at_the_start_is_an_error(self, broker: MemoryBroker) -> None:
+        async def main() -> None:
+            broker.away = True
+            relay = Relay(broker=broker)
+            with pytest.raises(RelayError, match="ConnectionRefusedError: the broker is away"):
+                await relay.__aenter__()
+            assert repr(relay) == "<Relay  closed>"
+
+        run(main)
+
+    def test_a_broker_that_does_not_answer_at_the_start_is_an_error(self) -> None:
+        class Silent(MemoryBroker):
+            @asynccontextmanager
+            async def connect(self, receive: Callable[[str | bytes], object]) -> AsyncIterator[MemoryConnection]:
+                await asyncio.get_running_loop().create_future()
+                yield MemoryConnection(self, receive)
+
+        async def main() -> None:
+            with pytest.raises(RelayError, match="has not answered for 15 seconds"):
+                await Relay(broker=Silent()).__aenter__()
+
+        run(main)
+
+    def test_opening_may_be_cancelled(self, broker: MemoryBroker) -> None:
+        async def main() -> None:
+            opening = asyncio.create_task(Relay(broker=broker).__aenter__())
+            await asyncio.sleep(0)
+            opening.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+            assert broker.connections == []
+
+        run(main)
+
+    def test_leaving_waits_until_everything_is_published(self, broker: MemoryBroker) -> None:
+        async def main() -> None:
+            async with Relay(broker=broker) as relay:
+                relay.notify("a")
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                relay.notify("b")
+            assert [decode(payload)[1] for payload in broker.taken] == [["a"], ["b"]]
+            assert broker.connections == []
+
+        run(main)
+
+    def test_leaving_does_not_wait_for_ever_for_a_broker_that_is_away_and_says_so(
+        self, broker: MemoryBroker, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def main() -> None:
+            loop = asyncio.get_running_loop()
+            async with Relay(broker=broker) as relay:
+                broker.connections[0].deaf = True
+                relay.notify("a")
+                flushing = asyncio.create_task(relay.flush())
+                began = loop.time()
+            assert loop.time() - began == 5.0
+            with pytest.raises(RelayError, match="before the broker had taken everything"):
+                await flushing
+
+        with caplog.at_level(logging.WARNING):
+            run(main)
+        assert "has not taken all" in caplog.records[-1].getMessage()
+
+    def test_what_fails_inside_comes_out_and_closes_it(self, broker: MemoryBroker) -> None:
+        async def main() -> None:
+            with pytest.raises(LookupError):
+                async with Relay(broker=broker):
+                    raise LookupError
+            assert broker.connections == []
+
+        run(main)

@@ -1,0 +1,87 @@
+"""Pictures of the page for README: .venv/bin/python -m tests.server.screenshots [DIR]"""
+
+import asyncio
+import io
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+from PIL import Image
+from selenium.webdriver import Chrome
+from selenium.webdriver.support.ui import WebDriverWait
+
+from tests.server.browser import browser
+from tests.support.paths import ROOT
+from tests.support.server_process import running
+
+PENDING = 5000
+SECONDS = 15.0
+"""Until as many have finished as to make a picture."""
+VIEWS = {
+    "light": ("light", 1440, 1440, 1.0),
+    "dark": ("dark", 1440, 1030, 1.0),
+    "phone": ("light", 390, 844, 2.0),
+}
+MESSAGES = [
+    ("news", "The wheel turns."),
+    ("news", "A publish in one tab appears in all others."),
+    ("orders", {"order": 1041, "items": ["tea", "cups"], "paid": True}),
+    ("orders", {"order": 1042, "items": ["kettle"], "paid": False}),
+    ("news", "Grüße aus dem Fegefeuer!"),
+]
+
+
+def look(driver: Chrome, url: str, scheme: str, width: int, height: int, scale: float) -> None:
+    """Open the page as a screen of that size and colour scheme shows it."""
+    metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 600}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    driver.get(f"{url}/#watch=news,orders")
+    driver.refresh()
+
+
+def save(driver: Chrome, path: Path) -> None:
+    """A picture of the window, of few colours: half as large, and nobody sees it."""
+    picture = Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
+    picture.quantize(256, kmeans=1, dither=Image.Dither.NONE).save(path, optimize=True)
+    sys.stdout.write(f"{path}: {path.stat().st_size / 1024:.0f} KiB\n")
+
+
+def waiting(driver: Chrome) -> int:
+    """What the page says."""
+    text: str = driver.execute_script("return document.querySelector('[data-counter=num_delayed]').textContent")
+    return int("0" + "".join(filter(str.isdecimal, text)))
+
+
+async def publish(url: str) -> None:
+    """Something to read."""
+    async with httpx.AsyncClient(base_url=url) as client:
+        for topic, value in MESSAGES:
+            (await client.post(f"/topics/{topic}/messages", json={"value": value})).raise_for_status()
+        (await client.put("/demo", json={"pending": PENDING})).raise_for_status()
+
+
+def main(directory: Path) -> None:
+    """Take them all."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        running(Path(scratch) / "data", "--demo", "--instance", "example") as server,
+        browser(Path(scratch) / "profile") as driver,
+    ):
+        asyncio.run(publish(server.url))
+        driver.get(server.url)
+        time.sleep(SECONDS)
+        for name, (scheme, width, height, scale) in VIEWS.items():
+            look(driver, server.url, scheme, width, height, scale)
+            WebDriverWait(driver, 30).until(lambda driver: waiting(driver) > 0.9 * PENDING)
+            time.sleep(4)
+            save(driver, directory / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if sys.argv[1:] else ROOT / "examples/long_poll_server/screenshots")

@@ -1,0 +1,201 @@
+"""Hours of traffic: memory stays flat, lists and heaps stay bounded, estimates converge.
+
+    python -m tests.support.soak [--operations N] [--seconds S]
+
+First an hour's worth on virtual time, N operations (ten million) on keys that come and go; then S seconds (180) on a
+real event loop. Whatever does not hold is raised.
+"""
+
+import argparse
+import asyncio
+import gc
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import psutil
+from rich.console import Console
+from rich.progress import Progress
+
+from purgatory import DelayedOperation, DelayedOperationPurgatory, VirtualClock
+from tests.support.invariants import check_purgatory
+
+OPERATIONS = 10_000_000
+SECONDS = 180.0
+HOUR = 3600.0
+SAMPLES = 100
+
+
+class Request(DelayedOperation[int]):
+    """Waits for its topic to reach an offset."""
+
+    __slots__ = ("ends", "offset", "payload", "topic")
+
+    def __init__(self, timeout: float, ends: dict[int, int], topic: int, offset: int) -> None:
+        super().__init__(timeout)
+        self.ends = ends
+        self.topic = topic
+        self.offset = offset
+        self.payload = bytearray(100)
+
+    def try_complete(self) -> bool:
+        return self.ends.get(self.topic, 0) >= self.offset and self.force_complete()
+
+    def on_complete(self) -> int:
+        return self.ends.get(self.topic, 0)
+
+
+@dataclass
+class Samples:
+    """What was seen at even distances."""
+
+    memory: list[int] = field(default_factory=list)
+    pending: list[int] = field(default_factory=list)
+    watched: list[int] = field(default_factory=list)
+    scheduled: list[int] = field(default_factory=list)
+    heap: list[int] = field(default_factory=list)
+
+    def take(self, held: DelayedOperationPurgatory, scheduled: int) -> None:
+        """Look at everything that could grow."""
+        statistics = held.statistics()
+        self.memory.append(psutil.Process().memory_info().rss)
+        self.pending.append(statistics.num_delayed)
+        self.watched.append(statistics.watched)
+        self.scheduled.append(scheduled)
+        self.heap.append(len(held.timer._heap))
+        lists = held._lists
+        assert statistics.estimated_total - statistics.num_delayed <= lists.purge_interval or lists._handle is not None
+        assert len(lists._lists) <= statistics.watched
+
+    def check(self, held: DelayedOperationPurgatory) -> None:
+        """Nothing has grown since the first fifth."""
+        warm = len(self.memory) // 5
+        growth = max(self.memory[-warm:]) / max(self.memory[: 2 * warm])
+        assert growth < 1.1, f"memory has grown by {growth - 1:.0%}"
+        # Up to three entries an operation; as many operations as a purge waits for, and what comes while it runs.
+        most = 3 * (max(self.pending) + held._lists.purge_interval + 10_000)
+        assert max(self.watched) <= most, f"{max(self.watched)} entries watched"
+        assert max(self.scheduled) <= 300, f"{max(self.scheduled)} calls scheduled"
+        levels = len(held.timer.wheels)
+        assert max(self.heap) <= levels * held.timer.wheels[0].size, f"{max(self.heap)} buckets in the heap"
+
+    def describe(self) -> str:
+        """The figures, in a line."""
+        warm = len(self.memory) // 5
+        return (
+            f"memory {max(self.memory[: 2 * warm]) >> 20} MiB, later {max(self.memory[-warm:]) >> 20} MiB; "
+            f"at most {max(self.pending):,} pending, {max(self.watched):,} entries watched, "
+            f"{max(self.heap)} buckets in the heap, {max(self.scheduled)} calls scheduled"
+        )
+
+
+class Traffic:
+    """Requests for topics that come and go, and what completes or cancels them."""
+
+    def __init__(self, held: DelayedOperationPurgatory) -> None:
+        self.held = held
+        self.randomly = random.Random(10)
+        self.ends: dict[int, int] = {}
+        self.recent: deque[Request] = deque(maxlen=1000)
+        self.made = 0
+        self.cancelled = 0
+
+    def step(self) -> None:
+        """One more request, and now and then something that happens to the others."""
+        randomly = self.randomly
+        n = self.made = self.made + 1
+        # A thousand topics at a time, all others after a hundred thousand requests.
+        first = n // 100
+        topic = first + int(randomly.random() ** 2 * 1000)
+        offset = self.ends.get(topic, 0) + (randomly.random() < 0.95)
+        timeout = 0.01 * 10 ** (randomly.random() * 2.5)
+        request = Request(timeout, self.ends, topic, offset)
+        keys = [topic] if n % 3 else [topic, -topic - 1, -(n % 7) - 10**9]
+        self.recent.append(self.held.try_complete_else_watch(request, keys))
+        happens = randomly.random()
+        if happens < 0.2:
+            self.ends[topic] = self.ends.get(topic, 0) + 1
+            self.held.check_and_complete(topic)
+        elif happens < 0.3:
+            self.ends[topic] = self.ends.get(topic, 0) + 1
+            self.held.check_and_complete_soon(topic)
+        elif happens < 0.35:
+            self.cancelled += self.recent[0].cancel()
+        elif happens < 0.4:
+            self.recent[-1].reschedule(timeout / 2) if not self.recent[-1].done() else None
+        if n % 100 == 0:
+            self.ends.pop(first - 1, None)
+
+    def finish(self) -> None:
+        """After the last deadline: all are accounted for."""
+        statistics = self.held.statistics()
+        outcomes = (statistics.completed_at_once, statistics.satisfied, statistics.expired, statistics.cancelled)
+        assert sum(outcomes) == self.made, f"{sum(outcomes)} of {self.made} operations have an outcome"
+        assert (statistics.failed, statistics.num_delayed, len(self.held.timer)) == (0, 0, 0)
+        assert statistics.estimated_total <= self.held._lists.purge_interval, "the estimate has not converged"
+        assert statistics.watched <= 3 * self.held._lists.purge_interval + 3
+        check_purgatory(self.held)
+
+
+def virtual(operations: int, seconds: float = HOUR, progress: Progress | None = None) -> Samples:
+    """Traffic for `seconds` of virtual time."""
+    clock = VirtualClock()
+    held = DelayedOperationPurgatory(clock=clock)
+    traffic = Traffic(held)
+    samples = Samples()
+    bar = None if progress is None else progress.add_task("virtual time", total=SAMPLES)
+    for _ in range(SAMPLES):
+        for _ in range(operations // SAMPLES // 10):
+            for _ in range(10):
+                traffic.step()
+            clock.advance(10 * seconds / operations)
+        gc.collect()
+        samples.take(held, len(clock._heap))
+        if progress is not None and bar is not None:
+            progress.advance(bar)
+    clock.advance(100.0)
+    traffic.finish()
+    samples.check(held)
+    return samples
+
+
+async def real(seconds: float, progress: Progress | None = None) -> Samples:
+    """The same traffic for `seconds` on a real loop, as fast as half of its time allows."""
+    loop = asyncio.get_running_loop()
+    samples = Samples()
+    bar = None if progress is None else progress.add_task("real time", total=SAMPLES)
+    async with DelayedOperationPurgatory() as held:
+        traffic = Traffic(held)
+        begin = loop.time()
+        for sample in range(SAMPLES):
+            while (now := loop.time()) < begin + (sample + 1) * seconds / SAMPLES:
+                while loop.time() < now + 0.001:
+                    traffic.step()
+                await asyncio.wait({loop.create_future()}, timeout=0.001)
+            gc.collect()
+            samples.take(held, len(vars(loop).get("_scheduled", ())))
+            if progress is not None and bar is not None:
+                progress.advance(bar)
+        while held.num_delayed:
+            await asyncio.wait({loop.create_future()}, timeout=0.1)
+        traffic.finish()
+        samples.check(held)
+    return samples
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.support.soak", description=__doc__.partition("\n")[0])
+    parser.add_argument("--operations", type=int, default=OPERATIONS, help="on virtual time (10000000)")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="on a real event loop (180)")
+    arguments = parser.parse_args()
+    console = Console()
+    with Progress(console=Console(stderr=True)) as progress:
+        samples = virtual(arguments.operations, progress=progress)
+        what = f"{arguments.operations:,} operations in an hour of virtual time"
+        console.print(f"{what}: {samples.describe()}", soft_wrap=True)
+        samples = asyncio.run(real(arguments.seconds, progress))
+    console.print(f"{arguments.seconds:g} seconds of real time: {samples.describe()}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

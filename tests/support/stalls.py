@@ -1,0 +1,186 @@
+"""How long the longest turn of the loop is while a million entries are worked on.
+
+    python -m tests.support.stalls [--operations N]
+
+A heartbeat on the loop measures its longest turn while N operations expire in one tick, a bucket of N cascades, N dead
+entries are purged, `check_and_complete_soon` meets N watchers, and half as many again come while N are pending; the
+same in one go, without slices; and both with the garbage collector as it is, tuned as a server should (`gc.freeze`, a
+higher threshold), and off. Each measurement has a process of its own.
+"""
+
+import argparse
+import asyncio
+import gc
+import json
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import purgatory.purgatory
+import purgatory.timer.timer
+import purgatory.watchers
+from purgatory import DelayedOperation, DelayedOperationPurgatory
+from purgatory.bench.stalls import Heartbeat
+from tests.support.paths import ROOT
+
+OPERATIONS = 1_000_000
+COLLECTORS = ("as it is", "tuned", "off")
+
+
+class Waiting(DelayedOperation[None]):
+    """As small as an operation gets."""
+
+    __slots__ = ("ready",)
+
+    def __init__(self, timeout: float | None, *, ready: bool = False) -> None:
+        super().__init__(timeout)
+        self.ready = ready
+
+    def try_complete(self) -> bool:
+        return self.ready and self.force_complete()
+
+    def on_complete(self) -> None:
+        pass
+
+
+Ready = Callable[[int], bool]
+Prepared = tuple[Callable[[], object], Callable[[], bool]]
+
+
+def _watch(held: DelayedOperationPurgatory, timeouts: Iterable[float | None], ready: Ready) -> list[Waiting]:
+    operations = []
+    for n, timeout in enumerate(timeouts):
+        operation = held.try_complete_else_watch(Waiting(timeout), ["key"])
+        operation.ready = ready(n)
+        operations.append(operation)
+    return operations
+
+
+async def _expire(held: DelayedOperationPurgatory, operations: int) -> Prepared:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + 4e-6 * operations + 1
+    for _ in range(operations):
+        held.try_complete_else_watch(Waiting(max(0.0, deadline - loop.time())), ["key"])
+    return lambda: None, lambda: held.num_delayed == 0
+
+
+async def _cascade(held: DelayedOperationPurgatory, operations: int) -> Prepared:
+    # Into one bucket of a high level, whose time comes soon after all are there, and theirs much later.
+    loop = asyncio.get_running_loop()
+    unit = 8.0 if operations > 200_000 else 0.4
+    start = (int((loop.time() + 4e-6 * operations) / unit) + 2) * unit
+    for n in range(operations):
+        held.try_complete_else_watch(Waiting(start + unit * (0.7 + 0.2 * n / operations) - loop.time()), ["key"])
+    return lambda: None, lambda: held.timer.statistics().cascaded >= operations
+
+
+async def _purge(held: DelayedOperationPurgatory, operations: int) -> Prepared:
+    for operation in _watch(held, [None] * operations, lambda _: False):
+        operation.force_complete()
+    held._lists.purge_interval = 1000
+    return held._lists.purge_if_due, lambda: held.watched == 0
+
+
+def _soon(ready: Callable[[int, int], bool]) -> "Callable[[DelayedOperationPurgatory, int], Awaitable[Prepared]]":
+    async def prepare(held: DelayedOperationPurgatory, operations: int) -> Prepared:
+        _watch(held, [None] * operations, lambda n: ready(n, operations))
+        return lambda: held.check_and_complete_soon("key"), lambda: not held._queue
+
+    return prepare
+
+
+async def _grow(held: DelayedOperationPurgatory, operations: int) -> Prepared:
+    loop = asyncio.get_running_loop()
+    _watch(held, [3600.0] * operations, lambda _: False)
+    slice_ = min(vars(purgatory.timer.timer)["SLICE"], operations // 2)
+
+    def come() -> None:
+        for _ in range(slice_):
+            held.try_complete_else_watch(Waiting(3600.0), ["key"])
+        if held.num_delayed < operations * 3 // 2:
+            loop.call_soon(come)
+
+    return lambda: loop.call_soon(come), lambda: held.num_delayed >= operations * 3 // 2
+
+
+WORK: "dict[str, Callable[[DelayedOperationPurgatory, int], Awaitable[Prepared]]]" = {
+    "expire in one tick": _expire,
+    "cascade from one bucket": _cascade,
+    "purge of dead entries": _purge,
+    "check soon, none completes": _soon(lambda n, operations: False),
+    "check soon, one completes": _soon(lambda n, operations: n == operations // 2),
+    "check soon, all complete": _soon(lambda n, operations: True),
+    "half as many again come": _grow,
+}
+
+
+async def measure(work: str, operations: int, collector: str) -> dict[str, float]:
+    """Do `work` in this process. Returns the longest turn, and the garbage collection in it, in seconds."""
+    gc.disable()
+    held = DelayedOperationPurgatory(purge_interval=10 * operations)
+    begin, done = await WORK[work](held, operations)
+    gc.collect()
+    if collector == "tuned":
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 100)
+    if collector != "off":
+        gc.enable()
+    heartbeat = Heartbeat()
+    begin()
+    await heartbeat.until(done)
+    gc.disable()
+    return {"longest": heartbeat.longest, "collecting": heartbeat.collecting}
+
+
+def _measure_apart(work: str, operations: int, collector: str, way: str) -> dict[str, float]:
+    command = [sys.executable, "-m", "tests.support.stalls", "--operations", str(operations)]
+    command += ["--one", work, collector, way]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    measured: dict[str, float] = json.loads(done.stdout)
+    return measured
+
+
+def rows(operations: int, collectors: Iterable[str] = COLLECTORS) -> Iterable[tuple[str, str, dict[str, float], Any]]:
+    """Measure everything: the work, the collector, in slices, in one go."""
+    cases = [(work, collector) for work in WORK for collector in collectors]
+    for work, collector in track(cases, "measuring", console=Console(stderr=True)):
+        slices, one_go = (_measure_apart(work, operations, collector, way) for way in ("slices", "one go"))
+        yield work, collector, slices, one_go
+
+
+def describe(measured: dict[str, float]) -> str:
+    """The longest turn, and what part of it was garbage collection."""
+    part = measured["collecting"] / measured["longest"]
+    return f"{1e3 * measured['longest']:.1f} ms" + (f" ({part:.0%} collecting)" if part > 0.01 else "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.support.stalls", description=__doc__.partition("\n")[0])
+    parser.add_argument("--operations", type=int, default=OPERATIONS, help="how many (1000000)")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        work, collector, way = arguments.one
+        if way == "one go":
+            for module in (purgatory.purgatory, purgatory.timer.timer, purgatory.watchers):
+                vars(module)["SLICE"] = 2**60
+            vars(purgatory.timer.timer)["_LONG"] = 2**60
+        sys.stdout.write(json.dumps(asyncio.run(measure(work, arguments.operations, collector))))
+        return
+    table = Table(title=f"the longest turn of the loop with {arguments.operations:,} operations")
+    for column in ("work", "garbage collector", "in slices", "in one go"):
+        table.add_column(column)
+    for work, collector, slices, one_go in rows(arguments.operations):
+        table.add_row(work, collector, describe(slices), describe(one_go))
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()
