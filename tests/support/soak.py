@@ -10,15 +10,13 @@ import argparse
 import asyncio
 import gc
 import random
+import sys
 from collections import deque
 from dataclasses import dataclass, field
 
-import psutil
-from rich.console import Console
-from rich.progress import Progress
-
 from purgatory import DelayedOperation, DelayedOperationPurgatory, VirtualClock
 from tests.support.invariants import check_purgatory
+from tests.support.memory import resident
 
 OPERATIONS = 10_000_000
 SECONDS = 180.0
@@ -58,7 +56,7 @@ class Samples:
     def take(self, held: DelayedOperationPurgatory, scheduled: int) -> None:
         """Look at everything that could grow."""
         statistics = held.statistics()
-        self.memory.append(psutil.Process().memory_info().rss)
+        self.memory.append(resident())
         self.pending.append(statistics.num_delayed)
         self.watched.append(statistics.watched)
         self.scheduled.append(scheduled)
@@ -137,13 +135,12 @@ class Traffic:
         check_purgatory(self.held)
 
 
-def virtual(operations: int, seconds: float = HOUR, progress: Progress | None = None) -> Samples:
+def virtual(operations: int, seconds: float = HOUR) -> Samples:
     """Traffic for `seconds` of virtual time."""
     clock = VirtualClock()
     held = DelayedOperationPurgatory(clock=clock)
     traffic = Traffic(held)
     samples = Samples()
-    bar = None if progress is None else progress.add_task("virtual time", total=SAMPLES)
     for _ in range(SAMPLES):
         for _ in range(operations // SAMPLES // 10):
             for _ in range(10):
@@ -151,19 +148,16 @@ def virtual(operations: int, seconds: float = HOUR, progress: Progress | None = 
             clock.advance(10 * seconds / operations)
         gc.collect()
         samples.take(held, len(clock._heap))
-        if progress is not None and bar is not None:
-            progress.advance(bar)
     clock.advance(100.0)
     traffic.finish()
     samples.check(held)
     return samples
 
 
-async def real(seconds: float, progress: Progress | None = None) -> Samples:
+async def real(seconds: float) -> Samples:
     """The same traffic for `seconds` on a real loop, as fast as half of its time allows."""
     loop = asyncio.get_running_loop()
     samples = Samples()
-    bar = None if progress is None else progress.add_task("real time", total=SAMPLES)
     async with DelayedOperationPurgatory() as held:
         traffic = Traffic(held)
         begin = loop.time()
@@ -174,8 +168,6 @@ async def real(seconds: float, progress: Progress | None = None) -> Samples:
                 await asyncio.wait({loop.create_future()}, timeout=0.001)
             gc.collect()
             samples.take(held, len(vars(loop).get("_scheduled", ())))
-            if progress is not None and bar is not None:
-                progress.advance(bar)
         while held.num_delayed:
             await asyncio.wait({loop.create_future()}, timeout=0.1)
         traffic.finish()
@@ -188,13 +180,11 @@ def main() -> None:
     parser.add_argument("--operations", type=int, default=OPERATIONS, help="on virtual time (10000000)")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="on a real event loop (180)")
     arguments = parser.parse_args()
-    console = Console()
-    with Progress(console=Console(stderr=True)) as progress:
-        samples = virtual(arguments.operations, progress=progress)
-        what = f"{arguments.operations:,} operations in an hour of virtual time"
-        console.print(f"{what}: {samples.describe()}", soft_wrap=True)
-        samples = asyncio.run(real(arguments.seconds, progress))
-    console.print(f"{arguments.seconds:g} seconds of real time: {samples.describe()}", soft_wrap=True)
+    samples = virtual(arguments.operations)
+    sys.stdout.write(f"{arguments.operations:,} operations in an hour of virtual time: {samples.describe()}\n")
+    sys.stdout.flush()
+    samples = asyncio.run(real(arguments.seconds))
+    sys.stdout.write(f"{arguments.seconds:g} seconds of real time: {samples.describe()}\n")
 
 
 if __name__ == "__main__":

@@ -15,11 +15,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterable
+from itertools import product
 from typing import Any
-
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
 import purgatory.purgatory
 import purgatory.timer.timer
@@ -149,8 +146,7 @@ def _measure_apart(work: str, operations: int, collector: str, way: str) -> dict
 
 def rows(operations: int, collectors: Iterable[str] = COLLECTORS) -> Iterable[tuple[str, str, dict[str, float], Any]]:
     """Measure everything: the work, the collector, in slices, in one go."""
-    cases = [(work, collector) for work in WORK for collector in collectors]
-    for work, collector in track(cases, "measuring", console=Console(stderr=True)):
+    for work, collector in product(WORK, collectors):
         slices, one_go = (_measure_apart(work, operations, collector, way) for way in ("slices", "one go"))
         yield work, collector, slices, one_go
 
@@ -174,12 +170,21 @@ def main() -> None:
             vars(purgatory.timer.timer)["_LONG"] = 2**60
         sys.stdout.write(json.dumps(asyncio.run(measure(work, arguments.operations, collector))))
         return
-    table = Table(title=f"the longest turn of the loop with {arguments.operations:,} operations")
-    for column in ("work", "garbage collector", "in slices", "in one go"):
-        table.add_column(column)
+    _write(f"the longest turn of the loop with {arguments.operations:,} operations\n")
+    _write_row("work", "garbage collector", "in slices", "in one go")
+    _write_row("---", "---", "---", "---")
     for work, collector, slices, one_go in rows(arguments.operations):
-        table.add_row(work, collector, describe(slices), describe(one_go))
-    Console(width=120).print(table)
+        _write_row(work, collector, describe(slices), describe(one_go))
+
+
+def _write_row(*cells: str) -> None:
+    _write(f"| {' | '.join(cells)} |")
+
+
+def _write(line: str) -> None:
+    # Each line appears as soon as it is measured, also in a file: all of them take minutes.
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
