@@ -102,7 +102,7 @@ class TestAFullDisk:
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        monkeypatch.setattr("purgatory.journal._RETRY", 0.001)
+        monkeypatch.setattr("purgatory.journal.journal._RETRY", 0.001)
         with Journal(tmp_path, "web-1", rows_per_file=10, max_queued=20, now=lambda: NOON) as journal:
             for number in range(10):
                 journal.write(row(number))
@@ -121,7 +121,7 @@ class TestAFullDisk:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # The second day cannot be written: there is a file where its directory should be.
-        monkeypatch.setattr("purgatory.journal._RETRY", 0.001)
+        monkeypatch.setattr("purgatory.journal.journal._RETRY", 0.001)
         obstacle = tmp_path / "date=2026-11-22"
         with Journal(tmp_path, "web-1", rows_per_file=4, now=lambda: NOON + 86_400) as journal:
             obstacle.touch()

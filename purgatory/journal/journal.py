@@ -1,23 +1,4 @@
-"""A journal: one row for each finished operation, in Parquet files, so that traffic can be studied and replayed.
-
-    with Journal("journal", instance="web-1") as journal:
-        purgatory.add_listener(journal.write)
-
-The files are `journal/date=2026-11-21/instance=web-1/….parquet`; the date, in UTC, is that on which the operations have
-arrived. `SCHEMA` has the columns of the files. `date` and `instance` are columns of the whole, which readers take from
-the directories' names, as is usual since Hive; pyarrow refuses a directory whose files have one of them too.
-
-`write` appends to a queue, and that is all that happens on the thread of the loop. A thread takes a thousand rows at a
-time from the queue into the *open batch*. When that has `rows_per_file` rows or is `seconds_per_file` old, it becomes a
-file, under a hidden name first; when all of it is on disk, it gets its name. So there are whole files and no others. A
-close writes what there is. A process that is killed loses the open batch and the queue, no more.
-
-If a file cannot be written, because the disk is full for one, its rows stay and are tried again every second.
-Meanwhile, and if the disk is slow, the queue gets longer. It takes `max_queued` rows; what happens to more is
-`when_full`'s choice.
-
-A journal belongs to the process that has opened it: after a fork, the child opens one of its own.
-"""
+"""The queue of a journal, and the thread that takes it to disk."""
 
 import asyncio
 import atexit
@@ -27,45 +8,22 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import date
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal
-from uuid import uuid4
+from typing import Final, Literal
+
+import pyarrow as pa
 
 from purgatory.clock import check_callback
-from purgatory.errors import PurgatoryError
+from purgatory.journal.columns import Row, columns_by_day
+from purgatory.journal.errors import JournalError, JournalFull
+from purgatory.journal.files import Files
 from purgatory.listeners import FinishedOperation
 
-try:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"{error}: pip install 'asyncio-purgatory[journal]'", name=error.name) from None
-
-__all__ = ["SCHEMA", "Journal", "JournalError", "JournalFull", "JournalStatistics"]
-
-SCHEMA: Final = pa.schema(
-    [
-        pa.field("purgatory", pa.string(), nullable=False),
-        pa.field("operation", pa.string(), nullable=False),
-        pa.field("keys", pa.list_(pa.field("element", pa.string(), nullable=False)), nullable=False),
-        pa.field("arrived_at", pa.timestamp("us", tz="UTC"), nullable=False),
-        pa.field("timeout_s", pa.float64()),
-        pa.field("waited_s", pa.float64(), nullable=False),
-        pa.field("outcome", pa.string(), nullable=False),
-        pa.field("late_s", pa.float64()),
-    ]
-)
-"""The columns of a file: what a `FinishedOperation` says, the keys as `str`, and the wall clock's time of arrival.
-
-`timeout_s` is null for who waits for ever, and `late_s` for all but those that expired.
-"""
-
-pa.array([])  # with its first array pyarrow imports the rest of what it needs: too late when the interpreter exits
+__all__ = ["Journal", "JournalStatistics"]
 
 _CHUNK: Final = 1000
 """Rows made into columns in one go: that holds the interpreter, and with it the loop, for about a millisecond."""
@@ -73,25 +31,11 @@ _CHUNK: Final = 1000
 _RETRY: Final = 1.0
 """Seconds from one attempt to write a file to the next."""
 
-_DAY: Final = 86_400
-_EPOCH: Final = date(1970, 1, 1)
-
 _INSTANCE: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 _NUMBER: Final = re.compile(r"[0-9.-]+([eE][0-9-]+)?")
 
 _log = logging.getLogger("purgatory")
-
-Row = tuple[float, FinishedOperation]
-"""When it arrived, by the wall clock, and what has become of it."""
-
-
-class JournalError(PurgatoryError):
-    """Rows could not be written."""
-
-
-class JournalFull(JournalError):
-    """The queue has as many rows as it may: the disk is slow or full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +97,6 @@ class Journal:
         check_callback("now", now)
         if when_full not in ("drop", "raise"):
             raise ValueError(f"when_full must be 'drop' or 'raise', not {when_full!r}")
-        self._directory = Path(directory)
         self._instance = instance
         self._rows_per_file = rows_per_file
         self._seconds_per_file = seconds_per_file
@@ -165,7 +108,7 @@ class Journal:
         self._open: dict[date, list[pa.RecordBatch]] = {}
         """The open batch, by the day of arrival."""
         self._num_open = 0
-        self._files = self._rows = self._dropped = self._failures = 0
+        self._num_files = self._rows = self._dropped = self._failures = 0
         self._failing = False
         self._asleep = False
         self._wake = threading.Event()
@@ -174,14 +117,14 @@ class Journal:
         self._ended = False
         self._lock = threading.Lock()
         """For counting what is lost, which several threads do."""
-        self._clean_up()
+        self._files = Files(Path(directory), instance)
         self._thread = threading.Thread(target=self._run, name=f"purgatory-journal-{instance}", daemon=True)
         self._thread.start()
         atexit.register(self.close)
 
     def __repr__(self) -> str:
         closed = " closed" if self._closing.is_set() else ""
-        return f"<{type(self).__qualname__} {str(self._directory)!r} instance={self._instance!r}{closed}>"
+        return f"<{type(self).__qualname__} {str(self._files.directory)!r} instance={self._instance!r}{closed}>"
 
     def __enter__(self) -> "Journal":
         if self._closing.is_set():
@@ -229,7 +172,7 @@ class Journal:
     def statistics(self) -> JournalStatistics:
         """What the journal holds and what it has done so far."""
         queued = len(self._queue) + self._num_open
-        return JournalStatistics(self._rows, self._files, queued, self._dropped, self._failures)
+        return JournalStatistics(self._rows, self._num_files, queued, self._dropped, self._failures)
 
     def close(self, timeout: float | None = 60.0) -> None:
         """Write what there is, and end. Harmless when repeated.
@@ -246,7 +189,7 @@ class Journal:
         self._ended = True
         lost = self._count_the_lost()
         if lost and self._raises:
-            raise JournalError(f"{lost} rows could not be written to {self._directory}")
+            raise JournalError(f"{lost} rows could not be written to {self._files.directory}")
 
     async def aclose(self, timeout: float | None = 60.0) -> None:
         """As `close`, in a thread."""
@@ -269,15 +212,6 @@ class Journal:
             self._dropped += rows
         if first:
             _log.error("%r has to drop rows", self)
-
-    def _clean_up(self) -> None:
-        """Make the directory, and remove what a killed process has left unfinished."""
-        self._directory.mkdir(parents=True, exist_ok=True)
-        probe = self._directory / f".{self._instance}.{os.getpid()}.probe"
-        probe.touch()
-        probe.unlink()
-        for unfinished in self._directory.glob(f"date=*/instance={self._instance}/.*.unfinished"):
-            unfinished.unlink(missing_ok=True)
 
     def _run(self) -> None:
         """What the thread does: one file after the other."""
@@ -327,11 +261,7 @@ class Journal:
 
     def _add(self, rows: Sequence[Row]) -> None:
         """Add rows to the open batch: all of them, or none if one is no row."""
-        days: dict[int, list[Row]] = {}
-        for row in rows:
-            days.setdefault(int(row[0] // _DAY), []).append(row)
-        added = [(_EPOCH + timedelta(days=day), _columns(some)) for day, some in days.items()]
-        for day, columns in added:
+        for day, columns in columns_by_day(rows):
             self._open.setdefault(day, []).append(columns)
 
     def _write_files(self) -> bool:
@@ -339,12 +269,12 @@ class Journal:
         failure: Exception | None = None
         for day, batches in sorted(self._open.items()):
             try:
-                self._write_file(day, pa.Table.from_batches(batches, SCHEMA))
+                self._files.write(day, batches)
             except Exception as exception:
                 failure = exception
                 continue
             rows = sum(map(len, batches))
-            self._files += 1
+            self._num_files += 1
             self._rows += rows
             self._num_open -= rows
             del self._open[day]
@@ -354,54 +284,3 @@ class Journal:
                 _log.error("%r cannot write, and goes on trying: %s", self, failure)
         self._failing = failure is not None
         return not self._failing
-
-    def _write_file(self, day: date, table: pa.Table) -> None:
-        directory = self._directory / f"date={day}" / f"instance={self._instance}"
-        directory.mkdir(parents=True, exist_ok=True)
-        name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{uuid4().hex}.parquet"
-        unfinished = directory / f".{name}.unfinished"
-        try:
-            pq.write_table(table, unfinished, compression="zstd")
-            _sync(unfinished)
-            unfinished.rename(directory / name)
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
-        for named in (directory, directory.parent, self._directory):
-            with suppress(OSError):  # the file is there, and must not be written again
-                _sync(named)
-
-
-def _sync(path: Path) -> None:
-    """Have it on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _columns(rows: Sequence[Row]) -> pa.RecordBatch:
-    finished = [row for _, row in rows]
-    columns: list[list[Any]] = [
-        [_text(row.purgatory) for row in finished],
-        [_text(row.operation) for row in finished],
-        [[_text(key) for key in row.keys] for row in finished],
-        [round(arrived * 1e6) for arrived, _ in rows],
-        [None if row.timeout is None else float(row.timeout) for row in finished],
-        [float(row.waited) for row in finished],
-        [row.outcome for row in finished],
-        [None if row.late is None else float(row.late) for row in finished],
-    ]
-    return pa.record_batch(
-        [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
-    )
-
-
-def _text(value: Hashable) -> str:
-    """`value` as text that can be written, whatever it is."""
-    try:
-        text = str(value)
-    except Exception:
-        text = object.__repr__(value)
-    return text if text.isascii() else text.encode(errors="backslashreplace").decode()

@@ -1,0 +1,70 @@
+"""The schema of a journal's files, and rows as columns."""
+
+from collections.abc import Hashable, Sequence
+from datetime import date, timedelta
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+
+from purgatory.listeners import FinishedOperation
+
+__all__ = ["SCHEMA", "Row", "columns_by_day"]
+
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("purgatory", pa.string(), nullable=False),
+        pa.field("operation", pa.string(), nullable=False),
+        pa.field("keys", pa.list_(pa.field("element", pa.string(), nullable=False)), nullable=False),
+        pa.field("arrived_at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("timeout_s", pa.float64()),
+        pa.field("waited_s", pa.float64(), nullable=False),
+        pa.field("outcome", pa.string(), nullable=False),
+        pa.field("late_s", pa.float64()),
+    ]
+)
+"""The columns of a file: the fields of a `FinishedOperation`, the keys as `str`, and the wall clock's time of arrival.
+
+`timeout_s` is null for an operation without a deadline, and `late_s` for all but those that expired.
+"""
+
+Row: TypeAlias = tuple[float, FinishedOperation]
+"""The time of arrival, by the wall clock, and the operation."""
+
+_DAY: Final = 86_400
+_EPOCH: Final = date(1970, 1, 1)
+
+pa.array([])  # with its first array pyarrow imports the rest of its modules: too late when the interpreter exits
+
+
+def columns_by_day(rows: Sequence[Row]) -> list[tuple[date, pa.RecordBatch]]:
+    """Return the columns of `rows` for each day of arrival. Raises any exception if one of them is no row."""
+    days: dict[int, list[Row]] = {}
+    for row in rows:
+        days.setdefault(int(row[0] // _DAY), []).append(row)
+    return [(_EPOCH + timedelta(days=day), _columns(some)) for day, some in days.items()]
+
+
+def _columns(rows: Sequence[Row]) -> pa.RecordBatch:
+    finished = [row for _, row in rows]
+    columns: list[list[Any]] = [
+        [_text(row.purgatory) for row in finished],
+        [_text(row.operation) for row in finished],
+        [[_text(key) for key in row.keys] for row in finished],
+        [round(arrived * 1e6) for arrived, _ in rows],
+        [None if row.timeout is None else float(row.timeout) for row in finished],
+        [float(row.waited) for row in finished],
+        [row.outcome for row in finished],
+        [None if row.late is None else float(row.late) for row in finished],
+    ]
+    return pa.record_batch(
+        [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
+    )
+
+
+def _text(value: Hashable) -> str:
+    """Return `value` as text that can be written, whatever its type and its `__str__`."""
+    try:
+        text = str(value)
+    except Exception:
+        text = object.__repr__(value)
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()

@@ -1,0 +1,59 @@
+"""The directory of a journal, in which a file is whole or absent."""
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, date, datetime
+from pathlib import Path
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from purgatory.journal.columns import SCHEMA
+
+__all__ = ["Files"]
+
+
+class Files:
+    """The files of one instance, by day."""
+
+    def __init__(self, directory: Path, instance: str) -> None:
+        """Make the directory, and remove the unfinished files of a killed process.
+
+        Raises `OSError` if the directory cannot be written to.
+        """
+        self.directory = directory
+        self._instance = instance
+        directory.mkdir(parents=True, exist_ok=True)
+        probe = directory / f".{instance}.{os.getpid()}.probe"
+        probe.touch()
+        probe.unlink()
+        for unfinished in directory.glob(f"date=*/instance={instance}/.*.unfinished"):
+            unfinished.unlink(missing_ok=True)
+
+    def write(self, day: date, batches: Sequence[pa.RecordBatch]) -> None:
+        """Write one more file of that day. It is on disk when this returns, and absent if this raises."""
+        directory = self.directory / f"date={day}" / f"instance={self._instance}"
+        directory.mkdir(parents=True, exist_ok=True)
+        name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{uuid4().hex}.parquet"
+        unfinished = directory / f".{name}.unfinished"
+        try:
+            pq.write_table(pa.Table.from_batches(batches, SCHEMA), unfinished, compression="zstd")
+            _sync(unfinished)
+            unfinished.rename(directory / name)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
+        for named in (directory, directory.parent, self.directory):
+            with suppress(OSError):  # the file is there, and must not be written again
+                _sync(named)
+
+
+def _sync(path: Path) -> None:
+    """Flush the file, or the directory, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
