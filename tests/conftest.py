@@ -13,8 +13,12 @@ import uvloop
 from hypothesis import HealthCheck, settings
 
 from purgatory import DelayedOperationPurgatory, VirtualClock
-from tests.support.figures import FIGURES
-from tests.support.operations import FaultLog
+
+# pytest compiles the assertions of test modules into conditions, which `python -O` keeps; helpers' only if told so.
+pytest.register_assert_rewrite("tests.support")
+
+from tests.support.figures import FIGURES  # noqa: E402 - after that
+from tests.support.operations import FaultLog  # noqa: E402
 
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
