@@ -137,10 +137,10 @@ async def test_close(purgatory: DelayedOperationPurgatory) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_quarter_of_a_million_entries_on_a_real_loop() -> None:
+def test_a_hundred_thousand_entries_on_a_real_loop() -> None:
     # How long a turn is depends on the machine, and is shown; that it is a slice, the tests above assert.
     measured = []
-    for work, _, slices, one_go in stalls.rows(stalls.OPERATIONS // 4, ["as it is"]):
+    for work, _, slices, one_go in stalls.rows(stalls.OPERATIONS // 10, ["as it is"]):
         measured.append(work)
-        show(f"longest turn, 250,000: {work}: {stalls.describe(slices)}; in one go {stalls.describe(one_go)}")
+        show(f"longest turn, 100,000: {work}: {stalls.describe(slices)}; in one go {stalls.describe(one_go)}")
     assert measured == list(stalls.WORK), "all of it was done, to its end"
