@@ -1,0 +1,270 @@
+"""Promise 11: a result that no awaiting task could take goes to `on_undelivered`, so it is never lost silently."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from purgatory import DelayedOperation, DelayedOperationPurgatory, PurgatoryClosed
+from tests.support.operations import Flag
+
+
+class Held(Flag):
+    """Notes what was not delivered."""
+
+    def __init__(self, timeout: float | None = None, *, ready: bool = False) -> None:
+        super().__init__(timeout, ready=ready)
+        self.undelivered: list[str] = []
+
+    def on_undelivered(self, result: str) -> None:
+        self.undelivered.append(result)
+
+
+async def wait(operation: Held) -> str:
+    return await operation
+
+
+async def waiting(purgatory: DelayedOperationPurgatory, awaiters: int = 1) -> "tuple[Held, list[asyncio.Task[str]]]":
+    operation = purgatory.try_complete_else_watch(Held(60.0), ["key"])
+    tasks = [asyncio.ensure_future(wait(operation)) for _ in range(awaiters)]
+    await asyncio.sleep(0)
+    return operation, tasks
+
+
+async def leave(tasks: "list[asyncio.Task[str]]") -> list[type]:
+    for task in tasks:
+        task.cancel()
+    return [type(outcome) for outcome in await asyncio.gather(*tasks, return_exceptions=True)]
+
+
+COMPLETE: dict[str, Callable[[DelayedOperationPurgatory, Held], object]] = {
+    "force": lambda purgatory, operation: operation.force_complete(),
+    "check": lambda purgatory, operation: purgatory.check_and_complete("key"),
+    "complete_all": lambda purgatory, operation: purgatory.complete_all(),
+}
+
+
+@pytest.mark.parametrize("way", COMPLETE)
+@pytest.mark.parametrize("awaiters", [1, 2, 5])
+async def test_completed_and_then_cancelled_in_one_iteration(way: str, awaiters: int) -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        operation, tasks = await waiting(purgatory, awaiters)
+        operation.ready = True
+        COMPLETE[way](purgatory, operation)
+        assert await leave(tasks) == [asyncio.CancelledError] * awaiters
+        assert operation.undelivered == ["result of flag"], "once, however many awaited it"
+        assert operation.result() == "result of flag"
+
+
+async def test_cancelled_and_then_completed_in_one_iteration() -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        operation, tasks = await waiting(purgatory)
+        tasks[0].cancel()
+        operation.force_complete()
+        assert await leave(tasks) == [asyncio.CancelledError]
+        assert operation.undelivered == ["result of flag"] or operation.cancelled()
+
+
+@pytest.mark.parametrize("taker", [0, 1, 2])
+async def test_one_awaiter_that_takes_it_is_enough(taker: int) -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        operation, tasks = await waiting(purgatory, 3)
+        operation.force_complete()
+        assert await leave([task for n, task in enumerate(tasks) if n != taker]) == [asyncio.CancelledError] * 2
+        assert await tasks[taker] == "result of flag"
+        assert operation.undelivered == []
+
+
+async def test_a_deadline_of_the_awaiter_that_comes_in_the_same_iteration() -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        operation = purgatory.try_complete_else_watch(Held(), ["key"])
+
+        async def wait_for_a_while() -> str:
+            async with asyncio.timeout(None) as scope:
+                asyncio.get_running_loop().call_soon(operation.force_complete)
+                asyncio.get_running_loop().call_soon(scope.reschedule, 0.0)
+                return await operation
+
+        outcomes = await asyncio.gather(wait_for_a_while(), return_exceptions=True)
+        delivered = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+        assert len(delivered) + len(operation.undelivered) == 1
+
+
+async def test_a_coroutine_that_is_closed_after_the_completion() -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        operation = purgatory.try_complete_else_watch(Held(), ["key"])
+        coroutine = wait(operation)
+        coroutine.send(None)
+        operation.force_complete()
+        coroutine.close()
+        assert operation.undelivered == ["result of flag"]
+
+
+@pytest.mark.parametrize("outcome", ["taken", "never awaited", "cancelled", "left before completion", "failed"])
+async def test_nothing_is_undelivered_that_was_taken_or_never_awaited_or_no_result(outcome: str) -> None:
+    class Failing(Held):
+        def on_complete(self) -> str:
+            raise LookupError
+
+    async with DelayedOperationPurgatory() as purgatory:
+        kind = Failing if outcome == "failed" else Held
+        operation = purgatory.try_complete_else_watch(kind(), ["key"])
+        if outcome == "never awaited":
+            operation.force_complete()
+        else:
+            task = asyncio.ensure_future(wait(operation))
+            await asyncio.sleep(0)
+            match outcome:
+                case "taken":
+                    operation.force_complete()
+                    await task
+                case "cancelled":
+                    operation.cancel()
+                case "failed":
+                    operation.force_complete()
+                    task.cancel()
+            await leave([task])
+        await asyncio.sleep(0)
+        assert operation.undelivered == []
+        if outcome == "failed":
+            assert isinstance(operation.exception(), LookupError)
+
+
+async def test_an_awaiter_that_comes_later_still_gets_the_result() -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        operation, tasks = await waiting(purgatory)
+        operation.force_complete()
+        await leave(tasks)
+        assert await operation == "result of flag"
+        assert operation.undelivered == ["result of flag"], "told once, and taken by somebody after all"
+
+
+async def test_by_default_nothing_happens() -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        operation = purgatory.try_complete_else_watch(Flag(), ["key"])
+        task = asyncio.ensure_future(operation)
+        await asyncio.sleep(0)
+        operation.force_complete()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert operation.result() == "result of flag"
+
+
+async def test_what_it_raises_is_reported_and_the_task_is_cancelled_all_the_same() -> None:
+    class Broken(Held):
+        def on_undelivered(self, result: str) -> None:
+            raise LookupError(result)
+
+    faults: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context["exception"]))
+    async with DelayedOperationPurgatory() as purgatory:
+        operation = purgatory.try_complete_else_watch(Broken(), ["key"])
+        task = asyncio.ensure_future(wait(operation))
+        await asyncio.sleep(0)
+        operation.force_complete()
+        assert await leave([task]) == [asyncio.CancelledError]
+        assert operation.result() == "result of flag"
+    assert [(type(fault), str(fault)) for fault in faults] == [(LookupError, "result of flag")]
+
+
+def test_it_must_not_be_async() -> None:
+    with pytest.raises(TypeError, match="on_undelivered"):
+        type("Odd", (Held,), {"on_undelivered": wait})
+
+
+class JobQueue:
+    """Jobs that are taken by whichever worker waits first; one that could not be taken comes first again."""
+
+    def __init__(self, purgatory: DelayedOperationPurgatory) -> None:
+        self.purgatory = purgatory
+        self.jobs: deque[int] = deque()
+
+    def put(self, job: int, soon: bool) -> None:
+        self.jobs.append(job)
+        self._check(soon)
+
+    def put_back(self, job: int) -> None:
+        self.jobs.appendleft(job)
+        self._check(True)
+
+    def _check(self, soon: bool) -> None:
+        if soon:
+            self.purgatory.check_and_complete_soon("jobs", limit=1)
+        else:
+            self.purgatory.check_and_complete("jobs", limit=1)
+
+    async def take(self, timeout: float | None) -> int | None:
+        return await self.purgatory.try_complete_else_watch(TakeJob(self, timeout), ("jobs",))
+
+
+class TakeJob(DelayedOperation[int | None]):
+    def __init__(self, queue: JobQueue, timeout: float | None) -> None:
+        super().__init__(timeout)
+        self.queue = queue
+
+    def try_complete(self) -> bool:
+        return bool(self.queue.jobs) and self.force_complete()
+
+    def on_complete(self) -> int | None:
+        # A deadline or a close completes it too, with jobs or without.
+        return self.queue.jobs.popleft() if self.queue.jobs and self.outcome != "closed" else None
+
+    def on_undelivered(self, result: int | None) -> None:
+        if result is not None:
+            self.queue.put_back(result)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_every_job_reaches_one_living_worker_in_a_storm_of_cancellations(seed: int) -> None:
+    random = Random(seed)
+    done: list[int] = []
+    jobs = 300
+    async with DelayedOperationPurgatory() as purgatory:
+        queue = JobQueue(purgatory)
+
+        async def work() -> None:
+            while True:
+                timeout = random.choice([None, 0.0, 0.0005, 60.0])
+                match random.randrange(4):
+                    case 0:
+                        job = await asyncio.wait_for(queue.take(timeout), random.choice([0.0, 0.0005, 60.0]))
+                    case 1:
+                        async with asyncio.timeout(random.choice([0.0, 0.0005, 60.0])):
+                            job = await queue.take(timeout)
+                    case _:
+                        job = await queue.take(timeout)
+                if job is not None:
+                    done.append(job)
+
+        async def work_whatever_happens() -> None:
+            while True:
+                try:
+                    await work()
+                except TimeoutError:
+                    continue
+                except PurgatoryClosed:  # CPython 3.11's wait_for() swallows a cancellation now and then
+                    break
+
+        workers = [asyncio.ensure_future(work_whatever_happens()) for _ in range(10)]
+        put = 0
+        async with asyncio.timeout(60):
+            while len(done) < jobs:
+                for _ in range(random.randrange(4)):
+                    if put < jobs:
+                        queue.put(put, random.random() < 0.5)
+                        put += 1
+                for _ in range(random.randrange(6)):
+                    n = random.randrange(len(workers))
+                    workers[n].cancel()
+                    workers[n] = asyncio.ensure_future(work_whatever_happens())
+                for _ in range(random.randrange(3)):
+                    await asyncio.sleep(0)
+        assert sorted(done) == list(range(jobs)), "each once"
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    assert list(queue.jobs) == []
