@@ -1,10 +1,10 @@
 """What is measured, and what is said of it."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias
 
-__all__ = ["ALONE", "LOOPS", "OURS", "UNLIMITED", "Case", "Figures", "Measured", "Metric", "Plot", "Scenario"]
+__all__ = ["ALONE", "BEFORE", "LOOPS", "OURS", "UNLIMITED", "Case", "Figures", "Measured", "Metric", "Plot", "Scenario"]
 
 Figures: TypeAlias = "dict[str, float]"
 """What one run of a case has given, by the keys of its scenario's metrics."""
@@ -15,6 +15,9 @@ LOOPS: Final[tuple[Loop, ...]] = ("asyncio", "uvloop")
 
 OURS = "purgatory"
 """Every scenario's own implementation is called so, or begins so."""
+
+BEFORE = ", before"
+"""The suffix of an implementation of ours that is measured with the library of another checkout."""
 
 ALONE = "driver alone"
 """What a scenario's own part costs, with nothing to be measured."""
@@ -43,6 +46,8 @@ class Measured:
 
     case: Case
     rounds: list[Figures] = field(default_factory=list)
+    failed: str | None = None
+    """Why the case is left out, if it is: only the library of another checkout may fail to run a case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,13 @@ class Scenario:
     plots: tuple[Plot, ...] = ()
     missing: Callable[[], str | None] = lambda: None
     """Why it cannot be measured here, if it cannot."""
+    all_ours: bool = False
+    """Whether every implementation is this library, used in different ways."""
+
+    def before_and_after(self, cases: Iterable[Case]) -> list[Case]:
+        """Those of `cases` that measure this library, each followed by itself with the library of another checkout."""
+        ours = [case for case in cases if self.all_ours or case.implementation.startswith(OURS)]
+        return [each for case in ours for each in (case, replace(case, implementation=case.implementation + BEFORE))]
 
 
 def _short(value: Any) -> str:

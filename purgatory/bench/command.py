@@ -28,7 +28,8 @@ LEGEND = (
     "lists; *Event + timeout*, a task with an `asyncio.Event` under `asyncio.timeout` for each waiter, the task "
     "included, but in the await path and over HTTP, where the task is there anyway; *driver alone*, what the benchmark "
     "itself takes, which is part of all others; *future (floor)*, a bare future without a timeout; *scan*, a look "
-    "through a dictionary of times now and then; *Prometheus*, *journal* and *OpenTelemetry* listen to ours."
+    "through a dictionary of times now and then; *Prometheus*, *journal* and *OpenTelemetry* listen to ours; *before*, "
+    "the library of another checkout, whose ratios are to the same implementation of this one."
 )
 
 
@@ -47,14 +48,27 @@ def add_to(subcommands: "Subcommands") -> None:
     )
     parser.add_argument("--rounds", type=rounds, metavar="N", help="default: 3, or 2 of a quick run")
     parser.add_argument("--loop", choices=("asyncio", "uvloop"), help="only this one")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="default: purgatory-bench/full, or quick")
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="default: purgatory-bench/full, or quick, or baseline"
+    )
+    parser.add_argument(
+        "--baseline",
+        type=_checkout,
+        metavar="DIR",
+        help="compare this library with that of another checkout, and with nothing else: each case of ours is measured"
+        ' with both in turn, in every round, as "purgatory" and "purgatory, before"; a ratio above 1 means that this'
+        " one takes less. The scenarios are those of this checkout; cases that the other library cannot run are left"
+        " out",
+    )
     parser.add_argument("--redraw", action="store_true", help="measure nothing: tables and plots of results.json there")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
     """Measure what the options ask for."""
-    output: Path = options.output or Path("purgatory-bench", "quick" if options.quick else "full")
+    baseline: Path | None = options.baseline
+    kind = "baseline" if baseline else "quick" if options.quick else "full"
+    output: Path = options.output or Path("purgatory-bench", kind)
     if options.redraw:
         _redraw(output)
         return
@@ -66,7 +80,7 @@ def run(options: argparse.Namespace) -> None:
         if name not in missing:
             some = [case for case in SCENARIOS[name].cases(options.quick) if options.loop in (None, case.loop)]
             if some:
-                cases[name] = some
+                cases[name] = SCENARIOS[name].before_and_after(some) if baseline else some
             else:
                 missing[name] = f"it has no cases on {options.loop}"
     times = options.rounds or (2 if options.quick else 3)
@@ -74,12 +88,14 @@ def run(options: argparse.Namespace) -> None:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         sys.exit(f"purgatory bench: cannot write to {output}: {error.strerror}")
-    about = {
+    about: dict[str, Any] = {
         "machine": machine.describe(),
         "command": shlex.join(["purgatory", *sys.argv[1:]]),
         "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "rounds": times,
     }
+    if baseline:
+        about["baseline"] = str(baseline)
     measured = _measured_before(output, about)
     for name, some in list(cases.items()):
         if name in measured:
@@ -92,7 +108,7 @@ def run(options: argparse.Namespace) -> None:
         report.save(output / "results.json", about, measured, missing)
 
     try:
-        _measure(console, cases, times, measured, save)
+        _measure(console, cases, times, measured, save, baseline)
     except runner.CaseFailed as failure:
         sys.exit(f"purgatory bench: {failure}")
     except KeyboardInterrupt:
@@ -107,6 +123,10 @@ def run(options: argparse.Namespace) -> None:
             console.print(f"[yellow]{name} was not measured: {missing[name]}")
         else:
             _show(report.table(SCENARIOS[name], measured[name]))
+            for each in measured[name]:
+                if each.failed is not None:
+                    why = each.failed.splitlines()[-1]
+                    console.print(f"left out: {each.case}: {why}", style="yellow", markup=False, highlight=False)
     console.print(f"written to {output}: results.json, results.md and plots")
 
 
@@ -116,9 +136,9 @@ def _measured_before(directory: Path, about: dict[str, Any]) -> dict[str, list[M
     if not path.exists():
         return {}
     before, measured = _load(directory)
-    for what in ("machine", "rounds"):
-        if before[what] != about[what]:
-            _refuse(f"{directory} was measured with another {what}, {before[what]}")
+    for what in ("machine", "rounds", "baseline"):
+        if before.get(what) != about.get(what):
+            _refuse(f"{directory} was measured with another {what}, {before.get(what)}")
     return measured
 
 
@@ -151,6 +171,7 @@ def _measure(
     rounds: int,
     measured: dict[str, list[Measured]],
     save: Callable[[], object],
+    baseline: Path | None,
 ) -> None:
     columns = (
         BarColumn(20, table_column=Column(no_wrap=True)),
@@ -164,14 +185,14 @@ def _measure(
 
         def measure(case: Case) -> Figures:
             progress.update(bar, description=str(case))
-            return runner.measure_apart(case)
+            return runner.measure_apart(case, baseline)
 
         for name, some in cases.items():
             if not console.is_terminal:  # there is no bar to see
                 console.print(f"{SCENARIOS[name].title}: {len(some)} cases, {rounds} rounds")
             for finished in runner.run(some, rounds, measure):
                 progress.advance(bar)
-                if len(finished[-1].rounds) == rounds:
+                if all(each.failed is not None or len(each.rounds) == rounds for each in finished):
                     measured[name] = finished
             save()  # a run is long: if it is interrupted, it goes on from here
 
@@ -201,6 +222,13 @@ def _scenario(text: str) -> str:
     if text not in SCENARIOS:
         raise argparse.ArgumentTypeError(f"there is no scenario {text!r}, but: {', '.join(SCENARIOS)}")
     return text
+
+
+def _checkout(text: str) -> Path:
+    path = Path(text).resolve()
+    if not (path / "purgatory" / "__init__.py").is_file():
+        raise argparse.ArgumentTypeError(f"there is no library in {text}: it needs a folder purgatory")
+    return path
 
 
 def rounds(text: str) -> int:

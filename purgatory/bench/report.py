@@ -7,13 +7,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from purgatory.bench.case import OURS, Case, Measured, Metric, Scenario
+from purgatory.bench.case import BEFORE, OURS, Case, Measured, Metric, Scenario
 from purgatory.bench.scenarios import SCENARIOS
 
 __all__ = ["Group", "Spread", "Table", "groups", "load", "markdown", "save", "table"]
 
 
-HOW_MUCH: Final = {"requests", "steps", "waits", "times", "part", "seconds"}
+HOW_MUCH: Final = {"requests", "items", "steps", "waits", "times", "part", "seconds"}
 """Parameters that say how much is done: they do not tell one group from another."""
 
 
@@ -51,9 +51,14 @@ class Group:
         """What was measured."""
         return Spread.of([figures[metric] for figures in self.members[implementation].rounds])
 
+    @staticmethod
+    def reference(implementation: str) -> str:
+        """The implementation it is compared with: ours, or for that of another checkout, the same one."""
+        return implementation.removesuffix(BEFORE) if implementation.endswith(BEFORE) else OURS
+
     def ratio(self, implementation: str, metric: str) -> Spread | None:
         """How many times ours it is, round by round; `None` if ours is nothing."""
-        ours = self.members[OURS].rounds
+        ours = self.members[self.reference(implementation)].rounds
         theirs = self.members[implementation].rounds
         ratios = [other[metric] / own[metric] for own, other in zip(ours, theirs, strict=False) if own[metric]]
         return Spread.of(ratios) if ratios else None
@@ -126,7 +131,7 @@ def save(path: Path, about: dict[str, Any], measured: dict[str, list[Measured]],
             name: {
                 "title": SCENARIOS[name].title,
                 "metrics": {metric.key: f"{metric.label} ({metric.unit})" for metric in SCENARIOS[name].metrics},
-                "cases": [{**asdict(each.case), "rounds": each.rounds} for each in cases],
+                "cases": [_written(each) for each in cases],
                 "ratios": list(_ratios(SCENARIOS[name], cases)),
             }
             for name in SCENARIOS
@@ -143,14 +148,19 @@ def load(path: Path) -> tuple[dict[str, Any], dict[str, list[Measured]]]:
     """Read what `save` has written: all that is said about it, and what was measured."""
     content = json.loads(path.read_text())
     measured = {
-        name: [Measured(Case(**_without_rounds(case)), case["rounds"]) for case in scenario["cases"]]
-        for name, scenario in content.pop("scenarios").items()
+        name: [_read(case) for case in scenario["cases"]] for name, scenario in content.pop("scenarios").items()
     }
     return content, measured
 
 
-def _without_rounds(case: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in case.items() if name != "rounds"}
+def _written(measured: Measured) -> dict[str, Any]:
+    failed = {} if measured.failed is None else {"failed": measured.failed}
+    return {**asdict(measured.case), "rounds": measured.rounds, **failed}
+
+
+def _read(written: dict[str, Any]) -> Measured:
+    rounds, failed = written.pop("rounds"), written.pop("failed", None)
+    return Measured(Case(**written), rounds, failed)
 
 
 def _ratios(scenario: Scenario, measured: Iterable[Measured]) -> Iterable[dict[str, Any]]:
@@ -162,6 +172,6 @@ def _ratios(scenario: Scenario, measured: Iterable[Measured]) -> Iterable[dict[s
                     if ratio is not None:
                         yield {
                             "where": str(group),
-                            "what": f"{metric.label}: {implementation} / {OURS}",
+                            "what": f"{metric.label}: {implementation} / {group.reference(implementation)}",
                             **asdict(ratio),
                         }

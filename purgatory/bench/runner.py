@@ -5,10 +5,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 
 from purgatory.bench import machine
-from purgatory.bench.case import Case, Figures, Measured
+from purgatory.bench.case import BEFORE, Case, Figures, Measured
 
 __all__ = ["CaseFailed", "measure_apart", "run"]
 
@@ -20,13 +21,25 @@ class CaseFailed(Exception):
     """A case could not be measured."""
 
 
-def measure_apart(case: Case) -> Figures:
-    """Measure `case` in a new process. Raises `CaseFailed`."""
-    command = [sys.executable, "-m", "purgatory.bench.worker", json.dumps(asdict(case))]
-    path = [str(machine.SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])]
+def measure_apart(case: Case, baseline: Path | None = None) -> Figures:
+    """Measure `case` in a new process. Raises `CaseFailed`.
+
+    Where the implementation's name ends with `BEFORE`, the library is that of the checkout `baseline`. The scenario is
+    always the one of this checkout.
+    """
+    if baseline is not None and case.implementation.endswith(BEFORE):
+        source, program = baseline, ["-P", str(Path(__file__).with_name("before.py"))]
+        described = replace(case, implementation=case.implementation.removesuffix(BEFORE))
+    else:
+        source, program, described = machine.SOURCE, ["-m", "purgatory.bench.worker"], case
+    command = [sys.executable, *program, json.dumps(asdict(described))]
+    path = [str(source), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+    directory = None if source is machine.SOURCE else source  # a `python -m` of the scenario's looks there first
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS, env=environment)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=SECONDS, env=environment, cwd=directory
+        )
     except subprocess.TimeoutExpired:
         raise CaseFailed(f"{case} took more than {SECONDS:.0f} seconds") from None
     if done.returncode:
@@ -38,9 +51,19 @@ def measure_apart(case: Case) -> Figures:
 def run(
     cases: Iterable[Case], rounds: int, measure: Callable[[Case], Figures] = measure_apart
 ) -> Iterator[list[Measured]]:
-    """Measure all `cases` in turn, `rounds` times. After each run, yield what has been measured so far."""
+    """Measure all `cases` in turn, `rounds` times. After each run, yield what has been measured so far.
+
+    A case that the library of another checkout cannot run is left out from then on.
+    """
     measured = [Measured(case) for case in cases]
     for _ in range(rounds):
         for each in measured:
-            each.rounds.append(measure(each.case))
+            if each.failed is None:
+                try:
+                    each.rounds.append(measure(each.case))
+                except CaseFailed as failure:
+                    if not each.case.implementation.endswith(BEFORE):
+                        raise
+                    each.rounds.clear()
+                    each.failed = str(failure)
             yield measured

@@ -93,4 +93,5 @@ SCENARIO = Scenario(
     measure=measure,
     metrics=(Metric("us", "CPU an operation", "µs", compared=True),),
     plots=(Plot("cpu", metric="us"),),
+    all_ours=True,
 )

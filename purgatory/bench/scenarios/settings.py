@@ -46,4 +46,5 @@ SCENARIO = Scenario(
     measure=measure,
     metrics=enqueue.SCENARIO.metrics,
     plots=(Plot("cpu", metric="cpu_us", panel="kind"), Plot("memory", metric="memory_mib", panel="kind")),
+    all_ours=True,
 )
