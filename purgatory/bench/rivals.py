@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from heapq import heapify, heappop, heappush
 
-from purgatory.clock import Clock, Handle
+from purgatory import Clock, Handle
 
 __all__ = ["CallLaterPurgatory", "EventWaiters", "HeapPurgatory", "Request"]
 
@@ -17,14 +17,16 @@ __all__ = ["CallLaterPurgatory", "EventWaiters", "HeapPurgatory", "Request"]
 class Request(ABC):
     """An operation of the rivals: completed once, by whoever comes first."""
 
-    __slots__ = ("completed", "deadline", "handle", "home", "timeout")
+    __slots__ = ("completed", "deadline", "handle", "owner", "timeout", "watched")
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
         self.deadline = 0.0
         self.completed = False
         self.handle: Handle | None = None
-        self.home: CallLaterPurgatory | None = None
+        self.owner: CallLaterPurgatory | None = None
+        self.watched = 0
+        """How many keys it is watched on."""
 
     @abstractmethod
     def try_complete(self) -> bool:
@@ -46,8 +48,8 @@ class Request(ABC):
         if self.handle is not None:
             self.handle.cancel()
         self.on_complete()
-        if self.home is not None:
-            self.home.completed()
+        if self.owner is not None:
+            self.owner.completed(self)
         return True
 
     def expire(self) -> None:
@@ -75,16 +77,20 @@ class _Watchers:
 
     def check_and_complete(self, key: Hashable) -> int:
         """Try what watches `key`, and remove what is completed. Returns how many that completed."""
-        requests = self.lists[key]
-        completed = sum(not request.completed and request.try_complete() for request in requests)
+        completed = sum(not request.completed and request.try_complete() for request in self.lists[key])
+        requests = self.lists[key]  # once more: a completion may have started a purge
         self.lists[key] = [request for request in requests if not request.completed]
         self.watched -= len(requests) - len(self.lists[key])
         return completed
 
     def purge(self) -> None:
         """Remove what is completed from all lists, in one go."""
-        for key, requests in self.lists.items():
-            self.lists[key] = [request for request in requests if not request.completed]
+        pending = {
+            key: alive
+            for key, requests in self.lists.items()
+            if (alive := [request for request in requests if not request.completed])
+        }
+        self.lists = defaultdict(list, pending)  # without the keys on which nothing is pending
         self.watched = sum(map(len, self.lists.values()))
 
 
@@ -161,27 +167,28 @@ class CallLaterPurgatory:
         self._clock = clock
         self._purge_interval = purge_interval
         self._watchers = _Watchers()
-        self._pending = 0
-        self._estimated_total = 0
+        self._living = 0
+        """Entries of pending requests."""
         self.check_and_complete = self._watchers.check_and_complete
 
     def try_complete_else_watch(self, request: Request, keys: Iterable[Hashable]) -> None:
         """Complete `request` if its condition holds, else keep it."""
         if request.try_complete():
             return
+        before = self._watchers.watched
         self._watchers.watch(request, keys)
         if request.try_complete():
             return
-        self._pending += 1
-        self._estimated_total += 1
-        request.home = self
+        request.watched = self._watchers.watched - before
+        self._living += request.watched
+        request.owner = self
         request.handle = self._clock.call_at(self._clock.time() + request.timeout, request.expire)
 
-    def completed(self) -> None:
+    def completed(self, request: Request) -> None:
         """To be called by every request that waited and is complete."""
-        self._pending -= 1
-        if self._estimated_total - self._pending > self._purge_interval:
-            self._estimated_total = self._pending
+        self._living -= request.watched
+        dead = self._watchers.watched - self._living
+        if dead > self._purge_interval and dead > self._living:
             self.purges += 1
             self._watchers.purge()
 

@@ -87,6 +87,40 @@ def test_dead_ones_are_purged(rival: Rival, clock: VirtualClock) -> None:
     rival.close()
 
 
+def test_a_purge_removes_keys_on_which_nothing_is_pending(rival: Rival, clock: VirtualClock) -> None:
+    rival.try_complete_else_watch(Waiting(1), ["pending"])
+    for number in range(30):
+        request = Waiting(1)
+        rival.try_complete_else_watch(request, [number])
+        request.force_complete()
+    clock.advance(0.5)
+    assert len(rival._watchers.lists) <= 11
+    rival.close()
+
+
+def test_a_purge_that_a_check_starts_counts_no_entry_twice(clock: VirtualClock) -> None:
+    rival = CallLaterPurgatory(clock, purge_interval=10)
+    requests = [Waiting(1) for _ in range(30)]
+    for request in requests:
+        rival.try_complete_else_watch(request, ["key"])
+    for request in requests[:-1]:
+        request.ready = True
+    assert rival.check_and_complete("key") == 29
+    assert rival.purges == 2
+    assert rival._watchers.watched == 1
+
+
+def test_call_later_purges_when_more_entries_are_dead_than_living(clock: VirtualClock) -> None:
+    rival = CallLaterPurgatory(clock, purge_interval=10)
+    for number in range(50):
+        rival.try_complete_else_watch(Waiting(1), [number, "all"])
+    for finished in range(1, 102):
+        request = Waiting(1)
+        rival.try_complete_else_watch(request, ["key"])
+        request.force_complete()
+        assert rival.purges == (finished > 100)
+
+
 def test_the_old_design_keeps_what_is_complete_until_it_is_met(clock: VirtualClock) -> None:
     old = HeapPurgatory(clock)
     alive, complete = Waiting(1), Waiting(2)

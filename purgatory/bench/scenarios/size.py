@@ -12,10 +12,9 @@ from collections.abc import Callable
 from operator import methodcaller
 from typing import Any, Final
 
-from purgatory import WheelTimer
+from purgatory import TimerTask, WheelTimer
 from purgatory.bench import machine
 from purgatory.bench.case import ALONE, LOOPS, OURS, Case, Figures, Metric, Plot, Scenario
-from purgatory.timer import TimerTask
 
 STEPS_A_TURN: Final = 1000
 
