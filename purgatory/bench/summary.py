@@ -54,6 +54,23 @@ HEADLINES: Final = (
     Headline("one of 10,000 connections is heard of", "silence", "ns", {"members": 10_000}),
     Headline("one of 100,000 members sends a heartbeat", "silence", "ns", {"members": 100_000}),
     Headline("register and complete, nobody listens", "listeners", "us", {}),
+    Headline("a short operation beside 10,000 idle ones", "idle", "us", {"idle": 10_000}),
+    Headline("the same beside 1,000,000", "idle", "us", {"idle": 1_000_000}),
+    Headline("the same: longest turn of the loop", "idle", "turn_ms", {"idle": 1_000_000}),
+    Headline(
+        "an item for one of 1,000 takers, which comes again",
+        "queue",
+        "us",
+        {"takers": 1_000, "then": "come again"},
+    ),
+    Headline(
+        "an item for one of 100,000 takers, which comes again",
+        "queue",
+        "us",
+        {"takers": 100_000, "then": "come again"},
+    ),
+    Headline("200,000 changes announced by another thread: CPU each", "threads", "us", {"calls": 200_000}),
+    Headline("the same: longest turn of the loop", "threads", "turn_ms", {"calls": 200_000}),
     Headline("HTTP on uvloop, 5,000 clients wait: memory each", "http", "kib", {"clients": 5_000}),
     Headline("the same: from publish to all answered", "http", "answer_ms", {"clients": 5_000}),
 )

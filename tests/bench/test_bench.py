@@ -222,6 +222,9 @@ class TestAFullRun:
             ("storm", "due", {10**6}),
             ("await", "tasks", {2_000, 100_000}),
             ("http", "clients", {5_000}),
+            ("idle", "idle", {0, 10**4, 10**6}),
+            ("queue", "takers", {10**3, 10**4, 10**5}),
+            ("threads", "calls", {200_000}),
         ],
     )
     def test_has_the_sizes_that_matter(self, scenario: str, parameter: str, values: set[int]) -> None:

@@ -4,13 +4,16 @@ from purgatory.bench.case import Scenario
 from purgatory.bench.scenarios import (
     enqueue,
     http,
+    idle,
     listeners,
     memory,
     paths,
+    queue,
     settings,
     silence,
     size,
     storm,
+    threads,
     threshold,
     wakeup,
 )
@@ -32,5 +35,8 @@ SCENARIOS: dict[str, Scenario] = {
         threshold.SCENARIO,
         listeners.SCENARIO,
         silence.SCENARIO,
+        idle.SCENARIO,
+        queue.SCENARIO,
+        threads.SCENARIO,
     )
 }
