@@ -1,0 +1,269 @@
+"""Deferred work runs in an empty context, never in that of the request that came first; a timer's call in its own."""
+
+import asyncio
+import contextvars
+import gc
+import weakref
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from purgatory import DelayedOperationPurgatory, ThresholdPurgatory, VirtualClock, WheelTimer
+from tests.support.operations import Flag
+
+USER: contextvars.ContextVar[str] = contextvars.ContextVar("USER", default="nobody")
+
+
+class Session:
+    """What a context variable holds."""
+
+
+SESSION: contextvars.ContextVar[Session | None] = contextvars.ContextVar("SESSION", default=None)
+
+
+class Seeing(Flag):
+    """Notes for which user its methods run."""
+
+    def __init__(self, timeout: float | None = None, name: str = "seeing") -> None:
+        super().__init__(timeout, name)
+        self.seen: list[str] = []
+        self.then = lambda: self.seen.append(USER.get())
+
+    def try_complete(self) -> bool:
+        self.seen.append(USER.get())
+        return super().try_complete()
+
+    def on_expiration(self) -> None:
+        self.seen.append(USER.get())
+
+
+class SeeingKey:
+    """Equal to its likes. Notes for which user it is hashed."""
+
+    seen: list[str]
+
+    def __init__(self) -> None:
+        SeeingKey.seen = []
+
+    def __hash__(self) -> int:
+        SeeingKey.seen.append(USER.get())
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SeeingKey)
+
+
+def as_user(name: str, call: Callable[[], Any]) -> Any:
+    """Do `call` in a context of its own, in which the user is `name`."""
+
+    def run() -> Any:
+        USER.set(name)
+        return call()
+
+    return contextvars.copy_context().run(run)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return when it holds: within a bounded number of iterations."""
+    for _ in range(1_000_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never holds")
+
+
+async def test_a_deadline_is_not_in_the_context_of_the_first_request() -> None:
+    purgatory: DelayedOperationPurgatory = as_user("first", DelayedOperationPurgatory)
+    operations = [
+        as_user(name, lambda: purgatory.try_complete_else_watch(Seeing(0.002), ["key"])) for name in ("first", "second")
+    ]
+    for operation in operations:
+        operation.seen.clear()
+        await operation
+        # The last try, on_complete, on_expiration.
+        assert operation.seen == ["nobody"] * 3
+    await purgatory.aclose()
+
+
+async def test_a_pass_is_not_in_the_context_of_the_first_call() -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        operations = {}
+        for name in ("first", "second"):
+            operations[name] = as_user(name, lambda: purgatory.try_complete_else_watch(Seeing(), [name]))  # noqa: B023
+        for name, operation in operations.items():
+            operation.seen.clear()
+            operation.ready = True
+            as_user(name, lambda: purgatory.check_and_complete_soon(name))  # noqa: B023
+        for operation in operations.values():
+            await operation
+            assert operation.seen == ["nobody"] * 2
+
+
+async def test_a_check_is_in_the_context_of_its_caller() -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        operation = as_user("first", lambda: purgatory.try_complete_else_watch(Seeing(), ["key"]))
+        operation.seen.clear()
+        operation.ready = True
+        assert as_user("second", lambda: purgatory.check_and_complete("key")) == 1
+        assert operation.seen == ["second"] * 2
+
+
+async def test_a_purge_is_not_in_the_context_of_the_operation_that_started_it() -> None:
+    async with DelayedOperationPurgatory(purge_interval=0) as purgatory:
+        key = SeeingKey()
+
+        def finish() -> None:
+            for _ in range(3):
+                purgatory.try_complete_else_watch(Flag(), [key]).force_complete()
+
+        as_user("first", finish)
+        SeeingKey.seen.clear()
+        await until(lambda: not purgatory.watched)
+        assert set(SeeingKey.seen) == {"nobody"}
+
+
+async def test_thresholds_are_not_passed_in_the_context_of_the_first_call() -> None:
+    async with ThresholdPurgatory(0) as thresholds:
+        heard: list[str] = []
+        thresholds.purgatory.add_listener(lambda finished: heard.append(USER.get()))
+        as_user("first", lambda: [thresholds.reach(n, None) for n in range(1, 3000)])
+        as_user("second", lambda: thresholds.advance_soon(5000))
+        await until(lambda: not thresholds.num_waiting)
+        assert set(heard) == {"nobody"}
+
+
+async def test_a_call_of_another_thread_is_not_in_its_context() -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        operation = purgatory.try_complete_else_watch(Seeing(), ["key"])
+        operation.seen.clear()
+        operation.ready = True
+        await asyncio.to_thread(as_user, "thread", lambda: purgatory.check_and_complete_threadsafe("key"))
+        await operation
+        assert operation.seen == ["nobody"] * 2
+
+
+def test_deferred_work_on_a_virtual_clock_is_in_an_empty_context_too(
+    purgatory: DelayedOperationPurgatory, clock: VirtualClock
+) -> None:
+    checked, expiring = (
+        as_user("first", lambda: purgatory.try_complete_else_watch(Seeing(1.0), ["key"])) for _ in range(2)
+    )
+    checked.ready = True
+    checked.seen.clear()
+    expiring.seen.clear()
+    as_user("first", lambda: purgatory.check_and_complete_soon("key"))
+    as_user("second", lambda: clock.advance(2.0))
+    assert checked.seen == ["nobody"] * 2
+    assert expiring.seen == ["nobody"] * 4, "one try by the check, one at the deadline, on_complete, on_expiration"
+
+
+async def test_the_first_request_is_not_kept_alive_by_what_later_ones_defer() -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        for _ in range(3000):
+            purgatory.try_complete_else_watch(Flag(), ["hot"])
+
+        async def request() -> "weakref.ref[Session]":
+            session = Session()
+            SESSION.set(session)
+            purgatory.check_and_complete_soon("hot")
+            return weakref.ref(session)
+
+        session = await asyncio.create_task(request())
+        for _ in range(5):  # the pass is under way all the time
+            purgatory.check_and_complete_soon("hot")
+            await asyncio.sleep(0)
+        gc.collect()
+        assert session() is None
+
+
+async def test_a_request_is_not_kept_alive_by_the_deadlines_of_others() -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+
+        async def request() -> "weakref.ref[Session]":
+            session = Session()
+            SESSION.set(session)
+            purgatory.try_complete_else_watch(Flag(60.0), ["key"]).cancel()
+            return weakref.ref(session)
+
+        session = await asyncio.create_task(request())
+        purgatory.try_complete_else_watch(Flag(3600.0), ["key"])
+        await asyncio.sleep(0)
+        gc.collect()
+        assert session() is None
+
+
+def run_in(context: contextvars.Context, name: str) -> None:
+    context.run(USER.set, name)
+
+
+class TestCallsOfATimer:
+    @pytest.mark.parametrize("method", ["call_at", "call_later"])
+    def test_by_default_in_a_copy_of_the_caller_s_context(self, clock: VirtualClock, method: str) -> None:
+        timer = WheelTimer(clock)
+        seen: list[str] = []
+        for name in ("first", "second"):
+            as_user(name, lambda: getattr(timer, method)(1.0, lambda: seen.append(USER.get())))
+        as_user("third", lambda: clock.advance(2.0))
+        assert seen == ["first", "second"]
+
+    @pytest.mark.parametrize("method", ["call_at", "call_later"])
+    def test_in_the_context_given(self, clock: VirtualClock, method: str) -> None:
+        timer = WheelTimer(clock)
+        context = contextvars.copy_context()
+        run_in(context, "given")
+        seen: list[str] = []
+
+        def callback(suffix: str) -> None:
+            seen.append(USER.get())
+            USER.set(USER.get() + suffix)
+
+        as_user("first", lambda: getattr(timer, method)(1.0, callback, " again", context=context))
+        clock.advance(2.0)
+        assert seen == ["given"]
+        assert context[USER] == "given again", "in it, and not in a copy"
+
+    async def test_on_an_event_loop(self) -> None:
+        timer = WheelTimer()
+        context = contextvars.Context()
+        run_in(context, "given")
+        seen: list[str] = []
+        as_user("first", lambda: timer.call_later(0.001, lambda: seen.append(USER.get()), context=context))
+        as_user("second", lambda: timer.call_later(0.001, lambda: seen.append(USER.get())))
+        await until(lambda: len(seen) == 2)
+        assert sorted(seen) == ["given", "second"]
+        timer.close()
+
+
+class TestCallsOfAVirtualClock:
+    def test_by_default_in_a_copy_of_the_caller_s_context(self) -> None:
+        clock = VirtualClock()
+        seen: list[str] = []
+        as_user("first", lambda: clock.call_at(1.0, lambda: seen.append(USER.get())))
+        as_user("second", lambda: clock.advance(2.0))
+        assert seen == ["first"]
+
+    def test_in_the_context_given(self) -> None:
+        clock = VirtualClock()
+        context = contextvars.Context()
+        run_in(context, "given")
+        seen: list[str] = []
+        as_user("first", lambda: clock.call_at(1.0, lambda: seen.append(USER.get()), context=context))
+        clock.advance(2.0)
+        assert seen == ["given"]
+
+
+async def in_a_task(name: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    context = contextvars.copy_context()
+    run_in(context, name)
+    return await asyncio.create_task(coroutine, context=context)
+
+
+async def test_an_awaiting_task_keeps_its_own_context() -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+
+        async def request() -> str:
+            await purgatory.try_complete_else_watch(Seeing(0.001), ["key"])
+            return USER.get()
+
+        assert await asyncio.gather(*(in_a_task(name, request()) for name in ("a", "b"))) == ["a", "b"]

@@ -1,0 +1,62 @@
+"""A number of seconds may be of any real type: a `Decimal` works as a `float` does; anything else is refused first."""
+
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from purgatory import DelayedOperationPurgatory, IdleTracker, ThresholdPurgatory, WheelTimer
+from tests.support.operations import FaultLog, Flag
+
+EXACT: list[Any] = [Decimal("1.5"), Fraction(3, 2), 1.5]
+
+
+@pytest.mark.parametrize("seconds", EXACT, ids=repr)
+def test_a_timeout(purgatory: DelayedOperationPurgatory, clock: FaultLog, seconds: Any) -> None:
+    operation = purgatory.try_complete_else_watch(Flag(seconds), ["key"])
+    clock.advance(1.499)
+    assert not operation.done()
+    clock.advance(0.001)
+    assert operation.expired()
+    assert purgatory.statistics().expired == 1
+
+
+@pytest.mark.parametrize("seconds", EXACT, ids=repr)
+def test_a_reschedule(purgatory: DelayedOperationPurgatory, clock: FaultLog, seconds: Any) -> None:
+    operation = purgatory.try_complete_else_watch(Flag(60.0), ["key"])
+    operation.reschedule(seconds)
+    clock.advance(1.499)
+    assert not operation.done()
+    clock.advance(0.001)
+    assert operation.expired()
+
+
+@pytest.mark.parametrize("seconds", EXACT, ids=repr)
+def test_the_family(purgatory: DelayedOperationPurgatory, clock: FaultLog, seconds: Any) -> None:
+    wait = ThresholdPurgatory(0, purgatory).reach(1, seconds)
+    idle: list[str] = []
+    IdleTracker(seconds, idle.append, clock=clock).touch("key")
+    called: list[float] = []
+    timer = WheelTimer(clock)
+    timer.call_later(seconds, lambda: called.append(clock.time()))
+    clock.advance(1.499)
+    assert (wait.done(), idle, called) == (False, [], [])
+    clock.advance(0.1)
+    assert (wait.expired(), idle, called) == (True, ["key"], [1.5])
+
+
+@pytest.mark.parametrize("seconds", [Decimal("NaN"), Decimal(-1), Decimal("Infinity"), Fraction(-1, 2)], ids=repr)
+def test_one_out_of_range_is_refused(purgatory: DelayedOperationPurgatory, seconds: Any) -> None:
+    with pytest.raises(ValueError, match="timeout"):
+        Flag(seconds)
+    operation = purgatory.try_complete_else_watch(Flag(60.0), ["key"])
+    with pytest.raises(ValueError, match="timeout"):
+        operation.reschedule(seconds)
+    assert len(purgatory.timer) == 1
+
+
+@pytest.mark.parametrize("seconds", ["1.5", b"1", [], 1j, object()], ids=repr)
+def test_one_that_is_no_number_is_refused(seconds: Any) -> None:
+    with pytest.raises(TypeError, match="timeout"):
+        Flag(seconds)
