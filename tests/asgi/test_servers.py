@@ -1,72 +1,18 @@
 """`purgatory.asgi` in Starlette, FastAPI and Quart, on uvicorn and hypercorn: real processes, real signals."""
 
 import asyncio
-import os
-import re
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 
 import httpx
 import pytest
 
-from tests.support.paths import ROOT
+from tests.asgi.processes import serving
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
 # Were it not for what is tested, they would wait for ever.
 UVICORN = ["uvicorn", "--port", "0", "--loop", "asyncio"]
 HYPERCORN = ["hypercorn", "--bind", "127.0.0.1:0", "--workers", "0", "--graceful-timeout", "300"]
-
-
-class Server:
-    """The process, and where it listens."""
-
-    def __init__(self, *command: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", *command], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
-        output = []
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            output.append(line)
-            if found := re.search(r"running on (http://127\.0\.0\.1:\d+)", line, re.IGNORECASE):
-                self.url = found[1]
-                return
-        raise RuntimeError(f"the server did not start: {''.join(output)}")
-
-    def client(self) -> httpx.AsyncClient:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        return httpx.AsyncClient(base_url=self.url, timeout=60, limits=limits)
-
-    async def until_waiting(self, count: int) -> None:
-        """Return when that many operations are pending in all processes together."""
-        seen: dict[int, int] = {}
-        while not seen or sum(seen.values()) != count:
-            async with self.client() as client:
-                # At once, and on connections of their own: so they get to all processes.
-                with suppress(httpx.ConnectError):  # the workers do not listen yet
-                    for answer in await asyncio.gather(*(client.get("/state") for _ in range(10))):
-                        state = answer.json()
-                        seen[state["pid"]] = state["num_delayed"]
-
-    async def end(self) -> str:
-        """What it has written, when it has ended by itself."""
-        _, output = await asyncio.to_thread(self.process.communicate)
-        return output
-
-
-@contextmanager
-def serving(*command: str) -> Iterator[Server]:
-    server = Server(*command)
-    with server.process:
-        try:
-            yield server
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(server.process.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

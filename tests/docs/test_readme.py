@@ -19,7 +19,7 @@ import purgatory
 from purgatory.bench import report
 from purgatory.bench.scenarios import SCENARIOS
 from purgatory.bench.summary import summary
-from tests.asgi.test_servers import serving
+from tests.asgi.processes import serving
 from tests.support.paths import ROOT
 from tests.support.server_process import ServerProcess, running
 
