@@ -1,15 +1,28 @@
-"""The memory of this process, read with the standard library alone."""
+"""How much memory a timer or a purgatory itself takes, apart from the operations and keys that it holds."""
 
-import os
-from pathlib import Path
+import sys
+from collections import deque
+from gc import get_referents
+from typing import Final
 
-STATM = Path("/proc/self/statm")
+from purgatory import DelayedOperationPurgatory, TimingWheel, WheelTimer
+
+_CONTAINERS: Final = (dict, list, tuple, set, frozenset, deque)
 
 
-def resident() -> int:
-    """Bytes of this process that are in memory now; where the system does not tell them, the most there have been."""
-    if STATM.exists():
-        return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def own_bytes(owner: DelayedOperationPurgatory | WheelTimer) -> int:
+    """The bytes of the containers that are reached from `owner` by way of containers and of wheels alone."""
+    found: dict[int, object] = {}
+    further: list[object] = [each for each in get_referents(owner) if not isinstance(each, type)]
+    while further:
+        each = further.pop()
+        if id(each) in found:
+            continue
+        if isinstance(each, _CONTAINERS):
+            found[id(each)] = each
+        elif not isinstance(each, TimingWheel):
+            continue
+        else:
+            found[id(each)] = each
+        further += [referent for referent in get_referents(each) if not isinstance(referent, type)]
+    return sum(map(sys.getsizeof, found.values()))

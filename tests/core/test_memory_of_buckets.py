@@ -1,0 +1,111 @@
+"""The memory of a bucket is bounded by what is in it, whatever has passed through it."""
+
+from collections import deque
+
+import pytest
+
+from purgatory import DelayedOperation, DelayedOperationPurgatory, WheelTimer
+from tests.support.memory import own_bytes
+from tests.support.operations import FaultLog
+
+HOURS = 3 * 3600.0
+PENDING = 30_000
+A_TASK = 200
+"""Bytes that a timer may take for each task that waits in it: an entry of a `dict`, which may be sparsely filled."""
+
+
+class Waiting(DelayedOperation[None]):
+    """As small as an operation gets."""
+
+    __slots__ = ()
+
+    def try_complete(self) -> bool:
+        return False
+
+    def on_complete(self) -> None:
+        pass
+
+
+def watch(purgatory: DelayedOperationPurgatory, count: int, timeout: float = HOURS) -> list[Waiting]:
+    return [purgatory.try_complete_else_watch(Waiting(timeout), (n & 1023,)) for n in range(count)]
+
+
+def test_by_what_passes_through(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+    pending = deque(watch(purgatory, PENDING))
+    sizes = []
+    for n in range(10 * PENDING):
+        pending.append(purgatory.try_complete_else_watch(Waiting(HOURS), (n & 1023,)))
+        pending.popleft().force_complete()
+        if n % 100 == 0:
+            clock.advance(0.001)
+        if n % PENDING == 0:
+            sizes.append(own_bytes(purgatory.timer))
+    assert len(purgatory.timer) == PENDING
+    assert max(sizes) <= A_TASK * PENDING
+
+
+@pytest.mark.parametrize("step", [0.0, 1.0, 500.0])
+def test_by_heartbeats_that_reschedule(purgatory: DelayedOperationPurgatory, clock: FaultLog, step: float) -> None:
+    members = watch(purgatory, PENDING)
+    sizes = []
+    for _ in range(15):
+        clock.advance(step)
+        for member in members:
+            member.reschedule(HOURS)
+        sizes.append(own_bytes(purgatory.timer))
+    assert len(purgatory.timer) == PENDING
+    assert max(sizes) <= A_TASK * PENDING
+
+
+def test_of_a_bucket_that_empties_again(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+    operations = watch(purgatory, 5 * PENDING)
+    most = own_bytes(purgatory.timer)
+    for operation in operations[100:]:
+        operation.cancel()
+    watch(purgatory, 100)
+    clock.advance(1.0)
+    assert len(purgatory.timer) == 200
+    assert own_bytes(purgatory.timer) < most / 3
+
+
+def test_of_buckets_that_are_over(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+    before = own_bytes(purgatory.timer)
+    watch(purgatory, PENDING, 1.0)
+    clock.advance(10.0)
+    assert len(purgatory.timer) == 0
+    assert own_bytes(purgatory.timer) <= before + 10_000
+
+
+def test_a_reschedule_within_its_bucket_moves_nothing(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+    members = watch(purgatory, 100)
+    clock.armed.clear()
+    before = own_bytes(purgatory.timer), purgatory.timer.statistics(), repr(purgatory.timer.wheels)
+    for n in range(1000):
+        for member in members:
+            member.reschedule(HOURS + n / 1000)
+    after = own_bytes(purgatory.timer), purgatory.timer.statistics(), repr(purgatory.timer.wheels)
+    assert before == after
+    assert clock.armed == []
+
+
+def test_what_is_rescheduled_within_its_bucket_runs_at_its_new_time(
+    purgatory: DelayedOperationPurgatory, clock: FaultLog
+) -> None:
+    members = watch(purgatory, 3)
+    members[0].reschedule(HOURS + 1.0)
+    members[2].reschedule(HOURS - 1.0)
+    done: list[list[bool]] = []
+    for _ in range(4):
+        clock.advance_to(HOURS - 1.5 + len(done))
+        done.append([member.done() for member in members])
+    assert done == [[False] * 3, [False, False, True], [False, True, True], [True] * 3]
+
+
+def test_of_the_calls_of_a_timer(clock: FaultLog) -> None:
+    timer = WheelTimer(clock)
+    calls = deque(timer.call_later(HOURS, int) for _ in range(PENDING))
+    for _ in range(10 * PENDING):
+        calls.append(timer.call_later(HOURS, int))
+        calls.popleft().cancel()
+    assert len(timer) == PENDING
+    assert own_bytes(timer) <= A_TASK * PENDING

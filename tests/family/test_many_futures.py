@@ -1,0 +1,143 @@
+"""`DelayedFutures` is linear in the futures it waits for, also when thousands wait for the same one."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Callable
+from contextvars import Context
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from purgatory import DelayedFutures, DelayedOperationPurgatory
+
+MANY = 3000
+
+
+class CountingFuture(asyncio.Future[None]):
+    """Counts its callbacks, and what it costs to remove them: each removal looks at all of them."""
+
+    def __init__(self) -> None:
+        super().__init__(loop=asyncio.get_running_loop())
+        self.callbacks = 0
+        self.compared = 0
+
+    def add_done_callback(self, fn: Callable[[Any], object], /, *, context: Context | None = None) -> None:
+        self.callbacks += 1
+        super().add_done_callback(fn, context=context)
+
+    def remove_done_callback(self, fn: Callable[[Any], object], /) -> int:
+        self.compared += self.callbacks
+        removed = super().remove_done_callback(fn)
+        self.callbacks -= removed
+        return removed
+
+
+async def until_none_waits(purgatory: DelayedOperationPurgatory) -> list[int]:
+    """How many were pending at the end of each iteration, down to none."""
+    pending = [purgatory.num_delayed]
+    async with asyncio.timeout(60):
+        while pending[-1]:
+            await asyncio.sleep(0)
+            pending.append(purgatory.num_delayed)
+    return pending
+
+
+def watch(
+    purgatory: DelayedOperationPurgatory, futures: "list[CountingFuture]", count: int = MANY, timeout: float = 60.0
+) -> list[DelayedFutures[None]]:
+    return [
+        purgatory.try_complete_else_watch(DelayedFutures(futures, timeout), [f"request {n % 100}"])
+        for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize("end", ["deadline", "cancel", "force_complete", "close"])
+async def test_thousands_that_end_before_their_future_cost_a_few_steps_each(end: str) -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        leader = CountingFuture()
+        operations = watch(purgatory, [leader])
+        match end:
+            case "deadline":
+                for operation in operations:
+                    operation.reschedule(0.001)
+            case "cancel":
+                purgatory.cancel_all()
+            case "force_complete":
+                for operation in operations:
+                    operation.force_complete()
+            case _:
+                await purgatory.aclose()
+        await until_none_waits(purgatory)
+        assert leader.compared <= 20 * MANY, f"{leader.compared / MANY:.0f} steps for each of {MANY}"
+        assert not leader.done()
+        leader.cancel()
+
+
+@pytest.mark.parametrize("count", [MANY])
+async def test_thousands_whose_future_is_done_complete_in_slices(count: int) -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        leader = CountingFuture()
+        operations = watch(purgatory, [leader], count)
+        leader.set_result(None)
+        pending = await until_none_waits(purgatory)
+        steps = [before - after for before, after in pairwise(pending)]
+        assert max(steps) <= 1000
+        assert all(operation.result() == ({leader}, set()) for operation in operations)
+
+
+async def test_waits_one_after_the_other_leave_nothing_at_a_future_that_lives_long() -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        leader = CountingFuture()
+        references = []
+        for _ in range(MANY):
+            (operation,) = watch(purgatory, [leader], 1)
+            operation.force_complete()
+            references.append(weakref.ref(operation))
+            del operation
+        await asyncio.sleep(0)
+        gc.collect()
+        assert leader.callbacks <= 10
+        assert [reference() for reference in references] == [None] * MANY
+        leader.cancel()
+
+
+async def test_one_among_many_that_ends_leaves_nothing_either() -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        leader = CountingFuture()
+        operations = watch(purgatory, [leader], 100)
+        references = [weakref.ref(operation) for operation in operations[1:]]
+        for operation in operations[1:]:
+            operation.cancel()
+        del operation, operations[1:]
+        await asyncio.sleep(0)
+        gc.collect()
+        assert [reference() for reference in references] == [None] * 99
+        leader.set_result(None)
+        await asyncio.gather(*operations)
+        assert operations[0].result() == ({leader}, set())
+
+
+async def test_one_that_waits_for_thousands_costs_a_few_steps_for_each() -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        futures = [CountingFuture() for _ in range(MANY)]
+        operation = purgatory.try_complete_else_watch(DelayedFutures(futures, 60.0), ["request"])
+        for future in futures:
+            future.set_result(None)
+        done, late = await operation
+        assert (len(done), len(late)) == (MANY, 0)
+        assert sum(future.compared for future in futures) <= 2 * MANY
+
+
+async def test_waits_for_overlapping_futures_complete_each_for_its_own() -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        futures = [CountingFuture() for _ in range(50)]
+        operations = [
+            purgatory.try_complete_else_watch(DelayedFutures(futures[: n + 1], None), ["request"]) for n in range(50)
+        ]
+        for n, future in enumerate(futures):
+            assert purgatory.num_delayed == 50 - n
+            future.set_result(None)
+            done, late = await operations[n]
+            assert (done, late) == (set(futures[: n + 1]), set())

@@ -1,0 +1,326 @@
+"""Promise 12: registering, completing, purging and waking cost by what they touch, not by what is pending.
+
+Costs are counted, and no time is measured: the lines of Python that run, the bytes that are allocated, the entries that
+are scanned, the tries.
+"""
+
+import sys
+import tracemalloc
+from collections import deque
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from purgatory import DelayedOperation, DelayedOperationPurgatory, IdleTracker, ThresholdPurgatory, WheelTimer
+from tests.support.operations import FaultLog, Flag
+
+IDLE = 20_000
+
+
+def lines(work: Callable[[], object]) -> int:
+    """How many lines of Python `work` runs."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def allocated(work: Callable[[], object]) -> int:
+    """How many bytes more than before are allocated at a time while `work` runs."""
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        work()
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return most - before
+
+
+def idle(purgatory: DelayedOperationPurgatory, count: int) -> None:
+    for n in range(count):
+        purgatory.try_complete_else_watch(Flag(3600.0), [f"idle {n}"])
+
+
+class TestBesideIdleOperations:
+    """A short operation costs the same, however many others wait."""
+
+    @pytest.mark.parametrize("count", [0, 1000, IDLE])
+    def test_operations_that_a_check_completes_start_no_purge(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, count: int
+    ) -> None:
+        idle(purgatory, count)
+        for _ in range(5000):
+            operation = purgatory.try_complete_else_watch(Flag(30.0), ["hot"])
+            operation.ready = True
+            assert purgatory.check_and_complete("hot") == 1
+        clock.advance(0)
+        statistics = purgatory.statistics()
+        assert (statistics.purges, statistics.scanned) == (0, 0), "no dead entry is left behind"
+        assert purgatory.watched == statistics.estimated_total == count
+
+    @pytest.mark.parametrize("count", [0, 1000, IDLE])
+    def test_a_purge_is_paid_by_what_has_finished(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, count: int
+    ) -> None:
+        idle(purgatory, count)
+        finished = 5 * IDLE
+        for n in range(finished):
+            purgatory.try_complete_else_watch(Flag(30.0), [f"key {n % 10}"]).force_complete()
+            if n % 10 == 0:
+                clock.advance(0)
+        statistics = purgatory.statistics()
+        # Of the entries that a purge looks at, at least half are dead, or nearly.
+        assert statistics.scanned <= 2.1 * finished + 2 * count
+        assert statistics.purges <= finished / max(1000, count)
+        assert purgatory.watched - purgatory.num_delayed <= max(1000, count) + 20
+
+    def test_registering_and_completing(self, clock: FaultLog) -> None:
+        def cost(count: int) -> int:
+            purgatory = DelayedOperationPurgatory(clock=clock)
+            idle(purgatory, count)
+
+            def work() -> None:
+                for n in range(100):
+                    operation = purgatory.try_complete_else_watch(Flag(30.0), ["hot", f"key {n}"])
+                    operation.ready = True
+                    purgatory.check_and_complete("hot")
+                clock.advance(0)
+
+            return lines(work)
+
+        assert cost(5000) <= 1.1 * cost(10)
+
+    def test_waking_the_timer(self, clock: FaultLog) -> None:
+        def cost(count: int) -> int:
+            timer = WheelTimer(clock)
+            for n in range(count):
+                timer.call_later(3600.0 + n % 60, int)
+
+            def work() -> None:
+                for n in range(100):
+                    timer.call_later(0.001 * (n % 7), int)
+                clock.advance(0.010)
+
+            return lines(work)
+
+        assert cost(5000) <= 1.1 * cost(10)
+
+    def test_the_family(self, clock: FaultLog) -> None:
+        def cost(count: int) -> int:
+            thresholds = ThresholdPurgatory(0, DelayedOperationPurgatory(clock=clock))
+            tracker: IdleTracker[object] = IdleTracker(60.0, id, clock=clock)
+            for n in range(count):
+                thresholds.reach(1_000_000 + n, None)
+                tracker.touch(n)
+
+            def work() -> None:
+                for n in range(1, 100):
+                    thresholds.reach(n, 30.0)
+                    thresholds.advance(n + 1)
+                    tracker.touch(f"key {n}")
+                    tracker.discard(f"key {n}")
+
+            return lines(work)
+
+        assert cost(5000) <= 1.1 * cost(10)
+
+
+class TestDeadEntries:
+    def test_of_operations_on_many_keys_are_counted_each(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
+    ) -> None:
+        for n in range(100):
+            keys = [f"partition {n}-{k}" for k in range(1000)]
+            purgatory.try_complete_else_watch(Flag(1.0), keys).force_complete()
+            clock.advance(0)
+        clock.advance(100.0)
+        assert purgatory.num_delayed == 0
+        assert purgatory.watched <= 1000
+        assert len(purgatory.watched_keys()) <= 1000
+        assert purgatory.statistics().peak_watched <= 3000
+
+    def test_the_estimate_is_the_entries_that_are_there(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
+    ) -> None:
+        purgatory.try_complete_else_watch(Flag(), ["a", "b", "c"])
+        dead = purgatory.try_complete_else_watch(Flag(), ["a", "b"])
+        assert purgatory.statistics().estimated_total == 5
+        dead.force_complete()
+        assert purgatory.statistics().estimated_total == purgatory.watched == 5
+        purgatory.check_and_complete("a")
+        assert purgatory.statistics().estimated_total == purgatory.watched == 4
+
+    def test_are_purged_when_they_are_more_than_the_living(self, clock: FaultLog) -> None:
+        purgatory = DelayedOperationPurgatory(purge_interval=10, clock=clock)
+        idle(purgatory, 100)
+        for _ in range(100):
+            purgatory.try_complete_else_watch(Flag(), ["key"]).force_complete()
+        clock.advance(0)
+        assert (purgatory.statistics().purges, purgatory.watched) == (0, 200)
+        purgatory.try_complete_else_watch(Flag(), ["key"]).force_complete()
+        clock.advance(0)
+        assert (purgatory.statistics().purges, purgatory.watched) == (1, 100)
+
+
+class Take(DelayedOperation[int]):
+    """Takes an item, if there is one."""
+
+    __slots__ = ("items", "tries")
+
+    def __init__(self, items: deque[int], tries: list[int]) -> None:
+        super().__init__(None)
+        self.items = items
+        self.tries = tries
+
+    def try_complete(self) -> bool:
+        self.tries[0] += 1
+        return bool(self.items) and self.force_complete()
+
+    def on_complete(self) -> int:
+        return self.items.popleft() if self.items else -1
+
+
+class Takers:
+    """Many that wait for items of one queue."""
+
+    def __init__(self, clock: FaultLog, count: int) -> None:
+        self.purgatory = DelayedOperationPurgatory(clock=clock)
+        self.clock = clock
+        self.items: deque[int] = deque()
+        self.tries = [0]
+        self.takers = [
+            self.purgatory.try_complete_else_watch(Take(self.items, self.tries), ("q",)) for _ in range(count)
+        ]
+        self.tries[0] = 0
+
+    def put(self, count: int) -> None:
+        for n in range(count):
+            self.items.append(n)
+            if self.purgatory.check_and_complete("q", limit=1) != 1:
+                raise AssertionError("nobody took it")
+
+    def put_soon(self, count: int) -> None:
+        for n in range(count):
+            self.items.append(n)
+            self.purgatory.check_and_complete_soon("q", limit=1)
+            self.clock.advance(0)
+            if self.items:
+                raise AssertionError("nobody took it")
+
+    @property
+    def served(self) -> list[int]:
+        return [n for n, taker in enumerate(self.takers) if taker.done()]
+
+
+PUT = [Takers.put, Takers.put_soon]
+
+
+@pytest.mark.parametrize("put", PUT)
+class TestOneItemForOneOfManyTakers:
+    def test_takes_one_try(self, clock: FaultLog, put: Callable[[Takers, int], None]) -> None:
+        takers = Takers(clock, IDLE)
+        put(takers, 500)
+        assert takers.tries == [500]
+        assert takers.served == list(range(500)), "first come, first served"
+        assert takers.purgatory.num_delayed == IDLE - 500
+
+    def test_copies_no_list(self, clock: FaultLog, put: Callable[[Takers, int], None]) -> None:
+        takers = Takers(clock, IDLE)
+        put(takers, 2)
+        assert allocated(lambda: put(takers, 20)) < 8 * IDLE / 4, "a list of all would be 8 bytes for each"
+
+    def test_runs_as_many_lines_for_many_as_for_few(self, clock: FaultLog, put: Callable[[Takers, int], None]) -> None:
+        few, many = Takers(clock, 200), Takers(clock, IDLE)
+        for takers in (few, many):
+            put(takers, 2)
+        assert lines(lambda: put(many, 100)) <= 1.1 * lines(lambda: put(few, 100))
+
+    def test_leaves_no_dead_entries_in_the_way(self, clock: FaultLog, put: Callable[[Takers, int], None]) -> None:
+        takers = Takers(clock, 5000)
+        costs = [lines(lambda: put(takers, 490)) for _ in range(10)]
+        assert max(costs) <= 1.3 * min(costs), "the last ones cost what the first ones did"
+        assert takers.tries == [4900]
+        clock.advance(0)
+        assert takers.purgatory.watched - takers.purgatory.num_delayed <= 1000
+
+    def test_those_cancelled_meanwhile_are_skipped(self, clock: FaultLog, put: Callable[[Takers, int], None]) -> None:
+        takers = Takers(clock, 2000)
+        for taker in takers.takers[::2]:
+            taker.cancel()
+        put(takers, 1000)
+        assert takers.tries == [1000]
+        assert takers.purgatory.num_delayed == 0
+
+
+class TestALimit:
+    @pytest.mark.parametrize("limit", [1, 2, 5, 100, None])
+    @pytest.mark.parametrize("soon", [False, True])
+    def test_at_most_so_many_complete_first_come_first_served(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, limit: int | None, soon: bool
+    ) -> None:
+        flags = [purgatory.try_complete_else_watch(Flag(), ["key"]) for _ in range(10)]
+        for n, flag in enumerate(flags):
+            flag.ready = n % 2 == 1
+        expected = [n for n in range(10) if n % 2 == 1][:limit]
+        if soon:
+            purgatory.check_and_complete_soon("key", limit=limit)
+            clock.advance(0)
+        else:
+            assert purgatory.check_and_complete("key", limit=limit) == len(expected)
+        assert [n for n, flag in enumerate(flags) if flag.done()] == expected
+        assert purgatory.num_delayed == 10 - len(expected)
+
+    @pytest.mark.parametrize("later", [1, 2, None])
+    def test_limits_asked_for_in_one_iteration_add_up(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, later: int | None
+    ) -> None:
+        flags = [purgatory.try_complete_else_watch(Flag(), ["key"]) for _ in range(10)]
+        for flag in flags:
+            flag.ready = True
+        purgatory.check_and_complete_soon("key", limit=1)
+        purgatory.check_and_complete_soon("key", limit=later)
+        clock.advance(0)
+        assert sum(flag.done() for flag in flags) == (10 if later is None else 1 + later)
+
+    @pytest.mark.parametrize(
+        ("limit", "error"), [(0, ValueError), (-1, ValueError), (1.0, TypeError), ("1", TypeError)]
+    )
+    def test_a_wrong_one_is_refused(
+        self, purgatory: DelayedOperationPurgatory, limit: Any, error: type[Exception]
+    ) -> None:
+        flag = purgatory.try_complete_else_watch(Flag(), ["key"])
+        flag.ready = True
+        for check in (purgatory.check_and_complete, purgatory.check_and_complete_soon):
+            for key in ("key", "another"):
+                with pytest.raises(error, match="limit"):
+                    check(key, limit=limit)
+        assert not flag.done()
+
+    def test_one_that_fails_does_not_count(self, purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+        class Broken(Flag):
+            def try_complete(self) -> bool:
+                if self.ready:
+                    raise LookupError
+                return False
+
+        broken = purgatory.try_complete_else_watch(Broken(), ["key"])
+        flags = [purgatory.try_complete_else_watch(Flag(), ["key"]) for _ in range(3)]
+        for flag in (broken, *flags):
+            flag.ready = True
+        assert purgatory.check_and_complete("key", limit=1) == 1
+        assert [flag.done() for flag in flags] == [True, False, False]
+        assert isinstance(broken.exception(), LookupError)
