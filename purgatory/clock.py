@@ -1,25 +1,28 @@
-"""Clocks: what the timer needs to know about time, and one that moves only when told.
+"""Clocks: the time as the timer needs it, and a clock that moves only when told.
 
 An asyncio event loop *is* a `Clock`, so the same code runs live and simulated. All times are seconds as `float`,
 counted from an origin that is the clock's own business (monotonic time on a loop, 0.0 on a `VirtualClock`).
 """
 
 import logging
-import math
 from collections.abc import Callable
+from contextvars import Context, copy_context
 from heapq import heapify, heappop, heappush
-from inspect import iscoroutinefunction
-from typing import Any, Protocol, TypeVarTuple, Unpack
+from typing import Any, Final, NoReturn, Protocol, TypeVarTuple, Unpack
 
-__all__ = ["Clock", "Handle", "VirtualClock"]
+from purgatory._checks import refuse_copy, seconds
+
+__all__ = ["Clock", "Handle", "VirtualClock", "report"]
 
 Ts = TypeVarTuple("Ts")
 
 _log = logging.getLogger("purgatory")
 
+_ALL: Final = slice(None)
+
 
 class Handle(Protocol):
-    """What `Clock.call_at` returns."""
+    """The handle that `Clock.call_at` returns."""
 
     def cancel(self) -> object:
         """Forget the callback. Harmless when it has run or has been cancelled before."""
@@ -28,8 +31,8 @@ class Handle(Protocol):
 class Clock(Protocol):
     """Tells the time and calls back at a time. `asyncio.AbstractEventLoop` has both methods.
 
-    A wake-up is a hint: a clock may call back somewhat early or late (uvloop rounds to whole milliseconds), so who
-    is called looks at `time()`. A callback never runs inside the `call_at` that asks for it.
+    A wake-up is a hint: a clock may call back somewhat early or late (uvloop rounds to whole milliseconds), so each
+    callback looks at `time()`. A callback never runs inside the `call_at` that asks for it.
     """
 
     def time(self) -> float:
@@ -39,16 +42,8 @@ class Clock(Protocol):
         """Call `callback(*args)` at about `when`, as soon as possible if that has passed."""
 
 
-def check_callback(name: str, callback: Callable[..., object]) -> None:
-    """Raise `TypeError` unless `callback` can be called, and does its work when it is."""
-    if not callable(callback):
-        raise TypeError(f"{name} is called, which {callback!r} cannot be")
-    if iscoroutinefunction(callback):
-        raise TypeError(f"{name} must not be async: it is called, and not awaited, and {callback!r} would do nothing")
-
-
 def report(clock: Clock | None, message: str, exception: BaseException, **context: Any) -> None:
-    """Hand an exception that nobody can catch to the clock's exception handler (a loop has one), else to the log."""
+    """Hand an exception that has no caller to the clock's exception handler (a loop has one), else to the log."""
     handler = getattr(clock, "call_exception_handler", None)
     if handler is None:
         _log.error(message, exc_info=exception)
@@ -57,17 +52,21 @@ def report(clock: Clock | None, message: str, exception: BaseException, **contex
 
 
 class _VirtualHandle:
-    __slots__ = ("args", "callback", "clock")
+    __slots__ = ("__weakref__", "args", "callback", "clock", "context")
 
-    def __init__(self, clock: "VirtualClock", callback: Callable[..., object], args: tuple[Any, ...]) -> None:
+    def __init__(
+        self, clock: "VirtualClock", callback: Callable[..., object], args: tuple[Any, ...], context: Context
+    ) -> None:
         self.clock = clock
         self.callback: Callable[..., object] | None = callback
         self.args = args
+        self.context: Context | None = context
 
     def cancel(self) -> None:
         if self.callback is not None:
             self.callback = None
             self.args = ()
+            self.context = None
             self.clock._forget()
 
 
@@ -78,36 +77,44 @@ class VirtualClock:
     equals), each at its own time. One asked for at a time that has passed runs at the next move, `advance(0)` included.
     """
 
-    __slots__ = ("_advancing", "_cancelled", "_heap", "_now", "_sequence")
+    __slots__ = ("__weakref__", "_advancing", "_cancelled", "_changes", "_heap", "_now")
 
     def __init__(self, start: float = 0.0) -> None:
-        """Start at `start` seconds. Raises `ValueError` unless it is finite."""
-        if not math.isfinite(start):
-            raise ValueError(f"start must be a finite number of seconds, not {start!r}")
-        self._now = float(start)
+        """Start at `start` seconds. Raises `ValueError` unless it is finite, `TypeError` if it is not a number."""
+        self._now = seconds("start", start, "")
         self._heap: list[tuple[float, int, _VirtualHandle]] = []
-        self._sequence = 0
+        self._changes = 0
+        """Changes of the heap so far: the order of its entries, and a sign that it is not as it was."""
         self._cancelled = 0
+        """Entries of the heap that have been cancelled."""
         self._advancing = False
 
     def __repr__(self) -> str:
         return f"<VirtualClock time={self._now!r} scheduled={len(self._heap) - self._cancelled}>"
 
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        refuse_copy(self)
+
     def time(self) -> float:
         """Now, in seconds."""
         return self._now
 
-    def call_at(self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts) -> Handle:
-        """Call `callback(*args)` when the time reaches `when`. Raises `ValueError` if `when` is NaN."""
-        if math.isnan(when):
+    def call_at(
+        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> Handle:
+        """Call `callback(*args)` when the time reaches `when`, in `context`, or else in a copy of the present one.
+
+        Raises `ValueError` if `when` is NaN.
+        """
+        if when != when:
             raise ValueError("when must be a number of seconds, not NaN")
-        handle = _VirtualHandle(self, callback, args)
-        heappush(self._heap, (when, self._sequence, handle))
-        self._sequence += 1
+        handle = _VirtualHandle(self, callback, args, copy_context() if context is None else context)
+        self._changes = changes = self._changes + 1
+        heappush(self._heap, (when, changes, handle))
         return handle
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Take an exception that nobody caught, as an event loop does: it goes to the log. Override to see it."""
+        """Take an exception that has no caller, as an event loop does: it goes to the log. Override to see it."""
         _log.error(context["message"], exc_info=context["exception"])
 
     def advance(self, seconds: float) -> None:
@@ -115,13 +122,12 @@ class VirtualClock:
         self.advance_to(self._now + seconds)
 
     def advance_to(self, when: float) -> None:
-        """Move the time to `when`, running what is due on the way.
+        """Move the time to `when`, running on the way everything that is due.
 
-        What a callback raises comes out here, with the time at that callback; the rest stays scheduled. Raises
+        An exception of a callback comes out here, with the time at that callback; the rest stays scheduled. Raises
         `ValueError` if `when` is not finite or lies in the past, `RuntimeError` if called from one of its callbacks.
         """
-        if not math.isfinite(when):
-            raise ValueError(f"time moves to a finite number of seconds, not {when!r}")
+        when = seconds("the time to move to", when, "")
         if when < self._now:
             raise ValueError(f"time does not move backwards, from {self._now!r} to {when!r}")
         if self._advancing:
@@ -130,27 +136,35 @@ class VirtualClock:
         try:
             heap = self._heap
             while heap and heap[0][0] <= when:
-                at, _, handle = heappop(heap)
-                callback = handle.callback
+                at, _, handle = heap[0]
+                callback, args, context = handle.callback, handle.args, handle.context
+                # Taken before it leaves the heap: a cancel from here on finds nothing to count.
+                handle.callback = handle.context = None
+                handle.args = ()
                 if callback is None:
                     self._cancelled -= 1
+                self._changes += 1
+                heappop(heap)
+                if callback is None or context is None:
                     continue
-                args = handle.args
-                handle.callback = None
-                handle.args = ()
                 if at > self._now:
                     self._now = at
-                callback(*args)
-                # A traceback that somebody keeps would keep this frame, and with it these.
-                del handle, callback, args
+                context.run(callback, *args)
+                # A traceback that is kept would keep this frame, and with it these.
+                del handle, callback, args, context
             self._now = when
         finally:
             self._advancing = False
 
     def _forget(self) -> None:
+        """Count an entry that was cancelled, and drop these entries when they are most of the heap."""
         self._cancelled += 1
         if self._cancelled > 64 and self._cancelled * 2 > len(self._heap):
-            # In place: `advance_to` may be walking this very list.
-            self._heap[:] = [entry for entry in self._heap if entry[2].callback is not None]
-            heapify(self._heap)
-            self._cancelled = 0
+            changes, cancelled = self._changes, self._cancelled
+            alive = [entry for entry in self._heap if entry[2].callback is not None]
+            heapify(alive)
+            # Unless a finalizer has changed the heap meanwhile: then the next cancel tries again.
+            if changes == self._changes and cancelled == self._cancelled:
+                self._changes += 1
+                self._heap[_ALL] = alive  # in place: `advance_to` may be looking at this very list
+                self._cancelled = 0

@@ -1,14 +1,14 @@
 """The errors of the purgatory.
 
-Wrong values raise `ValueError` and wrong types `TypeError`, as everywhere in Python; what depends on the state
-of a purgatory or an operation raises one of these.
+Wrong values raise `ValueError` and wrong types `TypeError`, as everywhere in Python; a wrong state of a purgatory or an
+operation raises one of these.
 """
 
 __all__ = ["OperationCancelled", "PurgatoryClosed", "PurgatoryError", "PurgatoryFull"]
 
 
 class PurgatoryError(RuntimeError):
-    """Base of all errors of this package, and what misuse raises: an operation used twice, the wrong event loop."""
+    """Base of all errors of this package. Misuse raises it: an operation used twice, the wrong event loop."""
 
 
 class PurgatoryClosed(PurgatoryError):
@@ -16,11 +16,11 @@ class PurgatoryClosed(PurgatoryError):
 
 
 class PurgatoryFull(PurgatoryError):
-    """`max_pending` operations are waiting already; the refused one was not registered and may be tried again."""
+    """`max_pending` operations are pending already; the refused one was not registered and may be tried again."""
 
 
 class OperationCancelled(PurgatoryError):
-    """The operation was cancelled by somebody else than the task awaiting it.
+    """The operation was cancelled by another party than the task that awaits it.
 
     An ordinary exception on purpose: `asyncio.CancelledError` is only ever the awaiting task's own.
     """

@@ -1,11 +1,17 @@
-"""Waiting for futures, until a deadline."""
+"""Waiting for futures, until a deadline.
+
+However many operations wait for a future, it has one callback for all of them: asyncio keeps the callbacks of a future
+in a list, out of which taking one costs by all. When the future is done, the operations are told in slices.
+"""
 
 import asyncio
 from asyncio import _get_running_loop
 from collections.abc import Callable, Iterable
-from typing import TypeAlias, TypeVar
+from contextvars import Context
+from typing import Any, Final, TypeAlias, TypeVar
 
-from purgatory.clock import check_callback
+from purgatory._checks import check_callback
+from purgatory._slices import Slice, call_next
 from purgatory.operation import DelayedOperation
 
 __all__ = ["DelayedFutures"]
@@ -13,6 +19,47 @@ __all__ = ["DelayedFutures"]
 T = TypeVar("T")
 
 Futures: TypeAlias = set[asyncio.Future[T]]
+
+
+class _Awaited:
+    """A future, and the operations that wait for it."""
+
+    __slots__ = ("_left", "future", "operations")
+
+    def __init__(self, future: "asyncio.Future[Any]") -> None:
+        self.future = future
+        self.operations: dict[int, DelayedFutures[Any]] = {}
+        """By `id`, in the order in which they came."""
+        self._left: list[int] = []
+        """Those that are still to be told that the future is done, the next one last."""
+
+    def done(self, future: "asyncio.Future[Any]") -> None:
+        """The future is done. Called by its loop."""
+        _awaited.pop(id(future), None)
+        self._left = list(self.operations)
+        self._left.reverse()
+        self._tell()
+
+    def _tell(self) -> None:
+        part = Slice(bounded=True)
+        leaving: BaseException | None = None
+        while self._left:
+            operation = self.operations.pop(self._left.pop(), None)
+            if operation is not None:
+                try:
+                    operation._note(self.future)
+                except (SystemExit, KeyboardInterrupt) as exception:
+                    leaving = leaving or exception
+                del operation
+            if part.is_over() and self._left:
+                call_next(self.future.get_loop(), self._tell)
+                break
+        if leaving is not None:
+            raise leaving
+
+
+_awaited: Final[dict[int, _Awaited]] = {}
+"""The futures for which operations wait, by `id`."""
 
 
 class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
@@ -24,7 +71,7 @@ class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
     not checked: it completes by itself; a key is what it can be cancelled for. (Kafka's `DelayedFuture`.)
     """
 
-    __slots__ = ("_awaited", "_callback", "_cancel_late", "_futures")
+    __slots__ = ("__weakref__", "_awaits", "_callback", "_cancel_late", "_futures")
 
     def __init__(
         self,
@@ -36,7 +83,7 @@ class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
     ) -> None:
         """Wait for `futures` for `timeout` seconds; `None` is for ever.
 
-        `callback(done, late)` is called once when the operation completes; what it raises makes the operation fail.
+        `callback(done, late)` is called once when the operation completes; an exception of it makes the operation fail.
         With `cancel_late`, futures that are not done when the wait ends are cancelled, also if it ends because the
         operation is cancelled; else they are left alone. Raises `TypeError` or `ValueError` as `DelayedOperation`, and
         `TypeError` if one of `futures` is no future of asyncio's, `ValueError` if they belong to another event loop.
@@ -58,15 +105,15 @@ class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
             raise ValueError("the futures belong to another event loop than the running one")
         self._callback = callback
         self._cancel_late = cancel_late
-        self._awaited: Futures[T] | None = None
-        """Those that call when they are done, once they have been asked to."""
+        self._awaits: dict[int, _Awaited] | None = None
+        """The futures that are not done, by `id`, once they are being waited for."""
 
     def try_complete(self) -> bool:
         if all(future.done() for future in self._futures):
             return self.force_complete()
         # The first try only looks: the purgatory may refuse the operation yet.
-        if self._entry is not None and self._awaited is None:
-            self._ask()
+        if self._purgatory_entry is not None and self._awaits is None:
+            self._wait()
         return False
 
     def on_complete(self) -> tuple[Futures[T], Futures[T]]:
@@ -85,25 +132,38 @@ class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
         self._let_go()
         return True
 
-    def _ask(self) -> None:
-        self._awaited = {future for future in self._futures if not future.done()}
-        for future in self._awaited:
-            future.add_done_callback(self._note)
+    def _wait(self) -> None:
+        """Ask each future to tell when it is done."""
+        self._awaits = awaits = {}
+        for future in [future for future in self._futures if not future.done()]:
+            fresh = _Awaited(future)
+            awaited = awaits[id(future)] = _awaited.setdefault(id(future), fresh)
+            awaited.operations[id(self)] = self
+            if awaited is fresh:
+                future.add_done_callback(awaited.done, context=Context())
+        if self.done():  # finished meanwhile, by a finalizer for one
+            self._awaits = awaits
+            self._let_go()
 
-    def _note(self, future: asyncio.Future[T]) -> None:
-        if self._awaited is None:
-            return  # it has ended in the same turn, after the future had asked the loop to call
-        self._awaited.discard(future)
-        if not self._awaited:
-            self.force_complete()
+    def _note(self, future: "asyncio.Future[Any]") -> None:
+        """`future` is done."""
+        awaits = self._awaits
+        if awaits is not None:
+            awaits.pop(id(future), None)
+            if not awaits:
+                self.force_complete()
 
     def _let_go(self) -> None:
         """Nothing of the futures' holds the operation any more, nor the other way round."""
-        for future in self._awaited or ():
-            future.remove_done_callback(self._note)
+        awaits, self._awaits = self._awaits, None
+        for awaited in list((awaits or {}).values()):
+            awaited.operations.pop(id(self), None)
+            future = awaited.future
+            if not awaited.operations and not future.done() and _awaited.get(id(future)) is awaited:
+                del _awaited[id(future)]
+                future.remove_done_callback(awaited.done)
         if self._cancel_late:
             for future in self._futures:
                 future.cancel()
         self._futures = set()
-        self._awaited = None
         self._callback = None

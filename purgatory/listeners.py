@@ -1,7 +1,7 @@
-"""Listeners: who is told of every operation that has finished, to count it, to write it down, to see what is slow.
+"""Listeners: called for every operation that has finished, to count it, to write it down, to see what is slow.
 
-When an operation arrives, its time and its keys are noted here, beside the operation, which has no room for them: so
-where nobody listens, operations are no larger and completing them takes no longer.
+When an operation arrives, its time, its timeout and its keys are noted here, beside the operation, which has no room
+for them: without listeners, operations are no larger and completing them takes no longer.
 """
 
 from collections import deque
@@ -12,19 +12,19 @@ from purgatory.clock import Clock, report
 
 __all__ = ["FinishedOperation", "Listener", "Listeners", "Outcome"]
 
-Outcome: TypeAlias = Literal["completed_at_once", "satisfied", "expired", "cancelled", "failed"]
+Outcome: TypeAlias = Literal["completed_at_once", "satisfied", "expired", "closed", "cancelled", "failed"]
 """How an operation has finished, by the names of the counts in `PurgatoryStatistics`."""
 
 
 class FinishedOperation(NamedTuple):
-    """What a listener is told of an operation. It does not hold the operation, so it may be kept."""
+    """The record of one operation for a listener. It does not hold the operation, so it may be kept."""
 
     purgatory: str
     """The purgatory's name."""
     operation: str
     """The name of the operation's type."""
     keys: tuple[Hashable, ...]
-    """What it was watched on, without repetitions."""
+    """The keys that it was watched on, without repetitions."""
     arrived: float
     """When it was handed to the purgatory, by the purgatory's clock."""
     timeout: float | None
@@ -40,47 +40,72 @@ Listener: TypeAlias = Callable[[FinishedOperation], object]
 
 
 class _Timed(Protocol):
-    """What is looked at of an operation."""
+    """An operation, as far as it is looked at here."""
 
-    _deadline: float
-    _timeout: float | None
+    _timer_deadline: float
+
+
+class _Arrival:
+    """An operation that a listener will be told of."""
+
+    __slots__ = ("arrived", "keys", "timeout")
+
+    def __init__(self, arrived: float, keys: tuple[Hashable, ...], timeout: float | None) -> None:
+        self.arrived = arrived
+        self.keys = keys
+        self.timeout = timeout
 
 
 class Listeners:
-    """Those of one purgatory, and the arrivals of the operations that they will be told of."""
+    """The listeners of one purgatory, and the arrivals of the operations that they will be told of."""
 
-    __slots__ = ("_arrivals", "_clock", "_listeners", "_name", "_telling", "_waiting")
+    __slots__ = ("_arrivals", "_clock", "_name", "_telling", "_waiting", "all")
 
     def __init__(self, name: str, clock: Clock) -> None:
         self._name = name
         self._clock = clock
-        self._listeners: tuple[Listener, ...] = ()
-        self._arrivals: dict[int, tuple[float, tuple[Hashable, ...]]] = {}
+        self.all: tuple[Listener, ...] = ()
+        self._arrivals: dict[int, _Arrival] = {}
         self._telling = False
         self._waiting: deque[FinishedOperation] = deque()
-        """What has finished while the listeners are being told of something else, by one of them perhaps."""
-
-    def __len__(self) -> int:
-        return len(self._listeners)
+        """Records of operations that finished while the listeners were being told of another one."""
 
     def __contains__(self, listener: Listener) -> bool:
-        return listener in self._listeners
+        return listener in self.all
 
     def add(self, listener: Listener) -> None:
         """Tell `listener` too."""
-        self._listeners = (*self._listeners, listener)
+        while True:
+            listeners = self.all
+            more = (*listeners, listener)
+            # No call from here.
+            if self.all is listeners:
+                self.all = more
+                return
 
     def remove(self, listener: Listener) -> None:
         """Tell `listener` no more. It is one of them."""
-        remaining = list(self._listeners)
-        remaining.remove(listener)
-        self._listeners = tuple(remaining)
+        while True:
+            listeners = self.all
+            remaining = list(listeners)
+            remaining.remove(listener)
+            fewer = tuple(remaining)
+            # No call from here.
+            if self.all is listeners:
+                self.all = fewer
+                return
 
-    def arrive(self, operation: object, keys: tuple[Hashable, ...], now: float) -> None:
+    def arrive(self, operation: object, keys: tuple[Hashable, ...], now: float, timeout: float | None) -> None:
         """An operation is handed to the purgatory."""
-        self._arrivals[id(operation)] = (now, keys)
+        self._arrivals[id(operation)] = _Arrival(now, keys, timeout)
 
-    def turn_away(self, operation: object) -> None:
+    def reschedule(self, operation: object, timeout: float | None) -> None:
+        """Its deadline has been moved to `timeout` seconds from now."""
+        arrival = self._arrivals.get(id(operation))
+        if arrival is not None:
+            arrival.timeout = timeout
+
+    def reject(self, operation: object) -> None:
         """It was not let in after all."""
         self._arrivals.pop(id(operation), None)
 
@@ -88,38 +113,38 @@ class Listeners:
         """It has its outcome: tell the listeners, of one operation after the other."""
         arrival = self._arrivals.pop(id(operation), None)
         if arrival is None:
-            return  # it came before anybody listened
-        arrived, keys = arrival
+            return  # handed over before the first listener was added
+        arrived = arrival.arrived
         waited = 0.0 if outcome == "completed_at_once" else now - arrived
-        late = now - operation._deadline if outcome == "expired" else None
+        late = now - operation._timer_deadline if outcome == "expired" else None
+        name = type(operation).__qualname__
         # As FinishedOperation(...), in half the time.
         finished = tuple.__new__(
-            FinishedOperation,
-            (self._name, type(operation).__qualname__, keys, arrived, operation._timeout, waited, outcome, late),
+            FinishedOperation, (self._name, name, arrival.keys, arrived, arrival.timeout, waited, outcome, late)
         )
-        if self._telling:
-            # Not from in here: a listener that finishes others would be told of them ever deeper inside itself.
-            self._waiting.append(finished)
-            return
-        self._telling = True
-        try:
-            self._tell(finished)
-        finally:
-            self._telling = False
+        self._waiting.append(finished)
+        # Not from inside another call: a listener that finishes others would be called ever deeper inside itself.
+        if not self._telling:
+            self._telling = True
+            self._tell()
 
-    def _tell(self, finished: FinishedOperation) -> None:
-        """What listeners raise goes to the clock's exception handler, or, if they ask to exit, comes out at the end."""
+    def _tell(self) -> None:
+        """Report what listeners raise to the clock's exception handler; a request to exit is raised at the end."""
         leaving: BaseException | None = None
         while True:
-            for listener in self._listeners:
-                try:
-                    listener(finished)
-                except (SystemExit, KeyboardInterrupt) as exception:
-                    leaving = exception
-                except BaseException as exception:
-                    report(self._clock, f"a listener of the purgatory {self._name!r} failed", exception)
+            while self._waiting:
+                finished = self._waiting.popleft()
+                for listener in self.all:
+                    try:
+                        listener(finished)
+                    except (SystemExit, KeyboardInterrupt) as exception:
+                        leaving = leaving or exception
+                    except BaseException as exception:
+                        report(self._clock, f"a listener of the purgatory {self._name!r} raised", exception)
+            # No call from here: a record that is appended from now on is told of by its own call.
+            self._telling = False
             if not self._waiting:
                 break
-            finished = self._waiting.popleft()
+            self._telling = True
         if leaving is not None:
             raise leaving

@@ -1,84 +1,120 @@
-"""Delayed operations: what waits in a purgatory for its condition or its deadline."""
+"""Delayed operations: pending in a purgatory until their condition or their deadline completes them.
+
+This table is the whole life of an operation. `_purgatory_claim` makes each step out of PENDING, as a compare-and-set:
+of all calls that try, in any order and from inside each other, one wins. The winner runs `on_complete`
+(`_purgatory_run`); `_purgatory_fail` makes the step to FAILED, and `_purgatory_settle` the other last ones.
+
+    from         to           made by                                                  outcome
+    PENDING      COMPLETING   force_complete; an exception of try_complete             satisfied, completed_at_once
+    PENDING      CLOSING      complete_all, close and aclose of the purgatory          closed
+    PENDING      EXPIRING     the timer, where a last try does not complete it         expired
+    PENDING      CANCELLED    cancel; the last awaiting task that leaves               cancelled
+    COMPLETING   COMPLETED    on_complete has returned                                 as before
+    CLOSING      CLOSED       on_complete has returned                                 as before
+    EXPIRING     EXPIRED      on_complete has returned, and on_expiration was called   as before
+    these three  FAILED       an exception of on_complete or try_complete              failed
+
+Names of the internals begin with `_purgatory_`, or `_timer_` for the timer's: all other names are a subclass's own.
+"""
 
 import asyncio
-import enum
 import math
-import sys
-from abc import abstractmethod
+from abc import ABC, abstractmethod
+from asyncio import _get_running_loop
 from collections.abc import Generator
 from contextlib import suppress
-from functools import partial
-from inspect import iscoroutinefunction
-from traceback import walk_stack, walk_tb
-from types import TracebackType
-from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
+from types import FrameType
+from typing import Any, Final, Generic, NoReturn, TypeVar, cast
 
+from purgatory._affinity import running_loop
+from purgatory._checks import is_async, refuse_copy, seconds
+from purgatory._owner import NESTING, Owned, Owner
+from purgatory._slices import call_next
 from purgatory.clock import Clock, report
 from purgatory.errors import OperationCancelled, PurgatoryError
 from purgatory.listeners import Outcome
-from purgatory.timer import TimerTask
-from purgatory.watchers import WatcherLists
+from purgatory.timer.task import TimerEntry
+from purgatory.watchers import Entry
 
 __all__ = ["PENDING", "DelayedOperation"]
 
 T = TypeVar("T")
 
-Home: TypeAlias = "WatcherLists[DelayedOperation[Any]]"
+
+class _State:
+    """A state of the table. Not an `enum.Enum`, whose members take a call to be hashed."""
+
+    __slots__ = ("after", "name", "outcome")
+
+    def __init__(self, name: str, outcome: Outcome | None = None, after: "_State | None" = None) -> None:
+        self.name = name
+        self.outcome = outcome
+        """The outcome, if it is the same for all operations in this state."""
+        self.after = after
+        """The state that follows when `on_complete` has returned, while that runs."""
 
 
-NESTING: Final = 16
-"""How deep completions go on inside each other. Those further in are made by the outermost, one after the other."""
+PENDING: Final = _State("pending")
+_COMPLETED: Final = _State("completed")
+_CLOSED: Final = _State("closed", "closed")
+_EXPIRED: Final = _State("expired", "expired")
+_CANCELLED: Final = _State("cancelled", "cancelled")
+_FAILED: Final = _State("failed", "failed")
+_COMPLETING: Final = _State("completing", None, _COMPLETED)
+_CLOSING: Final = _State("closing", "closed", _CLOSED)
+_EXPIRING: Final = _State("expiring", "expired", _EXPIRED)
 
-
-class _State(enum.Enum):
-    PENDING = "pending"
-    COMPLETING = "completing"
-    EXPIRING = "expiring"
-    COMPLETED = "completed"
-    EXPIRED = "expired"
-    CANCELLED = "cancelled"
-    UNSEEN = "failed, unseen"
-    """Failed, and nobody has asked for the exception yet."""
-    FAILED = "failed"
-
-
-# Names of the module are looked up in half the time of an enum's members.
-PENDING: Final = _State.PENDING
-_COMPLETING: Final = _State.COMPLETING
-_EXPIRING: Final = _State.EXPIRING
-_COMPLETED: Final = _State.COMPLETED
-_EXPIRED: Final = _State.EXPIRED
-_CANCELLED: Final = _State.CANCELLED
-_UNSEEN: Final = _State.UNSEEN
-_FAILED: Final = _State.FAILED
 _NEVER: Final = math.inf
-_MOST: Final = sys.float_info.max
-"""An `int` that is more cannot be made a `float`, though it is less than infinity."""
 
 
-class DelayedOperation(TimerTask, Generic[T]):
+class _Failure:
+    """The exception that made an operation fail, until it is retrieved or collected."""
+
+    __slots__ = ("clock", "exception", "operation", "retrieved")
+
+    def __init__(self, exception: BaseException, operation: str, clock: Clock | None) -> None:
+        self.exception = exception
+        self.operation = operation
+        self.clock = clock
+        self.retrieved = isinstance(exception, (SystemExit, KeyboardInterrupt))  # these are raised at once
+
+    def __del__(self) -> None:
+        if not self.retrieved:
+            message = f"{self.operation} failed, and its exception was never retrieved"
+            report(self.clock, message, self.exception)
+
+
+class DelayedOperation(TimerEntry, ABC, Generic[T]):
     """Something that completes when its condition holds or when its deadline comes, exactly once, whichever is first.
 
-    A subclass says what the condition is (`try_complete`) and what completion yields (`on_complete`), in plain methods:
-    defining them `async` raises `TypeError`. Hand it to `DelayedOperationPurgatory.try_complete_else_watch`, then
-    `await` it, or do not. It serves once.
+    A subclass defines the condition (`try_complete`) and the result (`on_complete`) in plain methods: defining them
+    `async` raises `TypeError`. Hand it to `DelayedOperationPurgatory.try_complete_else_watch`, then `await` it, or do
+    not. It serves once.
 
-    Several tasks may await the same operation. If an awaiting task is cancelled, so is the operation.
+    Several tasks may await the same operation. A task that is cancelled leaves alone; the last one to leave cancels the
+    operation.
 
-    Exceptions raised by its methods make the operation fail: they come out of `await`, or go to the event loop's
-    exception handler if by the next turn of the loop nobody has awaited it or asked for `exception()`.
+    An exception of its methods makes the operation fail: it comes out of `await`, or goes to the event loop's exception
+    handler if the operation is collected and the exception was never retrieved, as on `asyncio.Future`.
     """
 
-    __slots__ = ("_entry", "_home", "_outcome", "_state", "_timeout", "_waiter")
+    __slots__ = (
+        "_purgatory_entry",
+        "_purgatory_keys",
+        "_purgatory_outcome",
+        "_purgatory_owner",
+        "_purgatory_state",
+        "_purgatory_waiters",
+    )
 
-    _outcome: T | BaseException
-    """What `on_complete` has returned, or what was raised: set when there is one, and not before."""
+    _purgatory_outcome: T | _Failure
+    """What `on_complete` has returned, or the failure: set when there is one, and not before."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name in ("try_complete", "on_complete", "on_expiration"):
-            if iscoroutinefunction(cls.__dict__.get(name)):
-                raise TypeError(f"{cls.__qualname__}.{name} must not be async: it is called, and not awaited")
+        for name in ("try_complete", "on_complete", "on_expiration", "on_undelivered"):
+            if is_async(getattr(cls, name)):
+                raise TypeError(f"{cls.__qualname__}.{name} must not be async, as its result is not awaited")
 
     def __init__(self, timeout: float | None) -> None:
         """Wait for `timeout` seconds from the time at which the purgatory takes the operation; `None` is for ever.
@@ -86,80 +122,93 @@ class DelayedOperation(TimerTask, Generic[T]):
         Raises `ValueError` if `timeout` is negative, NaN or infinite, `TypeError` if it is not a number.
         """
         # A float in range, the usual case, is let through without a call.
-        if timeout is not None and not (type(timeout) is float and 0.0 <= timeout < _NEVER):
-            check_timeout(timeout)
-        self._bucket = None
-        self._deadline = _NEVER
-        self._timeout = timeout
-        self._state = PENDING
-        self._home: Home | None = None
-        """Where the operation waits: set from the moment it is handed to a purgatory until it is done."""
-        self._entry: list[DelayedOperation[Any]] | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        if timeout is None:
+            timeout = _NEVER
+        elif not (type(timeout) is float and 0.0 <= timeout < _NEVER):
+            timeout = seconds("timeout", timeout, none=True)
+        self._timer_bucket = None
+        self._timer_deadline = timeout
+        """The timeout, until the operation is watched; then the deadline."""
+        self._purgatory_state = PENDING
+        self._purgatory_owner: Owner | None = None
+        """Set from the moment the operation is handed to a purgatory until it is done."""
+        self._purgatory_entry: Entry[Owned] | None = None
+        """Set when the operation is watched, and kept."""
+        self._purgatory_keys = 0
+        """How many watcher lists have the entry."""
+        self._purgatory_waiters: list[asyncio.Future[None]] | None = None
+        """The futures of the tasks that await. `None` again when one of them has taken the result; an empty list if all
+        have left while `on_complete` was running."""
 
     def __repr__(self) -> str:
-        state = self._state.value
-        if self._state is PENDING:
-            state += " unwatched" if self._entry is None else f" deadline={self._deadline!r}"
-        return f"<{type(self).__qualname__} {state} timeout={self._timeout!r}>"
+        state = self._purgatory_state.name
+        if self._purgatory_state is PENDING:
+            name = "deadline" if self._purgatory_entry is not None else "unwatched timeout"
+            state += f" {name}={self._timer_deadline if self._timer_deadline < _NEVER else None!r}"
+        return f"<{type(self).__qualname__} {state}>"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        refuse_copy(self)
 
     @abstractmethod
     def try_complete(self) -> bool:
-        """If the condition holds, return `self.force_complete()`, else `False`. To be cheap: it is called often."""
+        """If the condition holds, return `self.force_complete()`, else `False`. To be cheap: it is called often.
+
+        At the deadline it is called a last time: if it completes the operation, that has not expired.
+        """
 
     @abstractmethod
     def on_complete(self) -> T:
         """Called exactly once, whatever completes the operation. Returns its result, which `await` yields.
 
-        The condition may not hold: `expired()` tells whether it is the deadline that completes it, and
-        `force_complete`, `complete_all` and closing the purgatory complete it too.
+        The condition may not hold: `outcome` tells whether it is the deadline or a close that completes it.
         """
 
     def on_expiration(self) -> None:
-        """Called after `on_complete` when it was the deadline that completed the operation."""
+        """Called after `on_complete` when it was the deadline that completed the operation.
+
+        An exception goes to the event loop's exception handler; the result stays.
+        """
+
+    def on_undelivered(self, result: T) -> None:
+        """Called when every awaiting task was cancelled before it could take `result`: to put a job back, for one.
+
+        It is not called if no task has ever awaited the operation.
+        """
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How it has finished; in `on_complete`, how it is finishing; `None` while it is pending."""
+        state = self._purgatory_state
+        if state is _COMPLETING or state is _COMPLETED:
+            return "completed_at_once" if self._purgatory_entry is None else "satisfied"
+        return state.outcome
 
     def force_complete(self) -> bool:
         """Complete the operation whether its condition holds or not. Returns whether it was this call that did.
 
-        A compare-and-set from *pending*: of all who try, in any order and from inside each other, one gets `True`.
         Called more than 16 deep inside the `on_complete` of others, it returns before its own `on_complete` has run:
         that runs before the outermost of these calls returns.
         """
-        if self._state is not PENDING:
+        owner = self._purgatory_owner
+        if owner is not None and owner.thread is not None:
+            owner.check_thread("operation.force_complete()")
+        if not self._purgatory_claim(_COMPLETING):
             return False
-        home = self._home
-        if home is not None and home.thread is not None:
-            home.check_thread("force_complete", "loop.call_soon_threadsafe(operation.force_complete)")
-        self._state = _COMPLETING
-        # _leave(), here once more: it is called for every operation, and the call would take as long as what it does.
-        bucket = self._bucket
-        if bucket is not None:
-            del bucket[id(self)]
-            self._bucket = None
-        entry = self._entry
-        if entry is not None and home is not None:
-            entry.clear()
-            home.num_delayed -= 1
-            home.finished += 1
-        if home is None or home.depth < NESTING:
-            self._complete()
-        else:
-            home.deferred.append(self)
+        self._purgatory_run()
         return True
 
     def cancel(self) -> bool:
         """Finish without a result and without `on_complete`. Returns whether the operation was pending.
 
-        Who awaits it gets `OperationCancelled`.
+        Tasks that await it get `OperationCancelled`.
         """
-        if self._state is not PENDING:
+        owner = self._purgatory_owner
+        if owner is not None and owner.thread is not None:
+            owner.check_thread("operation.cancel()")
+        if not self._purgatory_claim(_CANCELLED):
             return False
-        home = self._home
-        if home is not None and home.thread is not None:
-            home.check_thread("cancel", "loop.call_soon_threadsafe(operation.cancel)")
-        self._state = _CANCELLED
-        self._leave()
-        self._finish()
+        self._purgatory_settle()
         return True
 
     def reschedule(self, timeout: float | None) -> None:
@@ -168,41 +217,40 @@ class DelayedOperation(TimerTask, Generic[T]):
         Raises `ValueError` or `TypeError` as the constructor, `PurgatoryError` unless it waits in a purgatory.
         """
         if timeout is not None:
-            check_timeout(timeout)
-        home = self._home
-        if self._state is not PENDING or home is None or self._entry is None:
+            timeout = seconds("timeout", timeout, none=True)
+        owner = self._purgatory_owner
+        if owner is not None and owner.thread is not None:
+            owner.check_thread("operation.reschedule(timeout)")
+        if self._purgatory_state is not PENDING or owner is None or self._purgatory_entry is None:
             raise PurgatoryError(f"only an operation that waits in a purgatory is rescheduled, not {self!r}")
-        if home.thread is not None:
-            home.check_thread("reschedule", "loop.call_soon_threadsafe(operation.reschedule, timeout)")
-        timer = home.timer
-        if timeout is None:
+        timer = owner.timer
+        timer.reschedule(self, _NEVER if timeout is None else timer.time() + timeout)
+        if owner.listeners is not None:
+            owner.listeners.reschedule(self, timeout)
+        if self._purgatory_state is not PENDING:  # finished meanwhile, by a finalizer for one
             timer.cancel(self)
-            self._deadline = _NEVER
-        else:
-            timer.reschedule(self, timer.time() + timeout)
-        self._timeout = timeout
 
     def done(self) -> bool:
         """Whether the operation has its outcome: a result, an exception, or that it was cancelled."""
-        state = self._state
-        return state is not PENDING and state is not _COMPLETING and state is not _EXPIRING
+        state = self._purgatory_state
+        return state is not PENDING and state.after is None
 
     def expired(self) -> bool:
         """Whether the deadline completed it; in `on_complete`, whether it is the deadline that does."""
-        return self._state is _EXPIRING or self._state is _EXPIRED
+        return self._purgatory_state is _EXPIRING or self._purgatory_state is _EXPIRED
 
     def cancelled(self) -> bool:
         """Whether it was cancelled."""
-        return self._state is _CANCELLED
+        return self._purgatory_state is _CANCELLED
 
     def result(self) -> T:
-        """What `on_complete` returned. Raises what made the operation fail, `OperationCancelled` if it was cancelled,
-        and `asyncio.InvalidStateError` if it is not done.
+        """What `on_complete` returned. Raises the exception that made the operation fail, `OperationCancelled` if it
+        was cancelled, and `asyncio.InvalidStateError` if it is not done.
         """
         try:
             exception = self.exception()
             if exception is None:
-                return cast(T, self._outcome)
+                return cast(T, self._purgatory_outcome)
             raise exception
         finally:
             # The traceback holds this frame: it must not hold the operation, nor the exception itself.
@@ -210,283 +258,288 @@ class DelayedOperation(TimerTask, Generic[T]):
             del self
 
     def exception(self) -> BaseException | None:
-        """What made the operation fail, or `None`. Raises `OperationCancelled` if it was cancelled, and
+        """The exception that made the operation fail, or `None`. Raises `OperationCancelled` if it was cancelled, and
         `asyncio.InvalidStateError` if it is not done.
         """
-        state = self._state
-        if state is _COMPLETED or state is _EXPIRED:
-            return None
         try:
+            state = self._purgatory_state
+            if state is _FAILED:
+                failure = cast(_Failure, self._purgatory_outcome)
+                failure.retrieved = True
+                return failure.exception
             if state is _CANCELLED:
                 raise OperationCancelled(f"{type(self).__qualname__} was cancelled")
             if not self.done():
                 raise asyncio.InvalidStateError(f"{self!r} is not done")
-            self._state = _FAILED
-            return cast(BaseException, self._outcome)
+            return None
         finally:
             del self
 
     def __await__(self) -> Generator[Any, None, T]:
         try:
-            state = self._state
-            if state is PENDING or state is _COMPLETING or state is _EXPIRING:
-                waiter = self._new_waiter()
-                try:
-                    yield from waiter
-                except BaseException:  # the awaiting task was cancelled, or its coroutine closed
-                    self.cancel()
-                    raise
-                state = self._state
+            state = self._purgatory_state
+            if state is PENDING or state.after is not None:
+                waiter = self._purgatory_add_waiter()
+                if waiter is not None:
+                    try:
+                        yield from waiter
+                    except BaseException:  # the awaiting task was cancelled, or its coroutine closed
+                        self._purgatory_remove_waiter(waiter)
+                        raise
+                self._purgatory_waiters = None  # taken
+                state = self._purgatory_state
             if state is _COMPLETED or state is _EXPIRED:
-                return cast(T, self._outcome)
+                return cast(T, self._purgatory_outcome)
             return self.result()
         finally:
             del self
 
-    def run(self) -> None:
-        """The deadline has come. Called by the timer."""
-        if self._state is PENDING:
-            self._state = _EXPIRING
-            self._leave()
-            self._complete()
+    def _purgatory_claim(self, state: _State, now: float = _NEVER) -> bool:
+        """Step from PENDING to `state`, unless the deadline is later than `now`. Returns whether it did.
 
-    def _refute(self, claimed: object) -> None:
-        """Raise, as `try_complete` has claimed to complete the operation and has not."""
-        raise PurgatoryError(f"try_complete() of {self!r} returned {claimed!r}, but did not force_complete()")
+        The operation leaves the timer and the watcher lists at once: nothing of the purgatory's holds it after that.
+        Its entries stay in the lists, dead.
+        """
+        number = id(self)
+        # No call from here, so that a finalizer finds the operation pending and held, or neither.
+        if self._purgatory_state is not PENDING or self._timer_deadline > now:
+            return False
+        self._purgatory_state = state
+        bucket = self._timer_bucket
+        if bucket is not None:
+            self._timer_bucket = None
+            del bucket[number]
+        entry = self._purgatory_entry
+        owner = self._purgatory_owner
+        if entry is not None and owner is not None:
+            del entry[0]
+            owner.num_delayed -= 1
+            keys = self._purgatory_keys
+            owner.lists.living -= keys
+            owner.lists.dead += keys
+        return True
 
-    def _fail_attempt(self, exception: BaseException, home: Home) -> None:
-        """Make `exception`, which is being handled and came out of `try_complete`, the outcome."""
-        if self._state is PENDING:
-            self._state = _COMPLETING
-            self._leave()
-            try:
-                self._fail(exception, home)
-            finally:
-                self._finish()
-        else:
-            self._report_late(exception, home)
-
-    def _complete(self) -> None:
-        """Run the callbacks, for the winner of the compare-and-set, and then those that it has put off."""
-        expires = self._state is _EXPIRING
-        home = self._home
+    def _purgatory_run(self) -> None:
+        """Run `on_complete`, for the winner of the compare-and-set, and then the completions that were put off."""
+        state = self._purgatory_state
+        owner = self._purgatory_owner
         depth = 0
-        if home is not None:
-            depth = home.depth
-            home.depth = depth + 1
+        if owner is not None:
+            depth = owner.depth
+            if depth >= NESTING:
+                owner.deferred.append(self)
+                return
+            owner.depth = depth + 1
         try:
             try:
-                self._outcome = self.on_complete()
+                self._purgatory_outcome = self.on_complete()
             except BaseException as exception:
-                self._fail(exception, home)
-            if expires:
-                try:
-                    self.on_expiration()
-                except BaseException as exception:
-                    self._fail(exception, home)
+                self._purgatory_fail(exception, owner)
+            finally:
+                if state is _EXPIRING:
+                    try:
+                        self.on_expiration()
+                    except BaseException as exception:
+                        self._purgatory_report(exception, owner)
         finally:
             try:
-                state = self._state
-                # _finish(), for most of all operations, without the call.
-                if state is _COMPLETING and home is not None and home.finished <= home.quiet:
-                    self._state = _COMPLETED
-                    self._home = None
-                    if self._entry is None:
-                        home.at_once += 1
-                    else:
-                        home.satisfied += 1
-                    if self._waiter is not None:
-                        self._wake_waiter()
-                else:
-                    self._finish()
+                self._purgatory_settle()
             finally:
-                if home is not None:
+                if owner is not None:
                     try:
-                        if not depth and home.deferred:
-                            _complete_deferred(home)
+                        if not depth and owner.deferred:
+                            owner.complete_deferred()
                     finally:
-                        home.depth = depth
+                        owner.depth = depth
 
-    def _leave(self) -> None:
-        """Leave the timer and the watcher lists, at once: nothing of the purgatory's holds the operation any more."""
-        bucket = self._bucket
-        if bucket is not None:
-            del bucket[id(self)]
-            self._bucket = None
-        entry = self._entry
-        home = self._home
-        if entry is not None and home is not None:
-            entry.clear()
-            home.num_delayed -= 1
-            home.finished += 1
+    def _purgatory_attempt(self, owner: Owner | None) -> bool:
+        """Call `try_complete`, and let the operation fail if that raises. Returns whether it completed the
+        operation.
+        """
+        try:
+            claimed = self.try_complete()
+            if claimed and self._purgatory_state is PENDING:
+                raise PurgatoryError(f"try_complete() of {self!r} returned {claimed!r}, but did not force_complete()")
+            return claimed
+        except BaseException as exception:
+            if self._purgatory_claim(_COMPLETING):
+                try:
+                    self._purgatory_fail(exception, owner)
+                finally:
+                    self._purgatory_settle()
+            else:
+                self._purgatory_report(exception, owner)
+            return False
+        finally:
+            del self  # a traceback that is kept holds this frame
 
-    def _fail(self, exception: BaseException, home: "Home | None") -> None:
-        """Make `exception`, which is being handled, the outcome, unless the operation has failed before."""
-        state = self._state
-        if state is not _COMPLETING and state is not _EXPIRING:
-            self._report_late(exception, home)
-            return
+    def _purgatory_close(self) -> bool:
+        """Complete the operation because its purgatory is closed, or completes all. Returns whether this call did."""
+        if not self._purgatory_claim(_CLOSING):
+            return False
+        self._purgatory_run()
+        return True
+
+    def _timer_expire(self) -> None:
+        """The deadline has come: try once more, and expire if that does not complete the operation."""
+        owner = self._purgatory_owner
+        now = _NEVER if owner is None else owner.time()
+        # Rescheduled on the way here, it is not due any more.
+        if self._purgatory_state is PENDING and self._timer_deadline <= now:
+            if self._purgatory_attempt(owner):
+                if owner is not None:
+                    owner.missed += 1
+            elif self._purgatory_claim(_EXPIRING, now):
+                self._purgatory_run()
+        if self._purgatory_state is PENDING and self._timer_bucket is None and owner is not None:
+            # Rescheduled to never, or the clock went backwards.
+            owner.timer.reschedule(self, self._timer_deadline)
+            if self._purgatory_state is not PENDING:
+                owner.timer.cancel(self)
+
+    def _purgatory_fail(self, exception: BaseException, owner: Owner | None) -> None:
+        """Step to FAILED with `exception`, which is being handled. A request to exit is raised again."""
+        frames = _own_frames(exception)
         if isinstance(exception, (asyncio.CancelledError, StopIteration)):
             # To the awaiting task these mean something else.
-            self._outcome = PurgatoryError(f"{type(self).__qualname__} raised {type(exception).__qualname__}")
-            self._outcome.__cause__ = exception
+            wrapped = PurgatoryError(f"{type(self).__qualname__} raised {type(exception).__qualname__}")
+            wrapped.__cause__ = exception
+            failure = _Failure(wrapped, type(self).__qualname__, None if owner is None else owner.timer.clock)
         else:
-            self._outcome = exception
-        self._state = _UNSEEN
+            failure = _Failure(exception, type(self).__qualname__, None if owner is None else owner.timer.clock)
+        # No call from here.
+        self._purgatory_outcome = failure
+        self._purgatory_state = _FAILED
+        if owner is not None:
+            with suppress(Exception):  # the clock does not call back: the garbage collector does it
+                call_next(owner.timer.clock, _clear, frames)
         if isinstance(exception, (SystemExit, KeyboardInterrupt)):
             raise exception
 
-    def _report_late(self, exception: BaseException, home: "Home | None") -> None:
-        """Report `exception`, which is being handled and comes when the operation has its outcome."""
+    def _purgatory_report(self, exception: BaseException, owner: Owner | None) -> None:
+        """Report `exception`, which is being handled, as the operation has its outcome without it."""
         if isinstance(exception, (SystemExit, KeyboardInterrupt)):
             raise exception
-        clock = None if home is None else home.timer.clock
+        clock = None if owner is None else owner.timer.clock
         report(clock, f"{type(self).__qualname__} raised after it was done", exception, operation=self)
 
-    def _finish(self) -> None:
-        """Make the outcome known: to the statistics, and to who waits for it."""
-        home = self._home
-        state = self._state
-        if state is _COMPLETING:
-            self._state = _COMPLETED
-        elif state is _EXPIRING:
-            self._state = _EXPIRED
-        outcome: Outcome = "failed"
-        if home is not None:
-            self._home = None
-            if state is _COMPLETING:
-                if self._entry is None:
-                    home.at_once += 1
-                    outcome = "completed_at_once"
+    def _purgatory_settle(self) -> None:
+        """Make the last step, count the outcome, and make it known: to awaiting tasks and to listeners."""
+        state = self._purgatory_state
+        owner = self._purgatory_owner
+        # No call from here: done and counted, or neither.
+        if state.after is not None:
+            self._purgatory_state = state = state.after
+        self._purgatory_owner = None
+        if owner is not None:
+            if state is _COMPLETED:
+                if self._purgatory_entry is None:
+                    owner.completed_at_once += 1
                 else:
-                    home.satisfied += 1
-                    outcome = "satisfied"
-            elif state is _EXPIRING:
-                home.expired += 1
-                outcome = "expired"
+                    owner.satisfied += 1
+            elif state is _EXPIRED:
+                owner.expired += 1
             elif state is _CANCELLED:
-                home.cancelled += 1
-                outcome = "cancelled"
+                owner.cancelled += 1
+            elif state is _CLOSED:
+                owner.closed_operations += 1
             else:
-                home.failed += 1
-        if self._waiter is not None:
-            self._wake_waiter()
-        if home is None:
-            self._report_unseen(None)
-            return
-        try:
-            if self._state is _UNSEEN:
-                self._see_next_turn(home.timer.clock)
-            home.purge_if_due()
-        except RuntimeError:
-            if not _is_closed(home.timer.clock):
-                raise
-            # Its loop calls nobody who would look whether anybody has seen it, or who would purge.
-            self._report_unseen(None)
-        finally:
-            if home.listeners is not None:
-                home.listeners.finish(self, outcome, home.time())
+                owner.failed += 1
+        # To here.
+        if self._purgatory_waiters is not None:
+            self._purgatory_wake_waiters(self._purgatory_waiters)
+        if owner is not None:
+            dead = owner.lists.dead
+            if dead > owner.fast_path_limit and (owner.listeners is not None or dead > owner.lists.living):
+                try:
+                    owner.purge_if_due()
+                finally:
+                    if owner.listeners is not None:
+                        owner.listeners.finish(self, cast(Outcome, self.outcome), owner.time())
 
-    def _wake_waiter(self) -> None:
-        waiter = self._waiter
-        self._waiter = None
-        if waiter is not None and not waiter.done():
-            try:
-                waiter.set_result(None)
-            except RuntimeError:
-                if not _is_closed(waiter.get_loop()):
-                    raise
-                # Nobody on it waits any more.
-
-    def _see_next_turn(self, clock: Clock) -> None:
-        """On the next turn, see whether somebody has seen the exception, and let go of what its tracebacks hold."""
-        exception = cast(BaseException, self._outcome)
-        clock.call_at(clock.time(), self._look_back, clock, _tracebacks(exception))
-
-    def _look_back(self, clock: Clock, tracebacks: list[TracebackType]) -> None:
-        self._report_unseen(clock)
-        _clear(tracebacks)
-
-    def _report_unseen(self, clock: Clock | None) -> None:
-        if self._state is _UNSEEN:
-            self._state = _FAILED
-            exception = cast(BaseException, self._outcome)
-            report(clock, f"{type(self).__qualname__} failed, and nobody awaits it", exception, operation=self)
-
-    def _new_waiter(self) -> asyncio.Future[None]:
-        """A future that is done when the operation is."""
-        home = self._home
-        if home is None:
-            raise PurgatoryError(f"{self!r} would never complete: hand it to try_complete_else_watch() first")
-        loop = asyncio.get_running_loop()
-        if loop is not home.loop:
-            clock = home.timer.clock
-            if clock is not loop and isinstance(clock, asyncio.AbstractEventLoop):
-                raise PurgatoryError(f"{self!r} waits on another event loop")
-        waiter: asyncio.Future[None] = loop.create_future()
-        if self._waiter is None:
-            self._waiter = waiter
+    def _purgatory_add_waiter(self) -> "asyncio.Future[None] | None":
+        """A future that is done when the operation is; `None` if that is done already."""
+        owner = self._purgatory_owner
+        state = self._purgatory_state
+        if owner is None:
+            if state is PENDING or state.after is not None:
+                raise PurgatoryError(f"{self!r} would never complete: hand it to try_complete_else_watch() first")
+            return None
+        if owner.loop is None:
+            loop = asyncio.get_running_loop()
         else:
-            self._waiter.add_done_callback(partial(_wake_up, waiter))
-        return waiter
+            loop = running_loop(self, owner.loop, "operation.__await__()")
+        waiter: asyncio.Future[None] = loop.create_future()
+        waiters = [waiter]
+        # No call from here: the future is seen by the completion, or the completion by the caller.
+        if self._purgatory_waiters is None:
+            self._purgatory_waiters = waiters
+        else:
+            self._purgatory_waiters += waiters
+        state = self._purgatory_state
+        return waiter if state is PENDING or state.after is not None else None
+
+    def _purgatory_remove_waiter(self, waiter: "asyncio.Future[None]") -> None:
+        """A task stops awaiting. The last one to leave cancels the operation, or leaves its result undelivered."""
+        waiters = self._purgatory_waiters
+        if waiters is None:
+            return  # another task has taken the result
+        waiters.remove(waiter)
+        state = self._purgatory_state
+        # While `on_complete` is running, the empty list stays.
+        if not waiters and state.after is None:
+            self._purgatory_waiters = None
+            if state is PENDING:
+                self.cancel()
+            else:
+                self._purgatory_undelivered()
+
+    def _purgatory_wake_waiters(self, waiters: "list[asyncio.Future[None]]") -> None:
+        if not waiters:
+            self._purgatory_waiters = None
+            self._purgatory_undelivered()
+        for waiter in waiters.copy():
+            if not waiter.done():
+                try:
+                    waiter.set_result(None)
+                except RuntimeError:
+                    if not waiter.get_loop().is_closed():
+                        raise
+                    # No task of a closed loop waits any more.
+
+    def _purgatory_undelivered(self) -> None:
+        state = self._purgatory_state
+        if state is _COMPLETED or state is _EXPIRED or state is _CLOSED:
+            try:
+                self.on_undelivered(cast(T, self._purgatory_outcome))
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as exception:
+                message = f"{type(self).__qualname__}.on_undelivered() raised"
+                report(_get_running_loop(), message, exception, operation=self)
 
 
-def _is_closed(clock: Clock | None) -> bool:
-    return isinstance(clock, asyncio.AbstractEventLoop) and clock.is_closed()
+def _own_frames(exception: BaseException) -> list[FrameType]:
+    """The frames of the operation's methods in the traceback of `exception`, which begins in the caller's frame.
 
-
-def _complete_deferred(home: Home) -> None:
-    """Complete what was put off because it was too deep inside other completions, in the order in which it was."""
-    leaving: BaseException | None = None
-    while home.deferred:
-        try:
-            home.deferred.popleft()._complete()
-        except BaseException as exception:  # a request to exit, or the clock does not call back
-            leaving = exception
-    if leaving is not None:
-        raise leaving
-
-
-def _tracebacks(exception: BaseException) -> list[TracebackType]:
-    """The tracebacks of `exception` and of all that it came from."""
-    tracebacks = []
-    exceptions: list[BaseException | None] = [exception]
-    seen = set()
-    for each in exceptions:
-        if each is not None and id(each) not in seen:
-            seen.add(id(each))
-            if each.__traceback__ is not None:
-                tracebacks.append(each.__traceback__)
-            exceptions += [each.__cause__, each.__context__]
-            if isinstance(each, BaseExceptionGroup):
-                exceptions += each.exceptions
-    return tracebacks
-
-
-def _clear(tracebacks: list[TracebackType]) -> None:
-    """Clear the finished frames of `tracebacks`, and those that called them.
-
-    An operation holds its exception, which holds its traceback, which holds the frames of the operation's own methods
-    and of all that called them, which hold the operation: it would stay until the garbage collector comes.
+    An exception that was raised before and is raised again has further frames behind these, which are not ours.
     """
-    for traceback in tracebacks:
-        for frame, _ in (*walk_tb(traceback), *walk_stack(traceback.tb_frame)):
-            # Without a caller it is suspended: to clear it would close its coroutine.
-            if frame.f_back is not None:
-                with suppress(RuntimeError):  # it is running
-                    frame.clear()
+    frames: list[FrameType] = []
+    traceback = exception.__traceback__
+    while traceback is not None and (deeper := traceback.tb_next) is not None:
+        if deeper.tb_frame.f_back is not traceback.tb_frame:
+            break
+        frames.append(deeper.tb_frame)
+        traceback = deeper
+    return frames
 
 
-def _wake_up(waiter: "asyncio.Future[None]", _: object) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
+def _clear(frames: list[FrameType]) -> None:
+    """Clear finished frames.
 
-
-def check_timeout(timeout: float) -> None:
-    """Raise `TypeError` or `ValueError` unless `timeout` is a finite number of seconds and not negative."""
-    try:
-        valid = 0 <= timeout <= _MOST
-    except TypeError:
-        raise TypeError(f"timeout must be a number of seconds or None, not {timeout!r}") from None
-    if not valid:
-        raise ValueError(f"timeout must be finite and not negative, or None for never, not {timeout!r}")
+    A failed operation holds its exception, which holds its traceback, which holds the frames of the operation's
+    methods, which hold the operation: it would stay until the garbage collector comes.
+    """
+    for frame in frames:
+        with suppress(RuntimeError):  # it is running
+            frame.clear()

@@ -1,61 +1,75 @@
 """The purgatory: holds operations until their condition or their deadline completes them."""
 
 import asyncio
+import math
 from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
-from threading import get_ident
-from time import perf_counter
+from contextlib import suppress
+from contextvars import Context
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Final, NoReturn, TypeVar, cast
 
-from purgatory.clock import Clock, Handle, check_callback, report
+from purgatory._checks import check_callback, check_count, refuse_copy
+from purgatory._owner import Owned, Owner
+from purgatory._slices import Slice, call_next
+from purgatory.clock import Clock, Handle, report
 from purgatory.errors import PurgatoryClosed, PurgatoryError, PurgatoryFull
 from purgatory.listeners import Listener, Listeners
 from purgatory.operation import PENDING, DelayedOperation
 from purgatory.statistics import PurgatoryStatistics
 from purgatory.timer import WheelTimer
-from purgatory.timer.timer import SLICE
-from purgatory.watchers import WatcherLists
+from purgatory.watchers import Entry
 
 __all__ = ["DelayedOperationPurgatory"]
 
 Operation = TypeVar("Operation", bound=DelayedOperation[Any])
 
+_NEVER: Final = math.inf
+
 
 class _Pass:
-    """What `check_and_complete_soon` has been asked to do for one key."""
+    """A check of one key in slices, or with a limit."""
 
-    __slots__ = ("key", "over", "walk", "wanted")
+    __slots__ = ("completed", "key", "limit", "queued", "requested", "walk")
 
-    def __init__(self, key: Hashable) -> None:
+    def __init__(self, key: Hashable, limit: float = 0) -> None:
         self.key = key
+        self.limit = limit
+        """How many may complete in this pass; infinity without a limit."""
+        self.completed = 0
+        """How many have, in this pass."""
         self.walk: Iterator[int] | None = None
         """What is left of the pass, if it has begun."""
-        self.wanted = False
-        """Whether it has been asked for since it last began."""
-        self.over = False
-        """Whether it was given up because its key could not be looked up."""
+        self.requested: float = 0
+        """The limit of the next pass: the sum of those requested since the last one began."""
+        self.queued = False
+        """Whether it is in the queue."""
 
 
 class DelayedOperationPurgatory:
     """Holds `DelayedOperation`s, each watched on one or more keys, until a condition or a deadline completes them.
 
+    An operation is tried when it is handed over, when one of its keys is checked, and at its deadline; nothing polls.
+
     Belongs to one event loop and, `check_and_complete_threadsafe` excepted, to its thread. Any of its methods may be
-    called from inside the methods of an operation. Use it as an async context manager, or call `aclose`.
+    called at any point: in the methods of an operation, in a key's `__hash__`, in a finalizer. Use it as an async
+    context manager, or call `aclose`.
+
+    Deferred work runs in an empty context (`contextvars.Context()`), never in that of the request that caused it:
+    deadlines, `check_and_complete_soon` and `_threadsafe`, and purges.
     """
 
     __slots__ = (
         "__weakref__",
-        "_closed",
-        "_lists",
-        "_live",
-        "_max_pending",
+        "_foreign",
+        "_foreign_due",
         "_name",
+        "_owner",
         "_passes",
         "_queue",
+        "_soon_due",
         "_soon_handle",
-        "_timer",
     )
 
     def __init__(
@@ -70,37 +84,42 @@ class DelayedOperationPurgatory:
     ) -> None:
         """Make a purgatory; `name` is for statistics and messages.
 
-        `tick` (seconds) is how exact deadlines are, `wheel_size` the number of buckets on each level of the timer.
-        A purge starts when more than `purge_interval` operations have finished since the last one. More than
-        `max_pending` operations are not let in; `None` is no limit. Without a `clock`, the purgatory belongs to the
-        event loop that runs when it is first used. Raises `ValueError` or `TypeError` for values out of range.
+        `tick` (seconds) is how exact deadlines are, `wheel_size` the number of buckets on each level of the timer. A
+        purge starts when the dead entries in the watcher lists are more than `purge_interval` and more than the living
+        ones. More than `max_pending` operations are not let in; `None` is no limit. Without a `clock`, the purgatory
+        belongs to the event loop that runs when it is first used. Raises `ValueError` or `TypeError` for values out of
+        range.
         """
         if not isinstance(name, str):
             raise TypeError(f"name must be a str, not {name!r}")
-        _check_count("purge_interval", purge_interval, 0)
+        check_count("purge_interval", purge_interval, 0)
         if max_pending is not None:
-            _check_count("max_pending", max_pending, 1)
+            check_count("max_pending", max_pending, 1)
         self._name = name
-        self._timer = WheelTimer(clock, tick=tick, wheel_size=wheel_size)
-        self._lists: WatcherLists[DelayedOperation[Any]] = WatcherLists(self._timer, purge_interval)
-        self._max_pending = max_pending
-        self._live = clock is None or isinstance(clock, asyncio.AbstractEventLoop)
-        """Whether the purgatory belongs to an event loop, rather than to a clock of another kind."""
-        self._closed = False
-        # What check_and_complete_soon has been asked for, in the order of its turns, and by key.
+        self._owner = Owner(clock, tick, wheel_size, purge_interval, max_pending)
+        # The passes that check_and_complete_soon was asked for, in the order of their turns, and by key.
         self._queue: deque[_Pass] = deque()
         self._passes: dict[Hashable, _Pass] = {}
+        self._soon_due = False
+        """Whether the clock was asked to go on with the queue."""
         self._soon_handle: Handle | None = None
+        self._foreign: deque[Hashable] = deque()
+        """Keys from check_and_complete_threadsafe."""
+        self._foreign_due = False
+        """Whether the loop was asked to take them."""
 
     def __repr__(self) -> str:
-        closed = " closed" if self._closed else ""
+        closed = " closed" if self.closed else ""
         return f"<{type(self).__qualname__} {self._name!r} num_delayed={self.num_delayed}{closed}>"
 
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        refuse_copy(self)
+
     async def __aenter__(self) -> "DelayedOperationPurgatory":
-        if self._closed:
+        if self.closed:
             raise PurgatoryClosed(f"{self!r} is closed")
-        if self._live:
-            self._bind()
+        if self._owner.live:
+            self._owner.bind(self)
         return self
 
     async def __aexit__(
@@ -116,44 +135,72 @@ class DelayedOperationPurgatory:
     @property
     def timer(self) -> WheelTimer:
         """The timer that runs the deadlines."""
-        return self._timer
+        return self._owner.timer
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more operations."""
+        return self._owner.closed
 
     @property
     def num_delayed(self) -> int:
         """How many operations are pending, exactly."""
-        return self._lists.num_delayed
+        return self._owner.num_delayed
 
     @property
     def watched(self) -> int:
         """How many entries the watcher lists have, those of finished operations included, exactly."""
-        return self._lists.watched
+        lists = self._owner.lists
+        return lists.living + lists.dead
 
     def watched_keys(self) -> list[Hashable]:
         """The keys that operations are watched on, each once.
 
         As in `watched`, those of finished operations stay until a check or a purge removes their entries.
         """
-        return self._lists.keys()
+        return self._owner.lists.keys()
+
+    def each_watched_key(self) -> Iterator[Hashable]:
+        """As `watched_keys`, one at a time: while the iteration is suspended, operations may come and go.
+
+        Keys that are watched throughout are not missed. Keys may come twice, and without an order.
+        """
+        for watchers in self._owner.lists.backwards():
+            yield watchers.key
+
+    def is_watched(self, key: Hashable) -> bool:
+        """Whether `key` is one of `watched_keys()`."""
+        return key in self._owner.lists
+
+    def watching(self, key: Hashable) -> list[DelayedOperation[Any]]:
+        """The pending operations that watch `key`, in watch order."""
+        watchers = self._owner.lists.find(key)
+        entries = [] if watchers is None else watchers.entries
+        return [cast("DelayedOperation[Any]", operation) for entry in entries for operation in entry]
 
     def statistics(self) -> PurgatoryStatistics:
         """What the purgatory holds and what it has done so far."""
-        lists = self._lists
+        owner = self._owner
+        lists = owner.lists
+        watched = lists.living + lists.dead
         return PurgatoryStatistics(
             name=self._name,
-            num_delayed=lists.num_delayed,
-            watched=lists.watched,
-            estimated_total=lists.num_delayed + lists.finished,
-            completed_at_once=lists.at_once,
-            satisfied=lists.satisfied,
-            expired=lists.expired,
-            cancelled=lists.cancelled,
-            failed=lists.failed,
-            purges=lists.purges,
+            num_delayed=owner.num_delayed,
+            watched=watched,
+            estimated_total=watched,
+            completed_at_once=owner.completed_at_once,
+            satisfied=owner.satisfied,
+            missed=owner.missed,
+            expired=owner.expired,
+            closed=owner.closed_operations,
+            cancelled=owner.cancelled,
+            failed=owner.failed,
+            purges=owner.purges,
             purged=lists.purged,
-            scanned=lists.scanned,
-            peak_delayed=lists.peak_delayed,
-            peak_watched=max(lists.peak_watched, lists.watched),
-            longest_slice=self._timer.longest_slice,
+            scanned=owner.scanned,
+            peak_delayed=owner.peak_delayed,
+            peak_watched=max(lists.peak, watched),
+            longest_slice=owner.timer.longest_slice,
         )
 
     def try_complete_else_watch(self, operation: Operation, keys: Iterable[Hashable]) -> Operation:
@@ -168,13 +215,13 @@ class DelayedOperationPurgatory:
         `TypeError` if `operation` or `keys` is of the wrong type or a key is not hashable, `ValueError` if there are no
         keys.
         """
-        if self._closed:
+        owner = self._owner
+        if owner.closed:
             raise PurgatoryClosed(f"{self!r} takes no more operations")
-        lists = self._lists
-        if self._live:
+        if owner.live:
             running = _get_running_loop()
-            if running is None or running is not lists.loop:
-                self._bind()
+            if running is None or running is not owner.loop:
+                owner.bind(self)
         if type(keys) is not tuple:
             if isinstance(keys, (str, bytes)):
                 raise TypeError(f"keys must be an iterable of keys, not the {type(keys).__qualname__} {keys!r}")
@@ -186,289 +233,475 @@ class DelayedOperationPurgatory:
         else:
             keys = tuple(dict.fromkeys(keys))
         try:
-            used = operation._home is not None or operation._state is not PENDING
+            # No call from here: the operation is this purgatory's, or it is refused.
+            if operation._purgatory_owner is None and operation._purgatory_state is PENDING:
+                operation._purgatory_owner = owner
+            else:
+                _refuse(operation)
         except AttributeError:
             raise TypeError(
                 f"a DelayedOperation whose __init__ calls super().__init__(timeout) is needed, not this "
                 f"{type(operation).__qualname__}"
             ) from None
-        if used:
-            if isinstance(operation, type):
-                raise TypeError(f"an operation is needed, not the class {operation.__qualname__}")
-            raise PurgatoryError(f"{operation!r} has been used: an operation serves once")
-
-        operation._home = lists
-        if lists.listeners is not None:
-            lists.listeners.arrive(operation, keys, lists.time())
-        # As in _try_each, here and below; a function for the three of them would cost a call for each try.
-        try:
-            if (claimed := operation.try_complete()) and operation._state is PENDING:
-                operation._refute(claimed)
-        except BaseException as exception:
-            operation._fail_attempt(exception, lists)
-        if operation._state is not PENDING:
+        timeout = operation._timer_deadline
+        if owner.listeners is not None:
+            owner.listeners.arrive(operation, keys, owner.time(), timeout if timeout < _NEVER else None)
+        operation._purgatory_attempt(owner)
+        if operation._purgatory_state is not PENDING:
             return operation
+        deadline = owner.time() + timeout
+        entry: Entry[Owned] = [operation]
+        count = len(keys)
+        # No call from here: the operation is counted as pending and all of its entries as living, or it is done.
+        if operation._purgatory_state is not PENDING:
+            return operation
+        if owner.closed or (owner.max_pending is not None and owner.num_delayed >= owner.max_pending):
+            self._reject(operation)
+            return operation
+        lists = owner.lists
+        operation._timer_deadline = deadline
+        operation._purgatory_entry = entry
+        operation._purgatory_keys = count
+        lists.living += count
+        owner.num_delayed = num_delayed = owner.num_delayed + 1
+        if num_delayed > owner.peak_delayed:
+            owner.peak_delayed = num_delayed
+        # To here.
+        watch = lists.watch
         try:
-            if self._closed:
-                raise PurgatoryClosed(f"{self!r} was closed while {operation!r} was being tried")
-            if self._max_pending is not None and lists.num_delayed >= self._max_pending:
-                raise PurgatoryFull(f"{self!r} holds {self._max_pending} operations, as many as it may")
-            now = lists.time()
-            entry = operation._entry = lists.watch(operation, keys)
-        except BaseException:
-            operation._home = None
-            if lists.listeners is not None:
-                lists.listeners.turn_away(operation)
+            for key in keys:
+                watch(entry, key)
+                count -= 1
+        except BaseException:  # from the key's own __hash__ or __eq__
+            self._withdraw(operation, timeout, count)
             raise
-        if operation._state is not PENDING:  # something that a key's own methods did has finished it meanwhile
-            entry.clear()
-            lists.num_delayed -= 1
-            lists.finished += 1
-            lists.purge_if_due()
-            return operation
-        if self._closed:  # a key's own methods did that, and the closing did not meet this one
-            operation.force_complete()
-            lists.close()
-            return operation
-        try:
-            if (claimed := operation.try_complete()) and operation._state is PENDING:
-                operation._refute(claimed)
-        except BaseException as exception:
-            operation._fail_attempt(exception, lists)
-        timeout = operation._timeout
-        # It may be done, or rescheduled, by now.
-        if entry and timeout is not None and operation._bucket is None:
-            try:
-                self._timer.add(operation, now + timeout)
-            except BaseException:  # the clock does not call back: its loop is closed, perhaps
-                operation.cancel()
-                raise
+        if lists.revived:
+            owner.retry_revived()
+        if operation._purgatory_state is PENDING:
+            operation._purgatory_attempt(owner)
+        if operation._purgatory_state is PENDING:
+            if owner.closed:  # meanwhile, and the closing may not have met this one
+                operation._purgatory_close()
+            elif operation._timer_bucket is None and operation._timer_deadline < _NEVER:
+                try:
+                    owner.timer._place(operation, operation._timer_deadline, None)
+                except BaseException:  # the clock does not call back: its loop is closed, perhaps
+                    operation.cancel()
+                    raise
+        if operation._purgatory_state is not PENDING:
+            owner.timer.cancel(operation)
+            if owner.closed:
+                self._drop_lists()
         return operation
 
-    def check_and_complete(self, key: Hashable) -> int:
+    def check_and_complete(self, key: Hashable, limit: int | None = None) -> int:
         """Try the operations that watch `key`, in watch order. Returns how many of them that completed.
 
-        To be called after whatever may have made a condition true.
+        To be called after whatever may have made a condition true. With a `limit`, at most so many complete, first come
+        first served, at a cost by the number tried: one item of a queue is for one taker. Raises `ValueError` or
+        `TypeError` unless `limit` is a positive `int`.
         """
-        lists = self._lists
-        if lists.thread is not None:
-            lists.check_thread("check_and_complete", "check_and_complete_threadsafe()")
-        entries = lists.entries(key)
-        if not entries:
+        owner = self._owner
+        if owner.thread is not None:
+            owner.check_thread("check_and_complete(key)", "check_and_complete_threadsafe()")
+        if limit is not None:
+            check_count("limit", limit, 1)
+        watchers = owner.lists.find(key)
+        if watchers is None:
             return 0
+        if limit is not None:
+            limited = _Pass(key, limit)
+            for _ in self._walk(limited):
+                pass
+            return limited.completed
+        entries = watchers.entries.copy()
         completed = self._try_each(entries)
         if not all(entries):
-            lists.compact(key)
+            owner.compact(watchers)
         return completed
 
-    def check_and_complete_soon(self, key: Hashable) -> None:
-        """Try the operations that watch `key` on the next turn of the loop, in slices if there are many.
+    def check_and_complete_soon(self, key: Hashable, limit: int | None = None) -> None:
+        """Try the operations that watch `key` on the next iteration of the loop, in slices if there are many.
 
-        Calls for the same key in one turn make one pass.
+        Calls for the same key in one iteration make one pass, whose limit is the sum of theirs. Raises as
+        `check_and_complete`.
         """
-        lists = self._lists
-        if lists.thread is not None:
-            lists.check_thread("check_and_complete_soon", "check_and_complete_threadsafe()")
-        asked = self._passes.get(key)
-        if asked is None or asked.over:
-            if not lists.has(key):
+        owner = self._owner
+        if owner.thread is not None:
+            owner.check_thread("check_and_complete_soon(key)", "check_and_complete_threadsafe()")
+        if limit is not None:
+            check_count("limit", limit, 1)
+        wanted = self._passes.get(key)
+        if wanted is None:
+            if key not in owner.lists:
                 return
-            if self._soon_handle is None:
-                self._check_next_turn()
-            asked = self._passes[key] = _Pass(key)
-            self._queue.append(asked)
-        asked.wanted = True
+            wanted = self._passes[key] = _Pass(key)
+        # No call from here: it is in the queue, which alone matters, or this call puts it there.
+        wanted.requested += _NEVER if limit is None else limit
+        is_queued = wanted.queued
+        wanted.queued = True
+        # To here.
+        if not is_queued:
+            self._queue.append(wanted)
+        if not self._soon_due:
+            self._check_next_iteration()
 
     def check_and_complete_threadsafe(self, key: Hashable) -> None:
-        """`check_and_complete_soon` for other threads, and for signal handlers.
+        """`check_and_complete_soon` for other threads, and for signal handlers. Many calls wake the loop once.
 
         Raises `TypeError` if `key` is not hashable, `PurgatoryError` if the purgatory runs on a clock that is no event
         loop, `RuntimeError` if its loop is closed and the purgatory is not.
         """
         hash(key)
-        if not self._live:
+        owner = self._owner
+        if not owner.live:
             raise PurgatoryError(f"{self!r} has no event loop that another thread could call")
-        # Without a loop nobody waits: who comes later finds the condition true by trying it.
-        loop = self._lists.loop
-        if loop is not None and not self._closed:
-            loop.call_soon_threadsafe(self.check_and_complete_soon, key)
+        # Without a loop no operation is pending: one that comes later finds the condition true at its first try.
+        loop = owner.loop
+        if loop is None or owner.closed:
+            return
+        foreign = self._foreign
+        with suppress(IndexError):
+            if foreign[-1] is key:
+                return  # not taken yet: it will be checked after this call
+        foreign.append(key)
+        # The flag is set before the loop is called, and reset before keys are taken: no key is left behind.
+        if not self._foreign_due:
+            self._foreign_due = True
+            try:
+                loop.call_soon_threadsafe(self._take_foreign, context=Context())
+            except BaseException:
+                self._foreign_due = False
+                foreign.clear()
+                raise
 
     def cancel_for_key(self, key: Hashable) -> list[DelayedOperation[Any]]:
         """Cancel the operations that watch `key`. Returns them, in watch order."""
-        self._lists.check_thread("cancel_for_key", "loop.call_soon_threadsafe(purgatory.cancel_for_key, key)")
-        cancelled = [operation for entry in self._lists.entries(key) for operation in entry if operation.cancel()]
-        self._lists.compact(key)
+        self.check_thread("purgatory.cancel_for_key(key)")
+        watchers = self._owner.lists.find(key)
+        if watchers is None:
+            return []
+        cancelled = []
+        leaving: BaseException | None = None
+        for entry in watchers.entries.copy():
+            if entry:
+                operation = entry[0]
+                try:
+                    if operation.cancel():
+                        cancelled.append(cast("DelayedOperation[Any]", operation))
+                except (SystemExit, KeyboardInterrupt) as exception:
+                    leaving = leaving or exception
+        self._owner.compact(watchers)
+        if leaving is not None:
+            raise leaving
         return cancelled
 
     def complete_all(self) -> int:
-        """Complete every pending operation whether its condition holds or not. Returns how many that completed."""
-        self._lists.check_thread("complete_all", "loop.call_soon_threadsafe(purgatory.complete_all)")
-        completed = 0
-        leaving: BaseException | None = None
-        for entry in self._lists.all_entries():
-            try:
-                if entry and entry[0].force_complete():
-                    completed += 1
-            except (SystemExit, KeyboardInterrupt) as exception:
-                leaving = exception
-        if leaving is not None:
-            raise leaving
-        return completed
+        """Complete every pending operation whether its condition holds or not. Returns how many that completed.
+
+        Their outcome is *closed*.
+        """
+        self.check_thread("purgatory.complete_all()")
+        return self._end_all(close=True)
 
     def cancel_all(self) -> int:
         """Cancel every pending operation. Returns how many that were."""
-        self._lists.check_thread("cancel_all", "loop.call_soon_threadsafe(purgatory.cancel_all)")
-        return sum(operation.cancel() for entry in self._lists.all_entries() for operation in entry)
+        self.check_thread("purgatory.cancel_all()")
+        return self._end_all(close=False)
 
     async def aclose(self) -> None:
-        """Take no more operations and complete every pending one, in slices, so that nobody is left waiting.
+        """Take no more operations and complete every pending one, in slices: no awaiting task is left waiting.
 
-        Harmless when repeated.
+        Their outcome is *closed*. Harmless when repeated.
         """
-        self._lists.check_thread("aclose", "asyncio.run_coroutine_threadsafe(purgatory.aclose(), loop)")
-        self._closed = True
+        self.check_thread("purgatory.aclose()", "asyncio.run_coroutine_threadsafe(purgatory.aclose(), loop)")
+        owner = self._owner
+        owner.closed = True
+        owner.stop_purging()
+        leaving: BaseException | None = None
+        part = owner.timer.new_slice()
         try:
-            for index, entry in enumerate(self._lists.all_entries(), 1):
-                if entry:
-                    entry[0].force_complete()
-                if index % SLICE == 0:
+            left = -1
+            while owner.num_delayed and owner.num_delayed != left:
+                left = owner.num_delayed  # lists that were dropped meanwhile may have hidden others from this walk
+                for watchers in owner.lists.forwards():
+                    for entry in watchers.entries:
+                        try:
+                            over = part.is_over() if entry and entry[0]._purgatory_close() else part.is_over_cheaply()
+                        except (SystemExit, KeyboardInterrupt) as exception:
+                            leaving = leaving or exception
+                            over = part.is_over()
+                        if over:
+                            owner.timer.note_slice(part)
+                            await asyncio.sleep(0)
+                            part = owner.timer.new_slice()
+            for entries in owner.compact_all():
+                if part.is_over_cheaply(entries):
+                    owner.timer.note_slice(part)
                     await asyncio.sleep(0)
+                    part = owner.timer.new_slice()
         finally:
             self.close()
+        if leaving is not None:
+            raise leaving
 
     def close(self) -> None:
-        """As `aclose`, in one go. For where nothing can be awaited: inside an operation, or on a `VirtualClock`."""
-        self._lists.check_thread("close", "loop.call_soon_threadsafe(purgatory.close)")
-        self._closed = True
+        """As `aclose`, in one go: for code that cannot await, inside an operation or on a `VirtualClock`."""
+        self.check_thread("purgatory.close()")
+        owner = self._owner
+        owner.closed = True
         try:
-            if self._lists.num_delayed:
+            if owner.num_delayed:
                 self.complete_all()
         finally:
-            self._timer.close()
-            self._lists.close()
+            owner.timer.close()
+            owner.stop_purging()
+            self._drop_lists()
             self._queue.clear()
             self._passes.clear()
-            if self._soon_handle is not None:
-                self._soon_handle.cancel()
-                self._soon_handle = None
+            handle, self._soon_handle = self._soon_handle, None
+            self._soon_due = False
+            if handle is not None:
+                handle.cancel()
 
     def add_listener(self, listener: Listener) -> None:
         """Call `listener` with a `FinishedOperation` for each operation that has finished.
 
-        Not for those that were handed over before anybody listened. It is called in the middle of whatever completes
-        an operation: it has to be quick. What it raises goes to the loop's exception handler, and harms nobody.
-        Raises `TypeError` if `listener` cannot be called, or is `async`.
+        A listener sees operations handed over after it was added. It is called in the middle of the call that completes
+        an operation, so it has to be quick. Its exceptions go to the loop's exception handler. Raises `TypeError` if
+        `listener` is not callable, or is `async`.
         """
-        self._lists.check_thread("add_listener", "loop.call_soon_threadsafe(purgatory.add_listener, listener)")
+        self.check_thread("purgatory.add_listener(listener)")
         check_callback("a listener", listener)
-        listeners = self._lists.listeners or Listeners(self._name, self._timer)
-        listeners.add(listener)
-        self._lists.listen(listeners)
+        owner = self._owner
+        fresh = Listeners(self._name, owner.timer)
+        # No call from here.
+        if owner.listeners is None:
+            owner.listeners = fresh
+            owner.fast_path_limit = -1
+        # To here.
+        owner.listeners.add(listener)
 
     def remove_listener(self, listener: Listener) -> None:
         """Call `listener` no more. Raises `ValueError` if it is not a listener of this purgatory."""
-        self._lists.check_thread("remove_listener", "loop.call_soon_threadsafe(purgatory.remove_listener, listener)")
-        listeners = self._lists.listeners
+        self.check_thread("purgatory.remove_listener(listener)")
+        owner = self._owner
+        listeners = owner.listeners
         if listeners is None or listener not in listeners:
-            raise ValueError(f"{listener!r} is no listener of {self!r}")
+            raise ValueError(f"{listener!r} is not a listener of {self!r}")
         listeners.remove(listener)
-        if not listeners:
-            self._lists.listen(None)
+        # No call from here.
+        if not listeners.all:
+            owner.listeners = None
+            owner.fast_path_limit = owner.purge_interval
 
-    def _bind(self) -> None:
-        """Belong to the running loop, if to none yet. Raises if to another one."""
-        lists = self._lists
-        if lists.loop is not None and _get_running_loop() is None:
-            call = "loop.call_soon_threadsafe(purgatory.try_complete_else_watch, operation, keys)"
-            raise PurgatoryError(f"{self!r} is not for other threads than that of its event loop: use {call}")
-        loop = asyncio.get_running_loop()
-        if self._timer.clock is not loop:
-            raise PurgatoryError(f"{self!r} belongs to another event loop than the running one")
-        lists.loop = loop
-        lists.time = loop.time
-        if loop.get_debug():
-            lists.thread = get_ident()
+    def check_thread(self, call: str, instead: str = "") -> None:
+        """For classes that are built on a purgatory: raise `PurgatoryError` in asyncio's debug mode if this is not the
+        thread of the event loop. `call` is the method that was called, as code.
+        """
+        if self._owner.thread is not None:
+            self._owner.check_thread(call, instead)
 
-    def _try_each(self, entries: list[list[DelayedOperation[Any]]]) -> int:
-        """Try the operations of `entries` that are alive. Returns how many of them that completed."""
+    def _reject(self, operation: DelayedOperation[Any]) -> None:
+        """Refuse an operation that would have to wait, unless it is done meanwhile."""
+        owner = self._owner
+        error: PurgatoryError
+        if owner.closed:
+            error = PurgatoryClosed(f"{self!r} was closed while {operation!r} was being tried")
+        else:
+            error = PurgatoryFull(f"{self!r} holds {owner.max_pending} operations, as many as it may")
+        if owner.listeners is not None:
+            owner.listeners.reject(operation)
+        if operation._purgatory_waiters is not None:  # awaited in its own try_complete()
+            operation.cancel()
+            raise error
+        # No call from here.
+        if operation._purgatory_state is PENDING:
+            operation._purgatory_owner = None
+            raise error
+
+    def _withdraw(self, operation: DelayedOperation[Any], timeout: float, missing: int) -> None:
+        """Undo the registration of an operation, `missing` of whose entries are not in a list."""
+        owner = self._owner
+        lists = owner.lists
+        owner.timer.cancel(operation)
+        # No call from here.
+        if operation._purgatory_state is PENDING and operation._purgatory_entry is not None:
+            del operation._purgatory_entry[0]
+            owner.num_delayed -= 1
+            lists.living -= operation._purgatory_keys
+            lists.dead += operation._purgatory_keys - missing
+            operation._purgatory_owner = operation._purgatory_entry = None
+            operation._purgatory_keys = 0
+            operation._timer_deadline = timeout
+        else:
+            lists.dead -= missing  # counted when it finished
+        # To here.
+        if owner.listeners is not None:
+            owner.listeners.reject(operation)
+        owner.purge_if_due()
+
+    def _end_all(self, *, close: bool) -> int:
+        """Complete or cancel each pending operation. Returns how many that were. A request to exit is raised at the
+        end.
+        """
+        ended = 0
+        leaving: BaseException | None = None
+        for watchers in self._owner.lists.all():
+            for entry in watchers.entries.copy():
+                try:
+                    if entry and (entry[0]._purgatory_close() if close else entry[0].cancel()):
+                        ended += 1
+                except (SystemExit, KeyboardInterrupt) as exception:
+                    leaving = leaving or exception
+        if leaving is not None:
+            raise leaving
+        return ended
+
+    def _drop_lists(self) -> None:
+        for _ in self._owner.compact_all():
+            pass
+        self._owner.lists.clear()
+
+    def _try_each(self, entries: Iterable[Entry[Owned]]) -> int:
+        """Try the operations of `entries` that are alive. Returns how many of them that completed.
+
+        A request to exit is raised at the end.
+        """
+        owner = self._owner
         completed = 0
-        operation: DelayedOperation[Any] | None = None
-        try:
-            for entry in entries:
-                if entry:
-                    operation = entry[0]
-                    try:
-                        if claimed := operation.try_complete():
-                            if operation._state is PENDING:
-                                operation._refute(claimed)
-                            completed += 1
-                    except BaseException as exception:
-                        operation._fail_attempt(exception, self._lists)
-        finally:
-            # A traceback that somebody keeps would keep this frame, and with it an operation that it is not about.
-            operation = None
+        leaving: BaseException | None = None
+        for entry in entries:
+            if entry:
+                try:
+                    if entry[0]._purgatory_attempt(owner):
+                        completed += 1
+                except (SystemExit, KeyboardInterrupt) as exception:
+                    leaving = leaving or exception
+        if leaving is not None:
+            raise leaving
         return completed
 
-    def _check_next_turn(self) -> None:
-        clock = self._timer.clock
-        self._soon_handle = clock.call_at(clock.time(), self._check_queue)
+    def _check_next_iteration(self) -> None:
+        self._soon_due = True
+        try:
+            self._soon_handle = call_next(self._owner.timer.clock, self._check_queue)
+        except BaseException:
+            self._soon_due = False
+            raise
 
     def _check_queue(self) -> None:
         """Work on the passes asked for, each a slice in turn, so that a long one does not hold up the others."""
+        self._soon_due = False
         self._soon_handle = None
-        began = perf_counter()
         queue = self._queue
-        budget = SLICE
-        turns = len(queue)  # what is asked for meanwhile has its turn after this one
+        part = self._owner.timer.new_slice()
+        left = len(queue)  # those asked for meanwhile come after this slice
+        leaving: BaseException | None = None
         try:
-            while turns > 0 and budget > 0 and queue:
-                turns -= 1
-                budget = self._go_on(queue.popleft(), budget)
+            while left > 0 and queue:
+                left -= 1
+                try:
+                    over = self._continue_pass(queue.popleft(), part)
+                except (SystemExit, KeyboardInterrupt) as exception:
+                    leaving = leaving or exception
+                    over = part.is_over()
+                if over:
+                    break
         finally:
-            if self._closed:
+            if self.closed:
                 queue.clear()
-            if queue and self._soon_handle is None:
-                self._check_next_turn()
-            self._timer.note_slice(began)
+            if queue and not self._soon_due:
+                self._check_next_iteration()
+            self._owner.timer.note_slice(part)
+        if leaving is not None:
+            raise leaving
 
-    def _go_on(self, asked: _Pass, budget: int) -> int:
-        """Go on with a pass, until it ends or the budget does. Returns what is left of the budget."""
+    def _continue_pass(self, current: _Pass, part: Slice) -> bool:
+        """Go on with a pass, until it or the slice ends. Returns whether the slice is over."""
         try:
-            if asked.walk is None:
-                asked.wanted = False
-                asked.walk = self._walk(asked.key)
-            for entries in asked.walk:
-                budget -= entries
-                if budget <= 0:
-                    self._queue.append(asked)
-                    return budget
-            asked.walk = None
-            if asked.wanted:
-                self._queue.append(asked)
-            else:
-                self._passes.pop(asked.key, None)
+            if current.walk is None:
+                current.limit, current.requested = current.requested, 0
+                current.completed = 0
+                current.walk = self._walk(current)
+            for entries in current.walk:
+                if part.is_over(entries):
+                    self._queue.append(current)
+                    return True
         except Exception as exception:  # from the key's own __hash__ or __eq__
-            asked.over = True
-            report(self._timer.clock, "a watch key cannot be looked up", exception)
-        except BaseException:  # an operation asks to exit: those after it are tried on the next turn
-            asked.walk = None
-            self._queue.append(asked)
+            report(self._owner.timer.clock, "a watch key cannot be looked up", exception)
+        except BaseException:
+            self._end_pass(current)
             raise
-        return budget
+        self._end_pass(current)
+        return part.is_over(0)
 
-    def _walk(self, key: Hashable) -> Iterator[int]:
-        """Try what watches `key` now; after each slice, yield how many entries it had."""
-        dead = False
-        for part in self._lists.slices(key):
-            self._try_each(part)
-            dead = dead or not all(part)
-            yield len(part)
-        if dead:
-            yield from self._lists.compact_in_slices(key)
+    def _end_pass(self, current: _Pass) -> None:
+        """Put a pass at the end of the queue if it was requested again, else forget it."""
+        current.walk = None
+        # No call from here: a request finds it in the queue, or puts it there.
+        again = current.requested > 0
+        current.queued = again
+        # To here.
+        if again:
+            self._queue.append(current)
+        else:
+            try:
+                self._passes.pop(current.key, None)
+            except Exception as exception:
+                report(self._owner.timer.clock, "a watch key cannot be looked up", exception)
+
+    def _walk(self, current: _Pass) -> Iterator[int]:
+        """Try the operations that watch a key now; yield after each piece of work how many entries it had.
+
+        A request to exit is raised at the end.
+        """
+        owner = self._owner
+        watchers = owner.lists.find(current.key)
+        if watchers is None:
+            return
+        entries = watchers.entries
+        length = len(entries)
+        at = head = watchers.head
+        is_dead = False
+        leaving: BaseException | None = None
+        while at < length and current.completed < current.limit:
+            entry = entries[at]
+            if entry:
+                try:
+                    if entry[0]._purgatory_attempt(owner):
+                        current.completed += 1
+                except (SystemExit, KeyboardInterrupt) as exception:
+                    leaving = leaving or exception
+            if not entry:
+                is_dead = True
+                if head == at:
+                    head += 1
+            at += 1
+            yield 1
+        if owner.lists.skip(watchers, entries, head) or (is_dead and at == length):
+            yield from owner.compact_in_slices(watchers)
+        if leaving is not None:
+            raise leaving
+
+    def _take_foreign(self) -> None:
+        """Take the keys of `check_and_complete_threadsafe`, in slices."""
+        self._foreign_due = False
+        foreign = self._foreign
+        part = self._owner.timer.new_slice()
+        while foreign:
+            try:
+                self.check_and_complete_soon(foreign.popleft())
+            except Exception as exception:
+                report(self._owner.timer.clock, "a watch key cannot be looked up", exception)
+            if part.is_over_cheaply() and foreign:
+                self._foreign_due = True
+                call_next(self._owner.timer.clock, self._take_foreign)
+                break
+        self._owner.timer.note_slice(part)
 
 
-def _check_count(name: str, value: int, least: int) -> None:
-    if not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, not {type(value).__qualname__}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, not {value!r}")
+def _refuse(operation: object) -> NoReturn:
+    if isinstance(operation, type):
+        raise TypeError(f"an operation is needed, not the class {operation.__qualname__}")
+    raise PurgatoryError(f"{operation!r} has been used: an operation serves once")

@@ -1,4 +1,4 @@
-"""What a purgatory says of itself."""
+"""The statistics of a purgatory."""
 
 from dataclasses import dataclass, field
 
@@ -13,15 +13,21 @@ class PurgatoryStatistics:
     num_delayed: int
     """Operations pending now."""
     watched: int
-    """Entries in the watcher lists now, those of finished operations included."""
+    """Entries in the watcher lists now, the dead ones of finished operations included."""
     estimated_total: int
-    """Operations watched and not purged yet, by the estimate that decides when to purge."""
+    """Entries living and dead, by the counts that decide when to purge; no list is looked at for them."""
     completed_at_once: int
     """Operations whose condition held when they came, so that they never waited."""
     satisfied: int
-    """Operations that waited and were completed before their deadline: by their condition, by force or by a close."""
+    """Operations that waited and were completed before their deadline, or by a last try at it: by their condition or by
+    `force_complete`."""
+    missed: int
+    """Of these, the operations whose condition was found to hold only by the last try at the deadline. Each one is a
+    missing call: a condition became true, and no `check_and_complete` of one of its keys came after that."""
     expired: int
     """Operations completed by their deadline."""
+    closed: int
+    """Operations completed by `complete_all`, `close` or `aclose`."""
     cancelled: int
     """Operations cancelled."""
     failed: int
@@ -29,7 +35,7 @@ class PurgatoryStatistics:
     purges: int
     """Purges started."""
     purged: int
-    """Dead entries removed from the watcher lists, by purges or by checks that came by."""
+    """Dead entries removed from the watcher lists, by purges or by checks."""
     scanned: int
     """Entries of the watcher lists that purges have looked at."""
     peak_delayed: int
@@ -37,5 +43,5 @@ class PurgatoryStatistics:
     peak_watched: int
     """The most entries in the watcher lists at a time."""
     longest_slice: float = field(compare=False)
-    """Seconds of the longest slice of work so far (expiry, cascade, purge, `check_and_complete_soon`): the longest time
-    for which the purgatory by itself has held up the loop."""
+    """Seconds of the longest slice of work so far (expiry, cascade, purge, `check_and_complete_soon`, `aclose`): the
+    longest time for which the purgatory by itself has held up the loop."""

@@ -4,13 +4,13 @@ This is the blocking query of Consul and etcd ("answer when the index has passed
 with for its high watermark; names and meaning are those of its `ThresholdPurgatory`.
 
 The waits are operations in a purgatory, watched on their threshold. Beside it, a heap has each threshold once, however
-many wait for it. So an advance looks at the lowest thresholds, up to the first that it does not pass, and at nobody
-who waits for a higher one.
+many wait for it. So an advance looks at the lowest thresholds, up to the first that it does not pass, and at no
+operation that waits for a higher one.
 
 A threshold whose waits have all expired or been cancelled stays in the heap until it is passed or swept out. When
 there are too many of these, the heap is put aside as the *old* one and a new one is begun; each further threshold then
-takes a few from the end of the old one, where taking does not disturb the order of a heap, and those that somebody
-still waits for go on into the new one. So there is never a turn in which all are looked at.
+takes a few from the end of the old one, where taking does not disturb the order of a heap, and those that are still
+waited for go on into the new one. So no iteration of the loop looks at all of them.
 """
 
 from copy import copy
@@ -18,11 +18,10 @@ from heapq import heappop, heappush
 from types import TracebackType
 from typing import Final, Generic, TypeVar, cast
 
-from purgatory.clock import Handle
+from purgatory._slices import call_next
 from purgatory.errors import PurgatoryError
 from purgatory.operation import DelayedOperation
 from purgatory.purgatory import DelayedOperationPurgatory
-from purgatory.timer.timer import SLICE
 
 __all__ = ["ThresholdPurgatory"]
 
@@ -32,13 +31,13 @@ _SWEPT: Final = 4
 """How many old thresholds each new one sweeps: the old heap is gone before the new one can be as long."""
 
 _SPARED: Final = 1000
-"""So many thresholds that nobody waits for are not worth a sweep."""
+"""So many thresholds without a wait are not worth a sweep."""
 
 
 class DelayedReach(DelayedOperation[Number]):
     """Waits until the value exceeds the threshold. Yields the value."""
 
-    __slots__ = ("failure", "of", "threshold")
+    __slots__ = ("__weakref__", "failure", "of", "threshold")
 
     def __init__(self, of: "ThresholdPurgatory[Number]", threshold: Number, timeout: float | None) -> None:
         super().__init__(timeout)
@@ -67,7 +66,7 @@ class DelayedReach(DelayedOperation[Number]):
 
 
 class ThresholdPurgatory(Generic[Number]):
-    """A value that only grows, and those who wait until it exceeds their threshold or their deadline comes.
+    """A value that only grows, and the waits until it exceeds a threshold or a deadline comes.
 
         index = ThresholdPurgatory(0)
         value = await index.reach(41, timeout=30.0)   # 42 or more; or, when the time is over, what it is then
@@ -76,7 +75,7 @@ class ThresholdPurgatory(Generic[Number]):
     Belongs to one event loop and its thread, as every purgatory. Use it as an async context manager, or call `aclose`.
     """
 
-    __slots__ = ("_handle", "_heap", "_old", "_thresholds", "_value", "purgatory")
+    __slots__ = ("__weakref__", "_advancing", "_heap", "_old", "_thresholds", "_value", "purgatory")
 
     def __init__(self, value: Number, purgatory: DelayedOperationPurgatory | None = None) -> None:
         """Start at `value`. `purgatory` is what holds the waits, and nothing else; one by itself if none is given.
@@ -90,12 +89,15 @@ class ThresholdPurgatory(Generic[Number]):
             raise TypeError(f"a DelayedOperationPurgatory is needed, not {purgatory!r}")
         self._value = value
         self.purgatory = purgatory
-        """What holds the waits: for its statistics, metrics and listeners, and `cancel_for_key(threshold)`."""
+        """The purgatory that holds the waits: for its statistics, metrics and listeners, and
+        `cancel_for_key(threshold)`.
+        """
         self._thresholds: set[Number] = set()
         """Those in the two heaps."""
         self._heap: list[Number] = []
         self._old: list[Number] = []
-        self._handle: Handle | None = None
+        self._advancing = False
+        """Whether an advance in slices is under way."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__qualname__} {self.purgatory.name!r} value={self.value!r} waiting={self.num_waiting}>"
@@ -130,7 +132,7 @@ class ThresholdPurgatory(Generic[Number]):
         operation = self.purgatory.try_complete_else_watch(DelayedReach(self, threshold, timeout), (threshold,))
         if threshold not in self._thresholds and not operation.done():
             self._thresholds.add(threshold)
-            heappush(self._heap, threshold)
+            self._push(threshold)
             self._sweep()
         return operation
 
@@ -141,18 +143,24 @@ class ThresholdPurgatory(Generic[Number]):
         """
         self._grow_to(value, "advance")
         completed = 0
+        leaving: BaseException | None = None
         while heap := self._passed():
             threshold = heap[0]
-            completed += self.purgatory.check_and_complete(threshold)
-            # Only now: if an operation has asked to exit, it is still known that others wait for this one.
+            try:
+                completed += self.purgatory.check_and_complete(threshold)
+            except (SystemExit, KeyboardInterrupt) as exception:
+                leaving = leaving or exception
             self._forget(heap, threshold)
+        if leaving is not None:
+            raise leaving
         return completed
 
     def advance_soon(self, value: Number) -> None:
-        """As `advance`, but the waits complete from the next turn of the loop on, in slices if there are many."""
+        """As `advance`, but the waits complete from the next iteration of the loop on, in slices if there are
+        many."""
         self._grow_to(value, "advance_soon")
-        if self._handle is None and self._passed():
-            self._advance_next_turn()
+        if not self._advancing and self._passed():
+            self._advance_next_iteration()
 
     def complete_all(self) -> int:
         """Complete all waits with the value as it is. Returns how many that were."""
@@ -165,16 +173,20 @@ class ThresholdPurgatory(Generic[Number]):
         kind that cannot be made again, that is a `PurgatoryError` with `exception` as its cause. Raises `TypeError` if
         it is no `Exception`, or is a `StopIteration`, which no coroutine may raise.
         """
-        lists = self.purgatory._lists
-        lists.check_thread("fail_all", "loop.call_soon_threadsafe(purgatory.fail_all, exception)")
+        self.purgatory.check_thread("purgatory.fail_all(exception)")
         ordinary = isinstance(exception, Exception)
         if not ordinary or isinstance(exception, StopIteration):
             raise TypeError(f"waits can raise an Exception other than StopIteration, not {exception!r}")
         failed = 0
+        leaving: BaseException | None = None
         for threshold in sorted(self._thresholds):
-            for entry in lists.entries(threshold):
-                if entry:
-                    failed += cast("DelayedReach[Number]", entry[0]).fail(exception)
+            for operation in self.purgatory.watching(threshold):
+                try:
+                    failed += cast("DelayedReach[Number]", operation).fail(exception)
+                except (SystemExit, KeyboardInterrupt) as request:
+                    leaving = leaving or request
+        if leaving is not None:
+            raise leaving
         return failed
 
     async def aclose(self) -> None:
@@ -191,9 +203,15 @@ class ThresholdPurgatory(Generic[Number]):
 
     def _grow_to(self, value: Number, call: str) -> None:
         _check_number("value", value)
-        self.purgatory._lists.check_thread(call, f"loop.call_soon_threadsafe(purgatory.{call}, value)")
+        self.purgatory.check_thread(f"purgatory.{call}(value)")
         if value > self._value:
             self._value = value
+
+    def _push(self, threshold: Number) -> None:
+        """Put a threshold into the heap. An advance that has come meanwhile has not found it: check it then."""
+        heappush(self._heap, threshold)
+        if self._value > threshold:
+            self.purgatory.check_and_complete(threshold)
 
     def _passed(self) -> list[Number]:
         """The heap with the lowest threshold, if the value exceeds that; else an empty one."""
@@ -203,24 +221,28 @@ class ThresholdPurgatory(Generic[Number]):
         return heap if heap and heap[0] < self._value else []
 
     def _forget(self, heap: list[Number], threshold: Number) -> None:
-        if heap and heap[0] == threshold:  # not if somebody who was told has advanced it meanwhile
+        if heap and heap[0] == threshold:  # not if a callback has advanced it meanwhile
             heappop(heap)
             self._thresholds.discard(threshold)
 
-    def _advance_next_turn(self) -> None:
-        clock = self.purgatory.timer.clock
-        self._handle = clock.call_at(clock.time(), self._advance_slice)
+    def _advance_next_iteration(self) -> None:
+        self._advancing = True
+        try:
+            call_next(self.purgatory.timer.clock, self._advance_slice)
+        except BaseException:
+            self._advancing = False
+            raise
 
     def _advance_slice(self) -> None:
-        self._handle = None
-        for _ in range(SLICE):
-            heap = self._passed()
-            if not heap:
-                return
+        self._advancing = False
+        part = self.purgatory.timer.new_slice()
+        while heap := self._passed():
             threshold = heap[0]
             self.purgatory.check_and_complete_soon(threshold)
             self._forget(heap, threshold)
-        self._advance_next_turn()
+            if part.is_over():
+                self._advance_next_iteration()
+                break
 
     def _sweep(self) -> None:
         if not self._old:
@@ -229,8 +251,8 @@ class ThresholdPurgatory(Generic[Number]):
             self._old, self._heap = self._heap, []
         for _ in range(min(_SWEPT, len(self._old))):
             threshold = self._old.pop()
-            if self.purgatory._lists.has(threshold):
-                heappush(self._heap, threshold)
+            if self.purgatory.is_watched(threshold):
+                self._push(threshold)
             else:
                 self._thresholds.discard(threshold)
 
@@ -248,7 +270,7 @@ def _another(exception: Exception) -> Exception:
             if hasattr(made, "__notes__"):
                 made.__notes__ = list(made.__notes__)
             return made
-    made = PurgatoryError(f"{type(exception).__qualname__}, which cannot be made again for each who waits")
+    made = PurgatoryError(f"{type(exception).__qualname__}, which cannot be made again for each wait")
     made.__cause__ = exception
     return made
 

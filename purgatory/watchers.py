@@ -1,253 +1,248 @@
 """Watcher lists: for each key, the operations that wait on it, in watch order.
 
 An operation that completes is usually watched by several lists. Deleting it from all of them at once would make every
-completion pay for every key, so, as in Kafka, its entries stay as *dead* ones until somebody walks the list anyway or a
-purge removes them. Three things differ from Kafka's:
+completion pay for every key, so, as in Kafka, its entries stay as *dead* ones until a check compacts the list or a
+purge removes them. Two things differ from Kafka's:
 
 An *entry* is a list of one, the operation, shared by all lists that watch it. Completion empties it. So an entry
 that is still in some list holds nothing of the operation or its payload, and `if entry` asks whether it is alive.
 (Kafka keeps the whole operation until the purge and has run out of memory on it: KAFKA-19389, KAFKA-19763.) A list is
 the smallest container that is made and emptied in C; per-key dicts that delete at once cost three times as much.
 
-The purge runs in slices, so that it never holds up the loop. A list too long for one slice is compacted into a new
-list beside it, which takes its place at the end.
+The entries that are dead and still in the lists are counted without looking at a list: an operation that completes
+leaves as many as it has keys, a compaction takes out as many as it finds. (Kafka counts operations, so that one with a
+thousand keys leaves a thousand entries and counts as one.)
 
-When to purge is decided as in Kafka, by an estimate, without looking at any list: there, a total counts the operations
-watched, and is set to the number of those pending when a purge starts. What the total is too high by since then is how
-many have finished and may have left dead entries. That is what is counted here, as `finished`.
+The lists know no clock, no timer and no listener, and of an operation nothing at all.
+
+Any method may be called at any point of another one: by a key's own `__hash__` or `__eq__`, and by finalizers, which
+CPython runs after any call of a C function. So each change happens in a block without a call, marked *No call from
+here*, and everything that it relies on is looked at in the same block. A list never gets shorter. It grows at its end
+and is replaced as a whole, so that a walk over it, however long it is suspended, misses nothing.
 """
 
-from asyncio import AbstractEventLoop, _get_running_loop
-from collections import deque
-from collections.abc import Collection, Hashable, Iterator
-from threading import get_ident
-from time import perf_counter
-from typing import Generic, TypeVar
+from collections.abc import Hashable, Iterator
+from contextlib import suppress
+from typing import Final, Generic, TypeAlias, TypeVar
 
-from purgatory.clock import Handle, report
-from purgatory.errors import PurgatoryError
-from purgatory.listeners import Listeners
-from purgatory.timer import WheelTimer
-from purgatory.timer.timer import SLICE
-
-__all__ = ["WatcherLists"]
+__all__ = ["Entry", "WatcherLists", "Watchers"]
 
 W = TypeVar("W")
 
+Entry: TypeAlias = list[W]
+"""A list of one, shared by all lists that watch it; empty when it is dead."""
+
+_SHORT: Final = 1000
+"""A list of at most so many entries is compacted in one go."""
+
+
+class Watchers(Generic[W]):
+    """The watcher list of one key."""
+
+    __slots__ = ("entries", "head", "index", "key")
+
+    def __init__(self, key: Hashable, entry: Entry[W]) -> None:
+        self.key = key
+        self.entries: list[Entry[W]] = [entry]
+        """In watch order. Replaced as a whole, and never shortened."""
+        self.head = 0
+        """So many entries at the front are dead: a check with a limit begins behind them."""
+        self.index = -1
+        """The place in the register of all lists, or -1."""
+
 
 class WatcherLists(Generic[W]):
-    """The watcher lists of one purgatory, its timer, and the counts that its operations keep."""
+    """The watcher lists of one purgatory, and the counts of their entries."""
 
-    __slots__ = (
-        "_handle",
-        "_lists",
-        "at_once",
-        "cancelled",
-        "deferred",
-        "depth",
-        "expired",
-        "failed",
-        "finished",
-        "listeners",
-        "loop",
-        "num_delayed",
-        "peak_delayed",
-        "peak_watched",
-        "purge_interval",
-        "purged",
-        "purges",
-        "quiet",
-        "satisfied",
-        "scanned",
-        "thread",
-        "time",
-        "timer",
-        "watched",
-    )
+    __slots__ = ("_by_key", "_register", "_size", "dead", "living", "peak", "purged", "revived")
 
-    def __init__(self, timer: WheelTimer, purge_interval: int) -> None:
-        self.timer = timer
-        self.time = timer.time
-        """The clock's, which is asked in fewer steps once it is known."""
-        self.purge_interval = purge_interval
-        self.quiet = purge_interval
-        """Up to so many `finished`, one more has nobody to tell and nothing to purge: -1 where somebody listens."""
-        self.listeners: Listeners | None = None
-        self._lists: dict[Hashable, list[list[W]]] = {}
-        self._handle: Handle | None = None
-        """Of the purge that is under way."""
-        self.loop: AbstractEventLoop | None = None
-        """The loop that the purgatory belongs to, if it belongs to one yet."""
-        self.thread: int | None = None
-        """The only thread that may use the purgatory; known in asyncio's debug mode, for others do not look."""
-        self.depth = 0
-        """How many completions are being made, each inside the one before."""
-        self.deferred: deque[W] = deque()
-        """What is to be completed by the outermost of these."""
-        self.num_delayed = 0
-        """Operations pending, exactly."""
-        self.finished = 0
-        """Operations that have finished since the last purge started, and may have left dead entries."""
-        self.watched = 0
-        """Entries in all lists, dead ones included, exactly."""
-        self.peak_delayed = 0
-        self.peak_watched = 0
-        self.purges = 0
+    def __init__(self) -> None:
+        self._by_key: dict[Hashable, Watchers[W]] = {}
+        self._register: list[Watchers[W]] = []
+        """The same lists, for walks in slices: a dict cannot be walked while it changes."""
+        self._size = 0
+        """The length of the register."""
+        self.living = 0
+        """Entries of operations that are pending."""
+        self.dead = 0
+        """Entries of operations that have finished."""
+        self.peak = 0
+        """The most entries at a time, as of the last removal."""
         self.purged = 0
-        self.scanned = 0
-        self.at_once = 0
-        self.satisfied = 0
-        self.expired = 0
-        self.cancelled = 0
-        self.failed = 0
+        """Dead entries removed so far."""
+        self.revived: list[Entry[W]] = []
+        """Entries that were watched while their list was being dropped, by the key's own `__hash__`. A check of the key
+        may have missed them: whoever compacts has to try them, and to clear this."""
 
-    def watch(self, operation: W, keys: Collection[Hashable]) -> list[W]:
-        """Put `operation` at the end of the list of each of `keys`, which are distinct. Returns its entry."""
-        entry = [operation]
-        lists = self._lists
-        try:
-            for key in keys:
-                entries = lists.get(key)
-                if entries is None:
-                    # Not lists[key] = [entry]: the key's own __hash__ may have watched something on it meanwhile.
-                    lists.setdefault(key, []).append(entry)
-                else:
-                    entries.append(entry)
-        except BaseException:  # from the key's own __hash__ or __eq__
-            self.watched = sum(map(len, lists.values()))
-            entry.clear()
-            self.finished += 1
-            self.purge_if_due()
-            raise
-        self.watched += len(keys)
-        self.num_delayed = num_delayed = self.num_delayed + 1
-        if num_delayed > self.peak_delayed:
-            self.peak_delayed = num_delayed
-        return entry
+    def __len__(self) -> int:
+        """How many keys have a list."""
+        return self._size
 
-    def purge_if_due(self) -> None:
-        """Start a purge if enough operations have finished since the last one started, unless one is under way."""
-        if self.finished > self.purge_interval and self._handle is None:
-            self._purge_soon(self._purge())
-            self.finished = 0
-            self.purges += 1
-
-    def listen(self, listeners: Listeners | None) -> None:
-        """Have `listeners` told of who finishes; `None` is nobody."""
-        self.listeners = listeners
-        self.quiet = self.purge_interval if listeners is None else -1
-
-    def check_thread(self, call: str, door: str) -> None:
-        """Raise `PurgatoryError`, which names the right door, if this is not the thread of the event loop."""
-        thread = get_ident()
-        if self.thread is not None and self.thread != thread:
-            if self.loop is not None and _get_running_loop() is self.loop:
-                self.thread = thread  # the loop goes on here
+    def watch(self, entry: Entry[W], key: Hashable) -> None:
+        """Put `entry` at the end of the list of `key`. It has been counted before, in `living`."""
+        by_key = self._by_key
+        while True:
+            if key in by_key:
+                try:
+                    # No call from the look-up to append().
+                    by_key[key].entries.append(entry)
+                except KeyError:  # dropped meanwhile, by something that the key's own methods have called
+                    continue
                 return
-            raise PurgatoryError(f"{call}() is not for other threads than that of the event loop: use {door}")
+            watchers = Watchers(key, entry)
+            if by_key.setdefault(key, watchers) is watchers:
+                self._add_to_register(watchers)
+                if not watchers.entries:  # finished and compacted already
+                    with suppress(Exception):  # the key cannot be looked up: the next purge tries again
+                        self._drop(watchers)
+                return
 
-    def has(self, key: Hashable) -> bool:
+    def find(self, key: Hashable) -> Watchers[W] | None:
+        """The list of `key`, if it has one."""
+        return self._by_key.get(key)
+
+    def __contains__(self, key: Hashable) -> bool:
         """Whether anything has been watching `key` since its list was last compacted."""
-        return key in self._lists
+        return key in self._by_key
 
     def keys(self) -> list[Hashable]:
-        """The keys that have lists."""
-        return list(self._lists)
+        """The keys that have a list."""
+        return list(self._by_key)
 
-    def entries(self, key: Hashable) -> list[list[W]]:
-        """A copy of the list of `key`: what watches it now, dead entries included, in watch order."""
-        entries = self._lists.get(key)
-        return [] if entries is None else entries.copy()
+    def all(self) -> list[Watchers[W]]:
+        """All lists as of now, those of the oldest keys first."""
+        return list(self._by_key.values())
 
-    def slices(self, key: Hashable) -> Iterator[list[list[W]]]:
-        """The list of `key` as it is when this begins, slice by slice."""
-        # It is not copied: a list grows at its end, and is replaced as a whole, but never shortened.
-        entries = self._lists.get(key, [])
+    def forwards(self) -> Iterator[Watchers[W]]:
+        """All lists, one at a time. Suspended, it may miss some when lists are dropped meanwhile."""
+        at = 0
+        while at < self._size:
+            yield self._register[at]
+            at += 1
+
+    def backwards(self) -> Iterator[Watchers[W]]:
+        """All lists, one at a time. Suspended, it misses none; those added meanwhile may come or not."""
+        at = self._size
+        while at > 0:
+            # A list that is dropped has its place taken by the last one, which has come before, or is new.
+            at -= 1
+            if at < self._size:
+                yield self._register[at]
+            else:
+                at = self._size
+
+    def skip(self, watchers: Watchers[W], entries: list[Entry[W]], head: int) -> bool:
+        """Note that the first `head` of `entries` are dead. Returns whether the list is to be compacted for that.
+
+        It is, when these are half of a list that is compacted in one go; a longer list is left to the purge.
+        """
+        if watchers.entries is not entries:
+            return False
+        if head > watchers.head:
+            watchers.head = head
         length = len(entries)
-        for start in range(0, length, SLICE):
-            yield entries[start : min(start + SLICE, length)]
+        return length <= _SHORT and 2 * head >= length > 0
 
-    def all_entries(self) -> Iterator[list[W]]:
-        """The entries of all lists; an operation on several keys comes several times."""
-        for entries in list(self._lists.values()):
-            yield from entries.copy()
+    def compact(self, watchers: Watchers[W]) -> None:
+        """Remove the dead entries of one list, in one go."""
+        while entries := watchers.entries:
+            last = entries[-1]
+            alive = list(filter(None, entries))
+            removed = len(entries) - len(alive)
+            # No call from here: the list is as it was.
+            if watchers.entries is entries and entries[-1] is last:
+                if self.living + self.dead > self.peak:
+                    self.peak = self.living + self.dead
+                watchers.entries = alive
+                watchers.head = 0
+                self.dead -= removed
+                self.purged += removed
+                break
+        if not watchers.entries:
+            self._drop(watchers)
 
-    def compact(self, key: Hashable) -> None:
-        """Remove the dead entries of `key`, in one go."""
-        entries = self._lists.get(key)
-        if entries is not None:
-            self._replace(key, entries, list(filter(None, entries)))
-
-    def compact_in_slices(self, key: Hashable) -> Iterator[int]:
-        """Remove the dead entries of `key`; after each slice, yield how many entries it had."""
-        entries = self._lists.get(key)
-        if entries is None:
-            return
+    def compact_in_slices(self, watchers: Watchers[W]) -> Iterator[int]:
+        """Remove the dead entries of one list; after each slice, yield how many entries it had."""
+        entries = watchers.entries
         length = len(entries)
-        if length <= SLICE:
-            self._replace(key, entries, list(filter(None, entries)))
+        if length <= _SHORT:
+            self.compact(watchers)
             yield length
             return
-        alive: list[list[W]] = []
-        dead: list[W] = []
-        for start in range(0, length, SLICE):
-            part = entries[start : min(start + SLICE, length)]
+        alive: list[Entry[W]] = []
+        none: Entry[W] = []
+        for start in range(0, length, _SHORT):
+            part = entries[start : min(start + _SHORT, length)]
             alive += filter(None, part)
             # The old list lets go of the dead now, for to free a million of them at the end would hold up the loop.
-            entries[start : start + len(part)] = [entry or dead for entry in part]
+            entries[start : start + len(part)] = [entry or none for entry in part]
             yield len(part)
-        # Meanwhile more may have been added at its end, or somebody else may have compacted it.
-        if self._lists.get(key) is entries:
-            alive += entries[length:]
-            self._replace(key, entries, alive)
+        # Meanwhile it may have grown at its end, or another compaction may have replaced it.
+        while watchers.entries is entries:
+            last = entries[-1]
+            more = entries[length:]
+            alive += more
+            length += len(more)
+            removed = length - len(alive)
+            # No call from here.
+            if watchers.entries is entries and entries[-1] is last:
+                if self.living + self.dead > self.peak:
+                    self.peak = self.living + self.dead
+                watchers.entries = alive
+                watchers.head = 0
+                self.dead -= removed
+                self.purged += removed
+        if not watchers.entries:
+            self._drop(watchers)
 
-    def close(self) -> None:
-        """Drop all lists, whose entries must be dead, and stop purging."""
-        self._lists.clear()
-        self.peak_watched = max(self.peak_watched, self.watched)
-        self.watched = 0
-        self.finished = 0
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
+    def clear(self) -> None:
+        """Drop all lists. All of their entries must be dead."""
+        by_key: dict[Hashable, Watchers[W]] = {}
+        register: list[Watchers[W]] = []
+        # No call from here.
+        if not self.living:
+            by_key, self._by_key = self._by_key, by_key
+            self._register, self._size = register, 0
+            self.peak = max(self.peak, self.dead)
+            self.dead = 0
 
-    def _replace(self, key: Hashable, entries: list[list[W]], alive: list[list[W]]) -> None:
-        dead = len(entries) - len(alive)
-        # Not at every watch: it is only before there are fewer that there can have been the most.
-        self.peak_watched = max(self.peak_watched, self.watched)
-        self.watched -= dead
-        self.purged += dead
-        if alive:
-            self._lists[key] = alive
-        else:
-            del self._lists[key]
+    def _add_to_register(self, watchers: Watchers[W]) -> None:
+        last = [watchers]
+        # No call from here.
+        if watchers.index < 0:
+            watchers.index = self._size
+            self._size += 1
+            self._register += last
 
-    def _purge(self) -> Iterator[None]:
-        budget = SLICE
-        added = self.watched + self.purged
-        for key in list(self._lists):
-            try:
-                for entries in self.compact_in_slices(key):
-                    self.scanned += entries
-                    budget -= entries
-                    if budget <= 0:
-                        yield
-                        # At least twice as fast as new entries come, or else the purge would never catch up.
-                        before, added = added, self.watched + self.purged
-                        budget = max(SLICE, 2 * (added - before))
-            except Exception as exception:  # from the key's own __hash__ or __eq__
-                report(self.timer.clock, "a watch key cannot be looked up", exception)
-
-    def _purge_soon(self, purge: Iterator[None]) -> None:
-        clock = self.timer.clock
-        self._handle = clock.call_at(clock.time(), self._purge_slice, purge)
-
-    def _purge_slice(self, purge: Iterator[None]) -> None:
-        began = perf_counter()
-        for _ in purge:
-            self._purge_soon(purge)
-            break
-        else:
-            self._handle = None
-            self.purge_if_due()
-        self.timer.note_slice(began)
+    def _drop(self, watchers: Watchers[W]) -> None:
+        """Remove an empty list and its key."""
+        by_key = self._by_key
+        key = watchers.key
+        register = self._register
+        # No call from here, but for a __hash__ or __eq__ of the key's own: it may watch the key again, and the list is
+        # still found then. Nothing else removes it, for it has left the register.
+        index = watchers.index
+        if watchers.entries or not 0 <= index < self._size or register[index] is not watchers:
+            return
+        last = register[-1]
+        register[index] = last
+        last.index = index
+        watchers.index = -1
+        del register[-1]
+        self._size -= 1
+        try:
+            by_key.pop(key, None)
+        except BaseException:
+            self._add_to_register(watchers)  # empty, but still found: the next purge tries again
+            raise
+        while watchers.entries:
+            there = by_key.setdefault(key, watchers)
+            if there is watchers:
+                self.revived += watchers.entries
+                self._add_to_register(watchers)
+                return
+            # No call from here.
+            there.entries = [*watchers.entries, *there.entries]
+            there.head = 0
+            watchers.entries = []
+            self.revived += there.entries

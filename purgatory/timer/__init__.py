@@ -34,6 +34,9 @@ the clock is armed for the earliest. With nothing to do, nothing happens.
 A bucket is a `dict`, or several when it gets long: it keeps insertion order and inserts and deletes in C; a linked list
 in Python was several times slower. Its keys are `id(task)`: a task may define what equality it likes, and the snapshot
 of keys that is walked while a bucket is drained keeps no task alive.
+
+`timer/` is a folder though it needs nothing but the standard library: the wheel, the driver and the task are a library
+of their own, which knows nothing of operations.
 """
 
 from purgatory.timer.task import TimerTask

@@ -1,26 +1,32 @@
-"""The hierarchy of wheels and the one `call_at` that drives it."""
+"""The hierarchy of wheels and the one `call_at` that drives it.
+
+Any public call may come at any point, as with `loop.call_later`: a finalizer may call the timer after any C function
+that the timer itself calls. So the steps are ordered such that everything that matters happens in blocks without a call
+or a loop, marked *No call from here*; what was looked at before such a block is looked at again in it. `_epoch` counts
+the changes that make a place in the rings stale, so that one comparison is enough.
+"""
 
 import asyncio
 import math
+from asyncio import AbstractEventLoop, _get_running_loop
 from collections.abc import Callable
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from time import perf_counter
-from typing import Any, Final, TypeVarTuple, Unpack
+from typing import Any, Final, NoReturn, TypeVarTuple, Unpack
 
+from purgatory._affinity import running_loop
+from purgatory._checks import check_count, refuse_copy, seconds
+from purgatory._slices import Slice, call_neutral
 from purgatory.clock import Clock, Handle, report
-from purgatory.timer.task import Bucket, TimerTask
+from purgatory.timer.task import Bucket, TimerEntry
 from purgatory.timer.wheel import TimingWheel
 
-__all__ = ["SLICE", "TimerHandle", "TimerStatistics", "WheelTimer"]
+__all__ = ["TimerHandle", "TimerStatistics", "WheelTimer"]
 
 Ts = TypeVarTuple("Ts")
 
-SLICE: Final = 1000
-"""How many entries are worked on before the loop gets its turn: about a millisecond of work."""
-
-_LONG: Final = 20 * SLICE
+_LONG: Final = 20_000
 """How many tasks a dict takes. One of this size grows within half a millisecond."""
 
 _LAST: Final = 2**52
@@ -49,40 +55,43 @@ class TimerStatistics:
     """Tasks moved down from a higher level, once for each move."""
 
 
-class TimerHandle(TimerTask):
+class TimerHandle(TimerEntry):
     """A callback asked for by `WheelTimer.call_at` or `call_later`, with the methods of `asyncio.TimerHandle`."""
 
-    __slots__ = ("args", "callback", "context", "timer")
+    __slots__ = ("__weakref__", "_args", "_callback", "_context", "_timer")
 
-    def __init__(self, timer: "WheelTimer", callback: Callable[..., object], args: tuple[Any, ...]) -> None:
-        self._bucket = None  # as super().__init__() does
-        self._deadline = 0.0
-        self.timer = timer
-        self.callback: Callable[..., object] | None = callback
-        self.args = args
-        self.context = copy_context()
+    def __init__(
+        self, timer: "WheelTimer", callback: Callable[..., object], args: tuple[Any, ...], context: Context
+    ) -> None:
+        self._timer_bucket = None
+        self._timer_deadline = 0.0
+        self._timer = timer
+        self._callback: Callable[..., object] | None = callback
+        self._args = args
+        self._context = context
 
     def __repr__(self) -> str:
-        state = "cancelled" if self.cancelled() else f"when={self._deadline!r}"
+        state = "cancelled" if self.cancelled() else f"when={self._timer_deadline!r}"
         return f"<TimerHandle {state}>"
 
     def when(self) -> float:
         """The time asked for, in seconds of the clock."""
-        return self._deadline
+        return self._timer_deadline
 
     def cancelled(self) -> bool:
         """Whether it was cancelled."""
-        return self.callback is None
+        return self._callback is None
 
     def cancel(self) -> None:
         """Forget the callback, at once. Harmless when it has run or has been cancelled before."""
-        self.timer.cancel(self)
-        self.callback = None
-        self.args = ()
+        self._callback = None
+        self._args = ()
+        self._timer.cancel(self)
 
-    def run(self) -> None:
-        assert self.callback is not None, "a cancelled call has left the timer"
-        self.context.run(self.callback, *self.args)
+    def _timer_expire(self) -> None:
+        callback = self._callback
+        if callback is not None and self._timer_bucket is None:  # else cancelled or moved on the way here
+            self._context.run(callback, *self._args)
 
 
 class WheelTimer:
@@ -92,25 +101,28 @@ class WheelTimer:
     comes at 0.009, where the product would be 0.009000000000000001. A deadline is a time of the clock in seconds and
     rounds up to a tick: a task never runs early, and late by less than a tick plus what the clock's own calls lag.
 
-    Tasks run in order of their tick, those of one tick mostly in the order in which they came. At most about a thousand
-    run before the loop gets a turn. `add`, `cancel` and `reschedule` cost the same however many tasks wait.
+    Tasks run in order of their tick, those of one tick mostly in the order in which they came, in slices: after about a
+    thousand tasks or a millisecond the loop gets an iteration. `add`, `cancel` and `reschedule` cost the same however
+    many tasks wait.
 
     Not thread-safe, like everything on an event loop.
     """
 
     __slots__ = (
+        "__weakref__",
         "_armed",
         "_buckets",
         "_cascaded",
         "_clock",
-        "_context",
         "_current",
         "_dicts",
         "_drained",
         "_drained_level",
+        "_epoch",
         "_handle",
         "_heap",
         "_keys",
+        "_loop",
         "_lowest",
         "_rate",
         "_tick",
@@ -125,33 +137,28 @@ class WheelTimer:
         Without a `clock` it is the event loop that runs when the first task is added. Raises `ValueError` unless
         `tick` is finite and at least 1e-6 and `wheel_size` at least 2, `TypeError` if they are no numbers.
         """
-        try:
-            valid = 1e-6 <= tick < math.inf
-        except TypeError:
-            raise TypeError(f"tick must be a number of seconds, not {tick!r}") from None
-        if not valid:
+        self._tick = seconds("tick", tick, "positive")
+        if self._tick < 1e-6:
             raise ValueError(f"tick must be a microsecond or more, in seconds, not {tick!r}")
-        if not isinstance(wheel_size, int):
-            raise TypeError(f"wheel_size must be an int, not {type(wheel_size).__qualname__}")
-        if wheel_size < 2:
-            raise ValueError(f"wheel_size must be at least 2, not {wheel_size!r}")
+        check_count("wheel_size", wheel_size, 2)
         if clock is not None and not (hasattr(clock, "time") and hasattr(clock, "call_at")):
-            raise TypeError(f"clock must have time() and call_at(), as an event loop has, which {clock!r} has not")
+            raise TypeError(f"clock must have time() and call_at(), as an event loop has: {clock!r} does not")
         self._clock = clock
-        self._tick = float(tick)
+        self._loop: AbstractEventLoop | None = None
+        """The loop that the timer was first used on, where no clock was given."""
         self._rate = 1 / self._tick
-        # The clock copies the context of whoever arms it. That must not be the context of the request that happens to
-        # be the earliest: its variables would be kept alive, and seen by the callbacks of all others.
-        self._context: Context = copy_context()
         self._current = 0 if clock is None else self._now()
         self._lowest = TimingWheel(1, 1, wheel_size, self._current)
         self._wheels = [self._lowest]
         # (first tick of a bucket, minus its level, its wheel): of two that start together the higher cascades first.
+        # Every bucket in a ring is in the heap; an entry of the heap may be stale, with no bucket in its slot.
         self._heap: list[tuple[int, int, TimingWheel]] = []
+        self._epoch = 0
+        """Changes so far of the hands, the heap's top and the rings other than by new buckets."""
         self._handle: Handle | None = None
         self._armed: float = _NOT_ARMED
-        # The bucket that is being drained: its dicts, the next one last, the one at hand, and the keys of that which
-        # are still to be looked at, the next one last.
+        """The tick for which the clock will call back."""
+        # State of the drain in progress: dicts left, the current dict, its keys left (reversed).
         self._dicts: list[Bucket] = []
         self._drained: Bucket = {}
         self._keys: list[int] = []
@@ -163,7 +170,10 @@ class WheelTimer:
         """Seconds of the longest slice of work so far."""
 
     def __repr__(self) -> str:
-        return f"<WheelTimer tick={self._tick!r} tasks={len(self)} levels={len(self._wheels)}>"
+        return f"<{type(self).__qualname__} tick={self._tick!r} tasks={len(self)} levels={len(self._wheels)}>"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        refuse_copy(self)
 
     def __len__(self) -> int:
         """How many tasks wait."""
@@ -178,7 +188,7 @@ class WheelTimer:
     def clock(self) -> Clock:
         """The clock; the running event loop, for good, if none was given. `RuntimeError` if there is none."""
         if self._clock is None:
-            self._clock = asyncio.get_running_loop()
+            self._clock = self._loop = asyncio.get_running_loop()
         return self._clock
 
     @property
@@ -191,123 +201,114 @@ class WheelTimer:
         levels = self._levels()
         return TimerStatistics(sum(levels), tuple(levels), self._wake_ups, self._buckets, self._cascaded)
 
-    def add(self, task: TimerTask, deadline: float) -> None:
-        """Run `task` at `deadline`, on the clock's next turn if that has passed.
+    def add(self, task: TimerEntry, deadline: float) -> None:
+        """Run `task` at `deadline`, on the clock's next iteration if that has passed.
 
         A deadline of 2**52 ticks or more (140,000 years at 1 ms) never comes, and the task does not wait for it.
-        Raises `ValueError` if `deadline` is NaN or the task waits in a timer already.
+        Raises `ValueError` if `deadline` is NaN or the task waits in a timer already, `PurgatoryError` on another event
+        loop than the timer's.
         """
-        if task._bucket is not None:
+        if self._loop is not None and self._loop.is_closed():
+            running_loop(self, self._loop, "timer.add(task, deadline)")
+        if not self._place(task, deadline, None):
             raise ValueError(f"{task!r} waits in a timer already")
-        # The first tick whose time is not before the deadline.
-        try:
-            tick = int(deadline * self._rate)
-            if tick / self._rate < deadline:
-                tick += 1
-        except ValueError:
-            raise ValueError(f"deadline must be a number of seconds, not {deadline!r}") from None
-        except OverflowError:
-            tick = _LAST if deadline > 0 else self._current
-        if tick >= _LAST:
-            task._deadline = deadline
-            return
-        if tick < self._current:
-            tick = self._current
-        wheel = self._lowest
-        while tick >= wheel.limit:
-            wheel = wheel.overflow or self._grow(wheel)
-        slot = tick // wheel.unit % wheel.size
-        bucket = wheel.buckets[slot]
-        if bucket is None:
-            bucket = self._open(tick)
-        elif len(bucket) >= _LONG:
-            bucket = wheel.go_on(slot)
-        task._deadline = deadline
-        task._bucket = bucket
-        bucket[id(task)] = task
 
-    def cancel(self, task: TimerTask) -> bool:
+    def cancel(self, task: TimerEntry) -> bool:
         """Take `task` out, at once. Returns whether it was waiting."""
-        bucket = task._bucket
+        number = id(task)
+        # No call from here: the task is in the timer, or it is not.
+        bucket = task._timer_bucket
         if bucket is None:
             return False
-        del bucket[id(task)]
-        task._bucket = None
+        task._timer_bucket = None
+        del bucket[number]
         return True
 
-    def reschedule(self, task: TimerTask, deadline: float) -> None:
-        """Move `task` to `deadline`, earlier or later than before, whether it was waiting or not. Raises as `add`."""
-        bucket = task._bucket
-        task._bucket = None
-        try:
-            self.add(task, deadline)
-        except BaseException:
-            task._bucket = bucket
-            raise
-        if bucket is not None and bucket is not task._bucket:
-            del bucket[id(task)]
+    def reschedule(self, task: TimerEntry, deadline: float) -> None:
+        """Move `task` to `deadline`, earlier or later than before, whether it was waiting or not. Raises as `add`.
+
+        Within its bucket nothing moves.
+        """
+        if self._loop is not None and self._loop.is_closed():
+            running_loop(self, self._loop, "timer.reschedule(task, deadline)")
+        while not self._place(task, deadline, task._timer_bucket):
+            pass  # it was moved by something that came in between
 
     def time(self) -> float:
         """The clock's time, in seconds."""
         return self.clock.time()
 
-    def call_at(self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts) -> TimerHandle:
-        """Call `callback(*args)` at `when`, as `loop.call_at` does but never early. Returns a handle to cancel it."""
-        call = TimerHandle(self, callback, args)
-        self.add(call, when)
+    def call_at(
+        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> TimerHandle:
+        """Call `callback(*args)` at `when`, as `loop.call_at` does but never early. Returns a handle to cancel it.
+
+        It runs in `context`, or else in a copy of the present context. Raises as `add`.
+        """
+        call = TimerHandle(self, callback, args, copy_context() if context is None else context)
+        if self._loop is not None and self._loop.is_closed():
+            running_loop(self, self._loop, "timer.call_at(when, callback)")
+        self._place(call, when, None)
         return call
 
-    def call_later(self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts) -> TimerHandle:
-        """Call `callback(*args)` in `delay` seconds, as `loop.call_later` does but never early."""
+    def call_later(
+        self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> TimerHandle:
+        """Call `callback(*args)` in `delay` seconds, as `loop.call_later` does but never early. Else as `call_at`."""
         # Not by way of call_at() and `clock`: their calls are saved.
-        call = TimerHandle(self, callback, args)
-        self.add(call, (self.clock if self._clock is None else self._clock).time() + delay)
+        call = TimerHandle(self, callback, args, copy_context() if context is None else context)
+        if self._loop is not None and self._loop.is_closed():
+            running_loop(self, self._loop, "timer.call_later(delay, callback)")
+        self._place(call, (self.clock if self._clock is None else self._clock).time() + delay, None)
         return call
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Pass what nobody caught on to the clock's exception handler."""
+        """Pass an exception that has no caller on to the clock's exception handler."""
         report(self._clock, **context)
 
-    def note_slice(self, began: float) -> None:
-        """A slice of work that began at `began`, of `time.perf_counter`, is over."""
-        took = perf_counter() - began
+    def new_slice(self) -> Slice:
+        """Begin a slice of work, which ends by time too on an event loop."""
+        return Slice(isinstance(self._clock, AbstractEventLoop))
+
+    def note_slice(self, done: Slice) -> None:
+        """A slice of work has ended."""
+        took = done.seconds()
         if took > self.longest_slice:
             self.longest_slice = took
 
     def close(self) -> None:
         """Forget all tasks and leave the clock alone. The timer can be used again."""
-        for wheel in self._wheels:
-            for slot in range(wheel.size):
-                self._forget(wheel.take(slot))
-        self._forget([*self._dicts, self._drained])
-        self._dicts.clear()
-        self._keys.clear()
-        self._heap.clear()
+        lowest = TimingWheel(1, 1, self._lowest.size, self._current)
+        wheels = [lowest]
+        heap: list[tuple[int, int, TimingWheel]] = []
+        dicts: list[Bucket] = []
+        drained: Bucket = {}
+        keys: list[int] = []
+        # No call from here: what comes while the old tasks are forgotten finds an empty timer.
+        wheels, self._wheels = self._wheels, wheels
+        dicts, self._dicts = self._dicts, dicts
+        drained, self._drained = self._drained, drained
+        self._lowest, self._heap, self._keys, self._drained_level = lowest, heap, keys, 1
+        self._epoch += 1
+        handle = None
         if self._armed != _AWAKE:
-            self._disarm()
+            handle, self._handle = self._handle, None
+            self._armed = _NOT_ARMED
+        # To here.
+        if handle is not None:
+            handle.cancel()
+        _forget(drained)
+        for bucket in dicts:
+            _forget(bucket)
+        for wheel in wheels:
+            for some in wheel.buckets:
+                for bucket in some or ():
+                    _forget(bucket)
 
     def _levels(self) -> list[int]:
         levels = [sum(map(wheel.count, range(wheel.size))) for wheel in self._wheels]
         levels[self._drained_level - 1] += len(self._drained) + sum(map(len, self._dicts))
         return levels
-
-    @staticmethod
-    def _forget(buckets: list[Bucket]) -> None:
-        for bucket in buckets:
-            for task in bucket.values():
-                task._bucket = None
-            bucket.clear()
-
-    def _find(self, tick: int) -> TimingWheel:
-        wheel = self._lowest
-        while tick >= wheel.limit:
-            wheel = wheel.overflow or self._grow(wheel)
-        return wheel
-
-    def _grow(self, wheel: TimingWheel) -> TimingWheel:
-        overflow = wheel.make_overflow(self._current)
-        self._wheels.append(overflow)
-        return overflow
 
     def _now(self) -> int:
         """The last tick whose time has come."""
@@ -319,117 +320,273 @@ class WheelTimer:
             tick -= 1
         return tick
 
-    def _turn_to(self, tick: int) -> None:
-        if tick > self._current:
-            self._current = tick
-            for wheel in self._wheels:
-                wheel.turn_to(tick)
+    def _place(self, task: TimerEntry, deadline: float, expected: Bucket | None) -> bool:
+        """Put `task` where `deadline` belongs, unless it has left `expected` meanwhile. Returns whether it had not."""
+        # The first tick whose time is not before the deadline.
+        try:
+            tick = int(deadline * self._rate)
+            if tick / self._rate < deadline:
+                tick += 1
+        except ValueError:
+            raise ValueError(f"deadline must be a number of seconds, not {deadline!r}") from None
+        except OverflowError:
+            tick = _LAST if deadline > 0 else self._current
+        number = id(task)
+        if tick >= _LAST:  # never
+            if task._timer_bucket is not expected:
+                return False
+            task._timer_deadline = deadline
+            if expected is not None:
+                task._timer_bucket = None
+                del expected[number]
+            return True
+        while True:
+            epoch = self._epoch
+            if tick < self._current:
+                tick = self._current
+            wheel = self._lowest
+            while tick >= wheel.limit:
+                wheel = wheel.overflow or self._grow(wheel)
+            slot = tick // wheel.unit % wheel.size
+            dicts = wheel.buckets[slot]
+            if dicts is None:
+                self._open(tick)
+                continue
+            within = dicts[-1] is expected or (
+                expected is not None and dicts[0] is not dicts[-1] and _holds(dicts, expected)
+            )
+            # No call from here: the task is moved to a bucket in the ring, or everything is looked at again.
+            if wheel.buckets[slot] is not dicts or epoch != self._epoch:
+                continue
+            if task._timer_bucket is not expected:
+                return False
+            task._timer_deadline = deadline
+            if within:
+                return True
+            bucket = dicts[-1]
+            task._timer_bucket = bucket
+            bucket[number] = task
+            if expected is not None:
+                del expected[number]
+            # To here.
+            if len(bucket) >= _LONG:
+                _extend(dicts)
+            return True
 
-    def _open(self, tick: int) -> Bucket:
-        """Put an empty bucket where `tick` belongs, and see to it that the clock wakes us in time for it."""
-        if self._armed != _AWAKE and not self._keys and not self._dicts:
-            # The hands may be far behind, because nothing has been due for a while.
-            now = self._now()
-            if not self._heap or self._heap[0][0] > now:
-                self._turn_to(now)
-                tick = max(tick, now)
-        wheel = self._find(tick)
-        slot = wheel.slot(tick)
-        assert wheel.buckets[slot] is None, "a bucket that the hands reach now was within reach before they moved"
-        start = wheel.start(tick)
+    def _grow(self, wheel: TimingWheel) -> TimingWheel:
+        """Make the overflow wheel of `wheel`."""
+        epoch = self._epoch
+        overflow = TimingWheel(wheel.level + 1, wheel.unit * wheel.size, wheel.size, self._current)
+        more = [overflow]
+        # No call from here: there is one overflow wheel. A stale one is not found again.
+        if wheel.overflow is None and epoch == self._epoch:
+            wheel.overflow = overflow
+            self._wheels += more
+        return wheel.overflow or overflow
+
+    def _raise_limits(self) -> None:
+        """Let all wheels follow `_current`.
+
+        Until then their limits are too low, which is harmless: tasks get into higher levels than they need to.
+        """
+        for wheel in self._wheels:
+            wheel.limit = (self._current // wheel.unit + wheel.size) * wheel.unit
+
+    def _open(self, tick: int) -> None:
+        """Put an empty bucket where `tick` belongs, unless something comes in between.
+
+        An entry in the heap and an armed clock come first: a bucket in a ring always has both.
+        """
+        if self._loop is not None and (running := _get_running_loop()) is not None and running is not self._loop:
+            running_loop(self, self._loop, "timer.add(task, deadline)")
+        now = self._now()
+        heap = self._heap
+        # No call from here to the limits: the hands may be far behind, because nothing has been due for a while.
+        if (
+            now > self._current
+            and self._armed != _AWAKE
+            and not self._keys
+            and not self._dicts
+            and (not heap or heap[0][0] > now)
+        ):
+            self._current = now
+            self._epoch += 1
+            self._raise_limits()
+        epoch = self._epoch
+        if tick < self._current:
+            tick = self._current
+        wheel = self._lowest
+        while tick >= wheel.limit:
+            wheel = wheel.overflow or self._grow(wheel)
+        start = tick - tick % wheel.unit
+        slot = tick // wheel.unit % wheel.size
+        heappush(self._heap, (start, -wheel.level, wheel))
         if start < self._armed:
             self._arm(start)
-        bucket: Bucket = {}
-        wheel.buckets[slot] = bucket
-        heappush(self._heap, (start, -wheel.level, wheel))
-        return bucket
+        fresh: list[Bucket] = [{}]
+        # No call from here: nothing has moved the hands, looked at the heap or closed the timer since.
+        if epoch == self._epoch and wheel.buckets[slot] is None:
+            wheel.buckets[slot] = fresh
 
     def _arm(self, tick: int, not_before: float = -math.inf) -> None:
-        when = max(tick / self._rate, not_before)
-        handle = self._context.run(self.clock.call_at, when, self._wake)
-        self._disarm()
-        self._handle = handle
-        self._armed = tick
-
-    def _disarm(self) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-        self._handle = None
-        self._armed = _NOT_ARMED
+        """Have the clock call back at `tick`, unless it will earlier."""
+        handle: Handle | None = call_neutral(self.clock, max(tick / self._rate, not_before), self._wake)
+        # No call from here: of two handles the earlier one is kept.
+        if tick < self._armed:
+            handle, self._handle = self._handle, handle
+            self._armed = tick
+        # To here.
+        if handle is not None:
+            handle.cancel()
 
     def _wake(self) -> None:
-        began = perf_counter()
+        part = self.new_slice()
         now = self._now()
         # A clock that calls early is not as fine as we asked it to be: asked again for the rest, uvloop would call back
         # at once, hundreds of times.
         not_before = self.clock.time() + _COARSE if now < self._armed else -math.inf
         self._handle = None
         self._armed = _AWAKE
+        self._epoch += 1
         self._wake_ups += 1
+        leaving: BaseException | None = None
         try:
-            self._run_until(now)
+            leaving = self._run_until(now, part)
         finally:
             self._armed = _NOT_ARMED
             self._arm_next(not_before)
-            self.note_slice(began)
+            self.note_slice(part)
+        if leaving is not None:
+            raise leaving
 
     def _arm_next(self, not_before: float) -> None:
-        if self._keys or self._dicts:
-            self._arm(self._current)
-            return
-        heap = self._heap
-        while heap:
+        """Arm the clock for the drain in progress or for the earliest bucket that has tasks. Empty ones are dropped."""
+        while True:
+            if self._keys or self._dicts:
+                self._arm(self._current)
+                return
+            heap = self._heap
+            if not heap:
+                return
             start, _, wheel = heap[0]
-            slot = wheel.slot(start)
-            if wheel.count(slot):
-                self._arm(start, not_before)
-                return
-            # All of its tasks have been cancelled: not worth a wake-up.
-            wheel.take(slot)
-            heappop(heap)
+            slot = start // wheel.unit % wheel.size
+            dicts = wheel.buckets[slot]
+            if dicts is not None:
+                while not dicts[0] and dicts[0] is not dicts[-1]:
+                    del dicts[0]
+                # No call from here: a task that is added meanwhile is in a bucket that stays.
+                if wheel.buckets[slot] is not dicts:
+                    continue
+                if dicts[0]:
+                    self._arm(start, not_before)
+                    return
+                wheel.buckets[slot] = None  # all of its tasks have been cancelled: not worth a wake-up
+            self._epoch += 1
+            if heap and heap[0][0] == start and heap[0][2] is wheel:
+                heappop(heap)
 
-    def _run_until(self, now: int) -> None:
-        """Drain buckets in the order of their starts, up to tick `now` or a slice."""
-        budget = self._drain(SLICE)
-        heap = self._heap
-        while budget > 0:
+    def _run_until(self, now: int, part: Slice) -> BaseException | None:
+        """Drain buckets in the order of their starts, up to tick `now` or the end of the slice.
+
+        Returns a request to exit that a task has raised: the others of the slice run first.
+        """
+        leaving: BaseException | None = None
+        while True:
+            drained = self._drained
+            keys = self._keys
+            runs = self._drained_level == 1
+            while keys:
+                number = keys.pop()
+                task = drained.get(number)
+                # No call from here: the task is in the timer, or it is being run.
+                if task is None or task._timer_bucket is not drained:
+                    continue  # cancelled or moved since the snapshot of the keys was taken
+                if runs:
+                    task._timer_bucket = None
+                    del drained[number]
+                    # To here.
+                    try:
+                        task._timer_expire()
+                    except (SystemExit, KeyboardInterrupt) as exception:
+                        leaving = leaving or exception
+                    except BaseException as exception:
+                        report(self._clock, f"{type(task).__qualname__} raised at its deadline", exception, task=task)
+                    # A traceback that is kept would keep this frame, and with it the task.
+                    del task
+                    if part.is_over():
+                        return leaving
+                else:
+                    self._cascaded += 1
+                    self._place(task, task._timer_deadline, drained)
+                    del task
+                    if part.is_over_cheaply():
+                        return leaving
             if self._dicts:
-                self._drained = self._dicts.pop()
-                self._keys = list(self._drained)
-                self._keys.reverse()
-            elif heap and heap[0][0] <= now:
-                start, _, wheel = heappop(heap)
-                self._turn_to(start)
-                self._buckets += 1
-                self._drained_level = wheel.level
-                self._dicts = wheel.take(wheel.slot(start))
-                self._dicts.reverse()
+                self._drained = self._dicts[0]
+                del self._dicts[0]
+                keys = list(self._drained)
+                keys.reverse()
+                self._keys = keys
+                continue
+            heap = self._heap
+            # No call from here to the limits: the hands move before anything can be added behind them.
+            if heap and heap[0][0] <= now:
+                due, start = True, heap[0][0]
             else:
-                self._turn_to(now)
-                return
-            budget = self._drain(budget - 1)
+                due, start = False, now
+            if start > self._current:
+                self._current = start
+                self._epoch += 1
+                self._raise_limits()
+            if not due:
+                return leaving
+            heap = self._heap
+            # No call from here: the bucket is in the ring, or it is being drained.
+            if heap and heap[0][0] <= self._current:
+                start, _, wheel = heap[0]
+                slot = start // wheel.unit % wheel.size
+                dicts = wheel.buckets[slot]
+                if dicts is not None:
+                    wheel.buckets[slot] = None
+                    self._dicts = dicts
+                    self._drained_level = wheel.level
+                    self._buckets += 1
+                self._epoch += 1
+                heappop(heap)
+                if part.is_over_cheaply():
+                    return leaving
 
-    def _drain(self, budget: int) -> int:
-        """Run the tasks of the dict at hand, or put them into lower levels. Returns what is left of the budget."""
-        keys = self._keys
-        bucket = self._drained
-        runs = self._drained_level == 1
-        while keys and budget > 0:
-            budget -= 1
-            task = bucket.pop(keys.pop(), None)
-            if task is None:
-                continue  # cancelled or moved since the snapshot was taken
-            task._bucket = None
-            if runs:
-                try:
-                    task.run()
-                except (SystemExit, KeyboardInterrupt):
-                    raise
-                except BaseException as exception:
-                    report(self._clock, f"{type(task).__qualname__}.run() raised", exception, task=task)
-            else:
-                self._cascaded += 1
-                self.add(task, task._deadline)
-            # A traceback that somebody keeps would keep this frame, and with it the task.
-            del task
-        return budget
+
+def _holds(dicts: list[Bucket], bucket: Bucket) -> bool:
+    return any(each is bucket for each in dicts)
+
+
+def _extend(dicts: list[Bucket]) -> None:
+    """Let another dict of a bucket take new tasks: one that most tasks have left, or else a further one.
+
+    So memory is bounded by what is in the bucket, however much passes through it: a dict that is used again makes its
+    table fit its contents when it grows.
+    """
+    fresh: Bucket = {}
+    for _ in range(len(dicts)):
+        bucket = dicts[0]
+        has_room = len(bucket) < _LONG // 2
+        last = [bucket]
+        # No call from here: each dict is in the list once.
+        if dicts[0] is bucket:
+            del dicts[0]
+            dicts += last
+        if has_room:
+            return
+    last = [fresh]
+    dicts += last
+
+
+def _forget(bucket: Bucket) -> None:
+    """Take out all tasks of a dict that is in no ring any more."""
+    for number in list(bucket):
+        task = bucket.get(number)
+        # No call from here.
+        if task is not None and task._timer_bucket is bucket:
+            task._timer_bucket = None
+            del bucket[number]

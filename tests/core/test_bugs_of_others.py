@@ -251,7 +251,7 @@ class TestUnbounded:
             purgatory.try_complete_else_watch(Flag(3600.0), [n, "key"]).force_complete()
             clock.advance(0)
             assert purgatory.watched <= 2 * 101
-        assert len(purgatory._lists._lists) <= 102
+        assert len(purgatory.watched_keys()) <= 102
 
 
 class TestTheLoopsOwnHeap:

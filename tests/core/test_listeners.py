@@ -200,7 +200,7 @@ class TestWhoIsTold:
 
         with pytest.raises(TypeError, match="a listener must not be async"):
             purgatory.add_listener(listen)
-        assert purgatory._lists.listeners is None
+        assert purgatory._owner.listeners is None
 
     async def test_a_listener_may_end_thousands_without_going_deeper(self) -> None:
         purgatory = DelayedOperationPurgatory()
@@ -348,10 +348,10 @@ class TestWhatIsKept:
     def test_without_a_listener_nothing_is_noted(self, purgatory: DelayedOperationPurgatory, heard: Heard) -> None:
         purgatory.try_complete_else_watch(Flag(), ["a"])
         purgatory.remove_listener(heard.append)
-        assert purgatory._lists.listeners is None
+        assert purgatory._owner.listeners is None
 
     def test_every_arrival_that_was_noted_is_let_go(self, purgatory: DelayedOperationPurgatory, heard: Heard) -> None:
-        listeners = purgatory._lists.listeners
+        listeners = purgatory._owner.listeners
         assert listeners is not None
         for ready in (True, False):
             purgatory.try_complete_else_watch(Flag(ready=ready), ["a"])

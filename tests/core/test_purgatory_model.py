@@ -12,7 +12,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import purgatory.operation
 from purgatory import DelayedOperation, DelayedOperationPurgatory, Handle, OperationCancelled, PurgatoryError
-from purgatory.operation import PENDING
 from tests.support import naive
 from tests.support.figures import show
 from tests.support.invariants import check_purgatory
@@ -97,7 +96,7 @@ class Real(DelayedOperation[str]):
         naive.on_expiration(self)
 
     def force_complete(self) -> bool:
-        self.world.note("forces", self.number, self._state is PENDING)
+        self.world.note("forces", self.number, self.outcome is None)
         return super().force_complete()
 
 
@@ -144,7 +143,7 @@ class RealWorld(FaultLog):
         return self.purgatory.check_and_complete(key)
 
     def check_soon(self, key: str) -> None:
-        self.note("asks for", key, self.purgatory._lists.has(key))
+        self.note("asks for", key, self.purgatory.is_watched(key))
         self.purgatory.check_and_complete_soon(key)
 
     def cancel_for_key(self, key: str) -> list[int]:

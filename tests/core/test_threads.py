@@ -156,7 +156,7 @@ async def test_in_debug_mode_the_other_methods_refuse_other_threads_and_name_the
             await asyncio.to_thread(call, purgatory, operation)
         assert purgatory.statistics() == before
         assert not operation.done()
-        assert operation._deadline > asyncio.get_running_loop().time() + 30
+        assert operation._timer_deadline > asyncio.get_running_loop().time() + 30
         # On the loop's own thread all is as ever, and through the right door too.
         await asyncio.to_thread(purgatory.check_and_complete_threadsafe, "key")
         assert await operation == "result of flag"

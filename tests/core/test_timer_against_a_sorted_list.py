@@ -68,7 +68,7 @@ def test_the_same_tasks_in_the_same_order_never_early_and_late_by_less_than_a_ti
             slack = tick + (abs(clock.time()) + tick) * 1e-15
             tick_before = -float("inf")
             for when, task in ran:
-                deadline = task._deadline
+                deadline = task._timer_deadline
                 del expected[bisect_left(expected, (deadline, task.number))]
                 del tasks[task.number]
                 assert deadline <= when, "early"

@@ -16,7 +16,7 @@ Future = asyncio.Future[int]
 class Weak(DelayedFutures[int]):
     """Can be referred to weakly."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ()
 
 
 def _futures(count: int) -> list[Future]:

@@ -7,39 +7,51 @@ from purgatory import DelayedOperationPurgatory, WheelTimer
 
 
 def check_timer(timer: WheelTimer) -> None:
-    """The heap holds each bucket once, one call is armed for the first, and each task is where its deadline puts it."""
-    used = [
+    """The heap holds each bucket, one call is armed for the first, and each task is where its deadline puts it."""
+    used = {
         (-wheel.level, slot)
         for wheel in timer.wheels
         for slot, bucket in enumerate(wheel.buckets)
         if bucket is not None
-    ]
-    assert sorted((level, wheel.slot(start)) for start, level, wheel in timer._heap) == sorted(used)
-    assert timer._armed == (timer._heap[0][0] if timer._heap else math.inf)
+    }
+    known = {(level, wheel.slot(start)): start for start, level, wheel in timer._heap}
+    assert used <= known.keys()
+    assert all(timer._armed <= known[bucket] for bucket in used), "the clock is armed for the earliest one"
+    assert (timer._handle is None) == (timer._armed == math.inf)
     assert (timer._keys, timer._dicts, dict(timer._drained)) == ([], [], {})
+    assert len({id(wheel) for wheel in timer.wheels}) == len(timer.wheels)
     for start, _, wheel in timer._heap:
-        slot = wheel.slot(start)
+        assert wheel in timer.wheels
         assert start % wheel.unit == 0
         assert start < wheel.limit
-        for part in (*wheel.full.get(slot, []), wheel.buckets[slot]):
-            for key, task in (part or {}).items():
+        parts = wheel.buckets[wheel.slot(start)]
+        for part in parts or ():
+            for key, task in part.items():
                 assert key == id(task)
-                assert task._bucket is part
-                tick = math.ceil(task._deadline / timer.tick)
+                assert task._timer_bucket is part
+                tick = math.ceil(task._timer_deadline / timer.tick)
                 assert tick - 1 < start + wheel.unit, "it would be late"
 
 
 def check_purgatory(purgatory: DelayedOperationPurgatory) -> None:
     """The lists hold each pending operation on each of its keys, in watch order, and of the finished ones nothing."""
     check_timer(purgatory.timer)
-    lists = purgatory._lists
-    entries = list(chain.from_iterable(lists._lists.values()))
+    owner = purgatory._owner
+    lists = owner.lists
+    assert {id(watchers) for watchers in lists._by_key.values()} == {id(watchers) for watchers in lists._register}
+    assert lists._size == len(lists._register) == len(lists._by_key)
+    assert all(lists._register[watchers.index] is watchers for watchers in lists._register)
+    assert all(watchers.entries for watchers in lists._register), "a list without entries is dropped"
+    assert not any(entry for watchers in lists._register for entry in watchers.entries[: watchers.head])
+    entries = list(chain.from_iterable(watchers.entries for watchers in lists._register))
     alive = {id(entry[0]): entry[0] for entry in entries if entry}
-    assert all(lists._lists.values()), "a list without entries is dropped"
-    assert lists.watched == len(entries)
-    assert lists.num_delayed == len(alive)
-    assert (lists.depth, list(lists.deferred)) == (0, [])
+    assert (lists.living, lists.dead) == (sum(map(bool, entries)), sum(not entry for entry in entries))
+    assert (purgatory.watched, purgatory.statistics().estimated_total) == (len(entries), len(entries))
+    assert owner.num_delayed == len(alive)
+    assert (owner.depth, list(owner.deferred), lists.revived) == (0, [], [])
     for entry in entries:
-        assert not entry or (entry[0]._entry is entry and not entry[0].done())
-    assert len(purgatory.timer) == sum(operation._deadline < math.inf for operation in alive.values())
-    assert lists.finished <= lists.purge_interval or lists._handle is not None
+        assert not entry or (entry[0]._purgatory_entry is entry and not entry[0].done())
+    for operation in alive.values():
+        assert sum(entry is operation._purgatory_entry for entry in entries) == operation._purgatory_keys
+    assert len(purgatory.timer) == sum(operation._timer_deadline < math.inf for operation in alive.values())
+    assert lists.dead <= max(owner.purge_interval, lists.living) or owner._purging

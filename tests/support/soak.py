@@ -61,17 +61,17 @@ class Samples:
         self.watched.append(statistics.watched)
         self.scheduled.append(scheduled)
         self.heap.append(len(held.timer._heap))
-        lists = held._lists
-        assert statistics.estimated_total - statistics.num_delayed <= lists.purge_interval or lists._handle is not None
-        assert len(lists._lists) <= statistics.watched
+        owner = held._owner
+        assert owner.lists.dead <= max(owner.purge_interval, owner.lists.living) or owner._purging
+        assert len(held.watched_keys()) <= statistics.watched
 
     def check(self, held: DelayedOperationPurgatory) -> None:
         """Nothing has grown since the first fifth."""
         warm = len(self.memory) // 5
         growth = max(self.memory[-warm:]) / max(self.memory[: 2 * warm])
         assert growth < 1.1, f"memory has grown by {growth - 1:.0%}"
-        # Up to three entries an operation; as many operations as a purge waits for, and what comes while it runs.
-        most = 3 * (max(self.pending) + held._lists.purge_interval + 10_000)
+        # Up to three entries an operation; as many dead ones as living, and more that come while a purge runs.
+        most = 3 * (2 * max(self.pending) + held._owner.purge_interval + 10_000)
         assert max(self.watched) <= most, f"{max(self.watched)} entries watched"
         assert max(self.scheduled) <= 300, f"{max(self.scheduled)} calls scheduled"
         levels = len(held.timer.wheels)
@@ -130,8 +130,8 @@ class Traffic:
         outcomes = (statistics.completed_at_once, statistics.satisfied, statistics.expired, statistics.cancelled)
         assert sum(outcomes) == self.made, f"{sum(outcomes)} of {self.made} operations have an outcome"
         assert (statistics.failed, statistics.num_delayed, len(self.held.timer)) == (0, 0, 0)
-        assert statistics.estimated_total <= self.held._lists.purge_interval, "the estimate has not converged"
-        assert statistics.watched <= 3 * self.held._lists.purge_interval + 3
+        assert statistics.estimated_total <= self.held._owner.purge_interval, "the estimate has not converged"
+        assert statistics.watched <= 3 * self.held._owner.purge_interval + 3
         check_purgatory(self.held)
 
 

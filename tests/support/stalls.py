@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from itertools import product
 from typing import Any
 
-import purgatory.purgatory
+import purgatory._slices
 import purgatory.timer.timer
 import purgatory.watchers
 from purgatory import DelayedOperation, DelayedOperationPurgatory
@@ -79,8 +79,8 @@ async def _cascade(held: DelayedOperationPurgatory, operations: int) -> Prepared
 async def _purge(held: DelayedOperationPurgatory, operations: int) -> Prepared:
     for operation in _watch(held, [None] * operations, lambda _: False):
         operation.force_complete()
-    held._lists.purge_interval = 1000
-    return held._lists.purge_if_due, lambda: held.watched == 0
+    held._owner.purge_interval = 1000
+    return held._owner.purge_if_due, lambda: held.watched == 0
 
 
 def _soon(ready: Callable[[int, int], bool]) -> "Callable[[DelayedOperationPurgatory, int], Awaitable[Prepared]]":
@@ -94,7 +94,7 @@ def _soon(ready: Callable[[int, int], bool]) -> "Callable[[DelayedOperationPurga
 async def _grow(held: DelayedOperationPurgatory, operations: int) -> Prepared:
     loop = asyncio.get_running_loop()
     _watch(held, [3600.0] * operations, lambda _: False)
-    slice_ = min(vars(purgatory.timer.timer)["SLICE"], operations // 2)
+    slice_ = min(vars(purgatory._slices)["SLICE"], operations // 2)
 
     def come() -> None:
         for _ in range(slice_):
@@ -165,9 +165,13 @@ def main() -> None:
     if arguments.one:
         work, collector, way = arguments.one
         if way == "one go":
-            for module in (purgatory.purgatory, purgatory.timer.timer, purgatory.watchers):
-                vars(module)["SLICE"] = 2**60
-            vars(purgatory.timer.timer)["_LONG"] = 2**60
+            for module, name in (
+                (purgatory._slices, "SLICE"),
+                (purgatory._slices, "SLICE_SECONDS"),
+                (purgatory.watchers, "_SHORT"),
+                (purgatory.timer.timer, "_LONG"),
+            ):
+                vars(module)[name] = 2**60
         sys.stdout.write(json.dumps(asyncio.run(measure(work, arguments.operations, collector))))
         return
     _write(f"the longest turn of the loop with {arguments.operations:,} operations\n")

@@ -1,0 +1,33 @@
+"""Which event loop and which thread may call, in one place for the whole package."""
+
+from asyncio import AbstractEventLoop, _get_running_loop
+
+from purgatory.errors import PurgatoryError
+
+__all__ = ["running_loop", "wrong_thread"]
+
+
+def running_loop(what: object, loop: AbstractEventLoop | None, call: str) -> AbstractEventLoop:
+    """Return the running loop, which must be `loop`, the one that `what` belongs to, unless that is `None`.
+
+    Raises `PurgatoryError` if another loop runs or if no loop runs in this thread, `RuntimeError`, as asyncio does, if
+    no loop runs and `what` belongs to none yet. `call` is what was called, as code.
+    """
+    running = _get_running_loop()
+    if running is None:
+        if loop is None:
+            raise RuntimeError("no running event loop")
+        raise wrong_thread(call)
+    if loop is not None and running is not loop:
+        raise PurgatoryError(f"{what!r} belongs to another event loop than the running one")
+    return running
+
+
+def wrong_thread(call: str, instead: str = "") -> PurgatoryError:
+    """The error for a `call` that came from another thread than the loop's; `instead` is the right one, as code."""
+    called, _, arguments = call.rstrip(")").partition("(")
+    if not instead:
+        instead = f"loop.call_soon_threadsafe({', '.join(filter(None, (called, arguments)))})"
+    return PurgatoryError(
+        f"{called.rpartition('.')[2]}() is not for other threads than that of its event loop: use {instead}"
+    )

@@ -1,0 +1,236 @@
+"""The owner: what an operation belongs to while it waits.
+
+An operation knows its owner and nothing else of the purgatory that took it: the timer, the loop and the thread that may
+call, how deep completions are nested, the listeners, the counts, and when to purge.
+"""
+
+from asyncio import AbstractEventLoop, _get_running_loop
+from collections import deque
+from collections.abc import Iterator
+from threading import get_ident
+from typing import Final, Protocol
+
+from purgatory._affinity import running_loop, wrong_thread
+from purgatory._slices import SLICE, call_next
+from purgatory.clock import Clock, Handle, report
+from purgatory.listeners import Listeners
+from purgatory.timer import WheelTimer
+from purgatory.watchers import Entry, WatcherLists, Watchers
+
+__all__ = ["NESTING", "Owned", "Owner"]
+
+NESTING: Final = 16
+"""How deep completions go on inside each other. Those further in are made by the outermost, one after the other."""
+
+
+class Owned(Protocol):
+    """An operation, as far as its owner calls it."""
+
+    def _purgatory_attempt(self, owner: "Owner") -> bool:
+        """Try it. Returns whether that completed it."""
+
+    def _purgatory_run(self) -> None:
+        """Make the completion that was put off."""
+
+    def _purgatory_close(self) -> bool:
+        """Complete it as closed. Returns whether this call did."""
+
+    def cancel(self) -> bool:
+        """Cancel it. Returns whether this call did."""
+
+
+class Owner:
+    """What the operations of one purgatory belong to."""
+
+    __slots__ = (
+        "_purge_handle",
+        "_purging",
+        "cancelled",
+        "closed",
+        "closed_operations",
+        "completed_at_once",
+        "deferred",
+        "depth",
+        "expired",
+        "failed",
+        "fast_path_limit",
+        "listeners",
+        "lists",
+        "live",
+        "loop",
+        "max_pending",
+        "missed",
+        "num_delayed",
+        "peak_delayed",
+        "purge_interval",
+        "purges",
+        "satisfied",
+        "scanned",
+        "thread",
+        "time",
+        "timer",
+    )
+
+    def __init__(
+        self, clock: Clock | None, tick: float, wheel_size: int, purge_interval: int, max_pending: int | None
+    ) -> None:
+        self.timer = WheelTimer(clock, tick=tick, wheel_size=wheel_size)
+        self.time = self.timer.time
+        """The clock's, which is asked in fewer steps once it is known."""
+        self.live = clock is None or isinstance(clock, AbstractEventLoop)
+        """Whether this belongs to an event loop, rather than to a clock of another kind."""
+        self.loop: AbstractEventLoop | None = None
+        """The loop that this belongs to, if it belongs to one yet."""
+        self.thread: int | None = None
+        """The thread that alone may call; known in asyncio's debug mode, otherwise it is not checked."""
+        self.lists: WatcherLists[Owned] = WatcherLists()
+        self.listeners: Listeners | None = None
+        self.purge_interval = purge_interval
+        self.fast_path_limit = purge_interval
+        """While the dead entries are at most this, completion skips the slow path: no purge is due and no listener is
+        attached. -1 with listeners."""
+        self.max_pending = max_pending
+        self.closed = False
+        """Whether operations are refused."""
+        self.depth = 0
+        """How many completions are being made, each inside the one before."""
+        self.deferred: deque[Owned] = deque()
+        """Operations whose completion the outermost of these makes."""
+        self.num_delayed = 0
+        """Operations pending, exactly."""
+        self.peak_delayed = 0
+        # Operations finished, by outcome.
+        self.completed_at_once = 0
+        self.satisfied = 0
+        self.missed = 0
+        self.expired = 0
+        self.closed_operations = 0
+        self.cancelled = 0
+        self.failed = 0
+        self.purges = 0
+        self.scanned = 0
+        self._purging = False
+        self._purge_handle: Handle | None = None
+
+    def bind(self, what: object) -> None:
+        """Belong to the running loop, if to none yet. Raises, with `what` as the owner's name, on another loop."""
+        if self.loop is None:
+            loop = running_loop(what, None, "")
+            clock = self.timer.clock
+            if clock is not loop and isinstance(clock, AbstractEventLoop):
+                running_loop(what, clock, "")
+        else:
+            loop = running_loop(what, self.loop, "purgatory.try_complete_else_watch(operation, keys)")
+        self.loop = loop
+        self.time = loop.time
+        if loop.get_debug():
+            self.thread = get_ident()
+
+    def check_thread(self, call: str, instead: str = "") -> None:
+        """Raise `PurgatoryError`, which names the right call, if this is not the thread of the event loop.
+
+        `call` is what was called, as code; `instead` is the right call where it is not `call_soon_threadsafe` of that.
+        """
+        thread = get_ident()
+        if self.thread is not None and self.thread != thread:
+            if self.loop is None or _get_running_loop() is not self.loop:
+                raise wrong_thread(call, instead)
+            self.thread = thread  # the loop goes on here
+
+    def complete_deferred(self) -> None:
+        """Make the completions that were put off, in their order. Called by the outermost one, at depth 1."""
+        leaving: BaseException | None = None
+        while True:
+            while self.deferred:
+                try:
+                    self.deferred.popleft()._purgatory_run()
+                except BaseException as exception:  # a request to exit, or the clock does not call back
+                    leaving = leaving or exception
+            # No call from here: a completion that is put off from now on has an outermost one of its own.
+            self.depth = 0
+            if not self.deferred:
+                break
+            self.depth = 1
+        if leaving is not None:
+            raise leaving
+
+    def retry_revived(self) -> None:
+        """Try the operations that a check of their key may have missed, as `WatcherLists.revived` explains."""
+        while self.lists.revived:
+            revived: list[Entry[Owned]] = []
+            revived, self.lists.revived = self.lists.revived, revived
+            for entry in revived:
+                if entry:
+                    entry[0]._purgatory_attempt(self)
+
+    def compact(self, watchers: Watchers[Owned]) -> None:
+        """Remove the dead entries of one list, in one go."""
+        try:
+            self.lists.compact(watchers)
+        except Exception as exception:
+            self._report_key(exception)
+        if self.lists.revived:
+            self.retry_revived()
+
+    def compact_in_slices(self, watchers: Watchers[Owned]) -> Iterator[int]:
+        """Remove the dead entries of one list; after each slice, yield how many entries it had."""
+        try:
+            yield from self.lists.compact_in_slices(watchers)
+        except Exception as exception:
+            self._report_key(exception)
+        if self.lists.revived:
+            self.retry_revived()
+
+    def compact_all(self) -> Iterator[int]:
+        """Remove the dead entries of all lists; after each slice, yield how many entries it had."""
+        for watchers in self.lists.backwards():
+            yield from self.compact_in_slices(watchers)
+
+    def purge_if_due(self) -> None:
+        """Start a purge if there are too many dead entries, unless one is under way.
+
+        Too many are more than `purge_interval`, and more than the living ones: so a purge looks at no more than two
+        entries for each that it removes, however many operations are pending.
+        """
+        lists = self.lists
+        if lists.dead > self.purge_interval and lists.dead > lists.living and not self._purging:
+            self._purging = True
+            try:
+                self._purge_soon(self.compact_all(), lists.living + lists.dead + lists.purged)
+            except BaseException:
+                self._purging = False
+                if self.loop is not None and self.loop.is_closed():
+                    return  # nothing on it will be completed or purged any more
+                raise
+            self.purges += 1
+
+    def stop_purging(self) -> None:
+        """Leave a purge that is under way where it is."""
+        handle, self._purge_handle = self._purge_handle, None
+        self._purging = False
+        if handle is not None:
+            handle.cancel()
+
+    def _purge_soon(self, purge: Iterator[int], added: int) -> None:
+        self._purge_handle = call_next(self.timer.clock, self._purge_slice, purge, added)
+
+    def _purge_slice(self, purge: Iterator[int], added: int) -> None:
+        """Go on with a purge; `added` is how many entries had been added up to the last slice."""
+        self._purge_handle = None
+        lists = self.lists
+        now = lists.living + lists.dead + lists.purged
+        part = self.timer.new_slice()
+        # At least twice as fast as new entries come, or else the purge would never catch up.
+        part.left = max(SLICE, 2 * (now - added))
+        for entries in purge:
+            self.scanned += entries
+            if part.is_over_cheaply(entries):
+                self._purge_soon(purge, now)
+                break
+        else:
+            self._purging = False
+            self.purge_if_due()
+        self.timer.note_slice(part)
+
+    def _report_key(self, exception: Exception) -> None:
+        report(self.timer.clock, "a watch key cannot be looked up", exception)
