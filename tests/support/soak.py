@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory, VirtualClock
 from tests.support.invariants import check_purgatory
-from tests.support.memory import resident
+from tests.support.resident import resident
 
 OPERATIONS = 10_000_000
 SECONDS = 180.0
