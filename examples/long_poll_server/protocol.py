@@ -93,9 +93,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refusal = _HEAD_TOO_LONG
             raise _RefusedError
         self._unset_keepalive_if_required()  # it has been set since, if this began before the last answer was complete
+        super().on_headers_complete()
+        # Not before: a target that is no URL, as of CONNECT, raises there, and the refusal is the answer to this head.
         self._in_head = False
         self._field_bytes = 0
-        super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._field_bytes = 0

@@ -59,6 +59,18 @@ class TestHeads:
         assert (status, json.loads(body)) == (400, {"error": "this is not HTTP"})
         assert headers["content-type"] == "application/json"
 
+    @pytest.mark.parametrize("earlier", [0, 1], ids=["on a new connection", "on a used one"])
+    async def test_a_target_without_a_path_is_a_400(self, server: ServerProcess, earlier: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(server.url).port)
+        for _ in range(earlier):
+            writer.write(b"GET /topics/none/messages?wait=0 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert await reader.readuntil(b"}")
+        writer.write(b"CONNECT evil:80 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert answer.endswith(b'{"error": "this is not HTTP"}')
+        writer.transport.abort()
+
     async def test_a_second_request_behind_the_first_is_not_read(
         self, server: ServerProcess, client: httpx.AsyncClient
     ) -> None:
