@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 import pyarrow as pa
 
-from purgatory.clock import check_callback
+from purgatory._checks import check_callback, check_count, seconds
 from purgatory.journal.columns import Row, columns_by_day
 from purgatory.journal.errors import JournalError, JournalFull
 from purgatory.journal.files import Files
@@ -85,21 +85,17 @@ class Journal:
             raise ValueError(f"an instance is named by 1 to 128 of the characters A-Z a-z 0-9 . _ -, not {instance!r}")
         if _NUMBER.fullmatch(instance):
             raise ValueError(f"readers would take the instance {instance!r} for a number or a date: name it otherwise")
-        for name, value in (("rows_per_file", rows_per_file), ("max_queued", max_queued)):
-            if not isinstance(value, int):
-                raise TypeError(f"{name} must be an int, not {value!r}")
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value!r}")
-        if not isinstance(seconds_per_file, (int, float)):
-            raise TypeError(f"seconds_per_file must be a number of seconds, not {seconds_per_file!r}")
-        if not 0 < seconds_per_file <= threading.TIMEOUT_MAX:
-            raise ValueError(f"seconds_per_file must be positive and finite, not {seconds_per_file!r}")
+        check_count("rows_per_file", rows_per_file, 1)
+        check_count("max_queued", max_queued, 1)
+        file_age = seconds("seconds_per_file", seconds_per_file, "positive")
+        if file_age > threading.TIMEOUT_MAX:
+            raise ValueError(f"seconds_per_file must be at most {threading.TIMEOUT_MAX:g}, not {seconds_per_file!r}")
         check_callback("now", now)
         if when_full not in ("drop", "raise"):
             raise ValueError(f"when_full must be 'drop' or 'raise', not {when_full!r}")
         self._instance = instance
         self._rows_per_file = rows_per_file
-        self._seconds_per_file = seconds_per_file
+        self._seconds_per_file = file_age
         self._max_queued = max_queued
         self._raises = when_full == "raise"
         self._now = now
