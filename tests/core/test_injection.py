@@ -1,0 +1,36 @@
+"""Any public call may come at any point: each is made at every step of each, and what must hold is checked.
+
+In CI, each combination of calls at a part of the steps, in the plain world, and a smaller part in the other variants;
+all of them with HYPOTHESIS_PROFILE=searching.
+"""
+
+import gc
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.injection import PARTS, inject_everywhere
+
+SEARCHING = os.environ.get("HYPOTHESIS_PROFILE") == "searching"
+
+CASES = [(name, variant, outer) for name, part in PARTS.items() for variant in part.variants for outer in part.outer]
+
+
+@pytest.fixture(autouse=True)
+def _by_reference_count_alone() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.timeout(3600 if SEARCHING else 300)
+@pytest.mark.parametrize(("name", "variant", "outer"), CASES, ids=lambda value: value.replace(" ", "_"))
+def test_any_call_at_any_step(name: str, variant: str, outer: str) -> None:
+    part = PARTS[name]
+    share = 1 if SEARCHING else 3 if variant == "plain" else 11
+    report = inject_everywhere(part, variant, outer, every=lambda step, call: (step + call) % share == 0)
+    assert report.combinations
+    if report.failures:
+        pytest.fail(str(report), pytrace=False)
