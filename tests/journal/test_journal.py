@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -38,18 +38,23 @@ class TestWhatIsWritten:
             purgatory.try_complete_else_watch(Flag(ready=True), ["e"])
             clock.advance(1.0)
             flag.force_complete()
+            purgatory.try_complete_else_watch(Flag(60.0), ["f"])
+            purgatory.close()
         noon = datetime.fromtimestamp(NOON, UTC)
-        same = {"purgatory": "test", "operation": "Flag", "arrived_at": noon}
+        same = {"purgatory": "test", "operation": "Flag"}
         assert read(tmp_path) == [
-            same | {"keys": keys, "timeout_s": timeout, "waited_s": waited, "outcome": outcome, "late_s": late}
-            for keys, timeout, waited, outcome, late in [
-                (["a", "('b', 1)"], None, 1.0, "satisfied", None),
-                (["c"], 0.25, 0.25, "expired", 0.0),
-                (["d"], 7.0, 0.0, "cancelled", None),
-                (["e"], None, 0.0, "completed_at_once", None),
+            same
+            | {"keys": keys, "arrived_at": noon + timedelta(seconds=after), "timeout_s": timeout, "waited_s": waited}
+            | {"outcome": outcome, "late_s": late}
+            for keys, after, timeout, waited, outcome, late in [
+                (["a", "('b', 1)"], 0.0, None, 1.0, "satisfied", None),
+                (["c"], 0.0, 0.25, 0.25, "expired", 0.0),
+                (["d"], 0.0, 7.0, 0.0, "cancelled", None),
+                (["e"], 0.0, None, 0.0, "completed_at_once", None),
+                (["f"], 1.0, 60.0, 0.0, "closed", None),
             ]
         ]
-        assert journal.statistics() == JournalStatistics(rows=4, files=1, queued=0, dropped=0, failures=0)
+        assert journal.statistics() == JournalStatistics(rows=5, files=1, queued=0, dropped=0, failures=0)
 
     def test_the_columns_are_these(self) -> None:
         assert {field.name: (str(field.type), field.nullable) for field in SCHEMA} == {
