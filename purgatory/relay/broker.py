@@ -1,4 +1,4 @@
-"""What a relay needs of a broker."""
+"""The protocol between a relay and a broker."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -17,15 +17,14 @@ class Connection(Protocol):
         """Return when the broker has answered, on all connections that this one is made of; raise if one is lost."""
 
     async def listen(self) -> None:
-        """Hand over what comes in, until the connection is lost: raise or return then, and never before."""
+        """Hand over incoming payloads until the connection is lost: raise or return then, and never before."""
 
 
 class Broker(Protocol):
-    """Takes payloads and hands each to everyone who is subscribed at that time, the publisher included.
+    """Takes payloads and hands each to all subscribers at that time, the publisher included.
 
     A payload is at most `purgatory.relay.payload.MAX_PAYLOAD` characters of ASCII. A broker may lose payloads only
-    together with the connections of those who miss them. How long everything may take is the relay's business: it
-    cancels.
+    together with the connections of the subscribers that miss them. It needs no time limits: the relay cancels.
     """
 
     def connect(self, receive: Callable[[str | bytes], object]) -> AbstractAsyncContextManager[Connection]:

@@ -1,25 +1,43 @@
-"""What has come from other processes: keys that are brought up to date here, and then checked."""
+"""Keys from other processes: brought up to date here, and then checked."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Container, Iterable
+from collections.abc import Awaitable, Callable, Collection, Container, Hashable, Iterable, Iterator
 from typing import Final
 
+from purgatory._slices import SLICE, Slice
 from purgatory.clock import report
 from purgatory.purgatory import DelayedOperationPurgatory
 from purgatory.relay.backlog import Backlog
 from purgatory.relay.retries import is_cancelled, retrying
-from purgatory.timer.timer import SLICE
 
 __all__ = ["Inbox"]
 
 _GIVE_UP: Final = 16
-"""Failures in a row after which no single key is to blame. It takes fewer to find one that is."""
+"""Consecutive failures after which no single key is to blame. Fewer isolate a failing key."""
 
 Refresh = Callable[[Collection[str]], Awaitable[None]]
 
 
+class _Pace:
+    """The slices of a piece of work; the loop gets an iteration between two of them."""
+
+    __slots__ = ("slice",)
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a slice."""
+        self.slice = Slice(bounded=True)
+
+    async def next_iteration(self) -> None:
+        """Begin a slice on the next iteration of the loop."""
+        await asyncio.sleep(0)
+        self.begin()
+
+
 class Inbox:
-    """Looks at the keys that are added to it, a slice in a turn; again at those that fail, which hold up no others."""
+    """Brings added keys up to date and checks them, in slices. Keys that fail are tried again, and delay no others."""
 
     def __init__(
         self,
@@ -35,21 +53,21 @@ class Inbox:
         self._invalidate = invalidate
         self._new = Backlog(max_keys)
         self._failed = Backlog(max_keys)
-        """What could not be looked at, and is tried again, apart from what is new."""
+        """Keys whose refresh has failed. They are tried again, apart from new ones."""
         self._one_at_a_time = asyncio.Lock()
         self.failures = 0
 
     @property
     def pending(self) -> int:
-        """Keys that wait to be looked at."""
+        """Keys that wait to be checked."""
         return len(self._new) + len(self._failed)
 
     def add(self, keys: Iterable[str] | None) -> None:
-        """Look at `keys`, soon; `None` is every watched key."""
+        """Check `keys`, soon; `None` is every watched key."""
         self._new.add(keys)
 
     async def run(self) -> None:
-        """Look at keys whenever there are any. Never ends."""
+        """Check keys whenever there are any. Never ends."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._run_new())
             tasks.create_task(self._run_failed())
@@ -58,8 +76,8 @@ class Inbox:
         while True:
             await self._new.waiting.wait()
             try:
-                # What is to be tried again anyway would hold up what comes along with it.
-                await self._look(self._new, without=self._failed)
+                # A key that will be tried again anyway would delay the others of its batch.
+                await self._process(self._new, without=self._failed)
             except (Exception, asyncio.CancelledError) as exception:
                 if is_cancelled():
                     raise
@@ -70,12 +88,16 @@ class Inbox:
             await self._failed.waiting.wait()
             async for attempt in retrying(self._report):
                 with attempt:
-                    await self._look(self._failed)
+                    await self._process(self._failed)
 
-    async def _look(self, backlog: Backlog, without: Container[str] = ()) -> None:
-        """Look at what is in `backlog`. Raises what is raised meanwhile; what is left to do has been put off then."""
+    async def _process(self, backlog: Backlog, without: Container[str] = ()) -> None:
+        """Bring the keys of `backlog` up to date, and check them.
+
+        On failure the batch is bisected until the failing keys are isolated: they do not delay the others. They, and
+        all keys left after too many failures, are put into the backlog of failed keys before the exception is raised.
+        """
         taken = backlog.take()
-        # Who watches a key from now on finds nothing that has been remembered from before.
+        # Invalidate first: an operation watched from now on does not find an outdated state.
         if taken is None and self._invalidate is not None:
             async with self._one_at_a_time:
                 try:
@@ -84,49 +106,73 @@ class Inbox:
                     self.failures += 1
                     self._failed.add(None)
                     raise
-        keys = [key for key in (self._watched() if taken is None else taken) if key not in without]
-        failed = []
+        source = self._each_watched() if taken is None else iter(taken)
+        pace = _Pace()
+        keys: list[str] = []
+        failed: list[str] = []
         error: BaseException | None = None
         in_a_row = 0
-        begin = 0
         size = SLICE
-        # Halves of what fails are tried, down to the keys that are to blame: the others are not held up by them.
-        while begin < len(keys) and in_a_row < _GIVE_UP:
-            part = keys[begin : begin + size]
+        while in_a_row < _GIVE_UP:
+            keys += await self._next(source, size - len(keys), without, pace)
+            if not keys:
+                break
+            batch = keys[:size]
             try:
-                await self._bring_up_to_date(part)
+                await self._bring_up_to_date(batch, pace)
             except (Exception, asyncio.CancelledError) as exception:
                 if is_cancelled():
                     raise
                 error = exception
                 in_a_row += 1
                 self.failures += 1
-                size = max(1, len(part) // 2)
-                if len(part) == 1:
-                    failed += part
-                    begin += 1
+                size = max(1, len(batch) // 2)
+                if len(batch) == 1:
+                    failed += batch
+                    del keys[:1]
                 continue
             in_a_row = 0
-            begin += len(part)
+            del keys[: len(batch)]
             size = min(2 * size, SLICE)
-            # One that has come again meanwhile is in the backlog again, and has its turn after this.
-            for key in part:
+            # A key that was added again meanwhile is in the backlog again, and is checked again after this.
+            for key in batch:
                 self._check(key)
-            await asyncio.sleep(0)
+                if pace.slice.is_over():
+                    await pace.next_iteration()
+            await pace.next_iteration()
         if error is not None:
-            # First those that may be all right.
-            self._failed.add([*keys[begin:], *failed])
+            # First the keys that may be all right.
+            self._failed.add(keys)
+            while not self._failed.everything and (keys := await self._next(source, SLICE, without, pace)):
+                self._failed.add(keys)
+            self._failed.add(failed)
             raise error
 
-    async def _bring_up_to_date(self, keys: list[str]) -> None:
+    async def _next(self, source: Iterator[Hashable], count: int, without: Container[str], pace: _Pace) -> list[str]:
+        """Take up to `count` keys from `source`, in slices; fewer only at its end."""
+        keys: dict[str, None] = {}
+        if count > 0:
+            for key in source:
+                if isinstance(key, str) and key not in without:
+                    keys[key] = None
+                is_over = pace.slice.is_over_cheaply()
+                if len(keys) == count:
+                    break
+                if is_over:
+                    await pace.next_iteration()
+        return list(keys)
+
+    async def _bring_up_to_date(self, keys: list[str], pace: _Pace) -> None:
         if self._refresh is not None:
             async with self._one_at_a_time:
-                # A task of its own, see `retrying`.
+                # A task of its own, as `retrying` explains.
                 await asyncio.ensure_future(self._refresh(keys))
+            pace.begin()
 
-    def _watched(self) -> list[str]:
-        watched = (key for purgatory in self._purgatories for key in purgatory.watched_keys())
-        return list(dict.fromkeys(key for key in watched if isinstance(key, str)))
+    def _each_watched(self) -> Iterator[Hashable]:
+        """The watched keys, one at a time; keys of several purgatories once for each."""
+        for purgatory in self._purgatories:
+            yield from purgatory.each_watched_key()
 
     def _report(self, exception: BaseException, seconds: float) -> None:
         message = "keys that have changed in another process cannot be brought up to date, and are tried again"

@@ -1,8 +1,8 @@
-"""The way to the other processes: one connection to the broker at a time, made anew whenever it is lost.
+"""The way to the other processes: one connection to the broker at a time, replaced whenever it is lost.
 
-What is to be published stays in the backlog until the broker has taken it. A connection that is lost takes both
-directions with it, even where a broker has one for each: who cannot publish any more subscribes again too, and misses
-nothing by that, as everything is checked afterwards.
+Keys stay in the backlog until the broker has taken them. A lost connection ends both directions, even where a broker
+has one for each: after a failure to publish the relay subscribes again too, and misses nothing by that, as every
+watched key is checked afterwards.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from purgatory.relay.retries import is_cancelled, retrying
 __all__ = ["Link"]
 
 _CHUNK: Final = 16
-"""Payloads that are published in one go: about a millisecond of the loop's time, and little memory."""
+"""Payloads published in one go: about a millisecond of the loop's time, and little memory."""
 
 _log = logging.getLogger("purgatory")
 
 
 class Link:
-    """Publishes what is added to it, and hands over what comes in."""
+    """Publishes the added keys, and hands over incoming payloads."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Link:
         receive: Callable[[str | bytes], object],
         subscribed: Callable[[], object],
     ) -> None:
-        """`subscribed` is called each time that notifications come from now on, and may have been missed before."""
+        """`subscribed` is called after each subscription: earlier notifications may have been missed."""
         self._broker = broker
         self._sender = sender
         self._heartbeat = heartbeat
@@ -45,15 +45,15 @@ class Link:
         self._subscribed = subscribed
         self._backlog = Backlog(max_keys)
         self._given = 0
-        """How many times keys have been added."""
+        """The number of calls that have added keys."""
         self._taken = 0
-        """How many of these the broker has taken."""
+        """The number of these whose keys the broker has taken."""
         self._progress = asyncio.Condition()
         self._lasts = False
         """Whether the present connection has lasted for a while."""
         self._closed = False
         self.first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when there is a connection for the first time, or cannot be."""
+        """Done when the first connection is there, or has failed."""
         self.connected = False
         self.connections = 0
         self.published = 0
@@ -65,7 +65,7 @@ class Link:
 
     @property
     def idle(self) -> bool:
-        """Whether the broker has taken all that has been added."""
+        """Whether the broker has taken all added keys."""
         return self._taken == self._given
 
     def add(self, keys: Iterable[str]) -> None:
@@ -74,21 +74,21 @@ class Link:
         self._given += 1
 
     async def flush(self) -> bool:
-        """Return when the broker has taken all that has been added so far, or will not take it any more."""
+        """Return when the broker has taken all keys added so far, or will not take them any more."""
         given = self._given
         async with self._progress:
             await self._progress.wait_for(lambda: self._taken >= given or self._closed)
         return self._taken >= given
 
     async def aclose(self) -> None:
-        """Keep nobody waiting: nothing will be published any more."""
+        """Let each `flush` return: nothing will be published any more."""
         self._closed = True
         async with self._progress:
             self._progress.notify_all()
 
     async def run(self) -> None:
         """Connect, and again whenever the connection is lost. Ends only if that is not possible the first time."""
-        attempts = retrying(self._tell, goes_on=lambda: self.connections > 0, afresh=lambda: self._lasts)
+        attempts = retrying(self._report, should_retry=lambda: self.connections > 0, reset_backoff=lambda: self._lasts)
         try:
             await attempts(self._attempt)
         except Exception as exception:
@@ -100,7 +100,7 @@ class Link:
             raise
 
     async def _attempt(self) -> None:
-        # A task of its own, see `retrying`.
+        # A task of its own, as `retrying` explains.
         await asyncio.create_task(self._connect())
 
     async def _connect(self) -> None:
@@ -116,7 +116,7 @@ class Link:
             try:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._listen(connection))
-                    # Not a task of the group: who is cancelled while it waits for two stays counted as cancelled.
+                    # Not a task of the group: a task cancelled while it waits for two stays counted as cancelled.
                     await self._talk(connection)
             finally:
                 self.connected = False
@@ -126,13 +126,13 @@ class Link:
         try:
             await connection.listen()
         except asyncio.CancelledError:
-            # Somebody else's would leave the group one task fewer, and nobody would listen any more.
+            # That of another task would end this one alone, and nothing would listen any more.
             if is_cancelled():
                 raise
         raise ConnectionError("the broker has ended the connection")
 
     async def _talk(self, connection: Connection) -> None:
-        """Publish when there is something to publish, and ping each `heartbeat`."""
+        """Publish whenever keys have been added, and ping each `heartbeat`."""
         loop = asyncio.get_running_loop()
         waiting = self._backlog.waiting
         due = loop.time() + self._heartbeat
@@ -160,7 +160,7 @@ class Link:
                     await connection.publish(chunk)
                 self.published += len(chunk)
         except BaseException:
-            # Perhaps the broker has taken them, perhaps not.
+            # The broker may have taken them or not.
             self._backlog.add(keys)
             raise
         self._taken = given
@@ -179,7 +179,7 @@ class Link:
                 raise  # the broker's own
             raise TimeoutError(f"the broker has not answered for {self._heartbeat:g} seconds") from error
 
-    def _tell(self, exception: BaseException, seconds: float) -> None:
+    def _report(self, exception: BaseException, seconds: float) -> None:
         _log.warning(
             "the relay has no connection to its broker, and tries again in %.1f seconds: %s",
             seconds,

@@ -1,7 +1,7 @@
-"""What goes over the wire: JSON with the keys, and who has sent it.
+"""Payloads: JSON with the keys and the sender.
 
-It is plain ASCII, so its length is the same in characters and in bytes, whatever the keys are made of; JSON escapes
-what PostgreSQL cannot store (NUL) and what no encoding can (half of a surrogate pair).
+They are plain ASCII, so that their length is the same in characters and in bytes, whatever the keys are made of; JSON
+escapes NUL, which PostgreSQL cannot store, and halves of surrogate pairs, which no encoding can.
 """
 
 import json
@@ -14,13 +14,13 @@ MAX_PAYLOAD: Final = 7999
 """Bytes. PostgreSQL's NOTIFY takes less than 8000, and no other broker has reason to take less."""
 
 MAX_KEY: Final = MAX_PAYLOAD - 64
-"""Bytes of a key in JSON, its quotes included; the rest is for what is around it."""
+"""Bytes of a key in JSON, its quotes included; the rest is for the JSON around it."""
 
 _quote = json.JSONEncoder().encode
 
 
 def check_key(key: object) -> None:
-    """Raise `TypeError` unless `key` is a `str`, `ValueError` if it is too long to be sent."""
+    """Raise `TypeError` unless `key` is a `str`, `ValueError` if it is too long for a payload."""
     if not isinstance(key, str):
         raise TypeError(f"a key that goes to other processes must be a str, not {key!r}")
     # A character takes at most twelve bytes: an escaped surrogate pair.
@@ -29,7 +29,7 @@ def check_key(key: object) -> None:
 
 
 def encode(keys: Iterable[str] | None, sender: str | None = None) -> Iterator[str]:
-    """The payloads that say that `keys` have changed; as few as the limit allows. `None` is every key."""
+    """The payloads with `keys`, as few as the limit allows. `None` is every key."""
     start = "{" if sender is None else f'{{"from":{_quote(sender)},'
     if keys is None:
         yield f'{start}"keys":null}}'
@@ -50,7 +50,10 @@ def encode(keys: Iterable[str] | None, sender: str | None = None) -> Iterator[st
 
 
 def decode(payload: str | bytes) -> tuple[str | None, Sequence[str] | None]:
-    """Who has sent a payload, if it says so, and its keys; `None` is every key. Raises `ValueError` if it is none."""
+    """Return the sender of a payload, if it has one, and its keys; `None` is every key.
+
+    Raises `ValueError` if it is malformed.
+    """
     try:
         message = json.loads(payload)
     except RecursionError:

@@ -1,6 +1,6 @@
 """PostgreSQL as the broker of a relay: LISTEN and NOTIFY, on one connection for both.
 
-Who keeps the state in PostgreSQL too may send `relay.payloads(keys)` within the transaction that changes it. A database
+If the state is in PostgreSQL too, send `relay.payloads(keys)` within the transaction that changes it. A database
 has its own channels. LISTEN needs a connection of its own: one through PgBouncer in transaction mode gets nothing. The
 server commits transactions that NOTIFY one after the other.
 """
@@ -20,17 +20,17 @@ except ModuleNotFoundError as error:
 __all__ = ["PostgresBroker"]
 
 _CLOSING: Final = 1.0
-"""Seconds that a server has to take leave."""
+"""Seconds that the server has to close a connection."""
 
 
 class PostgresBroker:
     """The channel `channel` of the database that `dsn` names."""
 
     def __init__(self, dsn: str, channel: str = "purgatory") -> None:
-        """`dsn` is asyncpg's: `postgresql://user:password@host:port/database`, or "" for what the environment says.
+        """`dsn` is asyncpg's: `postgresql://user:password@host:port/database`, or "" for that of the environment.
 
-        Raises `TypeError` unless both are `str`, `ValueError` for a channel that PostgreSQL would not take as it is:
-        one that is empty, has a NUL, or more than 63 bytes.
+        Raises `TypeError` unless both are `str`, `ValueError` for a channel that is empty, has a NUL, or has more than
+        63 bytes: PostgreSQL would not take it as it is.
         """
         if not isinstance(dsn, str):
             raise TypeError(f"dsn must be a str, not {dsn!r}")
@@ -59,7 +59,7 @@ class PostgresBroker:
             await connection.add_listener(self.channel, hear)
             yield _PostgresConnection(connection, self.channel, lost)
         finally:
-            with suppress(Exception):  # it is lost: then this has let go of it, too
+            with suppress(Exception):  # a lost connection is closed by that, too
                 await connection.close(timeout=_CLOSING)
 
 

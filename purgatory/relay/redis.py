@@ -46,7 +46,7 @@ class RedisBroker:
         return f"<{type(self).__qualname__} {self.channel!r}>"  # the URL may have a password
 
     def _client(self) -> "Redis":
-        # These win over options in the URL. Above all, it must not connect again by itself: nobody would know of it.
+        # These win over options in the URL. Above all, it must not connect again by itself, unnoticed by the relay.
         options: dict[str, Any] = {
             "protocol": 2,
             "decode_responses": False,

@@ -1,17 +1,18 @@
-"""The relay: tells other processes which keys to check, and checks here which they tell of."""
+"""The relay: notifies other processes of changed keys, and checks here the keys of their notifications."""
 
 import asyncio
 import logging
-import math
 from asyncio import _get_running_loop
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
-from purgatory.clock import check_callback, report
+from purgatory._checks import check_callback, check_count, seconds
+from purgatory.clock import report
 from purgatory.errors import PurgatoryError
 from purgatory.purgatory import DelayedOperationPurgatory
 from purgatory.relay.broker import Broker
@@ -30,12 +31,12 @@ _CLOSING: Final = 5.0
 
 
 class RelayError(PurgatoryError):
-    """The broker cannot be reached at the start, or a relay is used that is not open."""
+    """The broker cannot be reached at the start, or the relay is not open."""
 
 
 @dataclass(frozen=True, slots=True)
 class RelayStatistics:
-    """What a relay has done so far, and what waits."""
+    """The counts of a relay since it was opened, and of what is pending."""
 
     connected: bool
     """Whether it is connected to the broker."""
@@ -44,17 +45,17 @@ class RelayStatistics:
     published: int
     """Messages that the broker has taken."""
     received: int
-    """Messages that came from others."""
+    """Messages from other processes."""
     malformed: int
-    """Messages that could not be read, and were ignored."""
+    """Malformed messages, which were ignored."""
     reconnects: int
-    """How often a lost connection was made anew."""
+    """How often a lost connection was replaced."""
     failures: int
     """How often `refresh` or `invalidate` has failed."""
     unpublished: int
-    """Keys that wait to be published; one if they have collapsed to *everything*."""
+    """Keys that wait to be published; *everything* counts as one."""
     unchecked: int
-    """Keys from others that wait to be looked at here, or to be tried again; one for *everything*."""
+    """Keys from other processes that wait to be checked here, or to be tried again; *everything* counts as one."""
 
 
 class Relay:
@@ -64,7 +65,7 @@ class Relay:
             ...                        # change the state
             relay.notify("topic-1")    # checks the key here and in every other process
 
-    What it promises is in the docstring of the package. Belongs to one event loop and its thread. Serves once.
+    Its promises are in the docstring of the package. It belongs to one event loop and its thread, and serves once.
     """
 
     def __init__(
@@ -76,42 +77,38 @@ class Relay:
         heartbeat: float = 15.0,
         max_keys: int = 10_000,
     ) -> None:
-        """Check keys in `purgatories`, and in those of all who use the same channel of `broker`.
+        """Check keys in `purgatories`, and in those of all relays on the same channel of `broker`.
 
-        Without a broker there are no others, and nothing else is needed.
+        Without a broker there are no others, and no extra is needed.
 
-        `refresh` is awaited with keys that have changed elsewhere, watched here or not, before they are checked: there
-        a process brings up to date what it remembers of a state that is kept in a database, say. It gets up to a
-        thousand keys at a time; one that is notified meanwhile comes again. If it raises, that goes to the loop's
-        exception handler. Halves of these keys are tried at once, down to those that are to blame, and what is left
-        after a while again. That holds up no other keys. It is called once at a time: a time-out is its own business.
-        When it is not known which keys have changed, because there was no connection, or there were too many, it gets
-        all that are watched. Before that, `invalidate()` is called: what a process remembers of other keys may be
-        outdated too, and is to be forgotten. What somebody began to read before that, and has only then, must not be
-        remembered either.
+        `refresh` is awaited with keys that have changed in another process, watched here or not, before they are
+        checked: there a process brings up to date its copy of a state that is kept in a database, say. It gets up to a
+        thousand keys at a time. A key that is notified meanwhile comes again. An exception goes to the loop's exception
+        handler; the batch is bisected until the failing keys are isolated, and these are tried again later. They delay
+        no other keys. There is one call at a time, without a time limit.
 
-        The broker is pinged each `heartbeat` seconds, and is given up if it does not answer anything for as long. Up
-        to `max_keys` keys wait to be published, and as many to be looked at here; more collapse to "everything".
+        When it is not known which keys have changed, because the connection was lost or there were too many, `refresh`
+        gets all watched keys; a key that several purgatories watch, once for each. Before that, `invalidate()` is
+        called: the copies of other keys may be outdated too, and must be dropped. A read that began before that call
+        must not be remembered either.
 
-        Raises `TypeError` or `ValueError` for values of the wrong type or out of range.
+        The broker is pinged each `heartbeat` seconds, and the connection is given up if an answer takes as long. Up to
+        `max_keys` keys wait to be published, and as many to be checked here; more collapse to "everything".
+
+        Checks, `refresh` and `invalidate` run in an empty context (`contextvars.Context()`). Raises `TypeError` or
+        `ValueError` for values of the wrong type or out of range.
         """
         for purgatory in purgatories:
             if not isinstance(purgatory, DelayedOperationPurgatory):
-                raise TypeError(f"a relay checks keys in purgatories, not in {purgatory!r}")
+                raise TypeError(f"a relay needs instances of DelayedOperationPurgatory, not {purgatory!r}")
         if broker is not None and not callable(getattr(broker, "connect", None)):
-            raise TypeError(f"a broker has a connect(), which {broker!r} has not")
+            raise TypeError(f"broker must have a method connect(), unlike {broker!r}")
         if refresh is not None and not callable(refresh):
-            raise TypeError(f"refresh is called and awaited, which {refresh!r} cannot be")
+            raise TypeError(f"refresh must be callable, not {refresh!r}")
         if invalidate is not None:
             check_callback("invalidate", invalidate)
-        if not isinstance(heartbeat, (int, float)):
-            raise TypeError(f"heartbeat must be a number of seconds, not {heartbeat!r}")
-        if not (heartbeat > 0 and math.isfinite(heartbeat)):
-            raise ValueError(f"heartbeat must be positive and finite, not {heartbeat!r}")
-        if not isinstance(max_keys, int):
-            raise TypeError(f"max_keys must be an int, not {max_keys!r}")
-        if max_keys < 1:
-            raise ValueError(f"max_keys must be at least 1, not {max_keys!r}")
+        heartbeat = seconds("heartbeat", heartbeat, "positive")
+        check_count("max_keys", max_keys, 1)
         self._purgatories = purgatories
         self._broker = broker
         self._refresh = refresh
@@ -147,7 +144,7 @@ class Relay:
     async def __aexit__(
         self, kind: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Wait some seconds for the broker to take what is left, and disconnect."""
+        """Wait some seconds for the broker to take the keys that are left, and disconnect."""
         try:
             if self._link is not None:
                 with suppress(TimeoutError):
@@ -157,15 +154,15 @@ class Relay:
         finally:
             await self._close()
             if self._link is not None and not self._link.idle:
-                _log.warning("%r has closed, and its broker has not taken all that was notified", self)
+                _log.warning("%r has closed, and its broker has not taken all keys", self)
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection to the broker: as far as is known, `notify` reaches the other processes."""
+        """Whether there is a connection to the broker: as far as known, `notify` reaches the other processes."""
         return self._link is not None and self._link.connected
 
     def statistics(self) -> RelayStatistics:
-        """What the relay has done so far, and what waits."""
+        """The counts so far, and of what is pending."""
         link = self._link
         inbox = self._inbox
         return RelayStatistics(
@@ -183,9 +180,9 @@ class Relay:
     def notify(self, *keys: str) -> None:
         """The state has changed, and operations that watch `keys` may be complete now.
 
-        Has them checked here on the next turn of the loop, and in all other processes as soon as the broker has told
-        them. Returns at once. Raises, with nothing done: `TypeError` for a key that is no `str`, `ValueError` for one
-        that is too long to be sent (7,935 bytes as JSON), `RelayError` if the relay is not open, or on another thread.
+        They are checked here on the next iteration of the loop, and in all other processes as soon as the broker has
+        delivered them. Returns at once. Raises, with nothing done: `TypeError` for a key that is no `str`, `ValueError`
+        for a key that is too long (7,935 bytes as JSON), `RelayError` if the relay is not open, or on another thread.
         """
         self._check_open()
         for key in keys:
@@ -197,10 +194,10 @@ class Relay:
             self._link.add(keys)
 
     def payloads(self, keys: Iterable[str]) -> list[str]:
-        """What to publish on the broker's channel instead of `notify(*keys)`, for whoever can do that better.
+        """The payloads to publish on the broker's channel instead of `notify(*keys)`.
 
         In a transaction of PostgreSQL, `SELECT pg_notify(channel, payload)` for each of them is sent if and only if it
-        commits. They reach this process, too: it checks the keys when they come back. Raises as `notify` for the keys.
+        commits. They reach this process too, which checks the keys when they come back. Raises as `notify`.
         """
         if isinstance(keys, str):
             raise TypeError(f"keys must be an iterable of keys, not the str {keys!r}")
@@ -210,28 +207,32 @@ class Relay:
         return list(encode(dict.fromkeys(keys)))
 
     async def flush(self) -> None:
-        """Return when the broker has taken everything that was given to `notify` so far.
+        """Return when the broker has taken all keys that `notify` got so far.
 
-        Waits for as long as the broker is away. Raises `RelayError` if the relay is not open, or is closed meanwhile.
+        Waits while the broker is away. Raises `RelayError` if the relay is not open, or is closed meanwhile.
         """
         self._check_open()
         if self._link is not None and not await self._link.flush():
             raise RelayError(f"{self!r} was closed before the broker had taken everything")
 
     async def _connect(self, broker: Broker) -> None:
-        # Here, as they need the extra.
+        # Imported here, as they need the extra.
         from purgatory.relay.inbox import Inbox
         from purgatory.relay.link import Link
 
         inbox = Inbox(self._purgatories, self._max_keys, self._check, self._refresh, self._invalidate)
-        # Not before: a process that was forked meanwhile is another one.
+        # Not earlier: a process that was forked meanwhile is another one.
         self._sender = uuid4().hex
         link = Link(
             broker, self._sender, self._heartbeat, self._max_keys, self._receive, subscribed=lambda: inbox.add(None)
         )
         self._inbox = inbox
         self._link = link
-        self._tasks = [asyncio.create_task(link.run()), asyncio.create_task(inbox.run())]
+        # In empty contexts: checks, `refresh` and `invalidate` never run in that of the request which opens the relay.
+        self._tasks = [
+            asyncio.create_task(link.run(), context=Context()),
+            asyncio.create_task(inbox.run(), context=Context()),
+        ]
         try:
             await link.first
         except Exception as exception:
@@ -253,7 +254,7 @@ class Relay:
 
     def _check_open(self) -> None:
         if self._state != "open":
-            raise RelayError(f"{self!r} is used in its `async with`")
+            raise RelayError(f"{self!r} is not open: use it inside `async with`")
         if _get_running_loop() is not self._loop:
             raise RelayError(f"{self!r} is not for other threads: use loop.call_soon_threadsafe(relay.notify, key)")
 
@@ -270,7 +271,7 @@ class Relay:
             sender, keys = decode(payload)
         except ValueError as exception:
             self._malformed += 1
-            message = "the relay ignores a message that is none of its own kind"
+            message = "the relay ignores a malformed message"
             report(self._loop, message, exception, payload=payload[:100])
             return
         if sender != self._sender:

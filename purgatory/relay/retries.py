@@ -1,4 +1,4 @@
-"""Trying again what has failed, after a while: how a relay treats brokers, and states that cannot be read."""
+"""Attempts that are repeated until they succeed: to connect to a broker, and to read a state."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,48 +15,48 @@ LONGEST: Final = 5.0
 """Seconds between two attempts, at most."""
 
 _BACK_OFF: Final = wait_random_exponential(multiplier=0.1, max=LONGEST)
-"""Random, so that many processes do not come at once; up to 0.1 seconds at first, and up to twice as long each time."""
+"""Random, so that many processes do not connect at once; at first up to 0.1 seconds, and twice as much each time."""
 
 
 def retrying(
-    tell: Callable[[BaseException, float], object],
+    report: Callable[[BaseException, float], object],
     *,
-    goes_on: Callable[[], bool] = lambda: True,
-    afresh: Callable[[], bool] = lambda: False,
+    should_retry: Callable[[], bool] = lambda: True,
+    reset_backoff: Callable[[], bool] = lambda: False,
 ) -> AsyncRetrying:
-    """Attempts, as long as they raise, and it `goes_on`; then it raises what the last one did.
+    """Repeat an attempt while it raises and `should_retry()` is true; then raise the last exception.
 
-    `tell` is called with what an attempt has raised, and the seconds until the next one. If the last one is not one
-    more of a row of failures, because it did work for a while, the waits begin `afresh`. Who is cancelled attempts
-    nothing more, whatever comes of it. What an attempt runs of other people's code has to be a task of its own: on
-    CPython 3.11 and 3.12 a `TaskGroup` in there may leave its task counted as cancelled for ever.
+    `report` is called with the exception of an attempt, and the seconds until the next one. If `reset_backoff()` is
+    true, because the last attempt did work for a while, these begin small again. A task that is cancelled makes no
+    further attempt, whatever exception that has become. A callback of the user's must run in a task of its own: on
+    CPython 3.11 and 3.12 a `TaskGroup` in it may leave its task counted as cancelled for ever.
     """
 
     def wait(state: RetryCallState) -> float:
-        if afresh():
+        if reset_backoff():
             state.attempt_number = 1
         return _BACK_OFF(state)
 
-    def tell_of(state: RetryCallState) -> None:
+    def report_failure(state: RetryCallState) -> None:
         assert state.outcome is not None
         exception = state.outcome.exception()
         assert exception is not None
-        tell(exception, state.upcoming_sleep)
+        report(exception, state.upcoming_sleep)
 
     return AsyncRetrying(
         wait=wait,
-        retry=retry_if_exception(lambda exception: not is_cancelled() and _may_pass(exception) and goes_on()),
-        before_sleep=tell_of,
+        retry=retry_if_exception(lambda exception: not is_cancelled() and _is_failure(exception) and should_retry()),
+        before_sleep=report_failure,
         reraise=True,
     )
 
 
 def is_cancelled() -> bool:
-    """Whether somebody has cancelled the present task, even if something else than `CancelledError` came of that."""
+    """Whether the present task was cancelled, even if that has become another exception than `CancelledError`."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
-def _may_pass(exception: BaseException) -> bool:
-    """Whether it is a failure. A `CancelledError` of somebody else's is one as any other."""
+def _is_failure(exception: BaseException) -> bool:
+    """Whether the attempt has failed. A `CancelledError` of another task is a failure like any other."""
     return isinstance(exception, (Exception, asyncio.CancelledError))
