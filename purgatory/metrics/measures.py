@@ -1,21 +1,21 @@
-"""What is exported of a purgatory, whichever way."""
+"""The figures of a purgatory that are exported, for any system."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, Literal, TypeVar
 
-from purgatory.listeners import Listener
+from purgatory.listeners import Listener, Outcome
 from purgatory.purgatory import DelayedOperationPurgatory
 from purgatory.statistics import PurgatoryStatistics
 from purgatory.timer import TimerStatistics
 
-__all__ = ["LATENESS", "LATENESS_BOUNDS", "MEASURES", "WAIT", "WAIT_BOUNDS", "Exporter", "Measure"]
+__all__ = ["LATENESS", "LATENESS_BOUNDS", "MEASURES", "WAIT", "WAITED", "WAIT_BOUNDS", "Exporter", "Measure"]
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Something that can be read off a purgatory at any time."""
+    """A figure that can be read off a purgatory at any time."""
 
     name: str
     kind: Literal["counter", "gauge"]
@@ -24,7 +24,7 @@ class Measure:
     """The values, by the value of `label`, or by an empty string if there is none."""
     label: str | None = None
     seconds: bool = False
-    """Whether it is a time; else it is a number of what its name says."""
+    """Whether it is a time; else it is a number of the things in its name."""
 
 
 MEASURES: Final = (
@@ -36,10 +36,17 @@ MEASURES: Final = (
             "completed_at_once": purgatory.completed_at_once,
             "satisfied": purgatory.satisfied,
             "expired": purgatory.expired,
+            "closed": purgatory.closed,
             "cancelled": purgatory.cancelled,
             "failed": purgatory.failed,
         },
         label="outcome",
+    ),
+    Measure(
+        "missed_operations",
+        "counter",
+        "Satisfied operations whose condition was found to hold only at the deadline: their keys were not checked",
+        lambda purgatory, _: {"": purgatory.missed},
     ),
     Measure("delayed_operations", "gauge", "Operations pending", lambda purgatory, _: {"": purgatory.num_delayed}),
     Measure(
@@ -69,7 +76,7 @@ MEASURES: Final = (
         lambda _, timer: {str(level): tasks for level, tasks in enumerate(timer.levels, 1)},
         label="level",
     ),
-    Measure("timer_wake_ups", "counter", "How often the clock called", lambda _, timer: {"": timer.wake_ups}),
+    Measure("timer_wake_ups", "counter", "Wake-ups by the clock", lambda _, timer: {"": timer.wake_ups}),
     Measure("timer_buckets", "counter", "Buckets whose time had come", lambda _, timer: {"": timer.buckets}),
     Measure(
         "timer_cascaded_tasks",
@@ -79,6 +86,8 @@ MEASURES: Final = (
     ),
 )
 
+WAITED: Final[tuple[Outcome, ...]] = ("satisfied", "expired", "closed", "cancelled", "failed")
+"""The outcomes of operations that did not complete at once."""
 WAIT: Final = ("wait", "From arrival to outcome, of operations that did not complete at once")
 WAIT_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 LATENESS: Final = ("lateness", "From deadline to outcome, of operations that expired")
@@ -89,14 +98,14 @@ L = TypeVar("L", bound=Listener)
 
 
 class Exporter(ABC, Generic[L]):
-    """Purgatories whose figures are exported, and who listens to each."""
+    """Purgatories whose figures are exported, each with its listener."""
 
     def __init__(self, *purgatories: DelayedOperationPurgatory) -> None:
         self._listened: dict[DelayedOperationPurgatory, L] = {}
         self.add(*purgatories)
 
     def add(self, *purgatories: DelayedOperationPurgatory) -> None:
-        """Export the figures of these too. Raises `ValueError` if one has the name of another, and adds none then."""
+        """Export the figures of these too. Raises `ValueError`, and adds none, if two have the same name."""
         for purgatory in purgatories:
             if not isinstance(purgatory, DelayedOperationPurgatory):
                 raise TypeError(
@@ -112,13 +121,13 @@ class Exporter(ABC, Generic[L]):
             self._listened = {**self._listened, purgatory: listener}  # another thread may be reading it
 
     def remove(self, purgatory: DelayedOperationPurgatory) -> None:
-        """Export its figures no more. Raises `KeyError` if they are not exported."""
+        """Stop exporting its figures. Raises `KeyError` if they are not exported."""
         listened = dict(self._listened)
         purgatory.remove_listener(listened.pop(purgatory))
         self._listened = listened
 
     def close(self) -> None:
-        """Export nothing any more. Harmless when repeated."""
+        """Stop exporting all figures. Harmless when repeated."""
         for purgatory in self._listened:
             self.remove(purgatory)
 

@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
 __all__ = ["PurgatoryInstruments"]
 
 _instrumented: "WeakSet[MeterProvider]" = WeakSet()
-"""Those that have their instruments: for the same ones asked for again, the SDK would observe nothing."""
+"""Providers that have the instruments. If these are created again, the SDK observes nothing."""
 
 
 class PurgatoryInstruments(Exporter[Listener]):
@@ -32,8 +32,8 @@ class PurgatoryInstruments(Exporter[Listener]):
         instruments = PurgatoryInstruments(fetches, produces)
         instruments.add(another)
 
-    Every point has the attribute `purgatory`, the name. The histograms are recorded when an operation finishes: what
-    that costs depends on the SDK in use.
+    Every point has the attribute `purgatory`, the name. The histograms are recorded when an operation finishes; the
+    cost depends on the SDK in use.
     """
 
     def __init__(self, *purgatories: DelayedOperationPurgatory, meter_provider: MeterProvider | None = None) -> None:

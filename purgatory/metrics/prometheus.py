@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from purgatory.listeners import FinishedOperation
-from purgatory.metrics.measures import LATENESS, LATENESS_BOUNDS, MEASURES, WAIT, WAIT_BOUNDS, Exporter, Measure
+from purgatory.metrics.measures import LATENESS, LATENESS_BOUNDS, MEASURES, WAIT, WAIT_BOUNDS, WAITED, Exporter, Measure
 
 try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -20,7 +20,7 @@ __all__ = ["JournalCollector", "PurgatoryCollector"]
 
 
 class _Histogram:
-    """Counts values by where they fall. An observation takes a fifth of what the client library's own takes."""
+    """Counts values by bucket. An observation takes a fifth of the time of the client library's own."""
 
     __slots__ = ("_bounds", "_counts", "_sum")
 
@@ -46,7 +46,7 @@ class _Listener:
     """The histograms of one purgatory."""
 
     def __init__(self) -> None:
-        self.waits = {outcome: _Histogram(WAIT_BOUNDS) for outcome in ("satisfied", "expired", "cancelled", "failed")}
+        self.waits = {outcome: _Histogram(WAIT_BOUNDS) for outcome in WAITED}
         self.lateness = _Histogram(LATENESS_BOUNDS)
 
     def __call__(self, finished: FinishedOperation) -> None:
@@ -91,7 +91,7 @@ class PurgatoryCollector(Exporter[_Listener], Collector):
 
 
 class JournalCollector(Collector):
-    """Collects the figures of journals: what they have written, what waits to be, and what is lost."""
+    """Collects the figures of journals: rows written, rows queued, and rows lost."""
 
     def __init__(self, *journals: "Journal") -> None:
         self._journals = journals
@@ -104,7 +104,7 @@ class JournalCollector(Collector):
             (CounterMetricFamily, "files", "files", "Files on disk"),
             (GaugeMetricFamily, "queued_rows", "queued", "Rows that are not on disk yet"),
             (CounterMetricFamily, "dropped_rows", "dropped", "Rows lost"),
-            (CounterMetricFamily, "failures", "failures", "How often a file could not be written"),
+            (CounterMetricFamily, "failures", "failures", "Failures to write a file"),
         ):
             family = kind(f"purgatory_journal_{name}", explanation, labels=["instance"])
             for instance, statistics in read:

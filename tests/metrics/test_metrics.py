@@ -55,6 +55,7 @@ def registry(purgatory: DelayedOperationPurgatory) -> Iterator[CollectorRegistry
 
 def _one_of_each(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
     """An operation for each outcome; those that wait do so for two seconds, and the one that expires is 0.5 late."""
+    closing = purgatory.try_complete_else_watch(Flag(), ["closed"])
     flags = {name: purgatory.try_complete_else_watch(Flag(), [name, "all"]) for name in ("satisfied", "cancelled")}
     failing = purgatory.try_complete_else_watch(Failing(), ["failed"])
     purgatory.try_complete_else_watch(Flag(ready=True), ["at once"])
@@ -64,6 +65,8 @@ def _one_of_each(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> N
     flags["cancelled"].cancel()
     failing.force_complete()
     assert isinstance(failing.exception(), LookupError)
+    assert purgatory.complete_all() == 1
+    assert closing.outcome == "closed"
     purgatory.try_complete_else_watch(Flag(60.0), ["pending"])
 
 
@@ -78,11 +81,12 @@ class TestPrometheus:
     ) -> None:
         _one_of_each(purgatory, clock)
         samples = _samples(registry)
-        outcomes = ("completed_at_once", "satisfied", "expired", "cancelled", "failed")
+        outcomes = ("completed_at_once", "satisfied", "expired", "closed", "cancelled", "failed")
         for outcome in outcomes:
             assert samples["purgatory_operations_total", outcome] == 1
+        assert samples["purgatory_missed_operations_total", ""] == 0
         assert samples["purgatory_delayed_operations", ""] == 1
-        assert samples["purgatory_watched_entries", ""] == purgatory.watched == 7
+        assert samples["purgatory_watched_entries", ""] == purgatory.watched == 8
         assert samples["purgatory_longest_slice_seconds", ""] == purgatory.statistics().longest_slice > 0
         assert samples["purgatory_purges_total", ""] == samples["purgatory_purged_entries_total", ""] == 0
         assert samples["purgatory_timer_wake_ups_total", ""] == samples["purgatory_timer_buckets_total", ""] == 1
@@ -94,7 +98,7 @@ class TestPrometheus:
     ) -> None:
         _one_of_each(purgatory, clock)
         samples = _samples(registry)
-        for outcome in ("satisfied", "expired", "cancelled", "failed"):
+        for outcome in ("satisfied", "expired", "closed", "cancelled", "failed"):
             assert samples["purgatory_wait_seconds_sum", outcome] == 2.0
             assert samples["purgatory_wait_seconds_count", outcome] == 1
             assert samples["purgatory_wait_seconds_bucket", f"{outcome},1.0"] == 0
@@ -103,6 +107,19 @@ class TestPrometheus:
         assert samples["purgatory_lateness_seconds_sum", ""] == 0.5
         assert samples["purgatory_lateness_seconds_bucket", "0.25"] == 0
         assert samples["purgatory_lateness_seconds_bucket", "0.5"] == 1, "a bound belongs to its bucket"
+
+    def test_a_condition_that_held_unnoticed_until_the_deadline_is_counted_as_missed(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, registry: CollectorRegistry
+    ) -> None:
+        flags = [purgatory.try_complete_else_watch(Flag(1.5), ["a"]) for _ in range(3)]
+        for flag in flags[:2]:
+            flag.ready = True  # and the check of its key is forgotten
+        clock.advance(2.0)
+        samples = _samples(registry)
+        assert samples["purgatory_missed_operations_total", ""] == 2
+        assert samples["purgatory_operations_total", "satisfied"] == 2
+        assert samples["purgatory_operations_total", "expired"] == 1
+        assert samples["purgatory_lateness_seconds_count", ""] == 1
 
     @given(waits=st.lists(st.one_of(st.sampled_from(WAIT_BOUNDS), st.floats(0, 1000)), max_size=20))
     def test_each_bucket_has_what_waited_no_longer_than_its_bound(self, waits: list[float]) -> None:
@@ -151,7 +168,7 @@ class TestPrometheus:
         registry.register(collector)
         collector.close()
         collector.close()
-        assert purgatory._lists.listeners is None
+        assert purgatory._owner.listeners is None
         assert _samples(registry) == {}
 
 
@@ -214,7 +231,7 @@ class TestOpenTelemetry:
             assert isinstance(point, HistogramDataPoint)
             assert tuple(point.explicit_bounds) == WAIT_BOUNDS
             waits[(point.attributes or {})["outcome"]] = (point.count, point.sum)
-        assert waits == dict.fromkeys(("satisfied", "expired", "cancelled", "failed"), (1, 2.0))
+        assert waits == dict.fromkeys(("satisfied", "expired", "closed", "cancelled", "failed"), (1, 2.0))
         (lateness,) = metrics["purgatory.lateness"].data.data_points
         assert isinstance(lateness, HistogramDataPoint)
         assert (lateness.count, lateness.sum) == (1, 0.5)
@@ -235,14 +252,14 @@ class TestOpenTelemetry:
         ]
         assert {(point.attributes or {})["purgatory"] for point in delayed.data.data_points} == {"test", "another"}
         instruments.close()
-        assert purgatory._lists.listeners is None
+        assert purgatory._owner.listeners is None
 
 
 @pytest.mark.parametrize("export", [PurgatoryCollector, PurgatoryInstruments])
 def test_two_of_the_same_name_are_refused(purgatory: DelayedOperationPurgatory, export: Any) -> None:
     with pytest.raises(ValueError, match="two purgatories are called 'test'"):
         export(purgatory, DelayedOperationPurgatory("test"))
-    assert purgatory._lists.listeners is None
+    assert purgatory._owner.listeners is None
 
 
 def test_what_is_no_purgatory_is_refused() -> None:
