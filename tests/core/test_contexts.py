@@ -80,6 +80,7 @@ async def test_a_deadline_is_not_in_the_context_of_the_first_request() -> None:
     ]
     for operation in operations:
         operation.seen.clear()
+    for operation in operations:
         await operation
         # The last try, on_complete, on_expiration.
         assert operation.seen == ["nobody"] * 3

@@ -263,8 +263,8 @@ async def test_every_job_reaches_one_living_worker_in_a_storm_of_cancellations(s
                     workers[n] = asyncio.ensure_future(work_whatever_happens())
                 for _ in range(random.randrange(3)):
                     await asyncio.sleep(0)
-        assert sorted(done) == list(range(jobs)), "each once"
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+    for worker in workers:
+        worker.cancel()
+    await asyncio.gather(*workers, return_exceptions=True)
+    assert sorted(done) == list(range(jobs)), "each once"
     assert list(queue.jobs) == []

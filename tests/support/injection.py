@@ -509,12 +509,14 @@ class Task(TimerTask):
         self.clock = clock
         self.ran: list[float] = []
         """How early each run was, in seconds."""
+        self.running = False
         self.moves = Moves()
         self.given_up = False
         """Whether it was cancelled, or forgotten by a close."""
 
-    @is_step
     def run(self) -> None:
+        # Its entry is no step: from here on, rescheduled, it runs again.
+        self.running = True
         self.ran.append(self.moves.earliest - self.clock.time())
 
 
@@ -561,11 +563,11 @@ class TimerWorld:
         self.handle.cancel()
 
     def reschedule(self, task: Task, delay: float) -> None:
-        if task.ran:
+        if task.running:
             task.given_up = True  # it runs again
         with task.moves.to(self.clock.time() + delay):
             self.timer.reschedule(task, self.clock.time() + delay)
-            if task.ran:
+            if task.running:
                 task.given_up = True
 
     def close(self) -> None:
