@@ -9,10 +9,10 @@ import asyncio
 from asyncio import AbstractEventLoop, _get_running_loop
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from typing import Generic, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 from purgatory._affinity import running_loop
-from purgatory._checks import check_callback, seconds
+from purgatory._checks import check_callback, refuse_copy, seconds
 from purgatory.clock import Clock, report
 from purgatory.errors import PurgatoryClosed
 from purgatory.timer import WheelTimer
@@ -85,6 +85,9 @@ class IdleTracker(Generic[K]):
     def __repr__(self) -> str:
         closed = " closed" if self._closed else ""
         return f"<{type(self).__qualname__} timeout={self._timeout!r} tracked={len(self)}{closed}>"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        refuse_copy(self)
 
     def __len__(self) -> int:
         """How many are tracked."""

@@ -24,10 +24,10 @@ from asyncio import _get_running_loop
 from collections.abc import Generator
 from contextlib import suppress
 from types import FrameType
-from typing import Any, Final, Generic, NoReturn, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 from purgatory._affinity import running_loop
-from purgatory._checks import is_async, refuse_copy, seconds
+from purgatory._checks import is_async, seconds
 from purgatory._owner import NESTING, Owned, Owner
 from purgatory._slices import call_next
 from purgatory.clock import Clock, report
@@ -146,9 +146,6 @@ class DelayedOperation(TimerEntry, ABC, Generic[T]):
             name = "deadline" if self._purgatory_entry is not None else "unwatched timeout"
             state += f" {name}={self._timer_deadline if self._timer_deadline < _NEVER else None!r}"
         return f"<{type(self).__qualname__} {state}>"
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        refuse_copy(self)
 
     @abstractmethod
     def try_complete(self) -> bool:

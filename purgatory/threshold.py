@@ -16,8 +16,9 @@ waited for go on into the new one. So no iteration of the loop looks at all of t
 from copy import copy
 from heapq import heappop, heappush
 from types import TracebackType
-from typing import Final, Generic, TypeVar, cast
+from typing import Final, Generic, NoReturn, TypeVar, cast
 
+from purgatory._checks import refuse_copy
 from purgatory._slices import call_next
 from purgatory.errors import PurgatoryError
 from purgatory.operation import DelayedOperation
@@ -101,6 +102,9 @@ class ThresholdPurgatory(Generic[Number]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__qualname__} {self.purgatory.name!r} value={self.value!r} waiting={self.num_waiting}>"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        refuse_copy(self)
 
     async def __aenter__(self) -> "ThresholdPurgatory[Number]":
         await self.purgatory.__aenter__()

@@ -1,7 +1,9 @@
 """What a timer holds."""
 
 from abc import ABC, abstractmethod
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
+
+from purgatory._checks import refuse_copy
 
 __all__ = ["Bucket", "TimerEntry", "TimerTask"]
 
@@ -14,6 +16,9 @@ class TimerEntry:
     _timer_bucket: "Bucket | None"
     """The dict that the entry is in, if it is in a timer."""
     _timer_deadline: float
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        refuse_copy(self)
 
     def _timer_expire(self) -> None:
         """The deadline has come. Called by the timer, with the entry taken out."""
