@@ -27,7 +27,7 @@ Row: TypeAlias = Mapping[str, Any]
 _BLUE, _ORANGE, _GREEN, _RED, _PURPLE, _SKY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9"
 _GREY: Final = "#767676"
 _LINES: Final = (_BLUE, _RED, _GREEN, _PURPLE, _ORANGE, _SKY)
-_OUTCOME: Final = dict(zip(OUTCOMES, (_SKY, _BLUE, _RED, _ORANGE, _PURPLE), strict=True))
+_OUTCOME: Final = dict(zip(OUTCOMES, (_SKY, _BLUE, _RED, _GREY, _ORANGE, _PURPLE), strict=True))
 _COMPONENT: Final = dict(zip(COMPONENTS, (_BLUE, _SKY, _GREEN, _ORANGE, _PURPLE), strict=True))
 _WAIT: Final = {"wait_p50": _SKY, "wait_p90": _BLUE, "wait_p99": _RED}
 
@@ -276,7 +276,7 @@ def _legend(axis: Axes) -> None:
     handles, labels = axis.get_legend_handles_labels()
     drawing = axis.get_figure(root=True)
     assert drawing is not None, "axes are somewhere"
-    columns = 2 if max(map(len, labels)) > 24 else 5
+    columns = 2 if max(map(len, labels)) > 24 else 6
     drawing.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), columns), fontsize=8)
 
 

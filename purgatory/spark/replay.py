@@ -98,12 +98,17 @@ _SUMMARY: Final = pa.schema(
 _END: Final = """
     CASE WHEN outcome IN ('cancelled', 'failed') THEN waited_s
          WHEN outcome = 'completed_at_once' THEN 0.0
+         WHEN outcome = 'closed' AND coalesce(completes_s, double('inf')) = double('inf') THEN waited_s
          WHEN completes_s IS NOT NULL THEN completes_s
          WHEN outcome = 'satisfied' THEN waited_s
          ELSE double('inf') END
 """
-_ENDING: Final = "CASE WHEN outcome = 'expired' AND completes_s < double('inf') THEN 'satisfied' ELSE outcome END"
-"""How an operation ends if its timeout does not come first, and after how many seconds."""
+"""The seconds after which an operation ends if its timeout does not come first."""
+
+_ENDING: Final = """
+    CASE WHEN outcome IN ('expired', 'closed') AND completes_s < double('inf') THEN 'satisfied' ELSE outcome END
+"""
+"""How it ends then."""
 
 _TIMEOUT: Final = """
     CASE WHEN outcome = 'expired' AND abs(waited_s - late_s - timeout_s) > 1e-6 THEN greatest(waited_s - late_s, 0.0)
@@ -111,7 +116,7 @@ _TIMEOUT: Final = """
          ELSE timeout_s END
 """
 """Seconds from the arrival to the deadline as it was in the end: a journal's `timeout_s` counts from when the operation
-was last rescheduled. Of one that ended later than its timeout it is known that its deadline had not come, and no more.
+was last rescheduled. Of an operation that ended later than its timeout, without expiring, the deadline is not known.
 """
 
 

@@ -1,10 +1,12 @@
 """Operations of a trace run through a purgatory: the library's own, on a `VirtualClock` or on an event loop.
 
-What is known of each operation is when it came, what it waited on, its timeout, and how it ended, if not by that. So
-the same is done to one of ours: it is watched when it came and, unless its timeout comes first or at the same time, it
-is completed, cancelled or made to fail after as long as it had taken. As in the benchmark of Kafka's purgatory redesign
-proposal, it is the operation that is completed and not its key that is checked, for a trace does not say which checks
-there were.
+A trace has the arrival of each operation, its keys, its timeout, and how it ended, if not by that. So the same is done
+to an operation here: it is watched at its arrival and, unless its timeout comes first or at the same time, it is
+completed, cancelled or made to fail after as long as it had taken. As in the benchmark of Kafka's purgatory redesign
+proposal, the operation is completed and its key is not checked, for a trace does not say which checks there were.
+
+A closed operation ends when the close ended it, as a cancelled one does. Its true end is not known: with a timeout
+longer than it had waited it is counted as *unknown*, like an expired one with a longer timeout than its own.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,9 +16,9 @@ from math import inf, isfinite
 from typing import Final, NamedTuple
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory, VirtualClock
+from purgatory._checks import seconds
 from purgatory.clock import Clock
 from purgatory.listeners import Outcome
-from purgatory.operation import check_timeout
 from purgatory.spark.errors import PipelineError
 
 __all__ = ["COUNTS", "LATE_BINS", "Arrival", "Configuration", "Ended", "Simulation", "late_percentile", "simulate"]
@@ -27,6 +29,7 @@ COUNTS: Final = (
     "completed_at_once",
     "satisfied",
     "expired",
+    "closed",
     "cancelled",
     "failed",
     "pending",
@@ -38,10 +41,10 @@ COUNTS: Final = (
     "scanned",
     "purged",
 )
-"""What is counted of a simulation, and can be added up."""
+"""The counts of a simulation, which can be added up."""
 
 LATE_BINS: Final = 1000
-"""Into so many parts of a tick lateness is divided, to be counted."""
+"""The parts of a tick by which lateness is counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ class Configuration:
             raise PipelineError(str(error)) from None
         if self.timeout is not None:
             try:
-                check_timeout(self.timeout)
+                seconds("timeout", self.timeout, none=True)
             except (ValueError, TypeError) as error:
                 raise PipelineError(str(error)) from None
 
@@ -78,15 +81,15 @@ class Arrival(NamedTuple):
     timeout: float | None
     """As recorded; `None` is for ever."""
     end: float
-    """Seconds from its arrival until it ended by anything but its timeout; infinite if nobody knows."""
+    """Seconds from its arrival until it ended by anything but its timeout; infinite if that is not known."""
     ending: Outcome
-    """How it ended then; "expired" if nobody knows."""
+    """How it ended then; "expired" if that is not known."""
     reference: object = None
-    """Handed back with what has become of it."""
+    """Handed back with its `Ended`."""
 
 
 class Ended(NamedTuple):
-    """What has become of an operation."""
+    """The end of an operation in a simulation."""
 
     reference: object
     outcome: Outcome
@@ -96,7 +99,7 @@ class Ended(NamedTuple):
 
 
 class _Failed(Exception):
-    """What an operation raises that had failed in the trace."""
+    """Raised by an operation that had failed in the trace."""
 
 
 class _Replayed(DelayedOperation[None]):
@@ -110,6 +113,7 @@ class _Replayed(DelayedOperation[None]):
         self.simulation = simulation
 
     def try_complete(self) -> bool:
+        # The last try at its deadline completes nothing: `play` completes an operation whose end comes before that.
         return self.arrival.ending == "completed_at_once" and self.force_complete()
 
     def on_complete(self) -> None:
@@ -122,7 +126,7 @@ class _Replayed(DelayedOperation[None]):
 
 
 class Simulation:
-    """One purgatory, and what is counted of it."""
+    """One purgatory, and its counts."""
 
     def __init__(
         self, clock: Clock, configuration: Configuration, record: Callable[[Ended], object] | None = None
@@ -139,16 +143,18 @@ class Simulation:
         )
         self.counts = dict.fromkeys(COUNTS, 0)
         self.late = [0] * (LATE_BINS + 1)
-        """How many were late by so many parts of a tick; the last bin has the rest."""
+        """Expired operations by the parts of a tick that they were late; the last bin has the rest."""
         self.late_max = 0.0
         self.peak_dead = 0
         self.peak_delayed = 0
+        self._closed = 0
+        """Operations that ended as a close had ended them. The purgatory counts them as satisfied."""
         self._ends: list[tuple[float, int, _Replayed]] = []
         self._live = 0
         """Entries in the watcher lists that are not dead."""
         self._counting = False
         self._horizon = 0.0
-        """By then all has come and gone that will."""
+        """The time by which all operations have come and gone that will."""
 
     def play(self, arrivals: Iterable[Arrival], start: float = -inf, stop: float = inf) -> Iterator[float]:
         """Let `arrivals`, which are in order, come and end. Yields the times until which to wait, in the trace's time.
@@ -186,7 +192,9 @@ class Simulation:
             self.counts["pending"] = self.purgatory.num_delayed
 
     def has_ended(self, operation: _Replayed, outcome: Outcome) -> None:
-        """Called by an operation whose end has come."""
+        """Called by an operation at its end."""
+        if outcome == "closed":
+            self._closed += 1
         if outcome == "completed_at_once":
             waited = 0.0
         else:
@@ -200,7 +208,7 @@ class Simulation:
         timeout = operation.timeout
         late = None
         if outcome == "expired":
-            assert timeout is not None, "who waits for ever does not expire"
+            assert timeout is not None, "an operation without a deadline does not expire"
             late = max(0.0, self._clock.time() - (operation.arrived + timeout))
             self.late[min(int(late / self._configuration.tick * LATE_BINS), LATE_BINS)] += 1
             self.late_max = max(self.late_max, late)
@@ -228,12 +236,12 @@ class Simulation:
             counts["operations"] += 1
             if not at_once and timeout is not None:
                 counts["inserts"] += 1
-                if arrival.end == inf and arrival.timeout is not None and timeout > arrival.timeout:
-                    counts["unknown"] += 1
+            if _is_unknown(arrival, timeout):
+                counts["unknown"] += 1
         gone = arrival.arrived
         if timeout is not None:
             gone += timeout + self._configuration.tick
-        # One that ends later has expired by then: it must not be kept for so long.
+        # An operation that ends later has expired by then: it must not be kept for so long.
         if not at_once and arrival.end < inf and (timeout is None or arrival.arrived + arrival.end <= gone):
             ends = arrival.arrived + arrival.end
             heappush(self._ends, (ends, number, operation))
@@ -246,10 +254,10 @@ class Simulation:
             if operation.cancel():
                 self.has_ended(operation, "cancelled")
         elif operation.force_complete() and operation.arrival.ending == "failed":
-            operation.exception()  # it was asked for, and is nothing to report
+            operation.exception()  # retrieved, so that it is not reported
 
     def _begin(self) -> dict[str, int]:
-        """What comes and ends from now on is counted. Returns what has been counted by others so far."""
+        """Count arrivals and ends from now on. Returns the totals of the purgatory and its timer so far."""
         self._counting = True
         self.peak_dead = self.purgatory.watched - self._live
         return self._totals()
@@ -259,8 +267,9 @@ class Simulation:
         timer = self.purgatory.timer.statistics()
         return {
             "completed_at_once": purgatory.completed_at_once,
-            "satisfied": purgatory.satisfied,
+            "satisfied": purgatory.satisfied - self._closed,
             "expired": purgatory.expired,
+            "closed": self._closed,
             "cancelled": purgatory.cancelled,
             "failed": purgatory.failed,
             "wake_ups": timer.wake_ups,
@@ -279,12 +288,19 @@ def simulate(
     stop: float = inf,
     record: Callable[[Ended], object] | None = None,
 ) -> Simulation:
-    """Play `arrivals` in virtual time, to the end. Returns the simulation, for what it has counted."""
+    """Play `arrivals` in virtual time, to the end. Returns the simulation, for its counts."""
     clock = VirtualClock()
     simulation = Simulation(clock, configuration, record)
     for when in simulation.play(arrivals, start, stop):
         clock.advance_to(when)
     return simulation
+
+
+def _is_unknown(arrival: Arrival, timeout: float | None) -> bool:
+    """Whether the trace does not say how the operation ends with `timeout`."""
+    if arrival.ending == "closed":
+        return timeout is None or timeout > arrival.end
+    return arrival.end == inf and arrival.timeout is not None and timeout is not None and timeout > arrival.timeout
 
 
 def late_percentile(late: Sequence[int], share: float, tick: float) -> float | None:

@@ -1,16 +1,19 @@
 """How the rate of timeouts depends on the timeout: the Kaplan-Meier estimator, for each operation.
 
-Of an operation that has expired, nobody knows how long it would have taken: only that it was longer. Such an operation
-is *censored* at the time until which it was watched; one that has completed is an *event*. `S(t)`, the share that takes
+It is not known how long an expired operation would have taken, only that it was longer. Such an operation is
+*censored* at the time until which it was watched; a completed one is an *event*. `S(t)`, the share that takes
 longer than `t` and would time out with a timeout of `t`, is the product over all event times up to `t` of
 `1 - events / at risk`, and estimates the rate for any timeout up to the longest that was observed, and for none beyond.
 
-Every operation is looked at up to its own timeout, and no longer: what expired is censored at its timeout, though the
-timer may have come to it somewhat later, and so is what was satisfied even later than that. After the timeout, only
-those are still waiting that the timer or a busy loop has kept: they are few, they come together, and they have not
-waited so long because they take so long. With what expired censored when it did, the last steps of the estimate would
-hang on those few; with only what was late and satisfied kept, they would be all that is at risk, and the rate would
-drop to nothing. What was rescheduled counts up to its timeout too, and what was cancelled or has failed up to then.
+Every operation counts up to its own timeout, and no longer: an expired one is censored at its timeout, though the
+timer may have come to it somewhat later, and so is one that was satisfied even later than that, by the last try at its
+deadline for one. After the timeout, only those operations still wait that the timer or a busy loop has kept: they are
+few, they come together, and they have not waited so long because they take so long. If expired ones were censored when
+they expired, the last steps of the estimate would depend on those few; if only the late and satisfied were kept, they
+would be all that is at risk, and the rate would drop to nothing. A rescheduled operation counts up to its timeout too.
+
+A closed operation is censored at the time of the close, as a cancelled or failed one is then: a deployment that ends
+waits after some milliseconds says nothing of how long they would have taken.
 """
 
 import math

@@ -50,7 +50,7 @@ COLUMNS: Final = {
 }
 """The columns of a trace that has been read, by Spark's types. `completes_s` is null where nobody knows it."""
 
-OUTCOMES: Final = ("completed_at_once", "satisfied", "expired", "cancelled", "failed")
+OUTCOMES: Final = ("completed_at_once", "satisfied", "expired", "closed", "cancelled", "failed")
 
 _TYPES: Final = {**{field.name: field.type for field in SCHEMA}, "completes_s": pa.float64()}
 _OPTIONAL: Final = {"completes_s"}

@@ -58,7 +58,7 @@ def made_up() -> list[Row]:
     random = np.random.default_rng(5)
     rows = []
     for number in range(600):
-        outcome = str(random.choice(OUTCOMES, p=[0.1, 0.6, 0.2, 0.05, 0.05]))
+        outcome = str(random.choice(OUTCOMES, p=[0.1, 0.65, 0.13, 0.04, 0.04, 0.04]))
         waited = float(random.lognormal(-3.5, 1.0))
         rows.append(
             operation(

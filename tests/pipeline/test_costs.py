@@ -93,7 +93,7 @@ class TestTheRecommendedConfiguration:
     def test_the_default_is_that_of_the_library(self) -> None:
         purgatory, same = DelayedOperationPurgatory(clock=VirtualClock()), Configuration()
         wheel = purgatory.timer.wheels[0]
-        assert (purgatory.timer.tick, wheel.size, purgatory._lists.purge_interval) == (
+        assert (purgatory.timer.tick, wheel.size, purgatory._owner.purge_interval) == (
             same.tick,
             same.wheel_size,
             same.purge_interval,

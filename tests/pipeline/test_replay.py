@@ -21,7 +21,7 @@ from tests.pipeline import traces
 TRAFFIC = Traffic(rate=500.0, seconds=12.0, instances=2, median=0.2, upper_quartile=0.4, seed=2)
 SWEEP = [Configuration(purge_interval=50), Configuration(tick=0.01, wheel_size=4, purge_interval=50, timeout=0.5)]
 
-OUTCOMES = ("completed_at_once", "satisfied", "expired", "cancelled", "failed")
+OUTCOMES = ("completed_at_once", "satisfied", "expired", "closed", "cancelled", "failed")
 
 
 @pytest.fixture(scope="module")
@@ -130,18 +130,20 @@ def test_the_journal_of_a_server_is_replayed_as_its_operations_ended(spark: Spar
         traces.row(0.4, outcome="failed", waited_s=0.7),
         traces.row(0.5, outcome="satisfied", waited_s=2.5, timeout_s=None),
         traces.row(0.6, outcome="expired", waited_s=9.0, timeout_s=9.0, purgatory="produce"),
+        traces.row(0.7, outcome="closed", waited_s=0.01, timeout_s=60.0, purgatory="produce"),
+        traces.row(0.8, outcome="closed", waited_s=0.5, timeout_s=None, purgatory="produce"),
     ]
     traces.write(tmp_path, rows)
     configurations = sweep(timeouts=[None, 0.4, 5.0])
     summary = _rows(replay(spark, trace.read(spark, str(tmp_path)), configurations).summary)
     found = {(row.purgatory, row.timeout): [row[name] for name in ("unknown", *OUTCOMES)] for row in summary}
     assert found == {
-        ("fetch", None): [0, 1, 2, 1, 1, 1],
-        ("fetch", 0.4): [0, 1, 1, 4, 0, 0],
-        ("fetch", 5.0): [1, 1, 2, 1, 1, 1],
-        ("produce", None): [0, 0, 0, 1, 0, 0],
-        ("produce", 0.4): [0, 0, 0, 1, 0, 0],
-        ("produce", 5.0): [0, 0, 0, 1, 0, 0],
+        ("fetch", None): [0, 1, 2, 1, 0, 1, 1],
+        ("fetch", 0.4): [0, 1, 1, 4, 0, 0, 0],
+        ("fetch", 5.0): [1, 1, 2, 1, 0, 1, 1],
+        ("produce", None): [2, 0, 0, 1, 2, 0, 0],
+        ("produce", 0.4): [1, 0, 0, 2, 1, 0, 0],
+        ("produce", 5.0): [2, 0, 0, 1, 2, 0, 0],
     }
     only = replay(spark, trace.read(spark, str(tmp_path)), sweep(), purgatory="produce")
     assert [row.purgatory for row in only.summary.collect()] == ["produce"]

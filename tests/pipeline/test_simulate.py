@@ -19,7 +19,7 @@ from purgatory.spark.simulate import Arrival, Configuration, Ended, Simulation, 
 
 # Times in quarters of a millisecond, so that all kinds of ties come up, and ticks that they do and do not fit into.
 _TIMES = st.integers(0, 200).map(lambda quarters: quarters * 0.00025)
-_ENDINGS: list[Outcome] = ["completed_at_once", "satisfied", "expired", "cancelled", "failed"]
+_ENDINGS: list[Outcome] = ["completed_at_once", "satisfied", "expired", "closed", "cancelled", "failed"]
 
 
 @st.composite
@@ -31,7 +31,7 @@ def _traces(draw: st.DrawFn) -> list[Arrival]:
         ending = draw(st.sampled_from(_ENDINGS))
         timeout = draw(_TIMES if ending == "expired" else st.none() | _TIMES)
         end = {"completed_at_once": 0.0, "expired": math.inf}.get(ending, 0.0)
-        if ending in ("satisfied", "cancelled", "failed"):
+        if ending in ("satisfied", "closed", "cancelled", "failed"):
             end = draw(_TIMES)
         keys = tuple(draw(st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True)))
         arrivals.append(Arrival(arrived, keys, timeout, end, ending, number))
@@ -161,7 +161,23 @@ def test_an_operation_whose_end_the_trace_does_not_know_is_counted_as_such() -> 
     assert simulate(Configuration(timeout=1.5), arrivals).counts["unknown"] == 3
 
 
-def test_who_waits_for_ever_is_pending_at_the_end() -> None:
+def test_the_true_end_of_a_closed_operation_is_unknown_beyond_the_close() -> None:
+    ended: list[Ended] = []
+    arrivals = [Arrival(n, ("a",), timeout, 0.01, "closed") for n, timeout in enumerate((60.0, None, 0.005))]
+    counts = simulate(Configuration(), arrivals, record=ended.append).counts
+    assert (counts["closed"], counts["expired"], counts["unknown"], counts["satisfied"]) == (2, 1, 2, 0)
+    assert [(each.outcome, round(each.waited, 3)) for each in ended] == [
+        ("closed", 0.01),
+        ("closed", 0.01),
+        ("expired", 0.005),
+    ]
+    shorter = simulate(Configuration(timeout=0.005), arrivals).counts
+    assert (shorter["closed"], shorter["expired"], shorter["unknown"]) == (0, 3, 0)
+    longer = simulate(Configuration(timeout=120.0), arrivals).counts
+    assert (longer["closed"], longer["expired"], longer["unknown"], longer["pending"]) == (3, 0, 3, 0)
+
+
+def test_an_operation_without_a_deadline_that_never_ends_is_pending_at_the_end() -> None:
     counts = simulate(Configuration(), [Arrival(0.0, ("a",), None, math.inf, "satisfied")]).counts
     assert (counts["operations"], counts["pending"], counts["satisfied"]) == (1, 1, 0)
 

@@ -101,16 +101,36 @@ class TestTheEstimate:
 class TestWhatCounts:
     def test_completed_is_an_event_and_everything_else_is_censored(self, spark: SparkSession) -> None:
         outcomes = {"completed_at_once": 0.0, "satisfied": 0.1, "expired": 0.2, "cancelled": 0.3, "failed": 0.4}
+        outcomes["closed"] = 0.5
         [row] = _sample("a", [0.0], [True], 1.0)
         points = _points(spark, [row | {"outcome": name, "waited_s": waited} for name, waited in outcomes.items()])
         assert [(each["time"], each["at_risk"], each["events"], each["censored"]) for each in points] == [
-            (0.0, 5, 1, 0),
-            (0.1, 4, 1, 0),
-            (0.2, 3, 0, 1),
-            (0.3, 2, 0, 1),
-            (0.4, 1, 0, 1),
+            (0.0, 6, 1, 0),
+            (0.1, 5, 1, 0),
+            (0.2, 4, 0, 1),
+            (0.3, 3, 0, 1),
+            (0.4, 2, 0, 1),
+            (0.5, 1, 0, 1),
         ]
-        assert [each["timeout_rate"] for each in points] == pytest.approx([0.8, 0.6, 0.6, 0.6, 0.6])
+        assert [each["timeout_rate"] for each in points] == pytest.approx([5 / 6, *[2 / 3] * 5])
+
+    def test_waits_that_a_deployment_ends_do_not_shorten_the_advised_timeout(self, spark: SparkSession) -> None:
+        """Ten take 20 s each. Three more were to take as long, and a close ended them after 10 ms."""
+        rows = _sample("a", [20.0] * 10, [True] * 10, 60.0)
+        closed = [row | {"outcome": "closed"} for row in _sample("a", [0.01] * 3, [False] * 3, 60.0)]
+        [without] = choose(by_operation(_table(spark, rows)), 0.8)
+        [choice] = choose(by_operation(_table(spark, rows + closed)), 0.8)
+        assert choice.timeout == without.timeout == 20.0
+        [as_success] = choose(
+            by_operation(_table(spark, rows + [row | {"outcome": "satisfied"} for row in closed])), 0.8
+        )
+        assert as_success.timeout == 0.01, "which is what it would be if they counted as satisfied"
+
+    def test_a_condition_found_at_the_deadline_is_no_event_beyond_it(self, spark: SparkSession) -> None:
+        """It came true before, at a time that is not known: the last try finds it up to a tick later."""
+        rows = _sample("a", [0.1, 0.2005], [True, True], 0.2)
+        points = _points(spark, rows)
+        assert [(each["time"], each["events"], each["censored"]) for each in points] == [(0.1, 1, 0), (0.2, 0, 1)]
 
     def test_nobody_counts_for_longer_than_its_timeout(self, spark: SparkSession) -> None:
         """The timer came late, to some of them too late, or a busy loop kept both waiting."""
