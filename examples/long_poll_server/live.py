@@ -1,4 +1,4 @@
-"""The topic `__statistics`: snapshots of the purgatories, made only while somebody waits for them.
+"""The topic `__statistics`: snapshots of the purgatories, made only while a fetch waits for them.
 
 It is fetched like every topic and waits in the same purgatory: the page eats the server's own food. Its messages are in
 memory, and only the last ones are kept.
@@ -24,16 +24,16 @@ from purgatory import DelayedOperationPurgatory, FinishedOperation
 from purgatory.clock import Handle
 
 RESERVED = "__"
-"""What the names of the server's own topics begin with."""
+"""The prefix of the names of the server's own topics."""
 TOPIC = "__statistics"
 INTERVAL = 0.1
 """Seconds from one snapshot to the next, at the least."""
 KEPT = 100
-"""So many snapshots can be read."""
+"""The number of snapshots that can be read."""
 BOUNDS = tuple(float(f"{digit}e{power}") for power in range(-3, 3) for digit in (1, 2, 5))
 """Seconds: a wait is counted with the first bound that it does not exceed, or beyond the last."""
-OUTCOMES = ("satisfied", "expired", "cancelled", "failed")
-"""Of operations that have waited."""
+OUTCOMES = ("satisfied", "expired", "closed", "cancelled", "failed")
+"""The outcomes of operations that have waited."""
 
 
 def refuse_to_store(topic: str) -> None:
@@ -43,7 +43,7 @@ def refuse_to_store(topic: str) -> None:
 
 
 class Waits:
-    """Counts how long the operations of one purgatory have waited. It is a listener."""
+    """Counts the waits of the operations of one purgatory, by outcome. It is a listener."""
 
     def __init__(self) -> None:
         self.counts = {outcome: [0] * (len(BOUNDS) + 1) for outcome in OUTCOMES}
@@ -56,13 +56,13 @@ class Waits:
 class StatisticsTopic:
     """The log of snapshots, with the methods of a `MessageLog` that fetching needs.
 
-    One snapshot serves all who wait. Offsets begin with the time of the start, in intervals: they grow over restarts,
-    as no more snapshots are made than that. Who asks for less than is kept gets the oldest that is, and who asks for
-    what lies ahead gets the next one, so that `offset=2**62` means "from now on"; `next_offset` leads on from there.
+    One snapshot serves all waiting fetches. Offsets begin with the time of the start, in intervals: they grow over
+    restarts, as no more snapshots are made than that. A fetch below the oldest snapshot gets that one, and a fetch
+    beyond the end gets the next one, so that `offset=2**62` means "from now on"; `next_offset` leads on from there.
     """
 
     def __init__(self, fetches: DelayedOperationPurgatory, instance: str) -> None:
-        """Who waits for the topic waits in `fetches`; `instance` is the server's name."""
+        """Fetches of the topic wait in `fetches`; `instance` is the server's name."""
         self.instance = instance
         self._fetches = fetches
         self._shown: dict[DelayedOperationPurgatory, Waits] = {}
@@ -76,14 +76,14 @@ class StatisticsTopic:
         self._next: Handle | None = None
 
     def show(self, *purgatories: DelayedOperationPurgatory, demo: Demo | None = None) -> None:
-        """Have snapshots tell of these, and of what the `demo` traffic has been asked for."""
+        """Have these in the snapshots, and the number of operations that the `demo` traffic keeps."""
         self._demo = demo
         for purgatory in purgatories:
             waits = self._shown[purgatory] = Waits()
             purgatory.add_listener(waits)
 
     def unseen(self) -> float:
-        """For how many seconds nobody has looked."""
+        """Seconds since the last fetch of the topic has ended; 0.0 while one waits."""
         return 0.0 if self._looking else self._fetches.timer.time() - self._last_look
 
     def end(self, topic: str) -> int:
@@ -98,7 +98,7 @@ class StatisticsTopic:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Somebody waits: snapshots are made meanwhile."""
+        """A fetch waits: snapshots are made meanwhile."""
         self._looking += 1
         if self._next is None:
             self._go_on()
@@ -117,7 +117,7 @@ class StatisticsTopic:
         return as_json(enumerate(values, offset), offset)
 
     def snapshot(self) -> dict[str, Any]:
-        """What there is to see now. Times are the loop's, in seconds, but `started`, which is the epoch's."""
+        """A snapshot of now. Times are the loop's, in seconds, but for `started`, which is the epoch's."""
         return {
             "time": self._fetches.timer.time(),
             "instance": self.instance,
@@ -135,7 +135,7 @@ class StatisticsTopic:
     def _snap(self) -> None:
         self._next = None
         if not self._looking:
-            return  # whoever comes next sees to it
+            return  # the next fetch starts it again
         self._last = self._fetches.timer.time()
         self._kept.append(json.dumps(self.snapshot(), separators=(",", ":")))
         self._end += 1

@@ -160,12 +160,16 @@ def test_waits_are_counted_by_outcome_and_length(watched: Watched) -> None:
     at_once.ready = True
     watched.purgatory.try_complete_else_watch(at_once, ["flag"])
     watched.clock.advance(10.0)
+    watched.purgatory.try_complete_else_watch(Delay(60.0), ["closed"])
+    watched.clock.advance(4.0)
+    watched.purgatory.complete_all()
     waits = watched.topic.snapshot()["purgatories"]["fetch"]["waits"]
 
     def bounds(outcome: str) -> list[float]:
         return [bound for bound, count in zip([*BOUNDS, 1e9], waits[outcome], strict=True) for _ in range(count)]
 
     assert (bounds("satisfied"), bounds("expired"), bounds("cancelled")) == ([0.5], [2.0], [0.5])
+    assert (bounds("closed"), bounds("failed")) == ([5.0], [])
 
 
 class Shown:

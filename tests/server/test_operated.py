@@ -48,10 +48,11 @@ class TestMetrics:
                 samples = await _scrape(client)
                 told = await statistics(client)
                 waiting.cancel()
-        for outcome in ("completed_at_once", "satisfied", "expired", "cancelled", "failed"):
+        for outcome in ("completed_at_once", "satisfied", "expired", "closed", "cancelled", "failed"):
             counted = _of(samples, "purgatory_operations_total", purgatory="fetch", outcome=outcome)
             assert counted == told[outcome], outcome
         assert (told["satisfied"], told["expired"]) == (3, 1)
+        assert _of(samples, "purgatory_missed_operations_total", purgatory="fetch") == told["missed"]
         assert _of(samples, "purgatory_delayed_operations", purgatory="fetch") == 1
         assert _of(samples, "purgatory_watched_entries", purgatory="fetch") == told["watched"]
         assert _of(samples, "purgatory_wait_seconds_count", purgatory="fetch", outcome="satisfied") == 3
@@ -104,12 +105,12 @@ class TestJournal:
                 samples = await _scrape(client)
                 assert _of(samples, "purgatory_journal_queued_rows", instance="web-1") == 4
                 assert _of(samples, "purgatory_journal_dropped_rows_total", instance="web-1") == 0
-                # To be answered now is to be satisfied: shutdown closes the purgatory first, then the journal.
+                # Shutdown closes the purgatory, which answers the fetch, and then the journal.
                 assert await asyncio.to_thread(server.stop) == 0
                 await left
         rows = sorted(read(journal), key=lambda row: (row["purgatory"], row["keys"], row["outcome"]))
         assert [(row["purgatory"], row["operation"], row["keys"], row["outcome"]) for row in rows] == [
-            ("fetch", "DelayedFetch", ["left"], "satisfied"),
+            ("fetch", "DelayedFetch", ["left"], "closed"),
             ("fetch", "DelayedFetch", ["news"], "completed_at_once"),
             ("fetch", "DelayedFetch", ["news"], "satisfied"),
             ("fetch", "DelayedFetch", ["other"], "expired"),

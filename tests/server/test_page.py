@@ -48,7 +48,10 @@ def test_what_is_published_in_one_tab_appears_in_the_other(page: Page) -> None:
 class TestWhatThePageShows:
     """It is what the server says of itself."""
 
-    COUNTERS = ("num_delayed", "satisfied", "expired", "cancelled", "completed_at_once", "failed", "purged")
+    COUNTERS = (
+        *("num_delayed", "satisfied", "missed", "expired", "closed", "cancelled"),
+        *("completed_at_once", "failed", "purged"),
+    )
 
     def of_the_page(self, page: Page) -> dict[str, Any]:
         levels = [int(text.replace(",", "")) for text in page.texts("#levels-body td:last-child")]
@@ -135,7 +138,7 @@ class TestWhatThePageShows:
                 level, slot = place.removeprefix("at").split("_")
                 counts[int(level)][int(slot)] = count
             wheels = [{"unit": 20**level, "counts": each} for level, each in enumerate(counts)]
-            outcomes = {"expired": 0, "cancelled": 0, "failed": 0, "satisfied": satisfied}
+            outcomes = {"expired": 0, "closed": 0, "cancelled": 0, "failed": 0, "satisfied": satisfied}
             return {"wheels": wheels, "timer": {"tick": 0.001}, "statistics": {**outcomes, "num_delayed": delayed}}
 
         before = snapshot(0, 17, at1_6=5, at1_15=4, at2_3=8)

@@ -1,6 +1,6 @@
 // What has happened between two snapshots of a purgatory, and where on its wheels.
 
-const FINISHED = ["satisfied", "expired", "cancelled", "failed"];
+const FINISHED = ["satisfied", "expired", "closed", "cancelled", "failed"];
 
 /**
  * What moved: lists of `{level, slot, count}` for those that have entered, cascaded or left before their deadlines, and

@@ -11,6 +11,8 @@ const COUNTERS = [
   { key: "cancelled", name: "Cancelled" },
   { key: "completed_at_once", name: "Never waited" },
   { key: "failed", name: "Failed" },
+  { key: "closed", name: "By a close" },
+  { key: "missed", name: "Missed", remark: () => "found only at the deadline" },
   { key: "cascaded", name: "Cascaded" },
   { key: "wake_ups", name: "Timer wake-ups" },
   { key: "purged", name: "Entries purged", remark: ({ statistics }) => `${count(statistics.purges)} purges` },
@@ -90,8 +92,8 @@ export class Histogram {
 
   update(purgatory, bounds) {
     this.bars ??= this.build(bounds);
-    const { satisfied, expired, cancelled, failed } = purgatory.waits;
-    const stacks = satisfied.map((number, bar) => [number, expired[bar], cancelled[bar] + failed[bar]]);
+    const { satisfied, expired, closed, cancelled, failed } = purgatory.waits;
+    const stacks = satisfied.map((number, bar) => [number, expired[bar], closed[bar] + cancelled[bar] + failed[bar]]);
     const totals = stacks.map((stack) => stack.reduce((sum, each) => sum + each, 0));
     const most = Math.max(1, ...totals);
     const all = totals.reduce((sum, each) => sum + each, 0);
@@ -104,7 +106,7 @@ export class Histogram {
         set(this.bars[bar].parts[part], "height", height.toFixed(2));
       });
       const [met, late, other] = stack;
-      const rest = other ? `, ${count(other)} cancelled` : "";
+      const rest = other ? `, ${count(other)} cancelled, closed or failed` : "";
       say(
         this.bars[bar].title,
         `${this.bars[bar].name}: ${count(met)} by condition, ${count(late)} by deadline${rest}`,

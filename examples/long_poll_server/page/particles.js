@@ -19,7 +19,7 @@ export class Particles {
   add(moved, shape, now, duration) {
     const { entered, cascaded, left, finished, arrived } = moved;
     const drops = cascaded.reduce((sum, { count }) => sum + count, 0);
-    const others = finished.cancelled + finished.failed;
+    const others = finished.closed + finished.cancelled + finished.failed;
     const events = arrived + drops + finished.satisfied + finished.expired + others;
     if (!events) return;
     const share = Math.min(1, MOST / events);
