@@ -1,4 +1,4 @@
-"""Listeners are told of each finished operation once, and harm nobody."""
+"""Listeners are called for each finished operation once, and their faults are contained."""
 
 import asyncio
 import gc
@@ -37,7 +37,7 @@ class Failing(Flag):
 
 @pytest.fixture
 def heard(purgatory: DelayedOperationPurgatory) -> list[FinishedOperation]:
-    """What a listener of the purgatory has been told."""
+    """The records that a listener of the purgatory was called with."""
     heard: list[FinishedOperation] = []
     purgatory.add_listener(heard.append)
     return heard
@@ -46,7 +46,7 @@ def heard(purgatory: DelayedOperationPurgatory) -> list[FinishedOperation]:
 Heard = list[FinishedOperation]
 
 
-class TestWhatIsTold:
+class TestRecords:
     def test_of_an_operation_that_completed_at_once(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, heard: Heard
     ) -> None:
@@ -71,7 +71,7 @@ class TestWhatIsTold:
         clock.advance(1.0)
         assert heard == [("coarse", "Flag", ("a",), 0.0, 0.875, 1.0, "expired", 0.125)]
 
-    def test_what_on_complete_takes_is_part_of_the_wait(
+    def test_the_time_of_on_complete_is_part_of_the_wait(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, heard: Heard
     ) -> None:
         purgatory.try_complete_else_watch(Slow(clock), ["a"]).force_complete()
@@ -84,7 +84,7 @@ class TestWhatIsTold:
         assert heard == [("test", "Flag", ("a",), 0.0, 5.0, 1.0, "cancelled", None)]
 
     @pytest.mark.parametrize("ready", [True, False])
-    def test_of_a_failed_one_whatever_has_completed_it(
+    def test_of_a_failed_one_on_any_way_of_completion(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, heard: Heard, ready: bool
     ) -> None:
         failing = purgatory.try_complete_else_watch(Failing(1.0, ready=ready), ["a"])
@@ -125,14 +125,18 @@ class TestWhatIsTold:
         assert finished.late is not None
         assert 0 <= finished.late < finished.waited - 0.019
 
-    def test_those_that_a_close_completes_are_told(self, purgatory: DelayedOperationPurgatory, heard: Heard) -> None:
+    @pytest.mark.parametrize("way", ["close", "complete_all"])
+    def test_of_operations_that_a_close_completes(
+        self, purgatory: DelayedOperationPurgatory, heard: Heard, way: str
+    ) -> None:
         for _ in range(3):
             purgatory.try_complete_else_watch(Flag(), ["a", "b"])
-        purgatory.close()
-        assert [each.outcome for each in heard] == ["satisfied"] * 3
+        getattr(purgatory, way)()
+        assert [each.outcome for each in heard] == ["closed"] * 3
+        assert purgatory.statistics().closed == 3
 
 
-class TestWhoIsTold:
+class TestListenersOfAPurgatory:
     def test_all_listeners_in_the_order_in_which_they_came(self, purgatory: DelayedOperationPurgatory) -> None:
         told: list[str] = []
         purgatory.add_listener(lambda _: told.append("first"))
@@ -152,7 +156,9 @@ class TestWhoIsTold:
         purgatory.try_complete_else_watch(Flag(ready=True), ["a"])
         assert (len(heard), len(others)) == (0, 1)
 
-    def test_of_what_was_there_before_the_listener_nothing_is_told(self, purgatory: DelayedOperationPurgatory) -> None:
+    def test_an_operation_handed_over_before_the_listener_has_no_record(
+        self, purgatory: DelayedOperationPurgatory
+    ) -> None:
         before = purgatory.try_complete_else_watch(Flag(), ["a"])
         heard: Heard = []
         purgatory.add_listener(heard.append)
@@ -185,14 +191,14 @@ class TestWhoIsTold:
 
     def test_one_that_is_not_there_cannot_be_removed(self, purgatory: DelayedOperationPurgatory, heard: Heard) -> None:
         for each in (purgatory, DelayedOperationPurgatory()):
-            with pytest.raises(ValueError, match="is no listener of"):
+            with pytest.raises(ValueError, match="is not a listener of"):
                 each.remove_listener(print)
         purgatory.try_complete_else_watch(Flag(ready=True), ["a"])
         assert len(heard) == 1
 
-    def test_what_cannot_be_called_is_refused(self, purgatory: DelayedOperationPurgatory) -> None:
+    def test_one_that_is_not_callable_is_refused(self, purgatory: DelayedOperationPurgatory) -> None:
         journal: Any = "journal"
-        with pytest.raises(TypeError, match="a listener is called, which 'journal' cannot be"):
+        with pytest.raises(TypeError, match="a listener must be callable, not 'journal'"):
             purgatory.add_listener(journal)
 
         async def listen(_: FinishedOperation) -> None:
@@ -237,7 +243,7 @@ class TestWhoIsTold:
         assert told == [("first", ("c",)), ("second", ("c",)), ("first", ("b",)), ("second", ("b",))]
 
 
-class TestWhatIsRefusedIsNotTold:
+class TestRefusedOperationsHaveNoRecord:
     def test_when_it_is_full(self, clock: FaultLog) -> None:
         purgatory = DelayedOperationPurgatory(max_pending=1, clock=clock)
         heard: Heard = []
@@ -274,7 +280,7 @@ class TestWhatIsRefusedIsNotTold:
 
 
 class TestFaults:
-    def test_what_a_listener_raises_is_reported_and_the_others_are_told(
+    def test_an_exception_is_reported_and_the_other_listeners_are_called(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog
     ) -> None:
         def fail(_: FinishedOperation) -> None:
@@ -286,7 +292,7 @@ class TestFaults:
         flag = purgatory.try_complete_else_watch(Flag(ready=True), ["a"])
         assert flag.result() == "result of flag"
         assert [type(exception) for exception in clock.exceptions] == [LookupError]
-        assert clock.faults[0]["message"] == "a listener of the purgatory 'test' failed"
+        assert clock.faults[0]["message"] == "a listener of the purgatory 'test' raised"
         assert len(heard) == 1
 
     @pytest.mark.parametrize("exit_", [SystemExit, KeyboardInterrupt])
@@ -303,7 +309,7 @@ class TestFaults:
                 flag.force_complete()
             assert flag.result() == "result of flag"
         assert purgatory.num_delayed == 0
-        assert len(heard) == 2, "the others are told nevertheless"
+        assert len(heard) == 2, "the other listeners are called nevertheless"
 
     async def test_after_the_loop_is_closed_it_is_told_nevertheless(self) -> None:
         heard: Heard = []
@@ -330,8 +336,8 @@ class TestFaults:
         asyncio.run(main(), debug=True)
 
 
-class TestWhatIsKept:
-    def test_nothing_of_an_operation_is_kept_that_somebody_was_told_of(
+class TestRetention:
+    def test_an_operation_is_not_kept_after_its_record(
         self, purgatory: DelayedOperationPurgatory, heard: Heard
     ) -> None:
         gc.disable()

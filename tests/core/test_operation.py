@@ -1,6 +1,7 @@
-"""A delayed operation as seen by who made it and who awaits it."""
+"""A delayed operation as seen by its maker and by tasks that await it."""
 
 import asyncio
+import gc
 import math
 
 import pytest
@@ -20,10 +21,17 @@ def outcome(operation: Flag) -> tuple[bool, bool, bool]:
     return operation.done(), operation.expired(), operation.cancelled()
 
 
+def test_before_it_is_watched() -> None:
+    operation = Flag(5.0)
+    assert outcome(operation) == (False, False, False)
+    assert repr(operation) == "<Flag pending unwatched timeout=5.0>"
+    assert operation.outcome is None
+
+
 def test_pending(purgatory: DelayedOperationPurgatory) -> None:
     operation = purgatory.try_complete_else_watch(Flag(5.0), ["key"])
     assert outcome(operation) == (False, False, False)
-    assert repr(operation) == "<Flag pending deadline=5.0 timeout=5.0>"
+    assert repr(operation) == "<Flag pending deadline=5.0>"
     with pytest.raises(asyncio.InvalidStateError, match="is not done"):
         operation.result()
     with pytest.raises(asyncio.InvalidStateError, match="is not done"):
@@ -38,7 +46,7 @@ def test_completed_by_its_condition(purgatory: DelayedOperationPurgatory) -> Non
     assert operation.result() == "result of flag"
     assert operation.exception() is None
     assert operation.calls == ["flag completes"]
-    assert repr(operation) == "<Flag completed timeout=5.0>"
+    assert repr(operation) == "<Flag completed>"
 
 
 def test_completed_by_its_deadline(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
@@ -75,7 +83,7 @@ def test_failed(purgatory: DelayedOperationPurgatory) -> None:
     assert operation.exception() is error
     with pytest.raises(LookupError):
         operation.result()
-    assert repr(operation).endswith("Failing failed timeout=None>")
+    assert repr(operation).endswith("Failing failed>")
 
 
 def test_in_on_complete_it_knows_whether_it_was_the_deadline(
@@ -105,12 +113,17 @@ def test_it_may_be_forced_or_cancelled_outside_a_purgatory() -> None:
 def test_a_fault_outside_a_purgatory_goes_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
     class Failing(Flag):
         def on_complete(self) -> str:
-            raise LookupError("no home")
+            raise LookupError("no owner")
 
-    operation = Failing()
-    assert operation.force_complete()
+    retrieved, dropped = Failing(), Failing()
+    for operation in (retrieved, dropped):
+        assert operation.force_complete()
+    assert isinstance(retrieved.exception(), LookupError)
+    assert caplog.records == []
+    del operation, retrieved, dropped
+    gc.collect()
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert isinstance(operation.exception(), LookupError)
+    assert "Failing failed, and its exception was never retrieved" in caplog.text
 
 
 def test_the_methods_to_write_are_required() -> None:
@@ -124,13 +137,13 @@ def test_the_methods_to_write_are_required() -> None:
 def test_a_deadline_that_comes_for_one_that_is_done_does_nothing(purgatory: DelayedOperationPurgatory) -> None:
     operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
     operation.cancel()
-    operation.run()
+    operation._timer_expire()
     assert operation.cancelled()
     assert operation.calls == []
 
 
 class TestAwait:
-    async def test_it_yields_what_on_complete_returns(self) -> None:
+    async def test_it_yields_the_value_that_on_complete_returns(self) -> None:
         async with DelayedOperationPurgatory() as purgatory:
             operation = purgatory.try_complete_else_watch(Flag(), ["key"])
             task = asyncio.create_task(_wait(operation))
@@ -215,7 +228,7 @@ class TestReschedule:
         operation.reschedule(None)
         clock.advance(100.0)
         assert not operation.done()
-        assert repr(operation) == "<Flag pending deadline=inf timeout=None>"
+        assert repr(operation) == "<Flag pending deadline=None>"
         operation.reschedule(0)
         clock.advance(0)
         assert operation.expired()

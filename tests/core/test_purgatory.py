@@ -1,4 +1,4 @@
-"""What the purgatory does for its users, on virtual time and on real loops."""
+"""The purgatory and its public methods, on virtual time and on real loops."""
 
 import asyncio
 import threading
@@ -88,7 +88,7 @@ class TestCheck:
         assert purgatory.check_and_complete("key") == 4
         assert calls == [f"{n} completes" for n in (0, 3, 6, 9)]
 
-    def test_a_key_that_nobody_watches(self, purgatory: DelayedOperationPurgatory) -> None:
+    def test_a_key_without_a_watcher_list(self, purgatory: DelayedOperationPurgatory) -> None:
         assert purgatory.check_and_complete("key") == 0
 
     def test_soon_is_on_the_next_turn(self, purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
@@ -161,7 +161,7 @@ class TestCheck:
         clock.advance(0)
         assert tried == [0, 1, 2, 3, 4], "a turn each"
 
-    def test_soon_for_a_key_that_nobody_watches_asks_for_no_turn(
+    def test_soon_for_a_key_without_a_watcher_list_asks_for_no_turn(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog
     ) -> None:
         purgatory.check_and_complete_soon("key")
@@ -219,7 +219,7 @@ class TestAll:
 
 
 class TestClose:
-    async def test_nobody_is_left_waiting(self) -> None:
+    async def test_no_awaiting_task_is_left_waiting(self) -> None:
         async with DelayedOperationPurgatory() as purgatory:
             operations = [purgatory.try_complete_else_watch(Flag(3600.0), ["key", n]) for n in range(2500)]
             waiting = asyncio.gather(*operations)
@@ -363,7 +363,9 @@ class TestReentrancy:
 
 
 class TestFull:
-    def test_it_refuses_what_would_have_to_wait(self, purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+    def test_it_refuses_operations_that_would_have_to_wait(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
+    ) -> None:
         purgatory = DelayedOperationPurgatory("small", max_pending=2, clock=clock)
         waiting = [purgatory.try_complete_else_watch(Flag(1.0), ["key"]) for _ in range(2)]
         refused = Flag(1.0)
@@ -389,6 +391,8 @@ class TestStatistics:
         failed = purgatory.try_complete_else_watch(Failing(), ["a"])
         for _ in range(2):
             purgatory.try_complete_else_watch(Flag(1.0), ["b"])
+        missed = purgatory.try_complete_else_watch(Flag(1.0), ["d"])
+        missed.ready = True
         purgatory.try_complete_else_watch(Flag(5.0), ["a", "b", "c"])
         satisfied.force_complete()
         cancelled.cancel()
@@ -396,23 +400,30 @@ class TestStatistics:
         assert isinstance(failed.exception(), LookupError)
         clock.advance(1.0)
         purgatory.check_and_complete("b")
-        assert purgatory.statistics() == PurgatoryStatistics(
+        assert missed.outcome == "satisfied"
+        expected = PurgatoryStatistics(
             name="test",
             num_delayed=1,
-            watched=6,
-            estimated_total=6,
+            watched=7,
+            estimated_total=7,
             completed_at_once=1,
-            satisfied=1,
+            satisfied=2,
+            missed=1,
             expired=2,
+            closed=0,
             cancelled=1,
             failed=1,
             purges=0,
             purged=4,
             scanned=0,
-            peak_delayed=6,
-            peak_watched=10,
+            peak_delayed=7,
+            peak_watched=11,
             longest_slice=0.0,  # not compared
         )
+        assert purgatory.statistics() == expected
+        purgatory.close()
+        statistics = purgatory.statistics()
+        assert (statistics.closed, statistics.satisfied, statistics.num_delayed, statistics.watched) == (1, 2, 0, 0)
 
     def test_peaks_are_zero_at_first_and_never_fall(self, purgatory: DelayedOperationPurgatory) -> None:
         statistics = purgatory.statistics()
@@ -435,7 +446,7 @@ class TestStatistics:
         purgatory.try_complete_else_watch(Flag(), ["a"])
         assert statistics.num_delayed == 0
 
-    def test_it_shows_what_it_is(self, purgatory: DelayedOperationPurgatory) -> None:
+    def test_its_repr_shows_its_name_and_how_many_are_pending(self, purgatory: DelayedOperationPurgatory) -> None:
         assert repr(purgatory) == "<DelayedOperationPurgatory 'test' num_delayed=0>"
         assert purgatory.name == "test"
 
@@ -453,7 +464,7 @@ async def test_the_design_document_s_example() -> None:
         assert await waiting == "result of flag"
 
 
-async def test_cancelled_by_somebody_else() -> None:
+async def test_cancelled_by_another_task() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         waiting = asyncio.create_task(_await(purgatory, Flag()))
         await turn()

@@ -16,7 +16,8 @@ def places(timer: WheelTimer) -> dict[str, tuple[int, int]]:
         repr(task)[1:-1]: (wheel.level, slot)
         for wheel in timer.wheels
         for slot, bucket in enumerate(wheel.buckets)
-        for task in (bucket or {}).values()
+        for part in bucket or ()
+        for task in part.values()
     }
 
 
@@ -67,7 +68,7 @@ class TestWorkedExample:
 def test_a_wheel_reaches_its_size_times_its_unit_ahead() -> None:
     wheel = TimingWheel(2, 20, 20, 0)
     assert wheel.limit == 400
-    wheel.turn_to(39)
+    wheel.advance_to(39)
     assert wheel.limit == 420
     assert (wheel.slot(39), wheel.start(39)) == (1, 20)
     assert (wheel.slot(419), wheel.start(419)) == (0, 400)
@@ -165,8 +166,8 @@ class TestLongBuckets:
         timer = WheelTimer(clock)
         order: list[int] = []
         handles = [timer.call_at(10.0, order.append, n) for n in range(50_000)]
-        (bucket,) = timer.wheels[3].full.values()
-        assert [len(part) for part in bucket] == [20_000, 20_000]
+        (bucket,) = filter(None, timer.wheels[3].buckets)
+        assert [len(part) for part in bucket] == [20_000, 20_000, 10_000]
         for n in (0, 25_000, 49_999):
             handles[n].cancel()
         clock.call_at(10.0, handles[3].cancel)
@@ -203,7 +204,7 @@ class TestLongBuckets:
 
 
 class TestBehindTime:
-    """What is due when the clock has run ahead of the wake-ups, as it does when the loop was blocked."""
+    """Buckets that are due when the clock has run ahead of the wake-ups, as it does when the loop was blocked."""
 
     class Clock(FaultLog):
         ahead = 0.0
@@ -258,8 +259,8 @@ async def test_after_the_loop_was_blocked_all_that_is_due_runs_in_deadline_order
     before = timer.statistics().wake_ups
     await asyncio.wait_for(done.wait(), 30)
     assert order == sorted(delays)
-    # A slice is 1000 entries: cascades and runs are about as many, so two wake-ups or three, not 1100.
-    assert timer.statistics().wake_ups - before <= 5
+    # A slice is 1000 entries or a millisecond: a few wake-ups, not one for each of the 550 buckets.
+    assert timer.statistics().wake_ups - before < 200
 
 
 class TestOneWakeUp:
@@ -328,7 +329,7 @@ class TestOneWakeUp:
                     assert note.ran[0] >= start + n * tick
                 assert timer.statistics().wake_ups <= 320
 
-    def test_the_hands_do_not_pass_by_what_is_due_and_not_drained_yet(self, clock: FaultLog) -> None:
+    def test_the_hands_do_not_pass_by_a_bucket_that_is_due_and_not_drained_yet(self, clock: FaultLog) -> None:
         timer = WheelTimer(clock, tick=1.0, wheel_size=10)
         early, late = Note(clock, "early"), Note(clock, "late")
         clock.call_at(15.0, lambda: timer.add(late, 26.0))
@@ -448,13 +449,13 @@ class TestReschedule:
 @pytest.mark.parametrize(
     ("tick", "wheel_size", "error", "message"),
     [
-        (0, 20, ValueError, "tick must be a microsecond or more, in seconds, not 0"),
-        (-0.001, 20, ValueError, "tick must be a microsecond or more"),
-        (math.nan, 20, ValueError, "tick must be a microsecond or more"),
-        (math.inf, 20, ValueError, "tick must be a microsecond or more"),
+        (0, 20, ValueError, "tick must be finite and positive, not 0"),
+        (-0.001, 20, ValueError, "tick must be finite and positive, not -0.001"),
+        (math.nan, 20, ValueError, "tick must be finite and positive, not nan"),
+        (math.inf, 20, ValueError, "tick must be finite and positive, not inf"),
         (0.001, 1, ValueError, "wheel_size must be at least 2, not 1"),
         ("1", 20, TypeError, "tick must be a number of seconds, not '1'"),
-        (0.001, 20.0, TypeError, "wheel_size must be an int, not float"),
+        (0.001, 20.0, TypeError, "wheel_size must be an int, not 20.0"),
     ],
 )
 def test_bad_parameters_are_refused(tick: Any, wheel_size: int, error: type[Exception], message: str) -> None:
@@ -488,7 +489,7 @@ def test_without_a_clock_there_must_be_a_loop() -> None:
         timer.time()
 
 
-def test_it_shows_what_it_holds(clock: VirtualClock) -> None:
+def test_its_repr_shows_how_many_tasks_it_holds(clock: VirtualClock) -> None:
     timer = WheelTimer(clock, tick=0.5)
     timer.add(Note(clock), 100.0)
     assert repr(timer) == "<WheelTimer tick=0.5 tasks=1 levels=2>"
