@@ -1,6 +1,6 @@
 """For servers of long polls, on any ASGI server and framework.
 
-`unless_disconnected` awaits an operation, and cancels it when the client that waits for it disconnects.
+`unless_disconnected` awaits an operation, and leaves it when the client disconnects.
 `closing_on_shutdown` closes purgatories when shutdown begins: a server tells its application only when all connections
 have closed, and the application's own long polls keep them open.
 """
@@ -27,52 +27,69 @@ Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Handler: TypeAlias = Callable[[int, FrameType | None], Any]
 
 SIGNALS = [number for number in signal.Signals if number.name in {"SIGINT", "SIGTERM", "SIGBREAK"}]
-"""Those at which servers shut down. The last one is Windows'."""
+"""The signals at which servers shut down. The last one is Windows'."""
 
 
 class ClientDisconnected(OperationCancelled):
-    """The operation was cancelled because the client that waited for it has disconnected."""
+    """The operation was cancelled because its client has disconnected."""
 
 
 async def unless_disconnected(receive: Receive, operation: DelayedOperation[T]) -> T:
-    """Await `operation`, but cancel it as soon as the client disconnects.
+    """Await `operation`, but leave it as soon as the client disconnects.
 
-    To be called when the request's body has been read: what `receive` yields, other than `http.disconnect`, is skipped.
-    When this returns or raises, `receive` is not running any more; unless the task is cancelled a second time while
-    `receive` still cleans up: nobody waits for that then.
+    The last task that leaves cancels the operation: of several requests that share one, the others get their answers.
 
-    Raises what awaiting the operation raises; `ClientDisconnected` if the client has disconnected before the operation
-    was done; what `receive` raises, with the operation cancelled; and so `RuntimeError` if `receive` yields the end of
-    the body once more, as it does behind a middleware that replays bodies: a disconnect could not be seen.
+    To be called when the request's body has been read: all messages of `receive` but `http.disconnect` are skipped.
+    When this returns or raises, `receive` is not running any more, unless the task is cancelled a second time while
+    `receive` still cleans up.
+
+    Raises the exceptions of awaiting the operation; `ClientDisconnected` if the client has disconnected before the
+    operation was done; the exceptions of `receive`, and so `RuntimeError` if `receive` yields the end of the body once
+    more, as it does behind a middleware that replays bodies: a disconnect could not be seen.
     """
     if operation.done():
         return operation.result()
-    watching = asyncio.create_task(_cancel_on_disconnect(receive, operation))
+    task = asyncio.current_task()
+    assert task is not None, "asyncio runs coroutines in tasks"
+    cancelling = task.cancelling()
+    left = interrupted = False
+
+    async def watch() -> None:
+        nonlocal interrupted
+        try:
+            await _until_disconnected(receive, lambda: left or operation.done())
+        finally:
+            if not left and not operation.done():
+                interrupted = True
+                task.cancel()
+
+    watching = asyncio.create_task(watch())
     try:
         return await operation
-    except OperationCancelled:
-        if watching.done() and not watching.cancelled() and watching.result():
-            raise ClientDisconnected("the client has disconnected") from None
-        raise
+    except asyncio.CancelledError:
+        # As `asyncio.timeout` does: if all other cancellations were there before, this one is that of `watch`.
+        if not interrupted or task.uncancel() > cancelling:
+            raise
+        if watching.cancelled():
+            raise OperationCancelled("receive() was cancelled") from None
+        watching.result()
+        raise ClientDisconnected("the client has disconnected") from None
     finally:
+        left = True
         watching.cancel()
         await asyncio.wait([watching])
 
 
-async def _cancel_on_disconnect(receive: Receive, operation: DelayedOperation[Any]) -> bool:
-    """Return whether the client has disconnected; otherwise the operation is done."""
+async def _until_disconnected(receive: Receive, is_over: Callable[[], bool]) -> None:
+    """Return when the client has disconnected, or after a message if `is_over()` is true then."""
     ended = False
-    try:
-        while (message := await receive())["type"] != "http.disconnect":
-            if message["type"] == "http.request" and not message.get("more_body", False):
-                if ended:
-                    raise RuntimeError("receive() yields the end of the body once more, and so no disconnect")
-                ended = True
-            if operation.done():
-                return False  # cancelled, perhaps, and `receive` has kept that to itself
-        return True
-    finally:
-        operation.cancel()
+    while (message := await receive())["type"] != "http.disconnect":
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            if ended:
+                raise RuntimeError("receive() yields the end of the body once more, and so no disconnect")
+            ended = True
+        if is_over():
+            return  # `watch` was cancelled, perhaps, and `receive` has suppressed that
 
 
 class Closeable(Protocol):
@@ -86,16 +103,17 @@ async def closing_on_shutdown(*purgatories: Closeable) -> AsyncIterator[None]:
     """Call `aclose()` of each of `purgatories` when shutdown begins, or else when the context ends.
 
     For the application's lifespan. Shutdown begins with SIGTERM or SIGINT: the present handlers of these are wrapped,
-    and called as ever, until the context ends. It is the end of the context that closes where a signal has no handler,
+    and called as ever, until the context ends. The end of the context closes them where a signal has no handler,
     outside the main thread, and where a server stops without a signal: on uvicorn's `--limit-max-requests`, and in
     hypercorn's worker processes (with `--workers 0` it has none).
 
-    All are closed at once, and one that fails does not keep the others from it. Raises `TypeError` if something has no
-    `aclose`, before anything is done, and when the context ends an `ExceptionGroup` of all that the closing raised.
+    All are closed at once, and a failure of one does not stop the others. Operations completed by that have the outcome
+    *closed*. Raises `TypeError` if an argument has no `aclose`, before anything is done, and when the context ends an
+    `ExceptionGroup` of all exceptions of the closing.
     """
     for purgatory in purgatories:
         if not callable(getattr(purgatory, "aclose", None)):
-            raise TypeError(f"something with aclose() is needed, not {purgatory!r}")
+            raise TypeError(f"an object with aclose() is needed, not {purgatory!r}")
     loop = asyncio.get_running_loop()
     closing: asyncio.Task[None] | None = None
 
@@ -123,8 +141,8 @@ async def _close(purgatories: tuple[Closeable, ...]) -> None:
 
 @contextmanager
 def _before_handlers(callback: Callable[[], object]) -> Iterator[None]:
-    """Call `callback` when one of the signals comes, before the handler that it has now."""
-    if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
+    """Call `callback` when one of the signals comes, before its present handler."""
+    if threading.current_thread() is not threading.main_thread():  # the main thread alone may set handlers
         yield
         return
 
@@ -139,11 +157,11 @@ def _before_handlers(callback: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         for number, wrapper, handler in wrapped:
-            if signal.getsignal(number) is wrapper:  # not what somebody has set meanwhile
+            if signal.getsignal(number) is wrapper:  # and not a handler that was set meanwhile
                 signal.signal(number, handler)
 
 
 def _handle(callback: Callable[[], object], handler: Handler, number: int, frame: FrameType | None) -> None:
-    with suppress(RuntimeError):  # the loop is closed: whoever has wrapped this one in turn still calls it
+    with suppress(RuntimeError):  # the loop is closed: a handler that has wrapped this one still calls it
         callback()
     handler(number, frame)

@@ -106,6 +106,85 @@ class TestUnlessDisconnected:
         assert operation.cancelled()
         assert client.running == 0
 
+    async def test_a_disconnect_leaves_the_operation_to_the_other_tasks_that_await_it(
+        self, waiting: DelayedOperationPurgatory
+    ) -> None:
+        clients = [Client(END) for _ in range(3)]
+        operation = _hold(waiting)
+        tasks = [asyncio.create_task(unless_disconnected(client.receive, operation)) for client in clients]
+        await _until(lambda: all(client.calls == 2 for client in clients))
+        clients[0].say(GONE)
+        with pytest.raises(ClientDisconnected):
+            await tasks[0]
+        clients[1].say(ConnectionError("reset"))
+        with pytest.raises(ConnectionError, match="reset"):
+            await tasks[1]
+        assert not operation.done()
+        operation.force_complete()
+        assert await tasks[2] == "answer"
+        assert [client.running for client in clients] == [0, 0, 0]
+
+    async def test_a_disconnect_is_no_cancellation_of_the_task(self, waiting: DelayedOperationPurgatory) -> None:
+        async def handle() -> str:
+            with suppress(ClientDisconnected):
+                await unless_disconnected(Client(GONE).receive, _hold(waiting))
+            task = asyncio.current_task()
+            assert task is not None
+            assert task.cancelling() == 0
+            await turn()
+            async with asyncio.timeout(10):
+                return await unless_disconnected(client.receive, answer)
+
+        client = Client()
+        answer = _hold(waiting)
+        handling = asyncio.create_task(handle())
+        await _until(lambda: client.running)
+        answer.force_complete()
+        assert await handling == "answer"
+
+    async def test_a_task_that_is_cancelled_as_its_client_disconnects_is_cancelled(
+        self, waiting: DelayedOperationPurgatory
+    ) -> None:
+        client = Client(END)
+        answering = asyncio.create_task(unless_disconnected(client.receive, _hold(waiting)))
+        await _until(lambda: client.calls == 2)
+        client.say(GONE)
+        answering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await answering
+        assert client.running == 0
+
+    async def test_a_receive_that_is_cancelled_by_others_cancels_no_task(
+        self, waiting: DelayedOperationPurgatory
+    ) -> None:
+        async def receive() -> dict[str, Any]:
+            raise asyncio.CancelledError
+
+        operation = _hold(waiting)
+        with pytest.raises(OperationCancelled):
+            await unless_disconnected(receive, operation)
+        assert operation.cancelled()
+
+    async def test_a_cancelled_request_leaves_the_operation_to_the_other_tasks_that_await_it(
+        self, waiting: DelayedOperationPurgatory
+    ) -> None:
+        operation = _hold(waiting)
+
+        async def other() -> str:
+            return await operation
+
+        client = Client(END)
+        answering, awaiting = (
+            asyncio.create_task(unless_disconnected(client.receive, operation)),
+            asyncio.create_task(other()),
+        )
+        await _until(lambda: client.calls == 2)
+        answering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await answering
+        operation.force_complete()
+        assert await awaiting == "answer"
+
     async def test_messages_other_than_a_disconnect_are_skipped(self, waiting: DelayedOperationPurgatory) -> None:
         client = Client(PART, PART, END, {"type": "http.unheard_of"}, GONE)
         with pytest.raises(ClientDisconnected):
@@ -335,6 +414,16 @@ class TestClosingOnShutdown:
                 raise ZeroDivisionError
         assert recorder.closed == 2
 
+    async def test_operations_that_a_shutdown_ends_have_the_outcome_closed(self, handled: list[int]) -> None:
+        purgatory = DelayedOperationPurgatory()
+        async with closing_on_shutdown(purgatory):
+            answer = _hold(purgatory)
+            answering = asyncio.create_task(unless_disconnected(Client().receive, answer))
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert await answering == "answer"
+        assert answer.outcome == "closed"
+        assert (purgatory.statistics().closed, purgatory.statistics().satisfied) == (1, 0)
+
     async def test_a_signal_with_the_default_action_or_ignored_is_left_alone(self, handled: list[int]) -> None:
         mine = signal.getsignal(signal.SIGTERM)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -382,7 +471,7 @@ class TestClosingOnShutdown:
     ) -> None:
         handler = signal.getsignal(signal.SIGTERM)
         recorder = Recorder()
-        with pytest.raises(TypeError, match=r"something with aclose\(\) is needed, not"):
+        with pytest.raises(TypeError, match=r"an object with aclose\(\) is needed, not"):
             async with closing_on_shutdown(recorder, wrong):
                 raise AssertionError
         assert signal.getsignal(signal.SIGTERM) is handler
