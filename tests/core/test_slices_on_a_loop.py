@@ -1,0 +1,209 @@
+"""Work over many keys is done in slices on a loop too, to its very end; calls of other threads wake it once."""
+
+import asyncio
+import threading
+import tracemalloc
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import Context
+from itertools import pairwise
+from typing import Any, TypeVarTuple, Unpack
+
+import pytest
+
+from purgatory import DelayedOperation, DelayedOperationPurgatory, VirtualClock
+from tests.support.operations import Flag
+
+Ts = TypeVarTuple("Ts")
+
+MANY = 20_000
+SLICE = 1000
+
+
+class Waiting(DelayedOperation[None]):
+    """As small as an operation gets."""
+
+    __slots__ = ()
+
+    def try_complete(self) -> bool:
+        return False
+
+    def on_complete(self) -> None:
+        pass
+
+
+async def steps(measure: Callable[[], int], over: Callable[[], bool]) -> list[int]:
+    """By how much `measure()` changes in each iteration of the loop until it is `over`."""
+    values = [measure()]
+    for _ in range(1_000_000):
+        await asyncio.sleep(0)
+        values.append(measure())
+        if over():
+            return [abs(after - before) for before, after in pairwise(values)]
+    raise AssertionError("it is never over")
+
+
+@pytest.mark.parametrize("state", ["pending", "dead", "both"])
+async def test_a_close_lets_go_of_keys_in_slices_to_its_very_end(state: str) -> None:
+    purgatory = DelayedOperationPurgatory(purge_interval=10 * MANY)
+    for n in range(MANY):
+        operation = purgatory.try_complete_else_watch(Waiting(3600.0), (n,))
+        if state == "dead" or (state == "both" and n % 2):
+            operation.cancel()
+    closing = asyncio.ensure_future(purgatory.aclose())
+    changes = await steps(lambda: len(purgatory.watched_keys()), closing.done)
+    assert sum(changes) == MANY
+    assert max(changes) <= 2 * SLICE
+    assert purgatory.watched == 0
+
+
+async def test_a_purge_of_many_keys_is_done_in_slices() -> None:
+    async with DelayedOperationPurgatory(purge_interval=MANY - 1) as purgatory:
+        operations = [purgatory.try_complete_else_watch(Waiting(None), (n,)) for n in range(MANY)]
+        for operation in operations:
+            operation.cancel()
+        changes = await steps(lambda: len(purgatory.watched_keys()), lambda: not purgatory.watched)
+        assert sum(changes) == MANY
+        assert max(changes) <= SLICE
+
+
+def finish(purgatory: DelayedOperationPurgatory) -> None:
+    """Enough operations for a purge to be due."""
+    for n in range(MANY + 100):
+        purgatory.try_complete_else_watch(Waiting(None), (n % 10,)).cancel()
+
+
+@pytest.mark.parametrize("work", ["purge", "aclose"])
+def test_no_copy_of_all_keys_is_made(work: str) -> None:
+    clock = VirtualClock()
+    tracemalloc.start()
+    try:
+        purgatory = DelayedOperationPurgatory(purge_interval=10, clock=clock)
+        for n in range(MANY):
+            purgatory.try_complete_else_watch(Waiting(None), (n,))
+        if work == "purge":
+            finish(purgatory)
+            clock.advance(0)  # a first purge lays out the lists anew
+            finish(purgatory)
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        if work == "purge":
+            clock.advance(0)
+            assert purgatory.watched == MANY
+        else:
+            for _ in purgatory.aclose().__await__():
+                pass
+            assert purgatory.watched == 0
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # A list of all keys has 8 bytes for each; the longest of the ten with dead entries is made anew.
+    assert most - before < 4 * MANY
+
+
+class CountingLoop(asyncio.SelectorEventLoop):
+    """Counts how often other threads wake it."""
+
+    woken = 0
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        self.woken += 1
+        return super().call_soon_threadsafe(callback, *args, context=context)
+
+
+class Tried(Flag):
+    """Counts the tries of all."""
+
+    tries = 0
+
+    def try_complete(self) -> bool:
+        Tried.tries += 1
+        return super().try_complete()
+
+
+def run(main: Callable[[CountingLoop], Any]) -> None:
+    """Run `main` on a loop of its own."""
+    with asyncio.Runner(loop_factory=CountingLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, CountingLoop)
+        runner.run(main(loop))
+
+
+def in_threads(count: int, work: Callable[[int], object]) -> None:
+    """Do `work` in threads while the loop is busy waiting for them."""
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("keys", [1, 3, 5000])
+def test_calls_of_other_threads_wake_a_busy_loop_once(threads: int, keys: int) -> None:
+    async def main(loop: CountingLoop) -> None:
+        async with DelayedOperationPurgatory() as purgatory:
+            flags = [purgatory.try_complete_else_watch(Tried(), (f"key {n}",)) for n in range(keys)]
+            for flag in flags:
+                flag.ready = True
+            Tried.tries = 0
+            loop.woken = 0
+
+            def check(thread: int) -> None:
+                for n in range(10_000):
+                    purgatory.check_and_complete_threadsafe(f"key {n % keys}")
+
+            in_threads(threads, check)
+            assert loop.woken == 1
+            tries = await steps(lambda: Tried.tries, lambda: not purgatory.num_delayed)
+            assert sum(tries) == keys
+            assert max(tries) <= SLICE
+            assert loop.woken == 1
+            for _ in range(1000):  # what has been asked for is looked at to its end
+                await asyncio.sleep(0)
+            # And again, as the loop is idle now.
+            again = purgatory.try_complete_else_watch(Tried(), ("key 0",))
+            again.ready = True
+            in_threads(1, lambda _: purgatory.check_and_complete_threadsafe("key 0"))
+            assert loop.woken == 2
+            await again
+
+    run(main)
+
+
+def test_no_wake_up_of_another_thread_is_lost_while_the_loop_works() -> None:
+    async def main(loop: CountingLoop) -> None:
+        async with DelayedOperationPurgatory() as purgatory:
+            flags = [purgatory.try_complete_else_watch(Tried(), (n % 7,)) for n in range(3000)]
+
+            def make_true(first: int) -> None:
+                for n in range(first, 3000, 3):
+                    flags[n].ready = True
+                    purgatory.check_and_complete_threadsafe(n % 7)
+
+            threads = [threading.Thread(target=make_true, args=(first,)) for first in range(3)]
+            for thread in threads:
+                thread.start()
+            async with asyncio.timeout(60):
+                for flag in flags:
+                    await flag
+            for thread in threads:
+                thread.join()
+
+    run(main)
+
+
+def test_a_call_after_the_loop_is_closed_is_refused_each_time() -> None:
+    purgatory = DelayedOperationPurgatory()
+
+    async def main(loop: CountingLoop) -> None:
+        purgatory.try_complete_else_watch(Flag(), ("key",))
+
+    run(main)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="closed"):
+            purgatory.check_and_complete_threadsafe("key")
+    with suppress(RuntimeError):
+        purgatory.cancel_all()
