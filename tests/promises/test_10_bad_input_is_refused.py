@@ -40,7 +40,7 @@ def test_bad_timeouts(timeout: float) -> None:
 
 @pytest.mark.parametrize("timeout", ["1", [], 1j])
 def test_timeouts_that_are_no_number(timeout: Any) -> None:
-    with pytest.raises(TypeError, match="timeout must be a number of seconds or None"):
+    with pytest.raises(TypeError, match="timeout must be a number of seconds or None, not"):
         Flag(timeout)
 
 
@@ -69,7 +69,7 @@ def test_an_operation_handed_on_while_it_is_tried(purgatory: DelayedOperationPur
 
 
 @pytest.mark.parametrize("thing", [None, "operation", object()])
-def test_what_is_no_operation(purgatory: DelayedOperationPurgatory, thing: Any) -> None:
+def test_an_object_that_is_no_operation(purgatory: DelayedOperationPurgatory, thing: Any) -> None:
     with pytest.raises(TypeError, match="a DelayedOperation whose __init__"):
         purgatory.try_complete_else_watch(thing, ["key"])
 
@@ -93,17 +93,17 @@ def test_an_operation_that_was_not_initialised(purgatory: DelayedOperationPurgat
     ("arguments", "error", "message"),
     [
         ({"tick": 0}, ValueError, "tick must be"),
-        ({"tick": -1.0}, ValueError, "tick must be"),
-        ({"tick": math.nan}, ValueError, "tick must be"),
-        ({"tick": "1"}, TypeError, "tick must be"),
+        ({"tick": -1.0}, ValueError, "tick must be finite and positive, not -1.0"),
+        ({"tick": math.nan}, ValueError, "tick must be finite and positive, not nan"),
+        ({"tick": "1"}, TypeError, "tick must be a number of seconds, not '1'"),
         ({"wheel_size": 1}, ValueError, "wheel_size must be at least 2, not 1"),
-        ({"wheel_size": 2.5}, TypeError, "wheel_size must be an int, not float"),
+        ({"wheel_size": 2.5}, TypeError, "wheel_size must be an int, not 2.5"),
         ({"name": 0.01}, TypeError, "name must be a str, not 0.01"),
         ({"purge_interval": -1}, ValueError, "purge_interval must be at least 0, not -1"),
-        ({"purge_interval": None}, TypeError, "purge_interval must be an int, not NoneType"),
+        ({"purge_interval": None}, TypeError, "purge_interval must be an int, not None"),
         ({"clock": 3}, TypeError, "clock must have time"),
         ({"max_pending": 0}, ValueError, "max_pending must be at least 1, not 0"),
-        ({"max_pending": "many"}, TypeError, "max_pending must be an int, not str"),
+        ({"max_pending": "many"}, TypeError, "max_pending must be an int, not 'many'"),
     ],
 )
 def test_bad_parameters(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -111,7 +111,7 @@ def test_bad_parameters(arguments: dict[str, Any], error: type[Exception], messa
         DelayedOperationPurgatory(**{"name": "bad", **arguments})
 
 
-@pytest.mark.parametrize("name", ["try_complete", "on_complete", "on_expiration"])
+@pytest.mark.parametrize("name", ["try_complete", "on_complete", "on_expiration", "on_undelivered"])
 def test_methods_that_are_async(name: str) -> None:
     async def method(self: Flag) -> None:
         pass
@@ -145,6 +145,16 @@ def test_the_wrong_event_loop(given: bool) -> None:
             with pytest.raises(PurgatoryError, match="another event loop"):
                 other.run(way(purgatory))
         runner.run(enter(purgatory))
+
+
+@pytest.mark.parametrize(("limit", "error"), [(0, ValueError), (-1, ValueError), (1.0, TypeError), ("1", TypeError)])
+def test_bad_limits(purgatory: DelayedOperationPurgatory, limit: Any, error: type[Exception]) -> None:
+    operation = purgatory.try_complete_else_watch(Flag(), ["key"])
+    operation.ready = True
+    for check in (purgatory.check_and_complete, purgatory.check_and_complete_soon):
+        with pytest.raises(error, match="limit must be"):
+            check("key", limit)
+    assert not operation.done()
 
 
 async def test_an_unhashable_key_to_check(purgatory: DelayedOperationPurgatory) -> None:

@@ -1,4 +1,4 @@
-"""Promise 5: dead entries are purged when `estimated_total - num_delayed > purge_interval`, and by no other scan."""
+"""Promise 5: a purge starts when dead entries are more than `max(purge_interval, living entries)`. No other scan."""
 
 import pytest
 
@@ -11,35 +11,62 @@ def _finish(purgatory: DelayedOperationPurgatory, count: int, keys: list[str]) -
         purgatory.try_complete_else_watch(Flag(), keys).force_complete()
 
 
-def test_nothing_is_purged_until_the_estimate_is_off_by_more_than_the_interval(clock: FaultLog) -> None:
+def test_nothing_is_purged_until_the_dead_entries_are_more_than_the_interval(clock: FaultLog) -> None:
     purgatory = DelayedOperationPurgatory(purge_interval=10, clock=clock)
-    _finish(purgatory, 10, ["a", "b"])
+    _finish(purgatory, 5, ["a", "b"])
     clock.advance(1.0)
-    assert (purgatory.statistics().purges, purgatory.watched) == (0, 20)
+    assert (purgatory.statistics().purges, purgatory.watched) == (0, 10)
     assert clock.armed == []
     _finish(purgatory, 1, ["a", "b"])
-    assert purgatory.watched == 22, "not inside the completion, but on the next turn"
+    assert purgatory.watched == 12, "not inside the completion, but on the next turn"
     clock.advance(0)
-    assert (purgatory.statistics().purges, purgatory.statistics().purged, purgatory.watched) == (1, 22, 0)
+    assert (purgatory.statistics().purges, purgatory.statistics().purged, purgatory.watched) == (1, 12, 0)
 
 
-def test_what_a_purge_looks_at_is_counted_and_what_a_check_looks_at_is_not(clock: FaultLog) -> None:
+def test_nothing_is_purged_until_the_dead_entries_are_more_than_the_living_ones(clock: FaultLog) -> None:
+    purgatory = DelayedOperationPurgatory(purge_interval=10, clock=clock)
+    for n in range(300):
+        purgatory.try_complete_else_watch(Flag(), [n, "all"])
+    _finish(purgatory, 600, ["a"])
+    clock.advance(1.0)
+    assert (purgatory.statistics().purges, purgatory.watched, clock.armed) == (0, 1200, [])
+    _finish(purgatory, 1, ["a"])
+    clock.advance(0)
+    assert (purgatory.statistics().purges, purgatory.statistics().purged, purgatory.watched) == (1, 601, 600)
+
+
+def test_entries_are_counted_and_not_operations(clock: FaultLog) -> None:
+    purgatory = DelayedOperationPurgatory(purge_interval=999, clock=clock)
+    purgatory.try_complete_else_watch(Flag(), range(1000)).force_complete()
+    clock.advance(0)
+    assert (purgatory.statistics().purges, purgatory.watched, purgatory.watched_keys()) == (1, 0, [])
+
+
+def test_entries_that_a_check_has_removed_do_not_count(clock: FaultLog) -> None:
+    purgatory = DelayedOperationPurgatory(purge_interval=10, clock=clock)
+    for _ in range(100):
+        _finish(purgatory, 10, ["a"])
+        purgatory.check_and_complete("a")
+    assert (purgatory.statistics().purges, purgatory.statistics().purged, clock.armed) == (0, 1000, [])
+
+
+def test_entries_that_a_purge_looks_at_are_counted_and_those_of_a_check_are_not(clock: FaultLog) -> None:
     purgatory = DelayedOperationPurgatory(purge_interval=10, clock=clock)
     pending = [purgatory.try_complete_else_watch(Flag(), ["a"]) for _ in range(1500)]
     _finish(purgatory, 5, ["a"])
     assert purgatory.check_and_complete("a") == purgatory.statistics().scanned == 0
-    _finish(purgatory, 6, ["a", "b"])
+    _finish(purgatory, 800, ["a", "b"])
     clock.advance(0)
-    assert purgatory.statistics().scanned == len(pending) + 2 * 6
+    assert purgatory.statistics().scanned == len(pending) + 2 * 800
 
 
-def test_before_it_starts_the_estimate_is_set_to_the_pending_ones(clock: FaultLog) -> None:
+def test_the_estimate_is_the_living_and_the_dead_entries(clock: FaultLog) -> None:
     purgatory = DelayedOperationPurgatory(purge_interval=10, clock=clock)
     pending = [purgatory.try_complete_else_watch(Flag(), ["a"]) for _ in range(7)]
     _finish(purgatory, 11, ["a"])
-    assert purgatory.statistics().estimated_total == purgatory.num_delayed == 7
+    assert purgatory.statistics().estimated_total == purgatory.watched == 7 + 11
     clock.advance(0)
-    assert purgatory.watched == 7
+    assert purgatory.statistics().estimated_total == purgatory.watched == 7
     assert purgatory.check_and_complete("a") == 0
     assert not any(operation.done() for operation in pending)
 
@@ -49,27 +76,27 @@ def test_live_lists_stay_in_watch_order(clock: FaultLog) -> None:
     calls: list[str] = []
     for n in range(3000):
         operation = purgatory.try_complete_else_watch(Flag(None, str(n), calls=calls), ["a"])
-        if n % 3 == 1:
+        if n % 3 != 1:
             operation.cancel()
     late = [purgatory.try_complete_else_watch(Flag(None, f"late {n}", calls=calls), ["a"]) for n in range(2)]
     clock.call_at(0.0, lambda: purgatory.try_complete_else_watch(Flag(None, "between", calls=calls), ["a"]))
     clock.advance(0)
-    assert purgatory.watched == purgatory.num_delayed == 2000 + len(late) + 1
+    assert purgatory.watched == purgatory.num_delayed == 1000 + len(late) + 1
     purgatory.complete_all()
-    expected = [str(n) for n in range(3000) if n % 3 != 1] + ["late 0", "late 1", "between"]
+    expected = [str(n) for n in range(3000) if n % 3 == 1] + ["late 0", "late 1", "between"]
     assert calls == [f"{name} completes" for name in expected]
 
 
 def test_a_check_that_compacts_the_list_meanwhile_is_no_trouble(clock: FaultLog) -> None:
     purgatory = DelayedOperationPurgatory(purge_interval=10, clock=clock)
     keep = [purgatory.try_complete_else_watch(Flag(), ["a"]) for _ in range(1500)]
-    _finish(purgatory, 1500, ["a"])
+    _finish(purgatory, 1501, ["a"])
     clock.call_at(0.0, lambda: purgatory.check_and_complete("a"))
     clock.advance(0)
     assert purgatory.watched == purgatory.num_delayed == len(keep)
 
 
-def test_dead_entries_stay_bounded_by_the_interval_whatever_the_traffic(clock: FaultLog) -> None:
+def test_dead_entries_stay_bounded_by_the_interval_under_traffic(clock: FaultLog) -> None:
     purgatory = DelayedOperationPurgatory(purge_interval=100, clock=clock)
     for n in range(20_000):
         purgatory.try_complete_else_watch(Flag(), [f"key {n % 50}", "all"]).force_complete()

@@ -1,6 +1,7 @@
-"""Promise 9: what an operation raises reaches its awaiter, or the exception handler; everything else goes on."""
+"""Promise 9: an exception of an operation reaches its awaiter, or the exception handler. All others go on."""
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
@@ -68,18 +69,35 @@ def test_in_a_check_it_fails_that_operation_alone(
     assert (purgatory.num_delayed, len(purgatory.timer)) == (0, 0)
 
 
-@pytest.mark.parametrize("method", ["on_complete", "on_expiration"])
+@pytest.mark.parametrize(("method", "tries"), [("on_complete", 0), ("try_complete", 2)])
 def test_at_the_deadline_it_fails_that_operation_alone(
-    purgatory: DelayedOperationPurgatory, clock: FaultLog, method: str
+    purgatory: DelayedOperationPurgatory, clock: FaultLog, method: str, tries: int
 ) -> None:
     before = others(purgatory)
-    faulty = purgatory.try_complete_else_watch(Faulty(method, timeout=1.0), ["key"])
+    faulty = purgatory.try_complete_else_watch(Faulty(method, tries=tries, timeout=1.0), ["key"])
     after = others(purgatory)
     clock.advance(1.0)
     assert all(operation.expired() for operation in before + after)
     assert faulty.exception() is faulty.error
-    assert faulty.calls[-1] == "flag expires", "it runs although on_complete failed"
-    clock.advance(0)
+    expires = ["flag expires"] if method == "on_complete" else []
+    assert faulty.calls == expires, "on_expiration runs although on_complete failed"
+    assert purgatory.statistics().failed == 1
+    assert clock.faults == []
+
+
+def test_an_exception_of_on_expiration_is_reported_and_the_result_stays(
+    purgatory: DelayedOperationPurgatory, clock: FaultLog
+) -> None:
+    before = others(purgatory)
+    faulty = purgatory.try_complete_else_watch(Faulty("on_expiration", timeout=1.0), ["key"])
+    after = others(purgatory)
+    clock.advance(1.0)
+    assert all(operation.expired() for operation in (*before, faulty, *after))
+    assert faulty.result() == "result of flag"
+    assert clock.exceptions == [faulty.error]
+    assert clock.faults[0]["message"] == "Faulty raised after it was done"
+    assert clock.faults[0]["operation"] is faulty
+    assert (purgatory.statistics().failed, purgatory.statistics().expired) == (0, 7)
 
 
 def test_of_two_faults_the_first_is_the_outcome_and_the_second_is_reported(
@@ -97,31 +115,34 @@ def test_of_two_faults_the_first_is_the_outcome_and_the_second_is_reported(
     operation = purgatory.try_complete_else_watch(Twice(1.0), ["key"])
     clock.advance(1.0)
     assert operation.exception() is first
-    assert clock.exceptions == [second, first], "the first because nobody had asked for it by the next turn"
+    assert clock.exceptions == [second]
 
 
 async def test_the_awaiter_gets_it() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         with pytest.raises(LookupError, match="fault"):
-            await purgatory.try_complete_else_watch(Faulty("on_expiration", timeout=0.001), ["key"])
+            await purgatory.try_complete_else_watch(Faulty("on_complete", timeout=0.001), ["key"])
         with pytest.raises(LookupError, match="fault"):
             await purgatory.try_complete_else_watch(Faulty("try_complete"), ["key"])
 
 
-async def test_if_nobody_waits_the_loop_s_exception_handler_gets_it_once() -> None:
+async def test_one_that_is_never_retrieved_goes_to_the_loop_s_exception_handler_once() -> None:
     contexts: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: contexts.append(context))
     async with DelayedOperationPurgatory() as purgatory:
         operation = purgatory.try_complete_else_watch(Faulty("on_complete"), ["key"])
         assert operation.force_complete()
-        assert contexts == []
         for _ in range(3):
             await turn()
-        assert [context["exception"] for context in contexts] == [operation.error]
-        assert "nobody awaits it" in contexts[0]["message"]
+        assert contexts == [], "it may be retrieved yet"
+        del operation
+        gc.collect()
+        assert [repr(context["exception"]) for context in contexts] == ["LookupError('fault')"]
+        assert contexts[0]["message"] == "Faulty failed, and its exception was never retrieved"
+        assert contexts[0].keys() == {"message", "exception"}
 
 
-async def test_who_asks_within_the_turn_spares_the_handler() -> None:
+async def test_one_that_is_retrieved_does_not_go_to_the_handler() -> None:
     contexts: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: contexts.append(context))
     async with DelayedOperationPurgatory() as purgatory:
@@ -134,6 +155,8 @@ async def test_who_asks_within_the_turn_spares_the_handler() -> None:
         for _ in range(3):
             await turn()
         assert task.exception() is awaited.error
+        del awaited, asked, task
+        gc.collect()
         assert contexts == []
 
 
@@ -146,7 +169,7 @@ def test_a_fault_after_completion_is_reported(purgatory: DelayedOperationPurgato
 
 
 @pytest.mark.parametrize("honest", [0, 1, 2], ids=["when it comes", "when it is watched", "when it is checked"])
-def test_try_complete_that_says_true_without_completing_is_told(
+def test_try_complete_that_returns_true_without_completing_fails(
     purgatory: DelayedOperationPurgatory, honest: int
 ) -> None:
     class Forgetful(Flag):
@@ -166,7 +189,7 @@ def test_try_complete_that_says_true_without_completing_is_told(
 
 @pytest.mark.parametrize("method", ["try_complete", "on_complete"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_a_request_to_exit_gets_through_and_the_operation_fails(
+def test_a_request_to_exit_gets_through_after_the_others_and_the_operation_fails(
     purgatory: DelayedOperationPurgatory, clock: VirtualClock, method: str, error: type[BaseException]
 ) -> None:
     faulty = purgatory.try_complete_else_watch(Faulty(method, error=error(), tries=2), ["key"])
@@ -176,7 +199,7 @@ def test_a_request_to_exit_gets_through_and_the_operation_fails(
     with pytest.raises(error):
         purgatory.check_and_complete("key")
     assert faulty.exception() is faulty.error
-    assert purgatory.check_and_complete("key") == len(rest)
+    assert all(operation.result() for operation in rest)
     assert purgatory.num_delayed == 0
 
 
@@ -241,7 +264,14 @@ def test_a_key_that_fails_in_a_purge_is_reported_and_the_other_keys_are_purged(c
         operation.force_complete()
     clock.advance(0)
     assert [type(exception) for exception in clock.exceptions] == [LookupError, LookupError]
-    assert purgatory.watched == 12
+    assert purgatory.watched == 0
+    for key in keys:
+        key.mood = True
+    assert set(purgatory.watched_keys()) == set(keys), "they could not be removed"
+    for _ in range(6):
+        purgatory.try_complete_else_watch(Flag(), ["key"]).force_complete()
+    clock.advance(0)
+    assert purgatory.watched_keys() == []
 
 
 def test_a_clock_that_refuses_to_call_back_refuses_the_operation() -> None:
