@@ -46,7 +46,7 @@ async def test_it_can_be_awaited() -> None:
 
 def test_without_an_end_it_is_refused() -> None:
     seconds: Any = None
-    with pytest.raises(TypeError, match="takes a number of seconds"):
+    with pytest.raises(TypeError, match="seconds must be a number of seconds, not None"):
         Delay(seconds)
-    with pytest.raises(ValueError, match="finite and not negative"):
+    with pytest.raises(ValueError, match=r"seconds must be finite and not negative, not -1\.0"):
         Delay(-1.0)

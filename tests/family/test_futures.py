@@ -49,7 +49,7 @@ class TestWhenItCompletes:
             assert waiting.result() == (set(some), set())
         assert purgatory.statistics().completed_at_once == 2
 
-    async def test_at_the_deadline_with_what_is_done_by_then(
+    async def test_at_the_deadline_with_the_futures_done_by_then(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog
     ) -> None:
         early, in_time, late = _futures(3)
@@ -108,7 +108,7 @@ class TestCallback:
         await turn()
         assert called == [({futures[0]}, {futures[1]})]
 
-    async def test_what_it_raises_makes_the_operation_fail(self, purgatory: DelayedOperationPurgatory) -> None:
+    async def test_its_exception_makes_the_operation_fail(self, purgatory: DelayedOperationPurgatory) -> None:
         def fail(*_: object) -> None:
             raise LookupError
 
@@ -191,7 +191,7 @@ class TestAFutureThatIsDoneInTheTurnInWhichTheOperationEnds:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
         future = _futures(1)[0]
         waiting = purgatory.try_complete_else_watch(DelayedFutures([future], 1.0), ["a"])
-        future.set_result(1)  # the loop will call, whatever is removed now
+        future.set_result(1)  # the loop will call, even if callbacks are removed now
         ended: Any = {
             "deadline": lambda: clock.advance(1.0),
             "cancel": waiting.cancel,
@@ -205,8 +205,8 @@ class TestAFutureThatIsDoneInTheTurnInWhichTheOperationEnds:
         assert waiting.cancelled() == (how == "cancel")
 
 
-class TestWhatIsRefused:
-    async def test_what_is_no_future(self) -> None:
+class TestRefusals:
+    async def test_an_object_that_is_no_future(self) -> None:
         async def answer() -> int:
             return 1
 
@@ -237,9 +237,9 @@ class TestWhatIsRefused:
         with pytest.raises(TypeError, match="an iterable of futures is needed"):
             DelayedFutures(alone, 1.0)
 
-    async def test_what_cannot_be_called(self) -> None:
+    async def test_a_callback_that_is_not_callable(self) -> None:
         number: Any = 3
-        with pytest.raises(TypeError, match="callback is called, which 3 cannot be"):
+        with pytest.raises(TypeError, match="callback must be callable, not 3"):
             DelayedFutures(_futures(1), 1.0, callback=number)
 
     async def test_no_timeout(self) -> None:

@@ -1,4 +1,4 @@
-"""`IdleTracker`: who has been silent for too long is told of, never early, late by less than a tick."""
+"""`IdleTracker`: a key that was silent for too long is found, never early, late by less than a tick."""
 
 import asyncio
 import gc
@@ -21,8 +21,10 @@ def tracker(clock: FaultLog, idle: list[str]) -> IdleTracker[str]:
     return IdleTracker(30.0, idle.append, tick=0.5, clock=clock)
 
 
-class TestWhoIsIdle:
-    def test_who_is_not_touched_again(self, tracker: IdleTracker[str], clock: FaultLog, idle: list[str]) -> None:
+class TestIdleKeys:
+    def test_a_key_that_is_not_touched_again_is_idle(
+        self, tracker: IdleTracker[str], clock: FaultLog, idle: list[str]
+    ) -> None:
         tracker.touch("a")
         clock.advance(29.9)
         assert (idle, len(tracker), list(tracker), "a" in tracker) == ([], 1, ["a"], True)
@@ -42,7 +44,9 @@ class TestWhoIsIdle:
         clock.advance(0.6)
         assert idle == ["a"]
 
-    def test_who_has_left_is_not(self, tracker: IdleTracker[str], clock: FaultLog, idle: list[str]) -> None:
+    def test_a_key_that_is_discarded_is_not_idle(
+        self, tracker: IdleTracker[str], clock: FaultLog, idle: list[str]
+    ) -> None:
         tracker.touch("a")
         assert tracker.discard("a")
         assert not tracker.discard("a")
@@ -50,7 +54,9 @@ class TestWhoIsIdle:
         clock.advance(100.0)
         assert idle == []
 
-    def test_who_comes_back_is_tracked_again(self, tracker: IdleTracker[str], clock: FaultLog, idle: list[str]) -> None:
+    def test_a_key_that_comes_back_is_tracked_again(
+        self, tracker: IdleTracker[str], clock: FaultLog, idle: list[str]
+    ) -> None:
         for _ in range(3):
             tracker.touch("a")
             clock.advance(31.0)
@@ -70,7 +76,7 @@ class TestWhoIsIdle:
         assert IdleTracker(1e-5, clock=clock).timer.tick == 1e-6
 
 
-class TestWhatItCosts:
+class TestCosts:
     def test_a_touch_is_no_work_for_the_timer(self, tracker: IdleTracker[str], clock: FaultLog) -> None:
         tracker.touch("a")
         for _ in range(29_000):
@@ -88,7 +94,7 @@ class TestWhatItCosts:
         assert statistics.wake_ups <= 11
         assert statistics.cascaded == 0
 
-    def test_many_that_are_silent_together_are_told_of_in_slices(self, clock: FaultLog) -> None:
+    def test_many_that_are_silent_together_are_passed_on_in_slices(self, clock: FaultLog) -> None:
         idle: list[int] = []
         tracker: IdleTracker[int] = IdleTracker(30.0, idle.append, clock=clock)
         for key in range(10_000):
@@ -97,7 +103,7 @@ class TestWhatItCosts:
         assert idle == list(range(10_000))
         assert tracker.timer.statistics().wake_ups >= 10
 
-    def test_nothing_is_kept_of_who_has_gone(self, tracker: IdleTracker[Any], clock: FaultLog, idle: list[Any]) -> None:
+    def test_a_key_that_has_gone_is_not_kept(self, tracker: IdleTracker[Any], clock: FaultLog, idle: list[Any]) -> None:
         class Connection:
             pass
 
@@ -134,7 +140,7 @@ class TestOnIdle:
         clock.advance(1.0)
         assert idle == ["a", "a"]
 
-    def test_what_it_raises_is_reported_and_the_others_are_told_of(self, clock: FaultLog) -> None:
+    def test_its_exception_is_reported_and_the_other_keys_are_passed_on(self, clock: FaultLog) -> None:
         idle: list[str] = []
 
         def on_idle(key: str) -> None:
@@ -148,27 +154,30 @@ class TestOnIdle:
         assert idle == ["a", "b", "c"]
         assert [str(exception) for exception in clock.exceptions] == ["a", "b", "c"]
         assert clock.faults[0] | {"exception": None} == {
-            "message": "on_idle failed",
+            "message": "on_idle raised",
             "exception": None,
             "key": "a",
             "tracker": tracker,
         }
 
-    def test_it_may_ask_to_exit(self, clock: FaultLog) -> None:
-        def leave(_: str) -> None:
-            raise SystemExit
+    def test_a_request_to_exit_is_raised_after_the_other_keys(self, clock: FaultLog) -> None:
+        idle: list[str] = []
+
+        def leave(key: str) -> None:
+            idle.append(key)
+            if key != "c":
+                raise SystemExit(key)
 
         tracker = IdleTracker(1.0, leave, clock=clock)
-        for key in "ab":
+        for key in "abc":
             tracker.touch(key)
-        for left in (1, 0):
-            with pytest.raises(SystemExit):
-                clock.advance(2.0)
-            assert len(tracker) == left
+        with pytest.raises(SystemExit, match="a"):
+            clock.advance(2.0)
+        assert (idle, len(tracker), clock.faults) == (["a", "b", "c"], 0, [])
 
 
 class TestIteration:
-    async def test_it_yields_who_is_idle_until_it_is_closed(self, clock: FaultLog) -> None:
+    async def test_it_yields_idle_keys_until_it_is_closed(self, clock: FaultLog) -> None:
         tracker: IdleTracker[str] = IdleTracker(1.0, clock=clock)
         seen: list[str] = []
 
@@ -208,7 +217,7 @@ class TestIteration:
         assert sorted(seen[0] + seen[1]) == list(range(10))
         assert all(seen)
 
-    async def test_who_is_heard_of_before_it_was_asked_for_is_not_idle(self, clock: FaultLog) -> None:
+    async def test_a_key_that_is_touched_before_it_was_yielded_is_not_idle(self, clock: FaultLog) -> None:
         tracker: IdleTracker[str] = IdleTracker(1.0, clock=clock)
         for key in "abc":
             tracker.touch(key)
@@ -219,7 +228,7 @@ class TestIteration:
         assert await anext(tracker) == "c"
         assert "a" in tracker
 
-    async def test_cancelling_who_asks_loses_nobody(self, clock: FaultLog) -> None:
+    async def test_cancelling_an_iteration_loses_no_key(self, clock: FaultLog) -> None:
         tracker: IdleTracker[str] = IdleTracker(1.0, clock=clock)
         asking = asyncio.ensure_future(anext(tracker))
         await turn()
@@ -243,11 +252,11 @@ class TestIteration:
                 tracker.close()
         assert len(tracker) == 0
 
-    async def test_not_when_there_is_somebody_to_tell(self, tracker: IdleTracker[str]) -> None:
-        with pytest.raises(RuntimeError, match="told to on_idle"):
+    async def test_not_beside_on_idle(self, tracker: IdleTracker[str]) -> None:
+        with pytest.raises(RuntimeError, match="idle keys are passed to on_idle"):
             await anext(aiter(tracker))
 
-    async def test_who_is_idle_when_it_is_closed_is_told_of_yet(self, clock: FaultLog) -> None:
+    async def test_a_key_that_is_idle_when_it_is_closed_is_yielded_yet(self, clock: FaultLog) -> None:
         tracker: IdleTracker[str] = IdleTracker(1.0, clock=clock)
         tracker.touch("a")
         clock.advance(0.5)
@@ -258,13 +267,13 @@ class TestIteration:
 
 
 class TestClosing:
-    def test_afterwards_it_tracks_nobody(self, tracker: IdleTracker[str], clock: FaultLog, idle: list[str]) -> None:
+    def test_afterwards_it_tracks_no_key(self, tracker: IdleTracker[str], clock: FaultLog, idle: list[str]) -> None:
         tracker.touch("a")
         tracker.close()
         tracker.close()
         assert (len(tracker), len(tracker.timer)) == (0, 0)
         for key in "ab":
-            with pytest.raises(PurgatoryClosed, match="tracked=0 closed> tracks nobody"):
+            with pytest.raises(PurgatoryClosed, match="tracked=0 closed> is closed"):
                 tracker.touch(key)
         assert not tracker.discard("a")
         clock.advance(100.0)
@@ -277,7 +286,7 @@ class TestClosing:
         assert tracker.discard("a")
 
 
-class TestWhatIsRefused:
+class TestRefusals:
     def test_another_event_loop(self) -> None:
         tracker: IdleTracker[str] = IdleTracker(30.0)
 
@@ -306,22 +315,22 @@ class TestWhatIsRefused:
 
     def test_values_out_of_range(self, clock: FaultLog) -> None:
         for timeout in (0.0, -1.0, float("inf"), float("nan"), 10**400):
-            with pytest.raises(ValueError, match="positive and finite"):
+            with pytest.raises(ValueError, match="timeout must be finite and positive"):
                 IdleTracker(timeout)
-        with pytest.raises(ValueError, match="tick must be a microsecond or more"):
+        with pytest.raises(ValueError, match=r"tick must be finite and positive, not 0\.0"):
             IdleTracker(1.0, tick=0.0)
 
     def test_wrong_types(self, tracker: IdleTracker[Any]) -> None:
         text: Any = "30"
         with pytest.raises(TypeError, match="timeout must be a number of seconds"):
             IdleTracker(text)
-        with pytest.raises(TypeError, match="on_idle is called, which '30' cannot be"):
+        with pytest.raises(TypeError, match="on_idle must be callable, not '30'"):
             IdleTracker(30.0, text)
         with pytest.raises(TypeError, match="unhashable"):
             tracker.touch([])
         assert len(tracker) == 0
 
-    def test_its_repr_tells_what_it_is(self, tracker: IdleTracker[str]) -> None:
+    def test_its_repr_shows_its_timeout_and_how_many_it_tracks(self, tracker: IdleTracker[str]) -> None:
         tracker.touch("a")
         assert repr(tracker) == "<IdleTracker timeout=30.0 tracked=1>"
         assert tracker.timeout == 30.0

@@ -1,6 +1,7 @@
-"""What `ThresholdPurgatory` does for its users, and that it costs by what it completes."""
+"""`ThresholdPurgatory`: its methods, and that a call costs by the number that it completes."""
 
 import asyncio
+import gc
 import math
 from typing import Any
 
@@ -102,7 +103,7 @@ class TestReach:
             assert await index.reach(0, 30.0) == 1
             assert await index.reach(1, 0.001) == 1
 
-    async def test_cancelling_who_awaits_it_removes_it(self) -> None:
+    async def test_cancelling_the_awaiting_task_removes_it(self) -> None:
         async with ThresholdPurgatory(0) as index:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.001):
@@ -199,7 +200,7 @@ class TestAdvance:
         index.advance(1)
         assert (index.value, index.num_waiting) == (51, 0)
 
-    def test_a_listener_that_advances_further_makes_nobody_forgotten(self, index: ThresholdPurgatory[int]) -> None:
+    def test_a_listener_that_advances_further_makes_none_forgotten(self, index: ThresholdPurgatory[int]) -> None:
         index.purgatory.add_listener(lambda finished: index.advance(2))
         waits = [index.reach(threshold, None) for threshold in (0, 1, 50, 60)]
         assert index.advance(1) == 1
@@ -207,7 +208,7 @@ class TestAdvance:
         index.advance(70)
         assert all(wait.done() for wait in waits)
 
-    def test_after_a_listener_has_asked_to_exit_nobody_is_forgotten(self, index: ThresholdPurgatory[int]) -> None:
+    def test_a_request_to_exit_is_raised_after_the_others(self, index: ThresholdPurgatory[int]) -> None:
         def leave(_: FinishedOperation) -> None:
             index.purgatory.remove_listener(leave)
             raise SystemExit
@@ -216,8 +217,8 @@ class TestAdvance:
         waits = [index.reach(threshold, None) for threshold in (0, 0, 1)]
         with pytest.raises(SystemExit):
             index.advance(5)
-        assert [wait.done() for wait in waits] == [True, False, False]
-        assert index.advance(5) == 2
+        assert [wait.done() for wait in waits] == [True, True, True]
+        assert (index.value, index.num_waiting, index.advance(5)) == (5, 0, 0)
 
 
 def _one_turn(clock: FaultLog) -> None:
@@ -235,7 +236,7 @@ class TestAll:
         assert index.complete_all() == 2
         assert [(wait.result(), wait.expired()) for wait in waits] == [(2, False)] * 2
 
-    async def test_fail_all_raises_in_everyone_who_waits(self) -> None:
+    async def test_fail_all_raises_in_every_awaiting_task(self) -> None:
         async with ThresholdPurgatory(0) as index:
             tasks = [asyncio.ensure_future(index.reach(threshold, None)) for threshold in (5, 7, 5)]
             await asyncio.wait(tasks, timeout=0)
@@ -261,8 +262,10 @@ class TestAll:
         waits[2].cancel()
         assert index.fail_all(LookupError("gone")) == 2
         assert [(each.keys, each.outcome) for each in told] == [((4,), "cancelled"), ((3,), "failed"), ((5,), "failed")]
+        waits.clear()
         clock.advance(0.0)
-        assert [type(exception) for exception in clock.exceptions] == [LookupError] * 2, "as nobody awaits them"
+        gc.collect()
+        assert [type(exception) for exception in clock.exceptions] == [LookupError] * 2, "never retrieved"
 
     @pytest.mark.parametrize(
         "exception",
@@ -284,7 +287,7 @@ class TestAll:
             assert (str(raised), raised.args, vars(raised)) == (str(exception), exception.args, vars(exception))
 
     @pytest.mark.parametrize("exception", [Fickle(), Unmade()])
-    def test_what_cannot_be_made_again_fails_them_all_the_same(
+    def test_an_exception_that_cannot_be_made_again_fails_them_all_the_same(
         self, index: ThresholdPurgatory[int], exception: Exception
     ) -> None:
         reach = index.reach(5, None)
@@ -293,7 +296,9 @@ class TestAll:
         assert type(failure) is PurgatoryError
         assert failure.__cause__ is exception
 
-    def test_what_the_caller_is_handling_stays_as_it_is(self, index: ThresholdPurgatory[int], clock: FaultLog) -> None:
+    def test_the_exception_that_the_caller_is_handling_stays_as_it_is(
+        self, index: ThresholdPurgatory[int], clock: FaultLog
+    ) -> None:
         def fail(variable: int) -> None:
             raise LookupError(variable)
 
@@ -312,7 +317,7 @@ class TestAll:
         assert failure.__context__ is None
 
     @pytest.mark.parametrize("exception", [SystemExit(), asyncio.CancelledError(), StopIteration(), LookupError, "no"])
-    def test_what_cannot_be_raised_is_refused(self, index: ThresholdPurgatory[int], exception: Any) -> None:
+    def test_an_object_that_cannot_be_raised_is_refused(self, index: ThresholdPurgatory[int], exception: Any) -> None:
         index.reach(5, None)
         with pytest.raises(TypeError, match="waits can raise an Exception other than StopIteration, not"):
             index.fail_all(exception)
@@ -335,8 +340,8 @@ class TestAll:
         assert index._thresholds == set()
 
 
-class TestWhatIsRefused:
-    def test_what_is_no_number(self, index: ThresholdPurgatory[Any]) -> None:
+class TestRefusals:
+    def test_a_threshold_that_is_no_number(self, index: ThresholdPurgatory[Any]) -> None:
         text: Any = "5"
         with pytest.raises(TypeError, match="threshold must be an int or a float"):
             index.reach(text, None)
@@ -388,7 +393,7 @@ class TestWhatIsRefused:
         asyncio.run(main(), debug=True)
 
 
-class TestThresholdsNobodyWaitsFor:
+class TestAbandonedThresholds:
     def test_they_do_not_pile_up(self, clock: FaultLog) -> None:
         index = ThresholdPurgatory(0, DelayedOperationPurgatory(clock=clock))
         forever = index.reach(0, None)
@@ -404,7 +409,7 @@ class TestThresholdsNobodyWaitsFor:
         index.advance(60_000)
         assert forever.done()
 
-    def test_sweeping_loses_nobody(self, clock: FaultLog) -> None:
+    def test_sweeping_loses_no_operation(self, clock: FaultLog) -> None:
         index = ThresholdPurgatory(0, DelayedOperationPurgatory(purge_interval=0, clock=clock))
         staying = {threshold: index.reach(threshold, None) for threshold in range(0, 3000, 10)}
         for threshold in range(3000):
@@ -439,7 +444,7 @@ class TestThresholdsNobodyWaitsFor:
         assert index.advance(6) == 1
         assert again.done()
 
-    def test_its_repr_tells_what_it_is(self, index: ThresholdPurgatory[int]) -> None:
+    def test_its_repr_shows_its_value_and_how_many_wait(self, index: ThresholdPurgatory[int]) -> None:
         index.reach(5, None)
         assert repr(index) == "<ThresholdPurgatory 'purgatory' value=0 waiting=1>"
         assert repr(ThresholdPurgatory(1)) == "<ThresholdPurgatory 'threshold' value=1 waiting=0>"
