@@ -20,7 +20,7 @@ KEYS = ["a", "b", "c"]
 
 
 class Payload(bytearray):
-    """What an operation carries."""
+    """The data that an operation carries."""
 
 
 class Carrier(Flag):
@@ -54,7 +54,8 @@ class BrokenCompletion(Carrier):
 
 class BrokenExpiration(Carrier):
     def on_expiration(self) -> None:
-        fail(self)
+        variable = self.name
+        raise LookupError(variable)
 
 
 class BrokenTry(Carrier):
@@ -72,54 +73,61 @@ def _by_reference_count_alone() -> Iterator[None]:
     gc.enable()
 
 
-Path = Callable[[DelayedOperationPurgatory, FaultLog, Carrier], object]
+Path = Callable[[DelayedOperationPurgatory, FaultLog, list[Flag]], object]
+"""A way to finish the operation in the list. Its frames hold no operation, for the frames of the exception, by which
+an operation has failed, lead to those of its callers."""
 
 
-def _check(purgatory: DelayedOperationPurgatory, clock: FaultLog, operation: Carrier) -> None:
-    operation.ready = True
+def _check(purgatory: DelayedOperationPurgatory, clock: FaultLog, held: list[Flag]) -> None:
+    held.pop().ready = True
     purgatory.check_and_complete("a")
 
 
-def _check_soon(purgatory: DelayedOperationPurgatory, clock: FaultLog, operation: Carrier) -> None:
-    operation.ready = True
+def _check_with_a_limit(purgatory: DelayedOperationPurgatory, clock: FaultLog, held: list[Flag]) -> None:
+    held.pop().ready = True
+    purgatory.check_and_complete("a", limit=1)
+
+
+def _check_soon(purgatory: DelayedOperationPurgatory, clock: FaultLog, held: list[Flag]) -> None:
+    held.pop().ready = True
     purgatory.check_and_complete_soon("a")
     clock.advance(0)
 
 
-def _nested(purgatory: DelayedOperationPurgatory, clock: FaultLog, operation: Carrier) -> None:
+def _nested(purgatory: DelayedOperationPurgatory, clock: FaultLog, held: list[Flag]) -> None:
     # Deeper than completions go on inside each other.
-    then: Callable[[], object] = operation.force_complete
     for _ in range(40):
-        then = purgatory.try_complete_else_watch(Flag(then=then), ["a"]).force_complete
-    then()
+        held.append(purgatory.try_complete_else_watch(Flag(then=lambda: held.pop().force_complete()), ["a"]))
+    held.pop().force_complete()
 
 
-def _reschedule(purgatory: DelayedOperationPurgatory, clock: FaultLog, operation: Carrier) -> None:
-    operation.reschedule(1e6)
+def _reschedule(purgatory: DelayedOperationPurgatory, clock: FaultLog, held: list[Flag]) -> None:
+    held[0].reschedule(1e6)
     clock.advance(20.0)
-    operation.reschedule(1.0)
+    held.pop().reschedule(1.0)
     clock.advance(1.0)
 
 
 PATHS: dict[str, Path] = {
     "check": _check,
+    "check with a limit": _check_with_a_limit,
     "check soon": _check_soon,
-    "deadline": lambda purgatory, clock, operation: clock.advance(10.0),
+    "deadline": lambda purgatory, clock, held: clock.advance(10.0),
     "rescheduled deadline": _reschedule,
-    "force": lambda purgatory, clock, operation: operation.force_complete(),
+    "force": lambda purgatory, clock, held: held.pop().force_complete(),
     "nested": _nested,
-    "complete all": lambda purgatory, clock, operation: purgatory.complete_all(),
-    "close": lambda purgatory, clock, operation: purgatory.close(),
+    "complete all": lambda purgatory, clock, held: purgatory.complete_all(),
+    "close": lambda purgatory, clock, held: purgatory.close(),
 }
 CANCELLING: dict[str, Path] = {
-    "cancel": lambda purgatory, clock, operation: operation.cancel(),
-    "cancel for key": lambda purgatory, clock, operation: purgatory.cancel_for_key("b"),
-    "cancel all": lambda purgatory, clock, operation: purgatory.cancel_all(),
+    "cancel": lambda purgatory, clock, held: held.pop().cancel(),
+    "cancel for key": lambda purgatory, clock, held: purgatory.cancel_for_key("b"),
+    "cancel all": lambda purgatory, clock, held: purgatory.cancel_all(),
 }
 FAILING: list[tuple[type[Carrier], str]] = [
-    *((BrokenCompletion, path) for path in PATHS if path != "rescheduled deadline"),
-    (BrokenExpiration, "deadline"),
+    *((BrokenCompletion, path) for path in PATHS),
     (BrokenTry, "check"),
+    (BrokenTry, "check with a limit"),
     (BrokenTry, "check soon"),
 ]
 
@@ -130,9 +138,10 @@ def test_the_operation_is_collected_though_its_dead_entries_remain(
 ) -> None:
     operation = purgatory.try_complete_else_watch(Carrier(), KEYS)
     payload = weakref.ref(operation.payload)
-    (PATHS | CANCELLING)[path](purgatory, clock, operation)
+    (PATHS | CANCELLING)[path](purgatory, clock, [operation])
     assert operation.done()
     assert len(purgatory.timer) == 0
+    # A check with a limit compacts a list whose front half is dead.
     assert purgatory.watched >= 2 or path == "close"
     del operation
     assert payload() is None
@@ -142,22 +151,32 @@ def test_the_operation_is_collected_though_its_dead_entries_remain(
 def test_one_that_fails_is_collected_on_the_next_turn(
     purgatory: DelayedOperationPurgatory, clock: FaultLog, kind: type[Carrier], path: str
 ) -> None:
-    def use() -> "weakref.ref[Payload]":
-        # The exception's traceback leads to this frame, and so to its variable.
+    held: list[Flag] = []
+
+    def watch() -> "weakref.ref[Payload]":
         operation = purgatory.try_complete_else_watch(kind(), KEYS)
-        if path == "check soon":
-            operation.ready = True
-            purgatory.check_and_complete_soon("a")
-        elif path != "deadline":
-            PATHS[path](purgatory, clock, operation)
-            assert operation.done()
+        held.append(operation)
         return weakref.ref(operation.payload)
 
-    payload = use()
+    payload = watch()
+    PATHS[path](purgatory, clock, held)
+    held.clear()
+    assert purgatory.statistics().failed == 1
+    clock.advance(0)
+    assert payload() is None
+    assert [type(exception) for exception in clock.exceptions] == [LookupError]
+
+
+def test_one_whose_on_expiration_raises_is_let_go_with_the_report(
+    purgatory: DelayedOperationPurgatory, clock: FaultLog
+) -> None:
+    def watch() -> "weakref.ref[Payload]":
+        return weakref.ref(purgatory.try_complete_else_watch(BrokenExpiration(), KEYS).payload)
+
+    payload = watch()
     clock.advance(10.0)
-    reported = clock.exceptions
+    assert [type(exception) for exception in clock.exceptions] == [LookupError]
     clock.faults.clear()
-    assert [type(exception) for exception in reported] == [LookupError]
     assert payload() is None
 
 
@@ -166,14 +185,14 @@ def test_one_that_completes_or_fails_at_once(
     purgatory: DelayedOperationPurgatory, clock: FaultLog, kind: type[Carrier]
 ) -> None:
     def use() -> "weakref.ref[Payload]":
-        operation = purgatory.try_complete_else_watch(kind(ready=True), KEYS)
-        assert operation.done()
-        return weakref.ref(operation.payload)
+        held = [purgatory.try_complete_else_watch(kind(ready=True), KEYS)]
+        assert held[0].done()
+        return weakref.ref(held.pop().payload)
 
     payload = use()
     clock.advance(0)
-    clock.faults.clear()
     assert payload() is None
+    assert len(clock.faults) == (kind is not Carrier)
 
 
 @pytest.mark.parametrize("keys", [[], ["a", []], "a"])
@@ -246,19 +265,35 @@ def test_an_error_kept_by_a_coroutine_that_goes_on_does_not_close_it(
     assert end.value.value == "went on"
 
 
-def test_the_exception_handler_still_sees_the_variables() -> None:
-    seen: list[object] = []
+class Debugging(VirtualClock):
+    """Its exception handler looks at the frames of an exception."""
 
-    class Debugging(VirtualClock):
-        def call_exception_handler(self, context: dict[str, Any]) -> None:
-            frames = [frame for frame, _ in walk_tb(context["exception"].__traceback__)]
-            seen.append(frames[-1].f_locals["operation"])
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions: list[str] = []
+        self.variables: dict[str, Any] = {}
 
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        frames = [frame for frame, _ in walk_tb(context["exception"].__traceback__)]
+        self.functions = [frame.f_code.co_name for frame in frames]
+        self.variables = {name: value for name, value in frames[-1].f_locals.items() if name == "variable"}
+
+
+def test_the_exception_handler_still_sees_the_variables_of_on_expiration() -> None:
     clock = Debugging()
     purgatory = DelayedOperationPurgatory(clock=clock)
-    operation = purgatory.try_complete_else_watch(BrokenCompletion(1.0), ["a"])
+    purgatory.try_complete_else_watch(BrokenExpiration(1.0), ["a"])
     clock.advance(1.0)
-    assert seen == [operation]
+    assert clock.functions[-1] == "on_expiration"
+    assert clock.variables == {"variable": "flag"}
+
+
+def test_the_exception_handler_still_sees_the_functions_of_a_failed_one() -> None:
+    clock = Debugging()
+    purgatory = DelayedOperationPurgatory(clock=clock)
+    purgatory.try_complete_else_watch(BrokenCompletion(1.0), ["a"])
+    clock.advance(1.0)
+    assert clock.functions[-2:] == ["on_complete", "fail"]
 
 
 Live = Callable[[DelayedOperationPurgatory, Carrier], Awaitable[object]]
@@ -318,7 +353,7 @@ async def test_on_a_loop(path: Live) -> None:
         assert payload() is None
 
 
-@pytest.mark.parametrize("kind", [BrokenExpiration, BrokenCompletion, BrokenTry, Carrier])
+@pytest.mark.parametrize("kind", [BrokenCompletion, BrokenTry, Carrier])
 async def test_the_traceback_of_an_awaiter_holds_nothing(kind: type[Carrier]) -> None:
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     async with DelayedOperationPurgatory() as purgatory:
@@ -348,9 +383,9 @@ async def test_the_traceback_of_an_awaiter_holds_nothing(kind: type[Carrier]) ->
 def test_no_reference_cycles_are_made(purgatory: DelayedOperationPurgatory, clock: FaultLog, path: str) -> None:
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
-        operation = purgatory.try_complete_else_watch(Carrier(), ["a", "b"])
-        (PATHS | CANCELLING)[path](purgatory, clock, operation)
-        del operation
+        held: list[Flag] = [purgatory.try_complete_else_watch(Carrier(), ["a", "b"])]
+        (PATHS | CANCELLING)[path](purgatory, clock, held)
+        held.clear()
         gc.collect()
         assert [thing for thing in gc.garbage if type(thing).__module__.startswith(("purgatory", "tests"))] == []
     finally:
