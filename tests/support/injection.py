@@ -73,7 +73,7 @@ class Injector:
         self.steps = 0
         self.where = "nowhere"
         self.error: BaseException | None = None
-        self._inject = inject
+        self.inject = inject
 
     def __enter__(self) -> "Injector":
         sys.setprofile(self._profile)
@@ -100,7 +100,7 @@ class Injector:
             path = frame.f_code.co_filename.removeprefix(_PACKAGE)
             self.where = f"{path}:{frame.f_lineno} in {frame.f_code.co_name}(), {name}"
             try:
-                self._inject()
+                self.inject()
             except BaseException as error:
                 self.error = error
         self.steps += 1
@@ -895,7 +895,7 @@ def _problem(world: Any, outer: Callable[[Any], object], injector: Injector, num
         except Exception as raised:
             error = raised
         for caught, kind in ((error, "raises"), (injector.error, "injected, raises")):
-            require(is_expected(caught), f"{kind} {caught!r} {_place(caught)}")
+            require(is_expected(caught), f"{kind} {caught!r} {place(caught)}")
             del caught
         # What is raised is kept by nothing from here on.
         error = injector.error = None
@@ -904,14 +904,15 @@ def _problem(world: Any, outer: Callable[[Any], object], injector: Injector, num
         require(not world.clock.faults, f"reported: {world.clock.faults}")
         require(not unraisable, f"raised in finalizers: {unraisable}")
     except Exception as raised:
-        name = "" if isinstance(raised, Broken) else f"{type(raised).__qualname__} {_place(raised)} "
+        name = "" if isinstance(raised, Broken) else f"{type(raised).__qualname__} {place(raised)} "
         return f"{name}{raised}"
     finally:
         sys.unraisablehook = hook
     return None
 
 
-def _place(error: BaseException | None) -> str:
+def place(error: BaseException | None) -> str:
+    """Where it was raised."""
     traceback = None if error is None else error.__traceback__
     if traceback is None:
         return ""
