@@ -122,6 +122,7 @@ class TestFigures:
             opened.write(row(keys=("a",), waited=30.0, outcome="failed"))
         with Journal(journal, "web-2", now=lambda: NOON + 5.0) as opened:
             opened.write(row(keys=("a",), waited=7.0, outcome="cancelled"))
+            opened.write(row(keys=("a",), waited=6.0, outcome="closed"))
         made = windows(trace.read(spark, str(journal)).rows, 5.0, 0.0)
         made = made.withColumn("window_start", F.unix_seconds("window_start") - round(NOON))
         made = made.withColumn("window_end", F.unix_seconds("window_end") - round(NOON)).drop("purgatory", "operation")
@@ -131,11 +132,11 @@ class TestFigures:
             *("waited_p50", "waited_p90", "waited_p99", "waited_max"),
         ]
         assert found == [
-            (0, 5, None, 3, 0, 1, 1, 0, 1, 1 / 3, 2.0, 30.0, 30.0, 30.0),
-            (0, 5, "a", 3, 0, 1, 1, 0, 1, 1 / 3, 2.0, 30.0, 30.0, 30.0),
-            (0, 5, "b", 1, 0, 0, 1, 0, 0, 1.0, 2.0, 2.0, 2.0, 2.0),
-            (5, 10, None, 1, 0, 0, 0, 1, 0, 0.0, 7.0, 7.0, 7.0, 7.0),
-            (5, 10, "a", 1, 0, 0, 0, 1, 0, 0.0, 7.0, 7.0, 7.0, 7.0),
+            (0, 5, None, 3, 0, 1, 1, 0, 0, 1, 1 / 3, 2.0, 30.0, 30.0, 30.0),
+            (0, 5, "a", 3, 0, 1, 1, 0, 0, 1, 1 / 3, 2.0, 30.0, 30.0, 30.0),
+            (0, 5, "b", 1, 0, 0, 1, 0, 0, 0, 1.0, 2.0, 2.0, 2.0, 2.0),
+            (5, 10, None, 2, 0, 0, 0, 1, 1, 0, 0.0, 6.0, 7.0, 7.0, 7.0),
+            (5, 10, "a", 2, 0, 0, 0, 1, 1, 0, 0.0, 6.0, 7.0, 7.0, 7.0),
         ]
 
 
