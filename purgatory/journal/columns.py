@@ -25,6 +25,9 @@ SCHEMA: Final = pa.schema(
 """The columns of a file: the fields of a `FinishedOperation`, the keys as `str`, and the wall clock's time of arrival.
 
 `timeout_s` is null for an operation without a deadline, and `late_s` for all but those that expired.
+
+`outcome` is `completed_at_once`, `satisfied`, `expired`, `closed`, `cancelled` or `failed`. A satisfied operation that the
+last try at its deadline completed has waited for up to a tick longer than `timeout_s`.
 """
 
 Row: TypeAlias = tuple[float, FinishedOperation]

@@ -102,7 +102,7 @@ def test_a_cluster_gives_the_same_replay_as_this_machine(spark: SparkSession, tr
     ("arguments", "said"),
     [
         (("generate", "out", "--rate", "0"), "rate must be a number from 1e-06"),
-        (("replay", "trace", "out", "--tick", "0.001,0"), "tick must be a microsecond or more"),
+        (("replay", "trace", "out", "--tick", "0.001,0"), "tick must be finite and positive"),
         (("replay", "trace", "out", "--conf", "spark.x"), "--conf takes NAME=VALUE, not 'spark.x'"),
     ],
 )
