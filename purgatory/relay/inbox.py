@@ -106,7 +106,7 @@ class Inbox:
                     self.failures += 1
                     self._failed.add(None)
                     raise
-        source = self._each_watched() if taken is None else iter(taken)
+        source = self._watched() if taken is None else iter(taken)
         pace = _Pace()
         keys: list[str] = []
         failed: list[str] = []
@@ -169,7 +169,7 @@ class Inbox:
                 await asyncio.ensure_future(self._refresh(keys))
             pace.begin()
 
-    def _each_watched(self) -> Iterator[Hashable]:
+    def _watched(self) -> Iterator[Hashable]:
         """The watched keys, one at a time; keys of several purgatories once for each."""
         for purgatory in self._purgatories:
             yield from purgatory.each_watched_key()

@@ -7,9 +7,9 @@ has been.
 An instance with very many operations would decide alone how long it all takes. So it is cut in time into *segments*,
 which are simulated by themselves. Operations that are pending at a cut are handed to both sides: the later segment
 plays them first, so that at the cut its purgatory holds what it would have held. Outcomes, waits and lateness are
-exactly those of one long simulation. What a simulation remembers of operations that are over, namely how many have
-finished since the last purge, begins anew at a cut; that is less than one purge. Where to cut is decided by the trace,
-so that the same input gives the same result, however Spark divides the work.
+exactly those of one long simulation. The dead entries that finished operations have left in the watcher lists begin
+anew at a cut; that is less than one purge. The trace decides where to cut, so that the same input gives the same
+result, however Spark divides the work.
 
 The trace is sorted once for each configuration, for they run beside each other: a sweep needs as many times its disk.
 """
