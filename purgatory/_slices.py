@@ -56,7 +56,7 @@ class Slice:
     def is_over_cheaply(self, entries: int = 1) -> bool:
         """As `is_over`, for entries that take less time than a look at the clock."""
         self.left = left = self.left - entries
-        if left > self._look:
+        if left > self._look and left > 0:
             return False
         self._look = left - _CHEAP
         return left <= 0 or (self._bounded and perf_counter() - self.began >= SLICE_SECONDS)

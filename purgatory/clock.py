@@ -99,16 +99,14 @@ class VirtualClock:
         """Now, in seconds."""
         return self._now
 
-    def call_at(
-        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
-    ) -> Handle:
-        """Call `callback(*args)` when the time reaches `when`, in `context`, or else in a copy of the present one.
+    def call_at(self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts) -> Handle:
+        """Call `callback(*args)` when the time reaches `when`, in a copy of the present context, as event loops do.
 
         Raises `ValueError` if `when` is NaN.
         """
         if when != when:
             raise ValueError("when must be a number of seconds, not NaN")
-        handle = _VirtualHandle(self, callback, args, copy_context() if context is None else context)
+        handle = _VirtualHandle(self, callback, args, copy_context())
         self._changes = changes = self._changes + 1
         heappush(self._heap, (when, changes, handle))
         return handle

@@ -396,7 +396,7 @@ class DelayedOperation(TimerEntry, ABC, Generic[T]):
 
     def _purgatory_fail(self, exception: BaseException, owner: Owner | None) -> None:
         """Step to FAILED with `exception`, which is being handled. A request to exit is raised again."""
-        frames = _own_frames(exception)
+        frames = _own_frames(exception, self)
         if isinstance(exception, (asyncio.CancelledError, StopIteration)):
             # To the awaiting task these mean something else.
             wrapped = PurgatoryError(f"{type(self).__qualname__} raised {type(exception).__qualname__}")
@@ -516,19 +516,43 @@ class DelayedOperation(TimerEntry, ABC, Generic[T]):
                 report(_get_running_loop(), message, exception, operation=self)
 
 
-def _own_frames(exception: BaseException) -> list[FrameType]:
-    """The frames of the operation's methods in the traceback of `exception`, which begins in the caller's frame.
+def _own_frames(exception: BaseException, operation: object) -> list[FrameType]:
+    """The frames that hold `operation` because of `exception`, which is being handled in the first of its traceback.
 
-    An exception that was raised before and is raised again has further frames behind these, which are not ours.
+    Inwards these are its methods and their callees, in the tracebacks of the exception and of the ones that it was
+    raised from. An exception that was raised before and is raised again has further frames behind these, and one that
+    the caller is handling begins in a frame of the caller's: those are not ours. Outwards, by `f_back`, these are our
+    methods and `try_complete`.
     """
-    frames: list[FrameType] = []
-    traceback = exception.__traceback__
-    while traceback is not None and (deeper := traceback.tb_next) is not None:
-        if deeper.tb_frame.f_back is not traceback.tb_frame:
+    frames: dict[FrameType, None] = {}
+    if exception.__traceback__ is not None:
+        frames[exception.__traceback__.tb_frame] = None
+    exceptions: list[BaseException | None] = [exception]
+    seen: set[int] = set()
+    while exceptions:
+        each = exceptions.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        traceback = each.__traceback__
+        if traceback is not None and traceback.tb_frame in frames:
+            while (deeper := traceback.tb_next) is not None and deeper.tb_frame.f_back is traceback.tb_frame:
+                frames[deeper.tb_frame] = None
+                traceback = deeper
+        exceptions += (each.__cause__, each.__context__)
+        if isinstance(each, BaseExceptionGroup):
+            exceptions += each.exceptions
+    codes = {getattr(vars(base).get("try_complete"), "__code__", None) for base in type(operation).__mro__} | _OURS
+    back = None if exception.__traceback__ is None else exception.__traceback__.tb_frame.f_back
+    while back is not None:
+        ours = back.f_code in codes or (
+            back.f_code.co_name == "try_complete_else_watch" and back.f_globals.get("__name__") == "purgatory.purgatory"
+        )
+        if not ours:
             break
-        frames.append(deeper.tb_frame)
-        traceback = deeper
-    return frames
+        frames[back] = None
+        back = back.f_back
+    return list(frames)
 
 
 def _clear(frames: list[FrameType]) -> None:
@@ -540,3 +564,15 @@ def _clear(frames: list[FrameType]) -> None:
     for frame in frames:
         with suppress(RuntimeError):  # it is running
             frame.clear()
+
+
+_OURS: Final = {
+    method.__code__
+    for method in (
+        DelayedOperation.force_complete,
+        DelayedOperation._purgatory_run,
+        DelayedOperation._purgatory_close,
+        DelayedOperation._purgatory_attempt,
+        DelayedOperation._timer_expire,
+    )
+}

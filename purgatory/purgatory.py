@@ -315,10 +315,11 @@ class DelayedOperationPurgatory:
                 pass
             return limited.completed
         entries = watchers.entries.copy()
-        completed = self._try_each(entries)
-        if not all(entries):
-            owner.compact(watchers)
-        return completed
+        try:
+            return self._try_each(entries)
+        finally:
+            if not all(entries):
+                owner.compact(watchers)
 
     def check_and_complete_soon(self, key: Hashable, limit: int | None = None) -> None:
         """Try the operations that watch `key` on the next iteration of the loop, in slices if there are many.

@@ -196,15 +196,20 @@ class WatcherLists(Generic[W]):
             self._drop(watchers)
 
     def clear(self) -> None:
-        """Drop all lists. All of their entries must be dead."""
+        """Drop all lists, unless an entry is alive."""
         by_key: dict[Hashable, Watchers[W]] = {}
         register: list[Watchers[W]] = []
         # No call from here.
-        if not self.living:
-            by_key, self._by_key = self._by_key, by_key
-            self._register, self._size = register, 0
-            self.peak = max(self.peak, self.dead)
-            self.dead = 0
+        if self.living:
+            return
+        by_key, self._by_key = self._by_key, by_key
+        self._register, self._size = register, 0
+        if self.dead > self.peak:
+            self.peak = self.dead
+        self.dead = 0
+        # To here.
+        for watchers in by_key.values():
+            watchers.entries = []  # a compaction that is suspended has nothing to do any more
 
     def _add_to_register(self, watchers: Watchers[W]) -> None:
         last = [watchers]

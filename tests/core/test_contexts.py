@@ -244,15 +244,6 @@ class TestCallsOfAVirtualClock:
         as_user("second", lambda: clock.advance(2.0))
         assert seen == ["first"]
 
-    def test_in_the_context_given(self) -> None:
-        clock = VirtualClock()
-        context = contextvars.Context()
-        run_in(context, "given")
-        seen: list[str] = []
-        as_user("first", lambda: clock.call_at(1.0, lambda: seen.append(USER.get()), context=context))
-        clock.advance(2.0)
-        assert seen == ["given"]
-
 
 async def in_a_task(name: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
     context = contextvars.copy_context()

@@ -39,18 +39,28 @@ async def test_cancelled_by_somebody_else_the_awaiter_gets_an_ordinary_exception
         assert issubclass(OperationCancelled, Exception)
 
 
-async def test_of_several_awaiters_one_that_is_cancelled_takes_the_operation_with_it() -> None:
+async def test_of_several_awaiters_one_that_is_cancelled_leaves_alone() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation = purgatory.try_complete_else_watch(Flag(), ["key"])
         tasks = [asyncio.ensure_future(operation) for _ in range(3)]
         await turn()
         tasks[1].cancel()
-        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(outcome) for outcome in outcomes] == [
-            OperationCancelled,
-            asyncio.CancelledError,
-            OperationCancelled,
-        ]
+        await turn()
+        assert (tasks[1].cancelled(), operation.done()) == (True, False)
+        assert operation.force_complete()
+        assert await asyncio.gather(tasks[0], tasks[2]) == ["result of flag"] * 2
+
+
+async def test_the_last_awaiter_that_is_cancelled_takes_the_operation_with_it() -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        operation = purgatory.try_complete_else_watch(Flag(), ["key"])
+        tasks = [asyncio.ensure_future(operation) for _ in range(3)]
+        await turn()
+        for task in tasks:
+            assert not operation.done()
+            task.cancel()
+            await turn()
+        assert operation.cancelled()
 
 
 async def test_an_operation_that_completes_in_the_turn_of_the_cancellation_stays_completed() -> None:

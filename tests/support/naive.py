@@ -1,4 +1,4 @@
-"""A naive purgatory: a list of operations and a list of deadlines. No wheels, no watcher lists, no purge.
+"""A naive purgatory: a list of operations, deadlines that are searched, and for each key a plain list of operations.
 
 It says what must happen, and the real one must do just that. Both worlds perform the same plans, which an operation
 carries out in its methods, and note each event. The naive one is told what the real one has noted, and compares event
@@ -6,6 +6,7 @@ by event, so that the first difference is where they part. Where more than one o
 tick, keys that were asked for), it follows the real one and asserts that it had the right to.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,6 +27,7 @@ class Action:
     seconds: float | None = None
     error: type[BaseException] = LookupError
     plan: "Plan | None" = None
+    limit: int | None = None
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,9 @@ class World(Protocol):
 
     def watch(self, plan: Plan) -> None: ...
 
-    def check(self, key: str) -> int: ...
+    def check(self, key: str, limit: int | None) -> int: ...
 
-    def check_soon(self, key: str) -> None: ...
+    def check_soon(self, key: str, limit: int | None) -> None: ...
 
     def cancel_for_key(self, key: str) -> list[int]: ...
 
@@ -95,9 +97,9 @@ def perform(world: World, action: Action, inside: Planned | None = None) -> None
         case "make true" if target is not None:
             target.ready = True
         case "check":
-            world.note("checked", action.key, world.check(action.key))
+            world.note("checked", action.key, world.check(action.key, action.limit))
         case "check soon":
-            world.check_soon(action.key)
+            world.check_soon(action.key, action.limit)
         case "force" if target is not None:
             world.note("forced", target.number, target.force_complete())
         case "cancel" if target is not None:
@@ -158,7 +160,6 @@ class NaiveOperation:
         self.deadline: float | None = None
         self.timeout = plan.timeout
         self.error: BaseException | None = None
-        self.seen = False
 
     def expired(self) -> bool:
         return self.state in ("expiring", "expired")
@@ -168,10 +169,15 @@ class NaiveOperation:
         if self.state != "pending":
             return False
         self.state = "completing"
-        if self.world.depth < purgatory.operation.NESTING:
-            self.world.complete(self)
-        else:
-            self.world.put_off.append(self)
+        self.world.complete(self)
+        return True
+
+    def close(self) -> bool:
+        self.world.note("closes", self.number, self.state == "pending")
+        if self.state != "pending":
+            return False
+        self.state = "closing"
+        self.world.complete(self)
         return True
 
     def cancel(self) -> bool:
@@ -182,7 +188,7 @@ class NaiveOperation:
         return True
 
     def fail(self, error: BaseException) -> None:
-        if self.state in ("completing", "expiring"):
+        if self.state in ("completing", "closing", "expiring"):
             self.state = "failed"
             self.error = error
             if isinstance(error, EXITS):
@@ -194,6 +200,14 @@ class NaiveOperation:
         if isinstance(error, EXITS):
             raise error
         self.world.note("reported", self.number, type(error).__name__)
+
+
+class Listed:
+    """The list of a key: operations in watch order, the finished ones until it is compacted."""
+
+    def __init__(self) -> None:
+        self.operations: list[NaiveOperation] = []
+        self.head = 0
 
 
 class NaivePurgatory:
@@ -211,16 +225,16 @@ class NaivePurgatory:
         self.numbers = 0
         self.depth = 0
         self.put_off: list[NaiveOperation] = []
+        self.lists: dict[str, Listed] = {}
         self.queue: list[str] = []
-        self.walking = ""
-        self.again = False
+        self.requested: dict[str, float] = {}
         self.closed = False
         self.purging = False
-        self.estimated_total = 0
         self.purges = 0
         self.registered = 0
         self.peak_delayed = 0
-        self.outcomes = dict.fromkeys(["completed at once", "satisfied", "expired", "cancelled", "failed"], 0)
+        self.missed = 0
+        self.outcomes = dict.fromkeys(["completed at once", "satisfied", "expired", "closed", "cancelled", "failed"], 0)
 
     def note(self, *event: object) -> None:
         assert self.events, f"nothing more should happen, but {event}"
@@ -247,7 +261,8 @@ class NaivePurgatory:
         operation.watched = True
         self.watching.append(operation)
         self.registered += len(set(plan.keys))
-        self.estimated_total += 1
+        for key in dict.fromkeys(plan.keys):
+            self.lists.setdefault(key, Listed()).operations.append(operation)
         self.peak_delayed = max(self.peak_delayed, len(self.pending()))
         self.attempt(operation)
         if operation.state == "pending" and operation.deadline is None and operation.timeout is not None:
@@ -273,6 +288,9 @@ class NaivePurgatory:
             return False
 
     def complete(self, operation: NaiveOperation) -> None:
+        if self.depth >= vars(purgatory.operation)["NESTING"]:
+            self.put_off.append(operation)
+            return
         expires = operation.state == "expiring"
         self.depth += 1
         try:
@@ -280,11 +298,12 @@ class NaivePurgatory:
                 on_complete(operation)
             except BaseException as error:
                 operation.fail(error)
-            if expires:
-                try:
-                    on_expiration(operation)
-                except BaseException as error:
-                    operation.fail(error)
+            finally:
+                if expires:
+                    try:
+                        on_expiration(operation)
+                    except BaseException as error:
+                        operation.late(error)
         finally:
             self.finish(operation)
             try:
@@ -299,7 +318,7 @@ class NaivePurgatory:
             try:
                 self.complete(self.put_off.pop(0))
             except EXITS as error:
-                leaving = error
+                leaving = leaving or error
         if leaving is not None:
             raise leaving
 
@@ -309,6 +328,8 @@ class NaivePurgatory:
             operation.state = state = "satisfied" if operation.watched else "completed at once"
         elif state == "expiring":
             operation.state = state = "expired"
+        elif state == "closing":
+            operation.state = state = "closed"
         self.outcomes[state] += 1
         if self.listened:
             self.note(*self.told(operation, state))
@@ -324,29 +345,77 @@ class NaivePurgatory:
         keys = tuple(dict.fromkeys(operation.plan.keys))
         return ("tells", keys, operation.arrived, operation.timeout, waited, state.replace(" ", "_"), late)
 
+    def entries(self) -> list[NaiveOperation]:
+        """The entries of all lists."""
+        return [operation for listed in self.lists.values() for operation in listed.operations]
+
     def purge_if_due(self) -> None:
-        pending = len(self.pending())
-        if self.estimated_total - pending > self.purge_interval and not self.purging:
-            self.estimated_total = pending
+        dead = sum(operation.state != "pending" for operation in self.entries())
+        if dead > max(self.purge_interval, len(self.entries()) - dead) and not self.purging:
             self.purges += 1
             self.purging = True
 
-    def check(self, key: str) -> int:
+    def compact(self, listed: Listed) -> None:
+        listed.operations = [operation for operation in listed.operations if operation.state == "pending"]
+        listed.head = 0
+        self.lists = {key: other for key, other in self.lists.items() if other.operations}
+
+    def check(self, key: str, limit: int | None = None) -> int:
+        if key not in self.lists:
+            return 0
+        listed = self.lists[key]
+        if limit is not None:
+            return self.walk(listed, limit)
+        operations = listed.operations.copy()
         completed = 0
-        for operation in [operation for operation in self.pending() if key in operation.plan.keys]:
+        leaving: BaseException | None = None
+        for operation in operations:
             if operation.state == "pending":
-                completed += self.attempt(operation)
+                try:
+                    completed += self.attempt(operation)
+                except EXITS as error:
+                    leaving = leaving or error
+        if any(operation.state != "pending" for operation in operations):
+            self.compact(listed)
+        if leaving is not None:
+            raise leaving
         return completed
 
-    def check_soon(self, key: str) -> None:
-        # Whether there were dead entries is not the model's business, but that there was somebody to be tried is.
-        listed = self.events[0][2]
-        self.note("asks for", key, listed)
-        assert listed or not any(key in operation.plan.keys for operation in self.pending())
-        if key == self.walking:
-            self.again = True
-        elif listed and key not in self.queue:
-            self.queue.append(key)
+    def walk(self, listed: Listed, limit: float) -> int:
+        """Try those that wait now until so many have completed."""
+        operations = listed.operations
+        length = len(operations)
+        at = head = listed.head
+        completed = 0
+        dead = False
+        leaving: BaseException | None = None
+        while at < length and completed < limit:
+            operation = operations[at]
+            if operation.state == "pending":
+                try:
+                    completed += self.attempt(operation)
+                except EXITS as error:
+                    leaving = leaving or error
+            if operation.state != "pending":
+                dead = True
+                head += head == at
+            at += 1
+        if listed.operations is operations:
+            listed.head = max(head, listed.head)
+        half = listed.operations is operations and 2 * head >= len(operations)
+        if half or (dead and at == length):
+            self.compact(listed)
+        if leaving is not None:
+            raise leaving
+        return completed
+
+    def check_soon(self, key: str, limit: int | None) -> None:
+        self.note("asks for", key, key in self.lists)
+        if key in self.lists or key in self.requested:
+            if key not in self.requested:
+                self.requested[key] = 0
+                self.queue.append(key)
+            self.requested[key] += math.inf if limit is None else limit
 
     def cancel_for_key(self, key: str) -> list[int]:
         return [each.number for each in self.pending() if key in each.plan.keys and each.cancel()]
@@ -362,14 +431,15 @@ class NaivePurgatory:
         before = self.pending()
         completed = 0
         leaving: BaseException | None = None
-        while self.events and self.events[0][0] == "forces":
+        while self.events and self.events[0][0] == "closes":
             (operation,) = [each for each in self.operations if each.number == self.events[0][1]]
             assert operation.watched
             try:
-                completed += operation.force_complete()
+                completed += operation.close()
             except EXITS as error:
-                leaving = error
+                leaving = leaving or error
         assert not any(operation.state == "pending" for operation in before)
+        self.note("all done")
         if leaving is not None:
             raise leaving
         return completed
@@ -387,8 +457,10 @@ class NaivePurgatory:
             self.complete_all()
         finally:
             self.queue.clear()
+            self.requested.clear()
             self.purging = False
-            self.estimated_total = len(self.pending())
+            for listed in list(self.lists.values()):
+                self.compact(listed)
 
     def turn(self) -> None:
         """One call of the clock's."""
@@ -396,22 +468,24 @@ class NaivePurgatory:
         self.note(*turn)
         match name:
             case "_wake":
-                while self.events and self.events[0][0] == "completes":
-                    self.expire(self.events[0][1])
+                leaving: BaseException | None = None
+                while self.events and self.events[0][0] == "tries":
+                    try:
+                        self.expire(self.events[0][1])
+                    except EXITS as error:
+                        leaving = leaving or error
+                if leaving is not None:
+                    raise leaving
             case "_check_queue":
                 self.check_queue()
             case "_purge_slice":
                 assert self.purging
+                for listed in list(self.lists.values()):
+                    self.compact(listed)
                 self.purging = False
                 self.purge_if_due()
-            case "_look_back":
-                (operation,) = [each for each in self.operations if each.number == number]
-                assert operation.state == "failed"
-                if not operation.seen:
-                    operation.seen = True
-                    error = operation.error
-                    odd = type(error).__name__ in ("CancelledError", "StopIteration")
-                    self.note("reported", number, "PurgatoryError" if odd else type(error).__name__)
+            case "_clear":
+                pass  # the frames of one that has failed
 
     def expire(self, number: int) -> None:
         (operation,) = [each for each in self.operations if each.number == number]
@@ -423,28 +497,33 @@ class NaivePurgatory:
         assert self.now < deadline + slack, "late"
         for other in self.pending():
             assert other.deadline is None or deadline < other.deadline + slack, "out of order by more than a tick"
-        operation.state = "expiring"
-        self.complete(operation)
+        if self.attempt(operation):
+            self.missed += 1
+        elif operation.state == "pending" and operation.deadline is not None and operation.deadline <= self.now:
+            operation.state = "expiring"
+            self.complete(operation)
 
     def check_queue(self) -> None:
         turns = len(self.queue)
-        try:
-            while turns and self.queue:
-                turns -= 1
-                key = self.queue.pop(0)
-                self.walking, self.again = key, False
-                try:
-                    self.check(key)
-                except EXITS:
-                    self.again = True
-                    raise
-                finally:
-                    self.walking = ""
-                    if self.again:
-                        self.queue.append(key)
-        finally:
-            if self.closed:
-                self.queue.clear()
+        leaving: BaseException | None = None
+        while turns and self.queue:
+            turns -= 1
+            key = self.queue.pop(0)
+            limit, self.requested[key] = self.requested[key], 0
+            try:
+                if key in self.lists:
+                    self.walk(self.lists[key], limit)
+            except EXITS as error:
+                leaving = leaving or error
+            if self.requested.get(key):
+                self.queue.append(key)
+            else:
+                self.requested.pop(key, None)
+        if self.closed:
+            self.queue.clear()
+            self.requested.clear()
+        if leaving is not None:
+            raise leaving
 
     def settle(self) -> None:
         """After the clock has come to `now`: nothing that is due was forgotten."""
