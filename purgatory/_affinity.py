@@ -10,8 +10,8 @@ __all__ = ["running_loop", "wrong_thread"]
 def running_loop(what: object, loop: AbstractEventLoop | None, call: str) -> AbstractEventLoop:
     """Return the running loop, which must be `loop`, the one that `what` belongs to, unless that is `None`.
 
-    Raises `PurgatoryError` if that is closed, if another loop runs or if no loop runs in this thread, `RuntimeError`, as asyncio does, if
-    no loop runs and `what` belongs to none yet. `call` is what was called, as code.
+    Raises `PurgatoryError` if that is closed, if another loop runs or if no loop runs in this thread, `RuntimeError`,
+    as asyncio does, if no loop runs and `what` belongs to none yet. `call` is what was called, as code.
     """
     if loop is not None and loop.is_closed():
         raise PurgatoryError(f"{what!r} belongs to an event loop that is closed")

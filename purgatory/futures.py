@@ -136,14 +136,24 @@ class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
         """Ask each future to tell when it is done."""
         self._awaits = awaits = {}
         for future in [future for future in self._futures if not future.done()]:
+            number, key = id(future), id(self)
             fresh = _Awaited(future)
-            awaited = awaits[id(future)] = _awaited.setdefault(id(future), fresh)
-            awaited.operations[id(self)] = self
+            while True:
+                awaited = _awaited.setdefault(number, fresh)
+                # No call from here: it is in the table while an operation is in it.
+                if awaited is fresh or awaited.operations:
+                    awaited.operations[key] = self
+                    awaits[number] = awaited
+                    break
+                if number in _awaited and _awaited[number] is awaited:
+                    del _awaited[number]
             if awaited is fresh:
                 future.add_done_callback(awaited.done, context=Context())
         if self.done():  # finished meanwhile, by a finalizer for one
             self._awaits = awaits
             self._let_go()
+        elif not awaits:  # all were done meanwhile
+            self.force_complete()
 
     def _note(self, future: "asyncio.Future[Any]") -> None:
         """`future` is done."""
@@ -156,12 +166,13 @@ class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
     def _let_go(self) -> None:
         """Nothing of the futures' holds the operation any more, nor the other way round."""
         awaits, self._awaits = self._awaits, None
-        for awaited in list((awaits or {}).values()):
-            awaited.operations.pop(id(self), None)
-            future = awaited.future
-            if not awaited.operations and not future.done() and _awaited.get(id(future)) is awaited:
-                del _awaited[id(future)]
-                future.remove_done_callback(awaited.done)
+        key = id(self)
+        for number, awaited in list((awaits or {}).items()):
+            awaited.operations.pop(key, None)
+            # No call from here: without an operation it leaves the table.
+            if not awaited.operations and number in _awaited and _awaited[number] is awaited:
+                del _awaited[number]
+                awaited.future.remove_done_callback(awaited.done)
         if self._cancel_late:
             for future in self._futures:
                 future.cancel()

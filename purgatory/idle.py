@@ -190,7 +190,8 @@ class IdleTracker(Generic[K]):
             if self._tracked.get(key) is not tracked:
                 self.timer.cancel(tracked)
             return
-        del self._tracked[key]
+        if self._tracked.pop(key, None) is not tracked:
+            return
         if self._on_idle is None:
             self._idle[key] = None
             self._told.set()

@@ -61,39 +61,29 @@ class Listeners:
 
     __slots__ = ("_arrivals", "_clock", "_name", "_telling", "_waiting", "all")
 
-    def __init__(self, name: str, clock: Clock) -> None:
+    def __init__(self, name: str, clock: Clock, listener: Listener) -> None:
         self._name = name
         self._clock = clock
-        self.all: tuple[Listener, ...] = ()
+        self.all: tuple[Listener, ...] = (listener,)
+        """The listeners, in the order in which they were added. Replaced as a whole."""
         self._arrivals: dict[int, _Arrival] = {}
         self._telling = False
         self._waiting: deque[FinishedOperation] = deque()
         """Records of operations that finished while the listeners were being told of another one."""
 
-    def __contains__(self, listener: Listener) -> bool:
-        return listener in self.all
-
-    def add(self, listener: Listener) -> None:
-        """Tell `listener` too."""
-        while True:
-            listeners = self.all
-            more = (*listeners, listener)
-            # No call from here.
-            if self.all is listeners:
-                self.all = more
-                return
-
-    def remove(self, listener: Listener) -> None:
-        """Tell `listener` no more. It is one of them."""
+    def remove(self, listener: Listener) -> bool:
+        """Tell `listener` no more. Returns whether it was one of them."""
         while True:
             listeners = self.all
             remaining = list(listeners)
+            if listener not in remaining:
+                return False
             remaining.remove(listener)
             fewer = tuple(remaining)
             # No call from here.
             if self.all is listeners:
                 self.all = fewer
-                return
+                return True
 
     def arrive(self, operation: object, keys: tuple[Hashable, ...], now: float, timeout: float | None) -> None:
         """An operation is handed to the purgatory."""

@@ -482,23 +482,27 @@ class DelayedOperation(TimerEntry, ABC, Generic[T]):
         if waiters is None:
             return  # another task has taken the result
         waiters.remove(waiter)
-        state = self._purgatory_state
-        # While `on_complete` is running, the empty list stays.
-        if not waiters and state.after is None:
-            self._purgatory_waiters = None
-            if state is PENDING:
+        # As long as the empty list is there, a completion that comes in between leaves its result undelivered.
+        if not waiters and self._purgatory_waiters is waiters:
+            if self._purgatory_state is PENDING:
                 self.cancel()
-            else:
+            state = self._purgatory_state
+            # No call since then. While `on_complete` is running, the empty list stays.
+            if self._purgatory_waiters is waiters and not waiters and state is not PENDING and state.after is None:
+                self._purgatory_waiters = None
                 self._purgatory_undelivered()
 
     def _purgatory_wake_waiters(self, waiters: "list[asyncio.Future[None]]") -> None:
         if not waiters:
             self._purgatory_waiters = None
             self._purgatory_undelivered()
+            return
         for waiter in waiters.copy():
             if not waiter.done():
                 try:
                     waiter.set_result(None)
+                except asyncio.InvalidStateError:
+                    pass  # cancelled meanwhile
                 except RuntimeError:
                     if not waiter.get_loop().is_closed():
                         raise

@@ -249,6 +249,7 @@ class DelayedOperationPurgatory:
         operation._purgatory_attempt(owner)
         if operation._purgatory_state is not PENDING:
             return operation
+        owner = self._owner  # which may be closed by now
         deadline = owner.time() + timeout
         entry: Entry[Owned] = [operation]
         count = len(keys)
@@ -475,24 +476,31 @@ class DelayedOperationPurgatory:
         self.check_thread("purgatory.add_listener(listener)")
         check_callback("a listener", listener)
         owner = self._owner
-        fresh = Listeners(self._name, owner.timer)
-        # No call from here.
-        if owner.listeners is None:
-            owner.listeners = fresh
-            owner.fast_path_limit = -1
-        # To here.
-        owner.listeners.add(listener)
+        fresh = Listeners(self._name, owner.timer, listener)
+        while True:
+            listeners = owner.listeners
+            present = () if listeners is None else listeners.all
+            more = (*present, listener)
+            # No call from here.
+            if owner.listeners is not listeners:
+                continue
+            if listeners is None:
+                owner.listeners = fresh
+                owner.fast_path_limit = -1
+                break
+            if listeners.all is present:
+                listeners.all = more
+                break
 
     def remove_listener(self, listener: Listener) -> None:
         """Call `listener` no more. Raises `ValueError` if it is not a listener of this purgatory."""
         self.check_thread("purgatory.remove_listener(listener)")
         owner = self._owner
         listeners = owner.listeners
-        if listeners is None or listener not in listeners:
+        if listeners is None or not listeners.remove(listener):
             raise ValueError(f"{listener!r} is not a listener of {self!r}")
-        listeners.remove(listener)
         # No call from here.
-        if not listeners.all:
+        if owner.listeners is listeners and not listeners.all:
             owner.listeners = None
             owner.fast_path_limit = owner.purge_interval
 
@@ -515,11 +523,15 @@ class DelayedOperationPurgatory:
             owner.listeners.reject(operation)
         if operation._purgatory_waiters is not None:  # awaited in its own try_complete()
             operation.cancel()
-            raise error
-        # No call from here.
-        if operation._purgatory_state is PENDING:
-            operation._purgatory_owner = None
-            raise error
+        try:
+            # No call from here.
+            if operation._purgatory_state is PENDING:
+                operation._purgatory_owner = None
+                raise error
+            if operation.cancelled():
+                raise error
+        finally:
+            del error  # its traceback holds this frame
 
     def _withdraw(self, operation: DelayedOperation[Any], timeout: float, missing: int) -> None:
         """Undo the registration of an operation, `missing` of whose entries are not in a list."""

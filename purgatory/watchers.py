@@ -149,6 +149,8 @@ class WatcherLists(Generic[W]):
             last = entries[-1]
             alive = list(filter(None, entries))
             removed = len(entries) - len(alive)
+            if not removed:
+                return
             # No call from here: the list is as it was.
             if watchers.entries is entries and entries[-1] is last:
                 if self.living + self.dead > self.peak:

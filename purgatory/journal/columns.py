@@ -26,8 +26,8 @@ SCHEMA: Final = pa.schema(
 
 `timeout_s` is null for an operation without a deadline, and `late_s` for all but those that expired.
 
-`outcome` is `completed_at_once`, `satisfied`, `expired`, `closed`, `cancelled` or `failed`. A satisfied operation that the
-last try at its deadline completed has waited for up to a tick longer than `timeout_s`.
+`outcome` is `completed_at_once`, `satisfied`, `expired`, `closed`, `cancelled` or `failed`. A satisfied operation that
+the last try at its deadline completed has waited for up to a tick longer than `timeout_s`.
 """
 
 Row: TypeAlias = tuple[float, FinishedOperation]

@@ -48,7 +48,7 @@ async def test_of_several_awaiters_one_that_is_cancelled_leaves_alone() -> None:
         await turn()
         assert (tasks[1].cancelled(), operation.done()) == (True, False)
         assert operation.force_complete()
-        assert await asyncio.gather(tasks[0], tasks[2]) == ["result of flag"] * 2
+        assert [await tasks[0], await tasks[2]] == ["result of flag"] * 2
 
 
 async def test_the_last_awaiter_that_is_cancelled_takes_the_operation_with_it() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from itertools import chain
+from typing import Any
 
 from purgatory import DelayedOperationPurgatory, WheelTimer
 
@@ -43,7 +44,7 @@ def check_purgatory(purgatory: DelayedOperationPurgatory) -> None:
     assert all(lists._register[watchers.index] is watchers for watchers in lists._register)
     assert all(watchers.entries for watchers in lists._register), "a list without entries is dropped"
     assert not any(entry for watchers in lists._register for entry in watchers.entries[: watchers.head])
-    entries = list(chain.from_iterable(watchers.entries for watchers in lists._register))
+    entries: list[list[Any]] = list(chain.from_iterable(watchers.entries for watchers in lists._register))
     alive = {id(entry[0]): entry[0] for entry in entries if entry}
     assert (lists.living, lists.dead) == (sum(map(bool, entries)), sum(not entry for entry in entries))
     assert (purgatory.watched, purgatory.statistics().estimated_total) == (len(entries), len(entries))

@@ -418,7 +418,12 @@ class NaivePurgatory:
             self.requested[key] += math.inf if limit is None else limit
 
     def cancel_for_key(self, key: str) -> list[int]:
-        return [each.number for each in self.pending() if key in each.plan.keys and each.cancel()]
+        if key not in self.lists:
+            return []
+        listed = self.lists[key]
+        cancelled = [each.number for each in listed.operations.copy() if each.cancel()]
+        self.compact(listed)
+        return cancelled
 
     def reschedule(self, operation: NaiveOperation, seconds: float | None) -> bool:
         if operation.state != "pending" or not operation.watched:
@@ -464,7 +469,7 @@ class NaivePurgatory:
 
     def turn(self) -> None:
         """One call of the clock's."""
-        _, name, number, self.now = turn = self.events[0]
+        _, name, _, self.now = turn = self.events[0]
         self.note(*turn)
         match name:
             case "_wake":
