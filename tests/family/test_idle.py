@@ -294,7 +294,7 @@ class TestRefusals:
             tracker.touch(key)
 
         asyncio.run(touch("a"))
-        with pytest.raises(PurgatoryError, match="belongs to an(other)? event loop"):
+        with pytest.raises(PurgatoryError, match=r"belongs to an(other)? event loop"):
             asyncio.run(touch("b"))
         assert list(tracker) == ["a"]
 
