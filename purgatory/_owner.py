@@ -7,8 +7,9 @@ call, how deep completions are nested, the listeners, the counts, and when to pu
 from asyncio import AbstractEventLoop, _get_running_loop
 from collections import deque
 from collections.abc import Iterator
+from sys import maxsize
 from threading import get_ident
-from typing import Final, Protocol
+from typing import Final, NoReturn, Protocol
 
 from purgatory._affinity import running_loop, wrong_thread
 from purgatory._slices import SLICE, call_next
@@ -26,8 +27,19 @@ NESTING: Final = 16
 class Owned(Protocol):
     """An operation, as far as its owner calls it."""
 
+    _purgatory_state: object
+
+    def try_complete(self) -> bool:
+        """As its class defines it."""
+
     def _purgatory_attempt(self, owner: "Owner") -> bool:
         """Try it. Returns whether that completed it."""
+
+    def _purgatory_refute(self, claimed: object) -> NoReturn:
+        """Raise, as a try has claimed what is not so."""
+
+    def _purgatory_fail_attempt(self, exception: BaseException, owner: "Owner") -> None:
+        """Let it fail, as a try has raised."""
 
     def _purgatory_run(self) -> None:
         """Make the completion that was put off."""
@@ -87,8 +99,8 @@ class Owner:
         self.listeners: Listeners | None = None
         self.purge_interval = purge_interval
         self.fast_path_limit = purge_interval
-        """While the dead entries are at most this, completion skips the slow path: no purge is due and no listener is
-        attached. -1 with listeners."""
+        """While the dead entries are at most this, completion skips the slow path: no listener is attached, and no purge
+        is due or one is under way."""
         self.max_pending = max_pending
         self.closed = False
         """Whether operations are refused."""
@@ -136,6 +148,16 @@ class Owner:
             if self.loop is None or _get_running_loop() is not self.loop:
                 raise wrong_thread(call, instead)
             self.thread = thread  # the loop goes on here
+
+    def set_fast_path(self) -> None:
+        """Say when completion may skip the slow path. To be called when a purge or the first listener comes or goes."""
+        # No call from here.
+        if self.listeners is not None:
+            self.fast_path_limit = -1
+        elif self._purging:
+            self.fast_path_limit = maxsize
+        else:
+            self.fast_path_limit = self.purge_interval
 
     def complete_deferred(self) -> None:
         """Make the completions that were put off, in their order. Called by the outermost one, at depth 1."""
@@ -195,10 +217,12 @@ class Owner:
         lists = self.lists
         if lists.dead > self.purge_interval and lists.dead > lists.living and not self._purging:
             self._purging = True
+            self.set_fast_path()
             try:
                 self._purge_soon(self.compact_all(), lists.living + lists.dead + lists.purged)
             except BaseException:
                 self._purging = False
+                self.set_fast_path()
                 if self.loop is not None and self.loop.is_closed():
                     return  # nothing on it will be completed or purged any more
                 raise
@@ -208,6 +232,7 @@ class Owner:
         """Leave a purge that is under way where it is."""
         handle, self._purge_handle = self._purge_handle, None
         self._purging = False
+        self.set_fast_path()
         if handle is not None:
             handle.cancel()
 
@@ -229,6 +254,7 @@ class Owner:
                 break
         else:
             self._purging = False
+            self.set_fast_path()
             self.purge_if_due()
         self.timer.note_slice(part)
 

@@ -24,7 +24,7 @@ from asyncio import _get_running_loop
 from collections.abc import Generator
 from contextlib import suppress
 from types import FrameType
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, NoReturn, TypeVar, cast
 
 from purgatory._affinity import running_loop
 from purgatory._checks import is_async, seconds
@@ -190,8 +190,24 @@ class DelayedOperation(TimerEntry, ABC, Generic[T]):
         owner = self._purgatory_owner
         if owner is not None and owner.thread is not None:
             owner.check_thread("operation.force_complete()")
-        if not self._purgatory_claim(_COMPLETING):
+        number = id(self)
+        # As _purgatory_claim, without its call, which is 3 % of an operation. No call from here.
+        if self._purgatory_state is not PENDING:
             return False
+        self._purgatory_state = _COMPLETING
+        bucket = self._timer_bucket
+        if bucket is not None:
+            self._timer_bucket = None
+            del bucket[number]
+        entry = self._purgatory_entry
+        if entry is not None and owner is not None:
+            del entry[0]
+            owner.num_delayed -= 1
+            keys = self._purgatory_keys
+            lists = owner.lists
+            lists.living -= keys
+            lists.dead += keys
+        # To here.
         self._purgatory_run()
         return True
 
@@ -312,8 +328,9 @@ class DelayedOperation(TimerEntry, ABC, Generic[T]):
             del entry[0]
             owner.num_delayed -= 1
             keys = self._purgatory_keys
-            owner.lists.living -= keys
-            owner.lists.dead += keys
+            lists = owner.lists
+            lists.living -= keys
+            lists.dead += keys
         return True
 
     def _purgatory_run(self) -> None:
@@ -340,7 +357,22 @@ class DelayedOperation(TimerEntry, ABC, Generic[T]):
                         self._purgatory_report(exception, owner)
         finally:
             try:
-                self._purgatory_settle()
+                # As _purgatory_settle, for most operations, without its call, which is 3 % of an operation.
+                if (
+                    self._purgatory_state is _COMPLETING
+                    and owner is not None
+                    and owner.lists.dead <= owner.fast_path_limit
+                ):
+                    self._purgatory_state = _COMPLETED
+                    self._purgatory_owner = None
+                    if self._purgatory_entry is None:
+                        owner.completed_at_once += 1
+                    else:
+                        owner.satisfied += 1
+                    if self._purgatory_waiters is not None:
+                        self._purgatory_wake_waiters(self._purgatory_waiters)
+                else:
+                    self._purgatory_settle()
             finally:
                 if owner is not None:
                     try:
@@ -350,25 +382,31 @@ class DelayedOperation(TimerEntry, ABC, Generic[T]):
                         owner.depth = depth
 
     def _purgatory_attempt(self, owner: Owner | None) -> bool:
-        """Call `try_complete`, and let the operation fail if that raises. Returns whether it completed the
-        operation.
-        """
+        """Call `try_complete`, and let the operation fail if that raises. Returns whether it completed the operation."""
         try:
             claimed = self.try_complete()
             if claimed and self._purgatory_state is PENDING:
-                raise PurgatoryError(f"try_complete() of {self!r} returned {claimed!r}, but did not force_complete()")
+                self._purgatory_refute(claimed)
             return claimed
         except BaseException as exception:
-            if self._purgatory_claim(_COMPLETING):
-                try:
-                    self._purgatory_fail(exception, owner)
-                finally:
-                    self._purgatory_settle()
-            else:
-                self._purgatory_report(exception, owner)
+            self._purgatory_fail_attempt(exception, owner)
             return False
         finally:
             del self  # a traceback that is kept holds this frame
+
+    def _purgatory_refute(self, claimed: object) -> NoReturn:
+        """Raise, as `try_complete` has claimed to complete the operation and has not."""
+        raise PurgatoryError(f"try_complete() of {self!r} returned {claimed!r}, but did not force_complete()")
+
+    def _purgatory_fail_attempt(self, exception: BaseException, owner: Owner | None) -> None:
+        """Let the operation fail with `exception`, which is being handled and came out of `try_complete`."""
+        if self._purgatory_claim(_COMPLETING):
+            try:
+                self._purgatory_fail(exception, owner)
+            finally:
+                self._purgatory_settle()
+        else:
+            self._purgatory_report(exception, owner)
 
     def _purgatory_close(self) -> bool:
         """Complete the operation because its purgatory is closed, or completes all. Returns whether this call did."""

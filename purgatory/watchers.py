@@ -78,24 +78,34 @@ class WatcherLists(Generic[W]):
         """How many keys have a list."""
         return self._size
 
-    def watch(self, entry: Entry[W], key: Hashable) -> None:
-        """Put `entry` at the end of the list of `key`. It has been counted before, in `living`."""
+    def watch(self, entry: Entry[W], keys: tuple[Hashable, ...]) -> tuple[BaseException, int] | None:
+        """Put `entry` at the end of the list of each of `keys`, which have been counted before, in `living`.
+
+        Returns the exception that a key's own `__hash__` or `__eq__` has raised, and how many lists have no entry for it.
+        """
         by_key = self._by_key
-        while True:
-            if key in by_key:
-                try:
-                    # No call from the look-up to append().
-                    by_key[key].entries.append(entry)
-                except KeyError:  # dropped meanwhile, by something that the key's own methods have called
-                    continue
-                return
-            watchers = Watchers(key, entry)
-            if by_key.setdefault(key, watchers) is watchers:
-                self._add_to_register(watchers)
-                if not watchers.entries:  # finished and compacted already
-                    with suppress(Exception):  # the key cannot be looked up: the next purge tries again
-                        self._drop(watchers)
-                return
+        missing = len(keys)
+        try:
+            for key in keys:
+                while True:
+                    if key in by_key:
+                        try:
+                            # No call from the look-up to append().
+                            by_key[key].entries.append(entry)
+                        except KeyError:  # dropped meanwhile, by something that the key's own methods have called
+                            continue
+                        break
+                    watchers = Watchers(key, entry)
+                    if by_key.setdefault(key, watchers) is watchers:
+                        self._add_to_register(watchers)
+                        if not watchers.entries:  # finished and compacted already
+                            with suppress(Exception):  # the key cannot be looked up: the next purge tries again
+                                self._drop(watchers)
+                        break
+                missing -= 1
+        except BaseException as exception:
+            return exception, missing
+        return None
 
     def find(self, key: Hashable) -> Watchers[W] | None:
         """The list of `key`, if it has one."""

@@ -158,7 +158,7 @@ class WheelTimer:
         self._handle: Handle | None = None
         self._armed: float = _NOT_ARMED
         """The tick for which the clock will call back."""
-        # State of the drain in progress: dicts left, the current dict, its keys left (reversed).
+        # State of the drain in progress: dicts left (reversed), the current dict, its keys left (reversed).
         self._dicts: list[Bucket] = []
         self._drained: Bucket = {}
         self._keys: list[int] = []
@@ -301,7 +301,9 @@ class WheelTimer:
         for bucket in dicts:
             _forget(bucket)
         for wheel in wheels:
-            for some in wheel.buckets:
+            for slot in range(wheel.size):
+                some = wheel.buckets[slot]
+                wheel.buckets[slot] = None
                 for bucket in some or ():
                     _forget(bucket)
 
@@ -323,9 +325,10 @@ class WheelTimer:
     def _place(self, task: TimerEntry, deadline: float, expected: Bucket | None) -> bool:
         """Put `task` where `deadline` belongs, unless it has left `expected` meanwhile. Returns whether it had not."""
         # The first tick whose time is not before the deadline.
+        rate = self._rate
         try:
-            tick = int(deadline * self._rate)
-            if tick / self._rate < deadline:
+            tick = int(deadline * rate)
+            if tick / rate < deadline:
                 tick += 1
         except ValueError:
             raise ValueError(f"deadline must be a number of seconds, not {deadline!r}") from None
@@ -341,37 +344,57 @@ class WheelTimer:
                 del expected[number]
             return True
         while True:
-            epoch = self._epoch
-            if tick < self._current:
-                tick = self._current
             wheel = self._lowest
             while tick >= wheel.limit:
                 wheel = wheel.overflow or self._grow(wheel)
-            slot = tick // wheel.unit % wheel.size
-            dicts = wheel.buckets[slot]
+            # No call from here: a bucket that is in a ring is in the heap, and the clock is armed for it.
+            if tick < self._current:
+                tick = self._current
+                wheel = self._lowest
+            dicts = wheel.buckets[tick // wheel.unit % wheel.size]
             if dicts is None:
                 self._open(tick)
                 continue
-            within = dicts[-1] is expected or (
-                expected is not None and dicts[0] is not dicts[-1] and _holds(dicts, expected)
-            )
-            # No call from here: the task is moved to a bucket in the ring, or everything is looked at again.
-            if wheel.buckets[slot] is not dicts or epoch != self._epoch:
-                continue
+            bucket = dicts[0]
+            if expected is not None and expected is not bucket:
+                if _holds(dicts, expected):
+                    bucket = expected
+                # A call was made: everything is looked at again.
+                if wheel.buckets[tick // wheel.unit % wheel.size] is not dicts or tick < self._current:
+                    continue
             if task._timer_bucket is not expected:
                 return False
             task._timer_deadline = deadline
-            if within:
+            if bucket is expected:
                 return True
-            bucket = dicts[-1]
             task._timer_bucket = bucket
             bucket[number] = task
             if expected is not None:
                 del expected[number]
             # To here.
             if len(bucket) >= _LONG:
-                _extend(dicts)
+                self._extend(dicts)
             return True
+
+    def _extend(self, dicts: list[Bucket]) -> None:
+        """Let another dict of a bucket take new tasks: one that most tasks have left, or else a further one.
+
+        So memory is bounded by what is in the bucket, however much passes through it: a dict that is used again makes
+        its table fit its contents when it grows.
+        """
+        fresh: Bucket = {}
+        for _ in range(len(dicts)):
+            bucket = dicts[-1]
+            has_room = len(bucket) < _LONG // 2
+            # No call from here to insert(): each dict is in the list once.
+            if dicts[-1] is bucket:
+                del dicts[-1]
+                self._epoch += 1
+                dicts.insert(0, bucket)
+            if has_room:
+                return
+        self._epoch += 1
+        dicts.insert(0, fresh)
 
     def _grow(self, wheel: TimingWheel) -> TimingWheel:
         """Make the overflow wheel of `wheel`."""
@@ -472,12 +495,13 @@ class WheelTimer:
             slot = start // wheel.unit % wheel.size
             dicts = wheel.buckets[slot]
             if dicts is not None:
-                while not dicts[0] and dicts[0] is not dicts[-1]:
-                    del dicts[0]
+                while not dicts[-1] and dicts[-1] is not dicts[0]:
+                    del dicts[-1]
+                    self._epoch += 1
                 # No call from here: a task that is added meanwhile is in a bucket that stays.
                 if wheel.buckets[slot] is not dicts:
                     continue
-                if dicts[0]:
+                if dicts[-1]:
                     self._arm(start, not_before)
                     return
                 wheel.buckets[slot] = None  # all of its tasks have been cancelled: not worth a wake-up
@@ -522,8 +546,8 @@ class WheelTimer:
                     if part.is_over_cheaply():
                         return leaving
             if self._dicts:
-                self._drained = self._dicts[0]
-                del self._dicts[0]
+                self._drained = self._dicts[-1]
+                del self._dicts[-1]
                 keys = list(self._drained)
                 keys.reverse()
                 self._keys = keys
@@ -558,28 +582,8 @@ class WheelTimer:
 
 
 def _holds(dicts: list[Bucket], bucket: Bucket) -> bool:
+    """Whether `bucket` is one of `dicts`. A function, as its generator would make the variables of its caller slower."""
     return any(each is bucket for each in dicts)
-
-
-def _extend(dicts: list[Bucket]) -> None:
-    """Let another dict of a bucket take new tasks: one that most tasks have left, or else a further one.
-
-    So memory is bounded by what is in the bucket, however much passes through it: a dict that is used again makes its
-    table fit its contents when it grows.
-    """
-    fresh: Bucket = {}
-    for _ in range(len(dicts)):
-        bucket = dicts[0]
-        has_room = len(bucket) < _LONG // 2
-        last = [bucket]
-        # No call from here: each dict is in the list once.
-        if dicts[0] is bucket:
-            del dicts[0]
-            dicts += last
-        if has_room:
-            return
-    last = [fresh]
-    dicts += last
 
 
 def _forget(bucket: Bucket) -> None:

@@ -11,7 +11,7 @@ class TimingWheel:
     A wheel knows no clock and no meaning of its tasks. A slot without a bucket is `None`, and in no heap; whatever puts
     a bucket there must see to it that the bucket's time is not missed.
 
-    A bucket is a list of dicts, of which the last one takes new tasks: one dict for all would hold up the loop for a
+    A bucket is a list of dicts, of which the first one takes new tasks: one dict for all would hold up the loop for a
     tenth of a second when it grows past 700,000 tasks.
     """
 

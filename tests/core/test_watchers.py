@@ -22,8 +22,9 @@ class Lists(WatcherLists[int]):
         """Watch `number` on each of `keys`."""
         entry = [number]
         self.living += len(keys)
-        for key in keys:
-            self.watch(entry, key)
+        failed = self.watch(entry, keys)
+        if failed is not None:
+            raise failed[0]
         return entry
 
     def finish(self, entry: Entry[int], keys: int = 1) -> None:
