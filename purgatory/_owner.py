@@ -27,7 +27,9 @@ NESTING: Final = 16
 class Owned(Protocol):
     """An operation, as far as its owner calls it."""
 
-    _purgatory_state: object
+    @property
+    def _purgatory_state(self) -> object:
+        """Its state, which is compared by identity."""
 
     def try_complete(self) -> bool:
         """As its class defines it."""
@@ -99,8 +101,8 @@ class Owner:
         self.listeners: Listeners | None = None
         self.purge_interval = purge_interval
         self.fast_path_limit = purge_interval
-        """While the dead entries are at most this, completion skips the slow path: no listener is attached, and no purge
-        is due or one is under way."""
+        """While the dead entries are at most this, completion skips the slow path: no listener is attached, and no
+        purge is due or one is under way."""
         self.max_pending = max_pending
         self.closed = False
         """Whether operations are refused."""

@@ -382,7 +382,9 @@ class DelayedOperation(TimerEntry, ABC, Generic[T]):
                         owner.depth = depth
 
     def _purgatory_attempt(self, owner: Owner | None) -> bool:
-        """Call `try_complete`, and let the operation fail if that raises. Returns whether it completed the operation."""
+        """Call `try_complete`, and let the operation fail if that raises. Returns whether it completed the
+        operation.
+        """
         try:
             claimed = self.try_complete()
             if claimed and self._purgatory_state is PENDING:

@@ -81,7 +81,8 @@ class WatcherLists(Generic[W]):
     def watch(self, entry: Entry[W], keys: tuple[Hashable, ...]) -> tuple[BaseException, int] | None:
         """Put `entry` at the end of the list of each of `keys`, which have been counted before, in `living`.
 
-        Returns the exception that a key's own `__hash__` or `__eq__` has raised, and how many lists have no entry for it.
+        Returns the exception that a key's own `__hash__` or `__eq__` has raised, and how many lists have no entry for
+        it.
         """
         by_key = self._by_key
         missing = len(keys)

@@ -582,7 +582,9 @@ class WheelTimer:
 
 
 def _holds(dicts: list[Bucket], bucket: Bucket) -> bool:
-    """Whether `bucket` is one of `dicts`. A function, as its generator would make the variables of its caller slower."""
+    """Whether `bucket` is one of `dicts`. A function, as its generator would make the variables of its caller
+    slower.
+    """
     return any(each is bucket for each in dicts)
 
 
