@@ -24,6 +24,10 @@ NESTING: Final = 16
 """How deep completions go on inside each other. Those further in are made by the outermost, one after the other."""
 
 
+_CHUNK: Final = 50
+"""Entries of short lists that are compacted between two looks at the time."""
+
+
 class Owned(Protocol):
     """An operation, as far as its owner calls it."""
 
@@ -207,8 +211,20 @@ class Owner:
 
     def compact_all(self) -> Iterator[int]:
         """Remove the dead entries of all lists; after each slice, yield how many entries it had."""
+        done = 0
         for watchers in self.lists.backwards():
-            yield from self.compact_in_slices(watchers)
+            length = len(watchers.entries)
+            if length > SLICE:
+                yield from self.compact_in_slices(watchers)
+                continue
+            self.compact(watchers)
+            # Not after each short list: there may be a million of them.
+            done += max(1, length)
+            if done >= _CHUNK:
+                yield done
+                done = 0
+        if done:
+            yield done
 
     def purge_if_due(self) -> None:
         """Start a purge if there are too many dead entries, unless one is under way.

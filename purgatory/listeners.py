@@ -45,17 +45,6 @@ class _Timed(Protocol):
     _timer_deadline: float
 
 
-class _Arrival:
-    """An operation that a listener will be told of."""
-
-    __slots__ = ("arrived", "keys", "timeout")
-
-    def __init__(self, arrived: float, keys: tuple[Hashable, ...], timeout: float | None) -> None:
-        self.arrived = arrived
-        self.keys = keys
-        self.timeout = timeout
-
-
 class Listeners:
     """The listeners of one purgatory, and the arrivals of the operations that they will be told of."""
 
@@ -66,7 +55,8 @@ class Listeners:
         self._clock = clock
         self.all: tuple[Listener, ...] = (listener,)
         """The listeners, in the order in which they were added. Replaced as a whole."""
-        self._arrivals: dict[int, _Arrival] = {}
+        self._arrivals: dict[int, tuple[float, tuple[Hashable, ...], float | None]] = {}
+        """The time, keys and timeout of the operations that a listener will be told of, by `id`."""
         self._telling = False
         self._waiting: deque[FinishedOperation] = deque()
         """Records of operations that finished while the listeners were being told of another one."""
@@ -87,13 +77,18 @@ class Listeners:
 
     def arrive(self, operation: object, keys: tuple[Hashable, ...], now: float, timeout: float | None) -> None:
         """An operation is handed to the purgatory."""
-        self._arrivals[id(operation)] = _Arrival(now, keys, timeout)
+        self._arrivals[id(operation)] = (now, keys, timeout)
 
     def reschedule(self, operation: object, timeout: float | None) -> None:
         """Its deadline has been moved to `timeout` seconds from now."""
-        arrival = self._arrivals.get(id(operation))
+        number = id(operation)
+        arrival = self._arrivals.get(number)
         if arrival is not None:
-            arrival.timeout = timeout
+            arrived, keys, _ = arrival
+            moved = (arrived, keys, timeout)
+            # No call from here.
+            if number in self._arrivals:
+                self._arrivals[number] = moved
 
     def reject(self, operation: object) -> None:
         """It was not let in after all."""
@@ -104,14 +99,12 @@ class Listeners:
         arrival = self._arrivals.pop(id(operation), None)
         if arrival is None:
             return  # handed over before the first listener was added
-        arrived = arrival.arrived
+        arrived, keys, timeout = arrival
         waited = 0.0 if outcome == "completed_at_once" else now - arrived
         late = now - operation._timer_deadline if outcome == "expired" else None
         name = type(operation).__qualname__
         # As FinishedOperation(...), in half the time.
-        finished = tuple.__new__(
-            FinishedOperation, (self._name, name, arrival.keys, arrived, arrival.timeout, waited, outcome, late)
-        )
+        finished = tuple.__new__(FinishedOperation, (self._name, name, keys, arrived, timeout, waited, outcome, late))
         self._waiting.append(finished)
         # Not from inside another call: a listener that finishes others would be called ever deeper inside itself.
         if not self._telling:

@@ -356,6 +356,8 @@ class NaivePurgatory:
             self.purging = True
 
     def compact(self, listed: Listed) -> None:
+        if all(operation.state == "pending" for operation in listed.operations):
+            return
         listed.operations = [operation for operation in listed.operations if operation.state == "pending"]
         listed.head = 0
         self.lists = {key: other for key, other in self.lists.items() if other.operations}
@@ -400,6 +402,8 @@ class NaivePurgatory:
                 dead = True
                 head += head == at
             at += 1
+        if limit == math.inf:  # tried many at a time, and looked at after that
+            dead = any(operation.state != "pending" for operation in operations[listed.head : length])
         if listed.operations is operations:
             listed.head = max(head, listed.head)
         half = listed.operations is operations and 2 * head >= len(operations)
