@@ -33,11 +33,12 @@ _CHEAP: Final = 64
 class Slice:
     """The measure of one slice of work."""
 
-    __slots__ = ("_bounded", "_look", "began", "left")
+    __slots__ = ("_look", "began", "bounded", "left")
 
     def __init__(self, bounded: bool) -> None:
         """Begin a slice, which ends after a time too if it is `bounded`."""
-        self._bounded = bounded
+        self.bounded = bounded
+        """Whether it ends after a time too."""
         self.began = perf_counter()
         """By `time.perf_counter`."""
         self.left = SLICE
@@ -51,7 +52,7 @@ class Slice:
     def is_over(self, entries: int = 1) -> bool:
         """Count `entries`, each of which ran callbacks. Returns whether the slice is over."""
         self.left = left = self.left - entries
-        return left <= 0 or (self._bounded and perf_counter() - self.began >= SLICE_SECONDS)
+        return left <= 0 or (self.bounded and perf_counter() - self.began >= SLICE_SECONDS)
 
     def is_over_cheaply(self, entries: int = 1) -> bool:
         """As `is_over`, for entries that take less time than a look at the clock."""
@@ -59,7 +60,7 @@ class Slice:
         if left > self._look and left > 0:
             return False
         self._look = left - _CHEAP
-        return left <= 0 or (self._bounded and perf_counter() - self.began >= SLICE_SECONDS)
+        return left <= 0 or (self.bounded and perf_counter() - self.began >= SLICE_SECONDS)
 
 
 def call_neutral(clock: Clock, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts) -> Handle:

@@ -28,9 +28,9 @@ class _Tracked(TimerEntry, Generic[K]):
 
     __slots__ = ("_tracker", "key", "seen")
 
-    def __init__(self, tracker: "IdleTracker[K]", key: K, seen: float) -> None:
+    def __init__(self, tracker: "IdleTracker[K]", key: K, seen: float, deadline: float) -> None:
         self._timer_bucket = None
-        self._timer_deadline = 0.0
+        self._timer_deadline = deadline
         self._tracker = tracker
         self.key = key
         self.seen = seen
@@ -165,13 +165,14 @@ class IdleTracker(Generic[K]):
         self._time = clock.time
         now = clock.time()
         self._idle.pop(key, None)  # alive after all, before it was yielded
-        fresh = _Tracked(self, key, now)
+        deadline = now + self._timeout
+        fresh = _Tracked(self, key, now, deadline)
         tracked = self._tracked.setdefault(key, fresh)
         tracked.seen = now
         if tracked is not fresh:  # tracked meanwhile, by the key's own methods for one
             return
         try:
-            self.timer.add(tracked, now + self._timeout)
+            self.timer._place(tracked, deadline, None)
         except BaseException:
             self._tracked.pop(key, None)
             raise

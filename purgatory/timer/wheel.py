@@ -15,7 +15,7 @@ class TimingWheel:
     tenth of a second when it grows past 700,000 tasks.
     """
 
-    __slots__ = ("buckets", "level", "limit", "overflow", "size", "unit")
+    __slots__ = ("buckets", "floor", "level", "limit", "overflow", "size", "unit")
 
     def __init__(self, level: int, unit: int, size: int, current: int) -> None:
         """Make the wheel of `level` (1 is the lowest) that stands at tick `current`."""
@@ -25,6 +25,8 @@ class TimingWheel:
         self.buckets: list[list[Bucket] | None] = [None] * size
         self.limit = (current // unit + size) * unit
         """The first tick that is too far ahead for this wheel."""
+        self.floor = -(2**62)
+        """The first tick that is too far ahead for the wheel below."""
         self.overflow: TimingWheel | None = None
 
     def __repr__(self) -> str:
