@@ -233,11 +233,11 @@ class Owner:
         entries for each that it removes, however many operations are pending.
         """
         lists = self.lists
-        if lists.dead > self.purge_interval and lists.dead > lists.living and not self._purging:
+        if lists.dead > self.purge_interval and 2 * lists.dead > lists.watched and not self._purging:
             self._purging = True
             self.set_fast_path()
             try:
-                self._purge_soon(self.compact_all(), lists.living + lists.dead + lists.purged)
+                self._purge_soon(self.compact_all(), lists.watched + lists.purged)
             except BaseException:
                 self._purging = False
                 self.set_fast_path()
@@ -261,7 +261,7 @@ class Owner:
         """Go on with a purge; `added` is how many entries had been added up to the last slice."""
         self._purge_handle = None
         lists = self.lists
-        now = lists.living + lists.dead + lists.purged
+        now = lists.watched + lists.purged
         part = self.timer.new_slice()
         # At least twice as fast as new entries come, or else the purge would never catch up.
         part.left = max(SLICE, 2 * (now - added))

@@ -203,10 +203,7 @@ class DelayedOperation(TimerEntry, ABC, Generic[T]):
         if entry is not None and owner is not None:
             del entry[0]
             owner.num_delayed -= 1
-            keys = self._purgatory_keys
-            lists = owner.lists
-            lists.living -= keys
-            lists.dead += keys
+            owner.lists.dead += self._purgatory_keys
         # To here.
         self._purgatory_run()
         return True
@@ -229,7 +226,7 @@ class DelayedOperation(TimerEntry, ABC, Generic[T]):
 
         Raises `ValueError` or `TypeError` as the constructor, `PurgatoryError` unless it waits in a purgatory.
         """
-        if timeout is not None:
+        if timeout is not None and not (type(timeout) is float and 0.0 <= timeout < _NEVER):
             timeout = seconds("timeout", timeout, none=True)
         owner = self._purgatory_owner
         if owner is not None and owner.thread is not None:
@@ -237,7 +234,7 @@ class DelayedOperation(TimerEntry, ABC, Generic[T]):
         if self._purgatory_state is not PENDING or owner is None or self._purgatory_entry is None:
             raise PurgatoryError(f"only an operation that waits in a purgatory is rescheduled, not {self!r}")
         timer = owner.timer
-        timer.reschedule(self, _NEVER if timeout is None else timer.time() + timeout)
+        timer.reschedule(self, _NEVER if timeout is None else owner.time() + timeout)
         if owner.listeners is not None:
             owner.listeners.reschedule(self, timeout)
         if self._purgatory_state is not PENDING:  # finished meanwhile, by a finalizer for one
@@ -327,10 +324,7 @@ class DelayedOperation(TimerEntry, ABC, Generic[T]):
         if entry is not None and owner is not None:
             del entry[0]
             owner.num_delayed -= 1
-            keys = self._purgatory_keys
-            lists = owner.lists
-            lists.living -= keys
-            lists.dead += keys
+            owner.lists.dead += self._purgatory_keys
         return True
 
     def _purgatory_run(self) -> None:
@@ -420,19 +414,14 @@ class DelayedOperation(TimerEntry, ABC, Generic[T]):
     def _timer_expire(self) -> None:
         """The deadline has come: try once more, and expire if that does not complete the operation."""
         owner = self._purgatory_owner
-        now = _NEVER if owner is None else owner.time()
-        # Rescheduled on the way here, it is not due any more.
+        # Rescheduled on the way here, or in the try, it is not due any more.
+        now = _NEVER if owner is None else owner.timer.due
         if self._purgatory_state is PENDING and self._timer_deadline <= now:
             if self._purgatory_attempt(owner):
                 if owner is not None:
                     owner.missed += 1
             elif self._purgatory_claim(_EXPIRING, now):
                 self._purgatory_run()
-        if self._purgatory_state is PENDING and self._timer_bucket is None and owner is not None:
-            # Rescheduled to never, or the clock went backwards.
-            owner.timer.reschedule(self, self._timer_deadline)
-            if self._purgatory_state is not PENDING:
-                owner.timer.cancel(self)
 
     def _purgatory_fail(self, exception: BaseException, owner: Owner | None) -> None:
         """Step to FAILED with `exception`, which is being handled. A request to exit is raised again."""
@@ -464,6 +453,7 @@ class DelayedOperation(TimerEntry, ABC, Generic[T]):
         """Make the last step, count the outcome, and make it known: to awaiting tasks and to listeners."""
         state = self._purgatory_state
         owner = self._purgatory_owner
+        outcome: Outcome
         # No call from here: done and counted, or neither.
         if state.after is not None:
             self._purgatory_state = state = state.after
@@ -472,27 +462,34 @@ class DelayedOperation(TimerEntry, ABC, Generic[T]):
             if state is _COMPLETED:
                 if self._purgatory_entry is None:
                     owner.completed_at_once += 1
+                    outcome = "completed_at_once"
                 else:
                     owner.satisfied += 1
+                    outcome = "satisfied"
             elif state is _EXPIRED:
                 owner.expired += 1
+                outcome = "expired"
             elif state is _CANCELLED:
                 owner.cancelled += 1
+                outcome = "cancelled"
             elif state is _CLOSED:
                 owner.closed_operations += 1
+                outcome = "closed"
             else:
                 owner.failed += 1
+                outcome = "failed"
         # To here.
         if self._purgatory_waiters is not None:
             self._purgatory_wake_waiters(self._purgatory_waiters)
         if owner is not None:
             dead = owner.lists.dead
-            if dead > owner.fast_path_limit and (owner.listeners is not None or dead > owner.lists.living):
+            if dead > owner.fast_path_limit:
                 try:
-                    owner.purge_if_due()
+                    if dead > owner.purge_interval and 2 * dead > owner.lists.watched:
+                        owner.purge_if_due()
                 finally:
                     if owner.listeners is not None:
-                        owner.listeners.finish(self, cast(Outcome, self.outcome), owner.time())
+                        owner.listeners.finish(self, outcome, owner.time())
 
     def _purgatory_add_waiter(self) -> "asyncio.Future[None] | None":
         """A future that is done when the operation is; `None` if that is done already."""

@@ -26,7 +26,7 @@ __all__ = ["DelayedOperationPurgatory"]
 Operation = TypeVar("Operation", bound=DelayedOperation[Any])
 
 _NEVER: Final = math.inf
-_TRIES: Final = 20
+_TRIES: Final = 50
 """Tries between two looks at the time: one takes a fraction of a microsecond, unless it completes the operation."""
 _NOTHING: Final[dict[Hashable, None]] = {}
 
@@ -36,12 +36,13 @@ class _Pass:
 
     __slots__ = ("completed", "key", "limit", "queued", "requested", "walk")
 
-    def __init__(self, key: Hashable, limit: float = 0) -> None:
+    limit: float
+    """How many may complete in this pass; infinity without a limit."""
+    completed: int
+    """How many have, in this pass."""
+
+    def __init__(self, key: Hashable) -> None:
         self.key = key
-        self.limit = limit
-        """How many may complete in this pass; infinity without a limit."""
-        self.completed = 0
-        """How many have, in this pass."""
         self.walk: Iterator[int] | None = None
         """What is left of the pass, if it has begun."""
         self.requested: float = 0
@@ -153,8 +154,7 @@ class DelayedOperationPurgatory:
     @property
     def watched(self) -> int:
         """How many entries the watcher lists have, those of finished operations included, exactly."""
-        lists = self._owner.lists
-        return lists.living + lists.dead
+        return self._owner.lists.watched
 
     def watched_keys(self) -> list[Hashable]:
         """The keys that operations are watched on, each once.
@@ -185,7 +185,7 @@ class DelayedOperationPurgatory:
         """What the purgatory holds and what it has done so far."""
         owner = self._owner
         lists = owner.lists
-        watched = lists.living + lists.dead
+        watched = lists.watched
         return PurgatoryStatistics(
             name=self._name,
             num_delayed=owner.num_delayed,
@@ -233,8 +233,10 @@ class DelayedOperationPurgatory:
         if count == 1:
             keys[0] in _NOTHING  # noqa: B015 - as hash(keys[0]), which refuses what is not hashable, in half the time
         elif count:
-            keys = tuple(dict.fromkeys(keys))
-            count = len(keys)
+            distinct = dict.fromkeys(keys)
+            if len(distinct) < count:
+                keys = tuple(distinct)
+                count = len(keys)
         else:
             raise ValueError("an operation needs at least one key to be watched on")
         try:
@@ -272,7 +274,7 @@ class DelayedOperationPurgatory:
         operation._timer_deadline = deadline
         operation._purgatory_entry = entry
         operation._purgatory_keys = count
-        lists.living += count
+        lists.watched += count
         owner.num_delayed = num_delayed = owner.num_delayed + 1
         if num_delayed > owner.peak_delayed:
             owner.peak_delayed = num_delayed
@@ -292,19 +294,18 @@ class DelayedOperationPurgatory:
                     operation._purgatory_refute(claimed)
             except BaseException as exception:
                 operation._purgatory_fail_attempt(exception, owner)
-        if entry and operation._timer_bucket is None:
-            deadline = operation._timer_deadline
-            if deadline < _NEVER and not owner.closed:
-                try:
-                    owner.timer._place(operation, deadline, None)
-                except BaseException:  # the clock does not call back: its loop is closed, perhaps
-                    operation.cancel()
-                    raise
-                if not entry:  # finished meanwhile, by a finalizer for one
-                    owner.timer.cancel(operation)
+        if entry and operation._timer_deadline < _NEVER:
+            try:
+                owner.timer._place(operation, operation._timer_deadline, None)  # unless it has been rescheduled
+            except BaseException:  # the clock does not call back: its loop is closed, perhaps
+                operation.cancel()
+                raise
+            if not entry:  # finished meanwhile, by a finalizer for one
+                owner.timer.cancel(operation)
         if owner.closed:  # meanwhile, and the closing may not have met this one
             if entry:
                 operation._purgatory_close()
+            owner.timer.close()
             self._drop_lists()
         return operation
 
@@ -324,7 +325,8 @@ class DelayedOperationPurgatory:
         if watchers is None:
             return 0
         if limit is not None:
-            limited = _Pass(key, limit)
+            limited = _Pass(key)
+            limited.limit, limited.completed = limit, 0
             for _ in self._walk(limited):
                 pass
             return limited.completed
@@ -555,12 +557,13 @@ class DelayedOperationPurgatory:
         if operation._purgatory_state is PENDING and operation._purgatory_entry is not None:
             del operation._purgatory_entry[0]
             owner.num_delayed -= 1
-            lists.living -= operation._purgatory_keys
+            lists.watched -= missing
             lists.dead += operation._purgatory_keys - missing
             operation._purgatory_owner = operation._purgatory_entry = None
             operation._purgatory_keys = 0
             operation._timer_deadline = timeout
         else:
+            lists.watched -= missing
             lists.dead -= missing  # counted when it finished
         # To here.
         if owner.listeners is not None:
@@ -659,9 +662,15 @@ class DelayedOperationPurgatory:
         try:
             if current.walk is None:
                 current.limit, current.requested = current.requested, 0
-                current.completed = 0
-                current.walk = self._walk(current)
-            for entries in current.walk:
+                watchers = self._owner.lists.find(current.key)
+                length = 0 if watchers is None else len(watchers.entries)
+                if length <= _TRIES and current.limit == _NEVER:
+                    self.check_and_complete(current.key)
+                    part.left -= length
+                else:
+                    current.completed = 0
+                    current.walk = self._walk(current)
+            for entries in current.walk or ():
                 if part.is_over(entries):
                     self._queue.append(current)
                     return True
@@ -671,7 +680,7 @@ class DelayedOperationPurgatory:
             self._end_pass(current)
             raise
         self._end_pass(current)
-        return part.is_over(0)
+        return part.is_over()
 
     def _end_pass(self, current: _Pass) -> None:
         """Put a pass at the end of the queue if it was requested again, else forget it."""

@@ -21,7 +21,7 @@ class Lists(WatcherLists[int]):
     def add(self, number: int, *keys: Hashable) -> Entry[int]:
         """Watch `number` on each of `keys`."""
         entry = [number]
-        self.living += len(keys)
+        self.watched += len(keys)
         failed = self.watch(entry, keys)
         if failed is not None:
             raise failed[0]
@@ -31,7 +31,6 @@ class Lists(WatcherLists[int]):
         """Let an entry die that is in the lists of as many `keys`."""
         if entry:
             entry.clear()
-            self.living -= keys
             self.dead += keys
 
     def numbers(self, key: Hashable) -> list[int]:
