@@ -105,29 +105,28 @@ class Listeners:
         name = type(operation).__qualname__
         # As FinishedOperation(...), in half the time.
         finished = tuple.__new__(FinishedOperation, (self._name, name, keys, arrived, timeout, waited, outcome, late))
-        self._waiting.append(finished)
-        # Not from inside another call: a listener that finishes others would be called ever deeper inside itself.
-        if not self._telling:
+        if self._telling:
+            # Not from inside another call: a listener that finishes others would be called ever deeper inside itself.
+            self._waiting.append(finished)
+        else:
             self._telling = True
-            self._tell()
+            self._tell(finished)
 
-    def _tell(self) -> None:
+    def _tell(self, finished: FinishedOperation) -> None:
         """Report what listeners raise to the clock's exception handler; a request to exit is raised at the end."""
         leaving: BaseException | None = None
         while True:
-            while self._waiting:
-                finished = self._waiting.popleft()
-                for listener in self.all:
-                    try:
-                        listener(finished)
-                    except (SystemExit, KeyboardInterrupt) as exception:
-                        leaving = leaving or exception
-                    except BaseException as exception:
-                        report(self._clock, f"a listener of the purgatory {self._name!r} raised", exception)
+            for listener in self.all:
+                try:
+                    listener(finished)
+                except (SystemExit, KeyboardInterrupt) as exception:
+                    leaving = leaving or exception
+                except BaseException as exception:
+                    report(self._clock, f"a listener of the purgatory {self._name!r} raised", exception)
             # No call from here: a record that is appended from now on is told of by its own call.
-            self._telling = False
             if not self._waiting:
+                self._telling = False
                 break
-            self._telling = True
+            finished = self._waiting.popleft()
         if leaving is not None:
             raise leaving

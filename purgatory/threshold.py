@@ -136,8 +136,11 @@ class ThresholdPurgatory(Generic[Number]):
         operation = self.purgatory.try_complete_else_watch(DelayedReach(self, threshold, timeout), (threshold,))
         if threshold not in self._thresholds and not operation.done():
             self._thresholds.add(threshold)
-            self._push(threshold)
-            self._sweep()
+            heappush(self._heap, threshold)
+            if self._value > threshold:  # advanced meanwhile
+                self.purgatory.check_and_complete(threshold)
+            if self._old or len(self._heap) > 2 * self.num_waiting + _SPARED:
+                self._sweep()
         return operation
 
     def advance(self, value: Number) -> int:
@@ -211,12 +214,6 @@ class ThresholdPurgatory(Generic[Number]):
         if value > self._value:
             self._value = value
 
-    def _push(self, threshold: Number) -> None:
-        """Put a threshold into the heap. An advance that has come meanwhile has not found it: check it then."""
-        heappush(self._heap, threshold)
-        if self._value > threshold:
-            self.purgatory.check_and_complete(threshold)
-
     def _passed(self) -> list[Number]:
         """The heap with the lowest threshold, if the value exceeds that; else an empty one."""
         heap = self._heap
@@ -250,13 +247,13 @@ class ThresholdPurgatory(Generic[Number]):
 
     def _sweep(self) -> None:
         if not self._old:
-            if len(self._heap) <= 2 * self.num_waiting + _SPARED:
-                return
             self._old, self._heap = self._heap, []
         for _ in range(min(_SWEPT, len(self._old))):
             threshold = self._old.pop()
             if self.purgatory.is_watched(threshold):
-                self._push(threshold)
+                heappush(self._heap, threshold)
+                if self._value > threshold:  # advanced meanwhile
+                    self.purgatory.check_and_complete(threshold)
             else:
                 self._thresholds.discard(threshold)
 
