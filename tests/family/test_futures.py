@@ -215,7 +215,7 @@ class TestRefusals:
             return 1
 
         coroutine: Any = answer()
-        with pytest.raises(TypeError, match=r"an asyncio\.Future or a task is needed, not <coroutine"):
+        with pytest.raises(TypeError, match=r"each future must be an asyncio\.Future or a task, not <coroutine"):
             DelayedFutures([coroutine], 1.0)
         coroutine.close()
 
@@ -238,7 +238,7 @@ class TestRefusals:
 
     async def test_a_future_alone(self) -> None:
         alone: Any = _futures(1)[0]
-        with pytest.raises(TypeError, match="an iterable of futures is needed"):
+        with pytest.raises(TypeError, match="futures must be an iterable of futures, not <Future"):
             DelayedFutures(alone, 1.0)
 
     async def test_a_callback_that_is_not_callable(self) -> None:

@@ -325,7 +325,7 @@ class TestAll:
     @pytest.mark.parametrize("exception", [SystemExit(), asyncio.CancelledError(), StopIteration(), LookupError, "no"])
     def test_an_object_that_cannot_be_raised_is_refused(self, index: ThresholdPurgatory[int], exception: Any) -> None:
         index.reach(5, None)
-        with pytest.raises(TypeError, match="waits can raise an Exception other than StopIteration, not"):
+        with pytest.raises(TypeError, match="exception must be an Exception other than StopIteration, not"):
             index.fail_all(exception)
         assert index.num_waiting == 1
 
@@ -355,7 +355,7 @@ class TestRefusals:
             index.advance(None)
         with pytest.raises(TypeError, match="value must be an int or a float"):
             ThresholdPurgatory(text)
-        with pytest.raises(TypeError, match="a DelayedOperationPurgatory is needed, not '5'"):
+        with pytest.raises(TypeError, match="purgatory must be a DelayedOperationPurgatory, not '5'"):
             ThresholdPurgatory(0, text)
         with pytest.raises(ValueError, match="not NaN"):
             index.reach(math.nan, None)
