@@ -1,4 +1,4 @@
-"""What is checked of arguments, in one place for the whole package, before anything changes."""
+"""Checks of arguments, in one place for the whole package, before anything changes."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ def seconds(name: str, value: SupportsFloat, bound: Bound = "not negative", *, n
     """Return `value`, a number of seconds, as a `float`.
 
     Any real number will do, a `Decimal` for one. Raises `TypeError` for anything else, and `ValueError` for NaN,
-    infinity and what is out of `bound`. With `none` the messages mention that `None` will do too.
+    infinity and values out of `bound`. With `none` the messages mention that `None` will do too.
     """
     try:
         if isinstance(value, (str, bytes, bytearray)):

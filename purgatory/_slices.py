@@ -1,12 +1,12 @@
 """Work in slices, and the next iteration of the loop.
 
-Work that grows with what is pending is cut into *slices*: after each the loop gets an iteration, in which other I/O has
-its turn. A slice ends after `SLICE` entries or, on an event loop, after `SLICE_SECONDS`, whichever comes first. On a
-clock of another kind it ends by entries alone, so that a simulation does the same steps in each run.
+Work that grows with what is pending is cut into *slices*: after each the loop runs an iteration, with other I/O. A
+slice ends after `SLICE` entries or, on an event loop, after `SLICE_SECONDS`, whichever comes first. On a clock of
+another kind it ends by entries alone, so that a simulation does the same steps in each run.
 
-What goes on in a later iteration runs in an empty context (`contextvars.Context()`), in which every context variable
-has its default: never in the context of the request that happened to come first, which would lend its variables to
-others and stay alive meanwhile.
+Work of a later iteration runs in an empty context (`contextvars.Context()`), in which every context variable has
+its default: never in the context of the request that happened to come first, which would lend its variables to others
+and stay alive meanwhile.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
-"""For servers of long polls, on any ASGI server and framework.
+"""Long polls on any ASGI server and framework.
 
 `unless_disconnected` awaits an operation, and leaves it when the client disconnects.
-`closing_on_shutdown` closes purgatories when shutdown begins: a server tells its application only when all connections
-have closed, and the application's own long polls keep them open.
+`closing_on_shutdown` closes purgatories when shutdown begins: a server notifies its application only when all
+connections have closed, and the application's own long polls keep them open.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ __all__ = ["ClientDisconnected", "closing_on_shutdown", "unless_disconnected"]
 T = TypeVar("T")
 
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
-"""ASGI's, which is `request.receive` in Starlette and FastAPI."""
+"""ASGI's `receive`, which is `request.receive` in Starlette and FastAPI."""
 
 Handler: TypeAlias = Callable[[int, FrameType | None], Any]
 
@@ -93,7 +93,7 @@ async def _until_disconnected(receive: Receive, is_over: Callable[[], bool]) -> 
 
 
 class Closeable(Protocol):
-    """A purgatory, for example."""
+    """An object with `aclose()`, such as a purgatory."""
 
     def aclose(self) -> Awaitable[object]: ...
 
@@ -102,7 +102,7 @@ class Closeable(Protocol):
 async def closing_on_shutdown(*purgatories: Closeable) -> AsyncIterator[None]:
     """Call `aclose()` of each of `purgatories` when shutdown begins, or else when the context ends.
 
-    For the application's lifespan. Shutdown begins with SIGTERM or SIGINT: the present handlers of these are wrapped,
+    It is for the lifespan of the application. Shutdown begins with SIGTERM or SIGINT: their handlers are wrapped,
     and called as ever, until the context ends. The end of the context closes them where a signal has no handler,
     outside the main thread, and where a server stops without a signal: on uvicorn's `--limit-max-requests`, and in
     hypercorn's worker processes (with `--workers 0` it has none).
@@ -148,7 +148,7 @@ def _before_handlers(callback: Callable[[], object]) -> Iterator[None]:
 
     wrapped = []
     for number in SIGNALS:
-        # The default action is not ours to take, and an ignored signal shuts nothing down.
+        # The default action cannot be called, and an ignored signal shuts nothing down.
         if callable(handler := signal.getsignal(number)):
             wrapper = partial(_handle, callback, handler)
             signal.signal(number, wrapper)

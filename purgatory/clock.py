@@ -1,7 +1,7 @@
-"""Clocks: the time as the timer needs it, and a clock that moves only when told.
+"""Clocks: the time as the timer needs it, and a clock that moves only by `advance`.
 
 An asyncio event loop *is* a `Clock`, so the same code runs live and simulated. All times are seconds as `float`,
-counted from an origin that is the clock's own business (monotonic time on a loop, 0.0 on a `VirtualClock`).
+counted from an origin of the clock's own (monotonic time on a loop, 0.0 on a `VirtualClock`).
 """
 
 import logging
@@ -29,7 +29,7 @@ class Handle(Protocol):
 
 
 class Clock(Protocol):
-    """Tells the time and calls back at a time. `asyncio.AbstractEventLoop` has both methods.
+    """Gives the time and calls back at a time. `asyncio.AbstractEventLoop` has both methods.
 
     A wake-up is a hint: a clock may call back somewhat early or late (uvloop rounds to whole milliseconds), so each
     callback looks at `time()`. A callback never runs inside the `call_at` that asks for it.
@@ -74,7 +74,7 @@ class VirtualClock:
     """A `Clock` whose time moves only by `advance` and `advance_to`: for tests, simulation and replay.
 
     Callbacks run inside the call that moves the time, in order of their `when` (first come, first served among
-    equals), each at its own time. One asked for at a time that has passed runs at the next move, `advance(0)` included.
+    equals), each at its own time. A callback for a time that has passed runs at the next move, `advance(0)` included.
     """
 
     __slots__ = ("__weakref__", "_advancing", "_cancelled", "_changes", "_heap", "_now")
@@ -84,7 +84,7 @@ class VirtualClock:
         self._now = seconds("start", start, "")
         self._heap: list[tuple[float, int, _VirtualHandle]] = []
         self._changes = 0
-        """Changes of the heap so far: the order of its entries, and a sign that it is not as it was."""
+        """Changes of the heap so far: the order of its entries, and a sign that it has changed."""
         self._cancelled = 0
         """Entries of the heap that have been cancelled."""
         self._advancing = False
@@ -120,9 +120,9 @@ class VirtualClock:
         self.advance_to(self._now + seconds)
 
     def advance_to(self, when: float) -> None:
-        """Move the time to `when`, running on the way everything that is due.
+        """Move the time to `when`, and run the callbacks that are due by then.
 
-        An exception of a callback comes out here, with the time at that callback; the rest stays scheduled. Raises
+        An exception of a callback is raised here, with the time at that callback; the rest stays scheduled. Raises
         `ValueError` if `when` is not finite or lies in the past, `RuntimeError` if called from one of its callbacks.
         """
         when = seconds("the time to move to", when, "")
@@ -136,7 +136,7 @@ class VirtualClock:
             while heap and heap[0][0] <= when:
                 at, _, handle = heap[0]
                 callback, args, context = handle.callback, handle.args, handle.context
-                # Taken before it leaves the heap: a cancel from here on finds nothing to count.
+                # Cleared before the handle leaves the heap: a cancel from here on does not count it.
                 handle.callback = handle.context = None
                 handle.args = ()
                 if callback is None:
@@ -148,7 +148,7 @@ class VirtualClock:
                 if at > self._now:
                     self._now = at
                 context.run(callback, *args)
-                # A traceback that is kept would keep this frame, and with it these.
+                # A kept traceback would keep this frame, and with it these objects.
                 del handle, callback, args, context
             self._now = when
         finally:

@@ -7,10 +7,10 @@ __all__ = ["Delay"]
 
 
 class Delay(DelayedOperation[None]):
-    """Completes when its time is over, and by nothing else: for instance to throttle a client that is over its quota.
+    """Completes when its time is over, and not by a check: for instance to throttle a client that is over its quota.
 
-    It costs what any operation costs, so neither a task nor an entry in the loop's heap, and is cancelled with
-    everything else on its key when the client goes. A close, which completes every pending operation, ends it early.
+    It costs as much as any operation: it needs neither a task nor an entry in the loop's heap. When the client goes,
+    `cancel_for_key` cancels it. A close, which completes every pending operation, ends it early.
     """
 
     __slots__ = ("__weakref__",)
@@ -23,4 +23,4 @@ class Delay(DelayedOperation[None]):
         return False
 
     def on_complete(self) -> None:
-        """There is nothing to do."""
+        """Do nothing."""

@@ -1,7 +1,7 @@
 """Waiting for futures, until a deadline.
 
-However many operations wait for a future, it has one callback for all of them: asyncio keeps the callbacks of a future
-in a list, out of which taking one costs by all. When the future is done, the operations are told in slices.
+A future has one callback for all operations that wait for it: asyncio keeps the callbacks of a future in a list, and
+removing one looks at all of them. When the future is done, the operations are notified in slices.
 """
 
 import asyncio
@@ -29,18 +29,18 @@ class _Awaited:
     def __init__(self, future: "asyncio.Future[Any]") -> None:
         self.future = future
         self.operations: dict[int, DelayedFutures[Any]] = {}
-        """By `id`, in the order in which they came."""
+        """The operations by `id`, in the order of their arrival."""
         self._left: list[int] = []
-        """Those that are still to be told that the future is done, the next one last."""
+        """The operations that are still to be notified, by `id`, the next one last."""
 
     def done(self, future: "asyncio.Future[Any]") -> None:
         """The future is done. Called by its loop."""
         _awaited.pop(id(future), None)
         self._left = list(self.operations)
         self._left.reverse()
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         part = Slice(bounded=True)
         leaving: BaseException | None = None
         while self._left:
@@ -52,7 +52,7 @@ class _Awaited:
                     leaving = leaving or exception
                 del operation
             if part.is_over() and self._left:
-                call_next(self.future.get_loop(), self._tell)
+                call_next(self.future.get_loop(), self._notify)
                 break
         if leaving is not None:
             raise leaving
@@ -67,8 +67,8 @@ class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
 
         done, late = await purgatory.try_complete_else_watch(DelayedFutures(futures, 5.0), ["request 7"])
 
-    As `asyncio.wait`, it raises nothing of what the futures raise. Any `asyncio.Future` will do, a task for one. It is
-    not checked: it completes by itself; a key is what it can be cancelled for. (Kafka's `DelayedFuture`.)
+    As `asyncio.wait`, it does not raise the exceptions of the futures. Any `asyncio.Future` will do, a task for one. It
+    completes without a check; its keys serve to cancel it. (Kafka's `DelayedFuture`.)
     """
 
     __slots__ = ("__weakref__", "_awaits", "_callback", "_cancel_late", "_futures")
@@ -90,13 +90,13 @@ class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
         """
         super().__init__(timeout)
         if asyncio.isfuture(futures):
-            raise TypeError(f"an iterable of futures is needed, not {futures!r} alone")
+            raise TypeError(f"futures must be an iterable of futures, not {futures!r} alone")
         if callback is not None:
             check_callback("callback", callback)
         self._futures = set(futures)
         for future in self._futures:
             if not asyncio.isfuture(future):
-                raise TypeError(f"an asyncio.Future or a task is needed, not {future!r}")
+                raise TypeError(f"each future must be an asyncio.Future or a task, not {future!r}")
         loops = {future.get_loop() for future in self._futures}
         if len(loops) > 1:
             raise ValueError("the futures belong to several event loops")
@@ -133,14 +133,14 @@ class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
         return True
 
     def _wait(self) -> None:
-        """Ask each future to tell when it is done."""
+        """Add the operation to each future that is not done."""
         self._awaits = awaits = {}
         for future in [future for future in self._futures if not future.done()]:
             number, key = id(future), id(self)
             fresh = _Awaited(future)
             while True:
                 awaited = _awaited.setdefault(number, fresh)
-                # No call from here: it is in the table while an operation is in it.
+                # No call from here: a future is in the table while an operation waits for it.
                 if awaited is fresh or awaited.operations:
                     awaited.operations[key] = self
                     awaits[number] = awaited
@@ -149,7 +149,7 @@ class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
                     del _awaited[number]
             if awaited is fresh:
                 future.add_done_callback(awaited.done, context=Context())
-        if self.done():  # finished meanwhile, by a finalizer for one
+        if self.done():  # finished meanwhile, for instance by a finalizer
             self._awaits = awaits
             self._let_go()
         elif not awaits:  # all were done meanwhile
@@ -164,12 +164,12 @@ class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
                 self.force_complete()
 
     def _let_go(self) -> None:
-        """Nothing of the futures' holds the operation any more, nor the other way round."""
+        """Drop the references between the operation and its futures."""
         awaits, self._awaits = self._awaits, None
         key = id(self)
         for number, awaited in list((awaits or {}).items()):
             awaited.operations.pop(key, None)
-            # No call from here: without an operation it leaves the table.
+            # No call from here: a future without an operation leaves the table.
             if not awaited.operations and number in _awaited and _awaited[number] is awaited:
                 del _awaited[number]
                 awaited.future.remove_done_callback(awaited.done)

@@ -1,8 +1,8 @@
 """Finding keys that have been idle for too long: connections, sessions, members.
 
-Each tracked key has one task in a timer. A touch notes the time and leaves the task where it is; when that runs, it
-looks at when the key was last touched, and goes on waiting for what is left. So however often a key is touched, there
-is timer work once in a timeout.
+Each tracked key has one task in a timer. A touch notes the time and leaves the task where it is. When the task runs,
+it reads the time of the last touch, and waits for the rest of the timeout. So there is timer work once in a timeout,
+and none in a touch.
 """
 
 import asyncio
@@ -40,18 +40,18 @@ class _Tracked(TimerEntry, Generic[K]):
 
 
 class IdleTracker(Generic[K]):
-    """Tells which keys have not been touched for `timeout` seconds: connections, sessions, leases.
+    """Finds the keys that have not been touched for `timeout` seconds: connections, sessions, leases.
 
         tracker = IdleTracker(30.0, on_idle=close_it)
         tracker.touch(connection)      # begins to track it; then for each sign of life
         tracker.discard(connection)    # it has left by itself
 
-    Without `on_idle`, ask by `async for key in tracker`, which ends when the tracker is closed. A key that has become
-    idle is not tracked any more. Never early, and late by less than a tick plus the loop's own lag. Belongs to one
-    event loop and its thread.
+    Without `on_idle`, iterate by `async for key in tracker`, which ends when the tracker is closed. A key that has
+    become idle is not tracked any more. It is found never early, and late by less than a tick plus the loop's own lag.
+    A tracker belongs to one event loop and its thread.
     """
 
-    __slots__ = ("__weakref__", "_closed", "_idle", "_on_idle", "_time", "_timeout", "_told", "_tracked", "timer")
+    __slots__ = ("__weakref__", "_changed", "_closed", "_idle", "_on_idle", "_time", "_timeout", "_tracked", "timer")
 
     def __init__(
         self,
@@ -63,10 +63,10 @@ class IdleTracker(Generic[K]):
     ) -> None:
         """Track keys that become idle after `timeout` seconds.
 
-        `on_idle(key)` is called for each; its exceptions go to the loop's exception handler. `tick` is how late it may
-        be, in seconds: a hundredth of the timeout if not given. Without a `clock` the tracker belongs to the event loop
-        that runs at the first touch. Raises `ValueError` unless `timeout` is positive and finite, `TypeError` for wrong
-        types, and as `WheelTimer` for the tick.
+        `on_idle(key)` is called for each; its exceptions go to the loop's exception handler. `tick` bounds the
+        lateness, in seconds; by default it is a hundredth of the timeout. Without a `clock` the tracker belongs to the
+        event loop that runs at the first touch. Raises `ValueError` unless `timeout` is positive and finite,
+        `TypeError` for wrong types, and as `WheelTimer` for the tick.
         """
         self._timeout = seconds("timeout", timeout, "positive")
         if on_idle is not None:
@@ -79,7 +79,7 @@ class IdleTracker(Generic[K]):
         self._tracked: dict[K, _Tracked[K]] = {}
         self._idle: OrderedDict[K, None] = OrderedDict()
         """Idle keys that the iteration has not yielded yet, the first one first."""
-        self._told = asyncio.Event()
+        self._changed = asyncio.Event()
         self._closed = False
 
     def __repr__(self) -> str:
@@ -90,7 +90,7 @@ class IdleTracker(Generic[K]):
         refuse_copy(self)
 
     def __len__(self) -> int:
-        """How many are tracked."""
+        """The number of tracked keys."""
         return len(self._tracked)
 
     @property
@@ -106,7 +106,7 @@ class IdleTracker(Generic[K]):
         return key in self._tracked
 
     def touch(self, key: K) -> None:
-        """`key` shows a sign of life now.
+        """Note a sign of life of `key`, and track it if it is new.
 
         Raises `TypeError` if it is not hashable, `PurgatoryClosed` after `close`, and `PurgatoryError` if a new key is
         touched on another event loop.
@@ -117,7 +117,7 @@ class IdleTracker(Generic[K]):
             self._track(key)
 
     def discard(self, key: K) -> bool:
-        """Track `key` no more. Returns whether it was tracked, or idle and not yielded yet."""
+        """Stop tracking `key`. Returns whether it was tracked, or idle and not yielded yet."""
         tracked = self._tracked.pop(key, None)
         if tracked is not None:
             self.timer.cancel(tracked)
@@ -137,19 +137,17 @@ class IdleTracker(Generic[K]):
         while not self._idle:
             if self._closed:
                 raise StopAsyncIteration
-            self._told.clear()
-            await self._told.wait()
+            self._changed.clear()
+            await self._changed.wait()
         key, _ = self._idle.popitem(last=False)
         return key
 
     def close(self) -> None:
-        """Track nothing any more, and end the iteration after the keys that are idle already. Harmless when
-        repeated.
-        """
+        """Stop tracking all keys, and end the iteration after those already idle. Harmless when repeated."""
         self._closed = True
         self.timer.close()
         self._tracked.clear()
-        self._told.set()
+        self._changed.set()
 
     def _track(self, key: K) -> None:
         if self._closed:
@@ -169,7 +167,7 @@ class IdleTracker(Generic[K]):
         fresh = _Tracked(self, key, now, deadline)
         tracked = self._tracked.setdefault(key, fresh)
         tracked.seen = now
-        if tracked is not fresh:  # tracked meanwhile, by the key's own methods for one
+        if tracked is not fresh:  # tracked meanwhile, for instance by the key's own methods
             return
         try:
             self.timer._place(tracked, deadline, None)
@@ -180,11 +178,11 @@ class IdleTracker(Generic[K]):
             self.timer.cancel(tracked)
 
     def _look(self, tracked: _Tracked[K]) -> None:
-        """The key is idle, unless it was touched since the timer was set."""
+        """Pass the key on as idle, unless it was touched since the timer was set."""
         key = tracked.key
         now = self._time()
         if self._tracked.get(key) is not tracked or tracked._timer_bucket is not None:
-            return  # discarded on the way here
+            return  # discarded meanwhile
         due = tracked.seen + self._timeout
         if due > now:
             self.timer.add(tracked, due)
@@ -195,7 +193,7 @@ class IdleTracker(Generic[K]):
             return
         if self._on_idle is None:
             self._idle[key] = None
-            self._told.set()
+            self._changed.set()
             return
         try:
             self._on_idle(key)

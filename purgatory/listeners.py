@@ -1,7 +1,7 @@
-"""Listeners: called for every operation that has finished, to count it, to write it down, to see what is slow.
+"""Listeners: called with a record of every finished operation, to count it, to journal it, to find slow ones.
 
-When an operation arrives, its time, its timeout and its keys are noted here, beside the operation, which has no room
-for them: without listeners, operations are no larger and completing them takes no longer.
+The arrival, timeout and keys of an operation are noted here and not in the operation: without listeners, operations are
+no larger and their completion takes no longer.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ from purgatory.clock import Clock, report
 __all__ = ["FinishedOperation", "Listener", "Listeners", "Outcome"]
 
 Outcome: TypeAlias = Literal["completed_at_once", "satisfied", "expired", "closed", "cancelled", "failed"]
-"""How an operation has finished, by the names of the counts in `PurgatoryStatistics`."""
+"""The outcome of an operation, by the names of the counts in `PurgatoryStatistics`."""
 
 
 class FinishedOperation(NamedTuple):
@@ -26,9 +26,9 @@ class FinishedOperation(NamedTuple):
     keys: tuple[Hashable, ...]
     """The keys that it was watched on, without repetitions."""
     arrived: float
-    """When it was handed to the purgatory, by the purgatory's clock."""
+    """The time at which it was handed to the purgatory, by the purgatory's clock."""
     timeout: float | None
-    """Seconds it was to wait at the most, from its arrival or from when it was last rescheduled; `None` is for ever."""
+    """The most seconds that it waits, from its arrival or its last reschedule on; `None` is for ever."""
     waited: float
     """Seconds from its arrival until it had its outcome, `on_complete` included; 0.0 if it completed at once."""
     outcome: Outcome
@@ -40,15 +40,15 @@ Listener: TypeAlias = Callable[[FinishedOperation], object]
 
 
 class _Timed(Protocol):
-    """An operation, as far as it is looked at here."""
+    """An operation, as it is read here."""
 
     _timer_deadline: float
 
 
 class Listeners:
-    """The listeners of one purgatory, and the arrivals of the operations that they will be told of."""
+    """The listeners of one purgatory, and the arrivals of the operations that will have a record."""
 
-    __slots__ = ("_arrivals", "_clock", "_name", "_telling", "_waiting", "all")
+    __slots__ = ("_arrivals", "_calling", "_clock", "_name", "_waiting", "all")
 
     def __init__(self, name: str, clock: Clock, listener: Listener) -> None:
         self._name = name
@@ -56,13 +56,13 @@ class Listeners:
         self.all: tuple[Listener, ...] = (listener,)
         """The listeners, in the order in which they were added. Replaced as a whole."""
         self._arrivals: dict[int, tuple[float, tuple[Hashable, ...], float | None]] = {}
-        """The time, keys and timeout of the operations that a listener will be told of, by `id`."""
-        self._telling = False
+        """The time, keys and timeout of the operations that will have a record, by `id`."""
+        self._calling = False
         self._waiting: deque[FinishedOperation] = deque()
-        """Records of operations that finished while the listeners were being told of another one."""
+        """Records of operations that finished while the listeners were being called with another one."""
 
     def remove(self, listener: Listener) -> bool:
-        """Tell `listener` no more. Returns whether it was one of them."""
+        """Call `listener` no more. Returns whether it was a listener."""
         while True:
             listeners = self.all
             remaining = list(listeners)
@@ -76,11 +76,11 @@ class Listeners:
                 return True
 
     def arrive(self, operation: object, keys: tuple[Hashable, ...], now: float, timeout: float | None) -> None:
-        """An operation is handed to the purgatory."""
+        """Note the arrival of an operation."""
         self._arrivals[id(operation)] = (now, keys, timeout)
 
     def reschedule(self, operation: object, timeout: float | None) -> None:
-        """Its deadline has been moved to `timeout` seconds from now."""
+        """Note that a deadline has been moved to `timeout` seconds from now."""
         number = id(operation)
         arrival = self._arrivals.get(number)
         if arrival is not None:
@@ -91,11 +91,11 @@ class Listeners:
                 self._arrivals[number] = moved
 
     def reject(self, operation: object) -> None:
-        """It was not let in after all."""
+        """Forget the arrival of a refused operation."""
         self._arrivals.pop(id(operation), None)
 
     def finish(self, operation: _Timed, outcome: Outcome, now: float) -> None:
-        """It has its outcome: tell the listeners, of one operation after the other."""
+        """Call the listeners with the record of a finished operation, one record after the other."""
         arrival = self._arrivals.pop(id(operation), None)
         if arrival is None:
             return  # handed over before the first listener was added
@@ -105,28 +105,30 @@ class Listeners:
         name = type(operation).__qualname__
         # As FinishedOperation(...), in half the time.
         finished = tuple.__new__(FinishedOperation, (self._name, name, keys, arrived, timeout, waited, outcome, late))
-        if self._telling:
-            # Not from inside another call: a listener that finishes others would be called ever deeper inside itself.
+        if self._calling:
+            # Not inside another call: a listener that finishes operations would recurse.
             self._waiting.append(finished)
         else:
-            self._telling = True
-            self._tell(finished)
+            self._calling = True
+            self._call_listeners(finished)
 
-    def _tell(self, finished: FinishedOperation) -> None:
-        """Report what listeners raise to the clock's exception handler; a request to exit is raised at the end."""
+    def _call_listeners(self, finished: FinishedOperation) -> None:
+        """Call the listeners. Exceptions go to the exception handler of the clock, requests to exit are raised last."""
         leaving: BaseException | None = None
-        while True:
-            for listener in self.all:
-                try:
-                    listener(finished)
-                except (SystemExit, KeyboardInterrupt) as exception:
-                    leaving = leaving or exception
-                except BaseException as exception:
-                    report(self._clock, f"a listener of the purgatory {self._name!r} raised", exception)
-            # No call from here: a record that is appended from now on is told of by its own call.
-            if not self._waiting:
-                self._telling = False
-                break
-            finished = self._waiting.popleft()
+        try:
+            while True:
+                for listener in self.all:
+                    try:
+                        listener(finished)
+                    except (SystemExit, KeyboardInterrupt) as exception:
+                        leaving = leaving or exception
+                    except BaseException as exception:
+                        report(self._clock, f"a listener of the purgatory {self._name!r} raised", exception)
+                # No call from here: a record that is appended from now on makes a call of its own.
+                if not self._waiting:
+                    break
+                finished = self._waiting.popleft()
+        finally:
+            self._calling = False
         if leaving is not None:
             raise leaving

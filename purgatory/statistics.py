@@ -7,7 +7,7 @@ __all__ = ["PurgatoryStatistics"]
 
 @dataclass(frozen=True, slots=True)
 class PurgatoryStatistics:
-    """What a purgatory holds, and what it has done since it was made."""
+    """The contents of a purgatory now, and its counts since it was made."""
 
     name: str
     num_delayed: int
@@ -17,7 +17,7 @@ class PurgatoryStatistics:
     estimated_total: int
     """Entries living and dead, by the counts that decide when to purge; no list is looked at for them."""
     completed_at_once: int
-    """Operations whose condition held when they came, so that they never waited."""
+    """Operations whose condition held on arrival, so that they never waited."""
     satisfied: int
     """Operations that waited and were completed before their deadline, or by a last try at it: by their condition or by
     `force_complete`."""
@@ -31,7 +31,7 @@ class PurgatoryStatistics:
     cancelled: int
     """Operations cancelled."""
     failed: int
-    """Operations one of whose methods raised."""
+    """Operations that failed: a method of theirs raised."""
     purges: int
     """Purges started."""
     purged: int

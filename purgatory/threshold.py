@@ -1,16 +1,16 @@
 """Waiting until a value that only grows has passed a threshold: an index, an offset, a revision.
 
-This is the blocking query of Consul and etcd ("answer when the index has passed n"), and what Kafka's Raft layer waits
-with for its high watermark; names and meaning are those of its `ThresholdPurgatory`.
+This is the blocking query of Consul and etcd ("answer when the index has passed n"), and Kafka's Raft layer waits
+for its high watermark by it; names and meaning are those of its `ThresholdPurgatory`.
 
-The waits are operations in a purgatory, watched on their threshold. Beside it, a heap has each threshold once, however
-many wait for it. So an advance looks at the lowest thresholds, up to the first that it does not pass, and at no
+The waits are operations in a purgatory, watched on their threshold. Beside it, a heap has each threshold once, for any
+number of waits. So an advance looks at the lowest thresholds, up to the first that it does not pass, and at no
 operation that waits for a higher one.
 
 A threshold whose waits have all expired or been cancelled stays in the heap until it is passed or swept out. When
-there are too many of these, the heap is put aside as the *old* one and a new one is begun; each further threshold then
-takes a few from the end of the old one, where taking does not disturb the order of a heap, and those that are still
-waited for go on into the new one. So no iteration of the loop looks at all of them.
+there are too many of these, the heap is put aside as the *old* one and a new one is begun. Each further threshold then
+removes a few from the end of the old one, which leaves the order of the heap as it is. Those that still have a wait
+move into the new one. So no iteration of the loop looks at all of them.
 """
 
 from copy import copy
@@ -29,10 +29,10 @@ __all__ = ["ThresholdPurgatory"]
 Number = TypeVar("Number", bound=float)
 
 _SWEPT: Final = 4
-"""How many old thresholds each new one sweeps: the old heap is gone before the new one can be as long."""
+"""Old thresholds that each new one sweeps: the old heap is gone before the new one can be as long."""
 
 _SPARED: Final = 1000
-"""So many thresholds without a wait are not worth a sweep."""
+"""Thresholds without a wait that are not worth a sweep."""
 
 
 class DelayedReach(DelayedOperation[Number]):
@@ -55,13 +55,13 @@ class DelayedReach(DelayedOperation[Number]):
         try:
             raise self.failure
         except Exception as failure:
-            failure.__context__ = None  # what the caller of fail_all is handling is not ours
+            failure.__context__ = None  # not the exception that the caller of fail_all handles
             raise
         finally:
             self.failure = None  # it holds this frame, which holds the operation
 
     def fail(self, exception: Exception) -> bool:
-        """Raise another one like `exception`. Returns whether it was this call that completed the operation."""
+        """Complete with a copy of `exception`. Returns whether this call completed the operation."""
         self.failure = _another(exception)
         return self.force_complete()
 
@@ -70,16 +70,16 @@ class ThresholdPurgatory(Generic[Number]):
     """A value that only grows, and the waits until it exceeds a threshold or a deadline comes.
 
         index = ThresholdPurgatory(0)
-        value = await index.reach(41, timeout=30.0)   # 42 or more; or, when the time is over, what it is then
+        value = await index.reach(41, timeout=30.0)   # 42 or more; at the deadline, the value then
         index.advance(42)                             # elsewhere
 
-    Belongs to one event loop and its thread, as every purgatory. Use it as an async context manager, or call `aclose`.
+    Like every purgatory it belongs to one event loop and its thread. It is an async context manager, or call `aclose`.
     """
 
     __slots__ = ("__weakref__", "_advancing", "_heap", "_old", "_thresholds", "_value", "purgatory")
 
     def __init__(self, value: Number, purgatory: DelayedOperationPurgatory | None = None) -> None:
-        """Start at `value`. `purgatory` is what holds the waits, and nothing else; one by itself if none is given.
+        """Start at `value`. `purgatory` holds the waits, and no other operations; by default it is a new one.
 
         Raises `TypeError` or `ValueError` if `value` is not a number, `TypeError` if `purgatory` is not one.
         """
@@ -87,14 +87,14 @@ class ThresholdPurgatory(Generic[Number]):
         if purgatory is None:
             purgatory = DelayedOperationPurgatory("threshold")
         if not isinstance(purgatory, DelayedOperationPurgatory):
-            raise TypeError(f"a DelayedOperationPurgatory is needed, not {purgatory!r}")
+            raise TypeError(f"purgatory must be a DelayedOperationPurgatory, not {purgatory!r}")
         self._value = value
         self.purgatory = purgatory
         """The purgatory that holds the waits: for its statistics, metrics and listeners, and
         `cancel_for_key(threshold)`.
         """
         self._thresholds: set[Number] = set()
-        """Those in the two heaps."""
+        """The thresholds in the two heaps."""
         self._heap: list[Number] = []
         self._old: list[Number] = []
         self._advancing = False
@@ -122,15 +122,15 @@ class ThresholdPurgatory(Generic[Number]):
 
     @property
     def num_waiting(self) -> int:
-        """How many wait, exactly."""
+        """The exact number of waits."""
         return self.purgatory.num_delayed
 
     def reach(self, threshold: Number, timeout: float | None) -> DelayedOperation[Number]:
         """Wait until the value exceeds `threshold`, for `timeout` seconds at the most; `None` is for ever.
 
-        Waits from this call on, whether the operation that it returns is awaited or not. What it yields is the value at
-        that time; if the deadline has come first, or the purgatory is closed, that is not above the threshold. Raises
-        `ValueError` or `TypeError` for what is no threshold or no timeout, `PurgatoryClosed` and `PurgatoryFull`.
+        Waits from this call on, whether the operation that it returns is awaited or not. The operation yields the value
+        at that time. If the deadline has come first, or the purgatory is closed, it is not above the threshold. Raises
+        `ValueError` or `TypeError` for a bad threshold or timeout, `PurgatoryClosed` and `PurgatoryFull`.
         """
         _check_number("threshold", threshold)
         operation = self.purgatory.try_complete_else_watch(DelayedReach(self, threshold, timeout), (threshold,))
@@ -144,7 +144,7 @@ class ThresholdPurgatory(Generic[Number]):
         return operation
 
     def advance(self, value: Number) -> int:
-        """The value is `value` now, if it was less. Returns how many waits that completed, lowest thresholds first.
+        """Set the value to `value`, if that is more. Returns how many waits completed, lowest thresholds first.
 
         Raises `ValueError` or `TypeError` if it is not a number.
         """
@@ -170,20 +170,20 @@ class ThresholdPurgatory(Generic[Number]):
             self._advance_next_iteration()
 
     def complete_all(self) -> int:
-        """Complete all waits with the value as it is. Returns how many that were."""
+        """Complete all waits with the value as it is. Returns their number."""
         return self.purgatory.complete_all()
 
     def fail_all(self, exception: Exception) -> int:
-        """Let all waits raise `exception`, lowest thresholds first. Returns how many that were.
+        """Make all waits raise `exception`, lowest thresholds first. Returns their number.
 
-        Each raises one of its own like it: one that many tasks raise would collect the tracebacks of all. If it is of a
-        kind that cannot be made again, that is a `PurgatoryError` with `exception` as its cause. Raises `TypeError` if
-        it is no `Exception`, or is a `StopIteration`, which no coroutine may raise.
+        Each raises a copy: a single one would collect the tracebacks of all tasks. If it cannot be copied, each raises
+        a `PurgatoryError` with `exception` as its cause. Raises `TypeError` if it is no `Exception`, or is a
+        `StopIteration`, which no coroutine may raise.
         """
         self.purgatory.check_thread("purgatory.fail_all(exception)")
         ordinary = isinstance(exception, Exception)
         if not ordinary or isinstance(exception, StopIteration):
-            raise TypeError(f"waits can raise an Exception other than StopIteration, not {exception!r}")
+            raise TypeError(f"exception must be an Exception other than StopIteration, not {exception!r}")
         failed = 0
         leaving: BaseException | None = None
         for threshold in sorted(self._thresholds):
@@ -197,7 +197,7 @@ class ThresholdPurgatory(Generic[Number]):
         return failed
 
     async def aclose(self) -> None:
-        """Take no more waits and complete all there are, in slices. Harmless when repeated."""
+        """Refuse further waits and complete all pending ones, in slices. Harmless when repeated."""
         await self.purgatory.aclose()
         self.close()
 
@@ -259,8 +259,8 @@ class ThresholdPurgatory(Generic[Number]):
 
 
 def _another(exception: Exception) -> Exception:
-    """One like `exception`, without its traceback."""
-    for make in (_without_init, copy):  # many change their arguments in __init__; some get all they have there
+    """A copy of `exception` without its traceback."""
+    for make in (_without_init, copy):  # __init__ may change the arguments, or set all attributes
         try:
             made = make(exception)
             faithful = type(made) is type(exception) and made.args == exception.args and str(made) == str(exception)

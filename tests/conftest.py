@@ -1,4 +1,4 @@
-"""What all tests share, made of the core's test tools only; each part's folder has the fixtures of the part.
+"""The fixtures of all tests, made of the core's test tools only; each part's folder has the fixtures of the part.
 
 Async tests run on asyncio's own loop and on uvloop; the clock of the others is virtual.
 """

@@ -52,7 +52,7 @@ async def _complete(request: Request) -> Response:
 
 
 async def _stuck(request: Request) -> Response:
-    """What does not end when shutdown begins."""
+    """A response that does not end when shutdown begins."""
     await stuck.try_complete_else_watch(Delay(300.0), ["stuck"])
     return JSONResponse("answered")
 

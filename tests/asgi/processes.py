@@ -46,7 +46,7 @@ class Server:
                         seen[state["pid"]] = state["num_delayed"]
 
     async def end(self) -> str:
-        """What it has written, when it has ended by itself."""
+        """Its output, when it has ended by itself."""
         _, output = await asyncio.to_thread(self.process.communicate)
         return output
 

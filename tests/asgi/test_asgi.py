@@ -31,7 +31,7 @@ GONE = {"type": "http.disconnect"}
 
 
 class Client:
-    """What a server knows of one: the messages that `receive` yields, and whether it is running."""
+    """A client as a server knows it: the messages that `receive` yields, and whether it is running."""
 
     def __init__(self, *messages: dict[str, Any] | Exception) -> None:
         self.messages: asyncio.Queue[dict[str, Any] | Exception] = asyncio.Queue()
@@ -84,7 +84,7 @@ async def _until(condition: Callable[[], object]) -> None:
 
 
 class TestUnlessDisconnected:
-    async def test_it_yields_what_the_operation_does(self, waiting: DelayedOperationPurgatory) -> None:
+    async def test_it_yields_the_result_of_the_operation(self, waiting: DelayedOperationPurgatory) -> None:
         client = Client()
         answering = asyncio.create_task(unless_disconnected(client.receive, _hold(waiting)))
         await _until(lambda: client.running)
@@ -204,7 +204,7 @@ class TestUnlessDisconnected:
         assert client.calls == 0
 
     @pytest.mark.parametrize("meanwhile", [[], [PART], [PART, PART]], ids=len)
-    async def test_cancelled_by_somebody_else_is_no_disconnect(
+    async def test_a_cancelled_operation_is_no_disconnect(
         self, waiting: DelayedOperationPurgatory, meanwhile: list[dict[str, Any]]
     ) -> None:
         client = Client()
@@ -237,7 +237,7 @@ class TestUnlessDisconnected:
             calls += 1
             with suppress(asyncio.CancelledError):
                 await asyncio.Event().wait()
-            return END  # as `wait_for` of CPython 3.11 does if both come in the same turn
+            return END  # as `wait_for` of CPython 3.11 does if both come in the same iteration
 
         answering = asyncio.create_task(unless_disconnected(receive, _hold(waiting)))
         await _until(lambda: calls)
@@ -246,7 +246,7 @@ class TestUnlessDisconnected:
             assert await answering == "answer"
         assert calls == 1
 
-    async def test_what_receive_raises_comes_out_and_cancels_the_operation(
+    async def test_an_exception_of_receive_is_raised_and_cancels_the_operation(
         self, waiting: DelayedOperationPurgatory
     ) -> None:
         operation = _hold(waiting)
@@ -282,7 +282,7 @@ EVENTS = st.sampled_from(["nothing", "part", "end", "disconnect", "fault", "comp
 
 
 @given(st.lists(st.lists(EVENTS, max_size=3), max_size=8))
-def test_whatever_happens_in_whatever_order_it_ends_once_and_leaves_nothing(turns: list[list[str]]) -> None:
+def test_in_any_order_of_events_it_ends_once_and_leaves_nothing(turns: list[list[str]]) -> None:
     async def run() -> None:
         happened: list[str] = []
         faults: list[dict[str, Any]] = []
@@ -332,7 +332,7 @@ def test_whatever_happens_in_whatever_order_it_ends_once_and_leaves_nothing(turn
         if happened.count("interrupt") <= 1:
             assert client.running == 0
             assert asyncio.all_tasks() == {asyncio.current_task()}
-        # What nobody could be told any more.
+        # An exception without a client to answer.
         assert all(isinstance(fault["exception"], (ConnectionError, RuntimeError)) for fault in faults)
 
     asyncio.run(run())
@@ -466,7 +466,7 @@ class TestClosingOnShutdown:
         assert [recorder.closed for recorder in recorders] == [1] * 4
 
     @pytest.mark.parametrize("wrong", [None, [Recorder()], 1])
-    async def test_what_cannot_be_closed_is_refused_before_anything_is_done(
+    async def test_an_object_that_cannot_be_closed_is_refused_before_anything_is_done(
         self, handled: list[int], wrong: Any
     ) -> None:
         handler = signal.getsignal(signal.SIGTERM)

@@ -28,7 +28,7 @@ HYPERCORN = ["hypercorn", "--bind", "127.0.0.1:0", "--workers", "0", "--graceful
     ],
     ids=lambda command: " ".join(command).replace("tests.asgi.apps:", ""),
 )
-async def test_who_goes_is_dropped_and_who_stays_is_answered_when_shutdown_begins(command: list[str]) -> None:
+async def test_a_client_that_goes_is_dropped_and_others_are_answered_when_shutdown_begins(command: list[str]) -> None:
     with serving(*command) as server:
         async with server.client() as client:
             await server.until_waiting(0)

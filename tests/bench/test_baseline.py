@@ -32,7 +32,7 @@ def bench(scenario: str, baseline: Path, output: Path) -> None:
     main([*command, "--baseline", str(baseline), "--output", str(output)])
 
 
-def test_ours_and_the_other_library_are_measured_in_turn_and_nothing_else(baseline: Path, tmp_path: Path) -> None:
+def test_ours_and_the_other_library_are_measured_alternately_and_nothing_else(baseline: Path, tmp_path: Path) -> None:
     bench("size", baseline, tmp_path / "measured")
     measured = results(tmp_path / "measured")
     assert measured["baseline"] == str(baseline)
@@ -44,7 +44,7 @@ def test_ours_and_the_other_library_are_measured_in_turn_and_nothing_else(baseli
     assert ratios[:3] == [f"{ours[1]} / {ours[0]}", f"{ours[2]} / {ours[0]}", f"{ours[3]} / {ours[2]}"]
 
 
-def test_what_the_other_library_cannot_run_is_left_out(
+def test_a_case_that_the_other_library_cannot_run_is_left_out(
     baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (baseline / "purgatory" / "__init__.py").write_text("raise ImportError('of another time')")
@@ -87,7 +87,7 @@ def test_where_all_implementations_are_ours_each_has_a_before() -> None:
 
 
 class TestTheRunner:
-    def test_leaves_out_what_fails_before_from_then_on(self) -> None:
+    def test_leaves_out_a_failed_case_from_then_on(self) -> None:
         order = []
 
         def measure(case: Case) -> Figures:

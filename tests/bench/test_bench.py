@@ -24,7 +24,7 @@ COMMAND = [sys.executable, "-m", "purgatory", "bench"]
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a quick run of everything has written."""
+    """The output of a quick run of everything."""
     output = tmp_path_factory.mktemp("bench")
     done = subprocess.run(
         [*COMMAND, "--quick", "--rounds", "1", "--output", str(output)],
@@ -58,7 +58,7 @@ class TestAQuickRun:
                     assert set(figures) == {metric.key for metric in scenario.metrics}
                     assert all(math.isfinite(figure) and figure >= 0 for figure in figures.values())
 
-    def test_says_what_it_was_measured_on(self, quick: Path) -> None:
+    def test_names_the_machine_it_was_measured_on(self, quick: Path) -> None:
         about = results(quick)
         assert about["command"].startswith("purgatory bench --quick")
         assert {"python", "system", "processor", "cores", "memory", "uvloop"} <= set(about["machine"])
@@ -136,7 +136,9 @@ class TestTheCommand:
         with pytest.raises(SystemExit, match=r"cannot write to .*taken"):
             main(["bench", "--output", str(tmp_path / "taken")])
 
-    def test_says_what_is_not_measured_on_a_loop(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_names_the_scenarios_not_measured_on_a_loop(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         main(["bench", "memory", "--loop", "uvloop", "--quick", "--output", str(tmp_path)])
         assert "memory was not measured: it has no cases on uvloop" in capsys.readouterr().err
         assert results(tmp_path)["missing"] == {"memory": "it has no cases on uvloop"}
@@ -148,7 +150,7 @@ class TestTheCommand:
         assert "http was not measured: the long-poll server is among the examples" in " ".join(done.stderr.split())
 
     @pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"scenarios": {"size": {}}}'])
-    def test_refuses_to_redraw_what_it_cannot_read(self, tmp_path: Path, content: str | None) -> None:
+    def test_refuses_to_redraw_files_it_cannot_read(self, tmp_path: Path, content: str | None) -> None:
         if content is not None:
             (tmp_path / "results.json").write_text(content)
         with pytest.raises(SystemExit, match=r"cannot read .*results.json: No such file|results.json holds no results"):
@@ -190,7 +192,7 @@ class TestTheCommand:
         assert after["size"] == before["size"]
         assert len(after["callback"]["cases"]) == callback
 
-    def test_does_not_write_over_what_was_measured_otherwise(self, tmp_path: Path) -> None:
+    def test_does_not_overwrite_figures_measured_otherwise(self, tmp_path: Path) -> None:
         command = ["bench", "storm", "--quick", "--output", str(tmp_path)]
         main([*command, "--rounds", "1"])
         before = (tmp_path / "results.json").read_bytes()
@@ -232,7 +234,7 @@ class TestAFullRun:
 
 
 class TestTheRunner:
-    def test_takes_all_cases_in_turn_round_by_round(self) -> None:
+    def test_takes_all_cases_round_by_round(self) -> None:
         cases = [Case("size", name, "asyncio") for name in ("a", "b", "c")]
         order = []
 
@@ -268,7 +270,7 @@ class TestTheReport:
         assert group.ratio("theirs", "ns") == report.Spread(median=2, least=2, most=3)
         assert group.spread(OURS, "ns") == report.Spread(median=10, least=10, most=30)
 
-    def test_compares_only_what_was_measured_in_the_same_way(self) -> None:
+    def test_compares_only_figures_measured_in_the_same_way(self) -> None:
         found = report.groups(
             [measured(OURS, 1, pending=1), measured(OURS, 2, pending=2), measured(OURS, 3, loop="uvloop", pending=1)]
         )
@@ -278,7 +280,7 @@ class TestTheReport:
         (group,) = report.groups([measured(OURS, 0), measured("theirs", 1)])
         assert group.ratio("theirs", "ns") is None
 
-    def test_leaves_out_what_has_not_been_measured_yet(self) -> None:
+    def test_leaves_out_rivals_that_have_not_been_measured_yet(self) -> None:
         assert report.groups([measured(OURS)]) == []
 
     def test_is_a_table(self) -> None:

@@ -24,7 +24,7 @@ async def client(server: ServerProcess) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def test_a_publish_answers_all_who_wait_for_it(client: httpx.AsyncClient) -> None:
+async def test_a_publish_answers_all_clients_that_wait_for_it(client: httpx.AsyncClient) -> None:
     polls = [asyncio.create_task(fetch(client, "news", wait=300)) for _ in range(20)]
     more = asyncio.create_task(fetch(client, "news", min_messages=2, wait=300))
     await until_waiting(client, 21)
@@ -36,7 +36,7 @@ async def test_a_publish_answers_all_who_wait_for_it(client: httpx.AsyncClient) 
     await until_waiting(client, 0)
 
 
-async def test_a_deadline_answers_with_what_there_is(client: httpx.AsyncClient) -> None:
+async def test_a_deadline_answers_with_the_messages_there_are(client: httpx.AsyncClient) -> None:
     assert await fetch(client, "news", wait=0.05) == ([], 0)
     await publish(client, "news", "only one")
     assert await fetch(client, "news", min_messages=2, wait=0.05) == (["only one"], 1)

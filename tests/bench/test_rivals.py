@@ -1,4 +1,4 @@
-"""What ours is compared with does its work too: a rival that loses requests would be fast."""
+"""The rivals of the benchmark do their work too: one that loses requests would be fast."""
 
 import asyncio
 
@@ -121,7 +121,7 @@ def test_call_later_purges_when_more_entries_are_dead_than_living(clock: Virtual
         assert rival.purges == (finished > 100)
 
 
-def test_the_old_design_keeps_what_is_complete_until_it_is_met(clock: VirtualClock) -> None:
+def test_the_old_design_keeps_a_complete_request_until_it_is_met(clock: VirtualClock) -> None:
     old = HeapPurgatory(clock)
     alive, complete = Waiting(1), Waiting(2)
     for request in (alive, complete):
@@ -147,7 +147,7 @@ async def test_a_task_waits_for_its_event_or_its_timeout(expires: bool) -> None:
     assert waiters.keys["key"] == set()
 
 
-async def test_the_longest_turn_is_noted() -> None:
+async def test_the_longest_iteration_is_noted() -> None:
     loop = asyncio.get_running_loop()
     heartbeat = Heartbeat()
 

@@ -1,4 +1,4 @@
-"""Bugs that others have had in timers and purgatories, so that they are not had here."""
+"""Bugs of other timers and purgatories, which must not be here."""
 
 import asyncio
 import gc
@@ -15,7 +15,7 @@ from tests.support.operations import FaultLog, Flag, Note, turn
 class TestInsertedEarlierThanTheOneArmed:
     """tokio #854, #1700: a later insert postponed the wake-up for an earlier task, or an earlier one never got one."""
 
-    def test_an_earlier_one_is_woken_for(self, clock: FaultLog) -> None:
+    def test_an_earlier_task_is_armed(self, clock: FaultLog) -> None:
         timer = WheelTimer(clock)
         notes = {deadline: Note(clock) for deadline in (3600.0, 60.0, 1.0, 0.5, 0.002, 0.001)}
         for deadline, note in notes.items():
@@ -23,7 +23,7 @@ class TestInsertedEarlierThanTheOneArmed:
         clock.advance(4000.0)
         assert all(note.ran == [pytest.approx(deadline)] for deadline, note in notes.items())
 
-    def test_a_later_one_does_not_postpone_it(self, clock: FaultLog) -> None:
+    def test_a_later_task_does_not_postpone_it(self, clock: FaultLog) -> None:
         timer = WheelTimer(clock)
         early = Note(clock)
         timer.add(early, 0.1)
@@ -33,7 +33,7 @@ class TestInsertedEarlierThanTheOneArmed:
         clock.advance_to(0.1)
         assert early.ran == [0.1]
 
-    def test_from_inside_a_task_that_runs(self, clock: FaultLog) -> None:
+    def test_a_running_task_may_add_an_earlier_one(self, clock: FaultLog) -> None:
         timer = WheelTimer(clock)
         early = Note(clock)
         timer.call_at(1.0, timer.add, Note(clock), 100.0)
@@ -42,7 +42,7 @@ class TestInsertedEarlierThanTheOneArmed:
         clock.advance(1.5)
         assert early.ran == [1.5]
 
-    async def test_on_a_loop(self) -> None:
+    async def test_an_earlier_task_runs_first_on_a_loop(self) -> None:
         timer = WheelTimer()
         late, early = asyncio.Event(), asyncio.Event()
         timer.call_later(3600.0, late.set)
@@ -57,7 +57,7 @@ class TestRescheduled:
 
     @pytest.mark.parametrize("first", [0.005, 0.5, 100.0, 1e6])
     @pytest.mark.parametrize("second", [0.0, 0.001, 0.004, 0.4, 99.0])
-    def test_to_an_earlier_deadline(self, clock: FaultLog, first: float, second: float) -> None:
+    def test_a_task_moved_to_an_earlier_deadline_runs_then(self, clock: FaultLog, first: float, second: float) -> None:
         timer = WheelTimer(clock)
         note = Note(clock)
         timer.add(note, first)
@@ -67,7 +67,7 @@ class TestRescheduled:
         check_timer(timer)
 
     @pytest.mark.parametrize("behind", [0.0, 0.001, 5.0, 1e9])
-    def test_to_one_that_has_passed(self, clock: FaultLog, behind: float) -> None:
+    def test_a_task_moved_to_a_past_deadline_runs_on_the_next_iteration(self, clock: FaultLog, behind: float) -> None:
         purgatory = DelayedOperationPurgatory(clock=clock)
         clock.advance(10.0)
         timer = purgatory.timer
@@ -78,7 +78,7 @@ class TestRescheduled:
         clock.advance(0)
         assert note.ran == [10.0]
 
-    def test_an_elapsed_deadline_inserted_and_then_rescheduled(self, clock: FaultLog) -> None:
+    def test_an_overdue_task_may_be_rescheduled_before_it_runs(self, clock: FaultLog) -> None:
         timer = WheelTimer(clock)
         clock.advance(100.0)
         later, sooner = Note(clock), Note(clock)
@@ -92,7 +92,7 @@ class TestRescheduled:
         assert later.ran == [200.0]
         check_timer(timer)
 
-    def test_while_its_bucket_is_being_drained(self, clock: FaultLog) -> None:
+    def test_a_task_may_be_rescheduled_while_its_bucket_is_drained(self, clock: FaultLog) -> None:
         timer = WheelTimer(clock)
         moved = [Note(clock) for _ in range(3)]
         for note, deadline in zip(moved, (1.0, 0.5, 9.0), strict=True):
@@ -110,7 +110,7 @@ class TestCancelledWhenDueButNotYetDrained:
     @pytest.mark.parametrize("level", [1, 2, 3])
     @pytest.mark.parametrize("slot", [0, 2, 19])
     @pytest.mark.parametrize("alone", [True, False])
-    def test_in_each_slot_of_a_level(self, level: int, slot: int, alone: bool) -> None:
+    def test_each_slot_of_a_level_stays_consistent(self, level: int, slot: int, alone: bool) -> None:
         class Clock(FaultLog):
             ahead = 0.0
 
@@ -125,7 +125,7 @@ class TestCancelledWhenDueButNotYetDrained:
         timer.add(note, deadline)
         if not alone:
             timer.add(other, deadline)
-        # The time has come, and the call has not: the task is due, and still in its bucket.
+        # The task is due and still in its bucket: the clock has not called yet.
         clock.ahead = deadline - clock.time()
         assert timer.wheels[level - 1].count(slot) == (1 if alone else 2)
         assert timer.statistics().levels[level - 1] == (1 if alone else 2)
@@ -144,7 +144,9 @@ class TestCancelledWhenDueButNotYetDrained:
 
     @pytest.mark.parametrize("count", [2, 1500, 45_000])
     @pytest.mark.parametrize("away", [1, 700, 22_500])
-    def test_by_a_task_of_the_same_bucket(self, clock: FaultLog, count: int, away: int) -> None:
+    def test_a_task_cancelled_by_another_of_its_bucket_does_not_run(
+        self, clock: FaultLog, count: int, away: int
+    ) -> None:
         timer = WheelTimer(clock)
         notes = [Note(clock) for _ in range(count)]
         cancelled: set[Note] = set()
@@ -165,7 +167,7 @@ class TestCancelledWhenDueButNotYetDrained:
         check_timer(timer)
 
 
-def test_the_pending_count_of_one_cancelled_while_its_tick_is_drained(
+def test_an_operation_cancelled_while_its_tick_is_drained_is_counted_once(
     purgatory: DelayedOperationPurgatory, clock: FaultLog
 ) -> None:
     """netty #14959: the count was decremented twice, by the cancellation and by the tick that found it."""
@@ -207,7 +209,7 @@ def test_a_finished_operation_is_not_kept_until_the_purge(
         gc.enable()
 
 
-def test_one_completed_while_it_is_added_to_the_rest_of_its_keys(clock: FaultLog) -> None:
+def test_an_operation_completed_while_its_keys_are_watched_leaves_nothing(clock: FaultLog) -> None:
     """KAFKA-18027: it stayed in the lists of the keys that came after, and in the timer."""
 
     class Completing(str):
@@ -235,7 +237,7 @@ def test_one_completed_while_it_is_added_to_the_rest_of_its_keys(clock: FaultLog
 class TestUnbounded:
     """netty #5647: nothing kept a timer from growing until the memory was used up."""
 
-    def test_no_more_than_max_pending_wait(self, clock: FaultLog) -> None:
+    def test_no_more_than_max_pending_operations_wait(self, clock: FaultLog) -> None:
         purgatory = DelayedOperationPurgatory(max_pending=100, clock=clock)
         refused = 0
         for n in range(1000):
@@ -245,7 +247,7 @@ class TestUnbounded:
                 refused += 1
         assert (refused, purgatory.num_delayed, purgatory.watched, len(purgatory.timer)) == (900, 100, 100, 100)
 
-    def test_no_more_than_purge_interval_dead_ones_wait_to_be_purged(self, clock: FaultLog) -> None:
+    def test_dead_entries_are_bounded_by_the_purge_interval(self, clock: FaultLog) -> None:
         purgatory = DelayedOperationPurgatory(purge_interval=100, clock=clock)
         for n in range(10_000):
             purgatory.try_complete_else_watch(Flag(3600.0), [n, "key"]).force_complete()
@@ -258,22 +260,22 @@ class TestTheLoopsOwnHeap:
     """aiohttp #8608: cancelled timers piled up in the event loop's heap until their time came."""
 
     @pytest.mark.asyncio(loop_factories=["asyncio"])  # uvloop's timers leave when they are cancelled
-    async def test_with_constant_arming_earlier_and_cancelling_it_stays_small(self) -> None:
+    async def test_it_stays_small_while_each_operation_arms_earlier_and_is_cancelled(self) -> None:
         loop = asyncio.get_running_loop()
         async with DelayedOperationPurgatory() as purgatory:
             largest = 0
             for n in range(20_000):
-                # Each one is due before all that wait, so the wake-up moves every time; and it is gone at once.
+                # Each operation is due before all others, so the wake-up moves every time; it is cancelled at once.
                 operation = Flag(3600.0 - n / 10)
                 purgatory.try_complete_else_watch(operation, ["key"])
                 operation.cancel()
                 largest = max(largest, len(vars(loop)["_scheduled"]))
                 if n % 100 == 0:
                     await turn()
-            # The loop lets go of cancelled ones when they are more than half, and more than a hundred.
+            # The loop removes cancelled handles when they are more than half, and more than a hundred.
             assert largest <= 300
 
-    def test_a_virtual_clock_does_too(self, clock: VirtualClock) -> None:
+    def test_the_heap_of_a_virtual_clock_stays_small_too(self, clock: VirtualClock) -> None:
         timer = WheelTimer(clock)
         for n in range(5000):
             timer.add(Note(clock), 5000.0 - n)

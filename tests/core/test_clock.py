@@ -12,14 +12,14 @@ from purgatory import VirtualClock
 from tests.support.operations import FaultLog
 
 
-def test_time_moves_only_when_told(clock: VirtualClock) -> None:
+def test_time_moves_only_by_advance_and_advance_to(clock: VirtualClock) -> None:
     assert clock.time() == 0.0
     clock.advance(1.5)
     clock.advance_to(4.0)
     assert clock.time() == 4.0
 
 
-def test_it_starts_where_told() -> None:
+def test_the_time_starts_at_start() -> None:
     assert VirtualClock(-7.5).time() == -7.5
 
 
@@ -38,7 +38,7 @@ def test_callbacks_run_in_order_of_time_then_of_coming_each_at_its_own_time(cloc
     assert clock.time() == 5.0
 
 
-def test_what_is_asked_for_in_the_past_runs_at_the_next_move_and_not_before(clock: VirtualClock) -> None:
+def test_a_callback_for_the_past_runs_at_the_next_move_and_not_before(clock: VirtualClock) -> None:
     clock.advance(3.0)
     ran: list[float] = []
     clock.call_at(1.0, lambda: ran.append(clock.time()))
@@ -76,7 +76,7 @@ def test_cancelled_callbacks_do_not_pile_up(clock: VirtualClock) -> None:
     assert ran == [1]
 
 
-def test_an_exception_comes_out_and_the_rest_stays_scheduled(clock: VirtualClock) -> None:
+def test_an_exception_is_raised_by_advance_and_the_rest_stays_scheduled(clock: VirtualClock) -> None:
     ran: list[float] = []
 
     def fail() -> None:
@@ -101,14 +101,14 @@ def test_a_callback_cannot_move_the_time(clock: VirtualClock) -> None:
     ("when", "message"),
     [(math.nan, "finite"), (math.inf, "finite"), (0.5, "does not move backwards, from 1.0 to 0.5")],
 )
-def test_it_refuses_to_move_to_nowhere(when: float, message: str) -> None:
+def test_a_move_backwards_or_to_no_finite_time_is_refused(when: float, message: str) -> None:
     clock = VirtualClock(1.0)
     with pytest.raises(ValueError, match=re.escape(message)):
         clock.advance_to(when)
     assert clock.time() == 1.0
 
 
-def test_it_refuses_times_that_are_no_number() -> None:
+def test_times_that_are_no_number_are_refused() -> None:
     with pytest.raises(ValueError, match="NaN"):
         VirtualClock().call_at(math.nan, print)
     with pytest.raises(ValueError, match="finite"):
@@ -123,7 +123,7 @@ def test_uncaught_exceptions_go_to_the_log(caplog: pytest.LogCaptureFixture) -> 
     assert caplog.records[0].exc_info[1] is error
 
 
-def test_the_clock_of_the_tests_collects_them_instead(clock: FaultLog) -> None:
+def test_the_clock_of_the_tests_collects_exceptions_instead(clock: FaultLog) -> None:
     clock.call_exception_handler({"message": "", "exception": LookupError()})
     assert [type(exception) for exception in clock.exceptions] == [LookupError]
 

@@ -12,18 +12,18 @@ import pytest
 from purgatory import DelayedOperationPurgatory, ThresholdPurgatory, VirtualClock, WheelTimer
 from tests.support.operations import Flag
 
-USER: contextvars.ContextVar[str] = contextvars.ContextVar("USER", default="nobody")
+USER: contextvars.ContextVar[str] = contextvars.ContextVar("USER", default="no user")
 
 
 class Session:
-    """What a context variable holds."""
+    """The value of a context variable."""
 
 
 SESSION: contextvars.ContextVar[Session | None] = contextvars.ContextVar("SESSION", default=None)
 
 
 class Seeing(Flag):
-    """Notes for which user its methods run."""
+    """Notes the user of the context in which each method runs."""
 
     def __init__(self, timeout: float | None = None, name: str = "seeing") -> None:
         super().__init__(timeout, name)
@@ -39,7 +39,7 @@ class Seeing(Flag):
 
 
 class SeeingKey:
-    """Equal to its likes. Notes for which user it is hashed."""
+    """Equals all of its class. Notes the user of the context in which it is hashed."""
 
     seen: list[str]
 
@@ -65,7 +65,7 @@ def as_user(name: str, call: Callable[[], Any]) -> Any:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Return when it holds: within a bounded number of iterations."""
+    """Return when `condition()` holds, within a bounded number of iterations."""
     for _ in range(1_000_000):
         if condition():
             return
@@ -83,7 +83,7 @@ async def test_a_deadline_is_not_in_the_context_of_the_first_request() -> None:
     for operation in operations:
         await operation
         # The last try, on_complete, on_expiration.
-        assert operation.seen == ["nobody"] * 3
+        assert operation.seen == ["no user"] * 3
     await purgatory.aclose()
 
 
@@ -98,7 +98,7 @@ async def test_a_pass_is_not_in_the_context_of_the_first_call() -> None:
             as_user(name, lambda: purgatory.check_and_complete_soon(name))  # noqa: B023
         for operation in operations.values():
             await operation
-            assert operation.seen == ["nobody"] * 2
+            assert operation.seen == ["no user"] * 2
 
 
 async def test_a_check_is_in_the_context_of_its_caller() -> None:
@@ -121,7 +121,7 @@ async def test_a_purge_is_not_in_the_context_of_the_operation_that_started_it() 
         as_user("first", finish)
         SeeingKey.seen.clear()
         await until(lambda: not purgatory.watched)
-        assert set(SeeingKey.seen) == {"nobody"}
+        assert set(SeeingKey.seen) == {"no user"}
 
 
 async def test_thresholds_are_not_passed_in_the_context_of_the_first_call() -> None:
@@ -131,7 +131,7 @@ async def test_thresholds_are_not_passed_in_the_context_of_the_first_call() -> N
         as_user("first", lambda: [thresholds.reach(n, None) for n in range(1, 3000)])
         as_user("second", lambda: thresholds.advance_soon(5000))
         await until(lambda: not thresholds.num_waiting)
-        assert set(heard) == {"nobody"}
+        assert set(heard) == {"no user"}
 
 
 async def test_a_call_of_another_thread_is_not_in_its_context() -> None:
@@ -141,7 +141,7 @@ async def test_a_call_of_another_thread_is_not_in_its_context() -> None:
         operation.ready = True
         await asyncio.to_thread(as_user, "thread", lambda: purgatory.check_and_complete_threadsafe("key"))
         await operation
-        assert operation.seen == ["nobody"] * 2
+        assert operation.seen == ["no user"] * 2
 
 
 def test_deferred_work_on_a_virtual_clock_is_in_an_empty_context_too(
@@ -155,11 +155,11 @@ def test_deferred_work_on_a_virtual_clock_is_in_an_empty_context_too(
     expiring.seen.clear()
     as_user("first", lambda: purgatory.check_and_complete_soon("key"))
     as_user("second", lambda: clock.advance(2.0))
-    assert checked.seen == ["nobody"] * 2
-    assert expiring.seen == ["nobody"] * 4, "one try by the check, one at the deadline, on_complete, on_expiration"
+    assert checked.seen == ["no user"] * 2
+    assert expiring.seen == ["no user"] * 4, "one try by the check, one at the deadline, on_complete, on_expiration"
 
 
-async def test_the_first_request_is_not_kept_alive_by_what_later_ones_defer() -> None:
+async def test_the_first_request_is_not_kept_alive_by_work_that_later_ones_defer() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         for _ in range(3000):
             purgatory.try_complete_else_watch(Flag(), ["hot"])
@@ -200,7 +200,7 @@ def run_in(context: contextvars.Context, name: str) -> None:
 
 class TestCallsOfATimer:
     @pytest.mark.parametrize("method", ["call_at", "call_later"])
-    def test_by_default_in_a_copy_of_the_caller_s_context(self, clock: VirtualClock, method: str) -> None:
+    def test_a_call_runs_in_a_copy_of_the_callers_context(self, clock: VirtualClock, method: str) -> None:
         timer = WheelTimer(clock)
         seen: list[str] = []
         for name in ("first", "second"):
@@ -209,7 +209,7 @@ class TestCallsOfATimer:
         assert seen == ["first", "second"]
 
     @pytest.mark.parametrize("method", ["call_at", "call_later"])
-    def test_in_the_context_given(self, clock: VirtualClock, method: str) -> None:
+    def test_a_call_runs_in_the_context_given(self, clock: VirtualClock, method: str) -> None:
         timer = WheelTimer(clock)
         context = contextvars.copy_context()
         run_in(context, "given")
@@ -222,9 +222,9 @@ class TestCallsOfATimer:
         as_user("first", lambda: getattr(timer, method)(1.0, callback, " again", context=context))
         clock.advance(2.0)
         assert seen == ["given"]
-        assert context[USER] == "given again", "in it, and not in a copy"
+        assert context[USER] == "given again", "in the context itself, and not in a copy"
 
-    async def test_on_an_event_loop(self) -> None:
+    async def test_calls_run_in_their_contexts_on_an_event_loop(self) -> None:
         timer = WheelTimer()
         context = contextvars.Context()
         run_in(context, "given")
@@ -237,7 +237,7 @@ class TestCallsOfATimer:
 
 
 class TestCallsOfAVirtualClock:
-    def test_by_default_in_a_copy_of_the_caller_s_context(self) -> None:
+    def test_a_call_runs_in_a_copy_of_the_callers_context(self) -> None:
         clock = VirtualClock()
         seen: list[str] = []
         as_user("first", lambda: clock.call_at(1.0, lambda: seen.append(USER.get())))

@@ -1,4 +1,4 @@
-"""An operation, a purgatory and a timer are themselves: none of them is copied or pickled, as futures are not."""
+"""Operations, purgatories and timers cannot be copied or pickled, as futures cannot."""
 
 import copy
 import pickle

@@ -28,7 +28,7 @@ def _check_soon(purgatory: DelayedOperationPurgatory, operations: list[Flag], n:
 
 
 def _watch(purgatory: DelayedOperationPurgatory, operations: list[Flag], n: int) -> None:
-    # One that completes at once, and whose completion watches the next such one.
+    # An operation that completes at once, and whose completion watches the next one.
     then = partial(_watch, purgatory, operations, n + 1) if n + 1 < DEEP else operations[n].force_complete
     purgatory.try_complete_else_watch(Flag(ready=True, then=then), ["key"])
     operations[n].force_complete()
@@ -63,7 +63,9 @@ class Counted(Flag):
 
 
 @pytest.mark.parametrize("link", LINKS)
-def test_each_completion_completes_the_next(purgatory: DelayedOperationPurgatory, clock: FaultLog, link: str) -> None:
+def test_a_chain_of_completions_completes_to_its_end(
+    purgatory: DelayedOperationPurgatory, clock: FaultLog, link: str
+) -> None:
     operations: list[Flag] = []
     order: list[str] = []
     for n in range(DEEP):
@@ -85,7 +87,7 @@ def test_each_completion_completes_the_next(purgatory: DelayedOperationPurgatory
     assert Counted.deepest - here <= 10 * NESTING
 
 
-def test_a_key_whose_watchers_all_complete_and_check_it_again(purgatory: DelayedOperationPurgatory) -> None:
+def test_watchers_that_check_their_own_key_are_tried_once_each(purgatory: DelayedOperationPurgatory) -> None:
     counts: list[int] = []
     for _ in range(DEEP):
         then = lambda: counts.append(purgatory.check_and_complete("key"))  # noqa: E731
@@ -96,7 +98,7 @@ def test_a_key_whose_watchers_all_complete_and_check_it_again(purgatory: Delayed
     assert Counted.tries == DEEP
 
 
-def test_a_request_to_exit_deep_inside_leaves_none_behind(purgatory: DelayedOperationPurgatory) -> None:
+def test_a_request_to_exit_deep_inside_leaves_no_operation_pending(purgatory: DelayedOperationPurgatory) -> None:
     def leave() -> None:
         raise SystemExit
 
@@ -113,7 +115,7 @@ def test_a_request_to_exit_deep_inside_leaves_none_behind(purgatory: DelayedOper
     assert purgatory.try_complete_else_watch(Flag(ready=True), ["key"]).done()
 
 
-def test_deep_inside_an_operation_that_is_being_completed_is_not_done_and_not_pending(
+def test_an_operation_whose_completion_is_deferred_is_neither_done_nor_pending(
     purgatory: DelayedOperationPurgatory,
 ) -> None:
     last = purgatory.try_complete_else_watch(Flag(9.0), ["key"])
@@ -135,8 +137,8 @@ def test_deep_inside_an_operation_that_is_being_completed_is_not_done_and_not_pe
     assert len(purgatory.timer) == 0
 
 
-async def test_awaiting_an_operation_from_inside_its_own_completion() -> None:
-    # As a task that starts eagerly does.
+async def test_an_operation_may_be_awaited_from_inside_its_own_completion() -> None:
+    # A task that starts eagerly does this.
     waiting: list[Generator[Any, None, str]] = []
 
     def begin() -> None:

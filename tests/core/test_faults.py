@@ -64,7 +64,7 @@ TRIGGERS: dict[str, Trigger] = {
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("trigger", TRIGGERS)
 @pytest.mark.parametrize("method", ["try_complete", "on_complete", "on_expiration"])
-def test_any_error_of_any_method_under_any_trigger(
+def test_any_error_of_any_method_is_contained_under_any_trigger(
     purgatory: DelayedOperationPurgatory, clock: FaultLog, method: str, trigger: str, error: type[BaseException]
 ) -> None:
     operations: list[Flag] = []
@@ -92,7 +92,7 @@ def test_any_error_of_any_method_under_any_trigger(
     check_purgatory(purgatory)
 
 
-def test_an_error_after_a_completion_that_was_put_off_is_not_its_outcome(
+def test_an_error_after_a_deferred_completion_is_not_its_outcome(
     purgatory: DelayedOperationPurgatory, clock: FaultLog
 ) -> None:
     class Late(Flag):
@@ -130,7 +130,7 @@ def test_a_repr_that_raises_hides_no_error(purgatory: DelayedOperationPurgatory,
     assert [type(exception) for exception in clock.exceptions] == [LookupError] * 2
 
 
-def test_a_clock_that_does_not_call_back_leaves_none_half_completed() -> None:
+def test_a_clock_that_refuses_to_call_back_leaves_no_operation_half_completed() -> None:
     class Refusing(FaultLog):
         refuses = False
 
@@ -269,7 +269,7 @@ class TestKeysThatCannotBeLookedUp:
         return operation
 
     @pytest.mark.parametrize("mood", ["no hash", "no eq"])
-    def test_a_call_with_one_raises_and_changes_nothing(
+    def test_a_call_with_such_a_key_raises_and_changes_nothing(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, operation: Flag, key: Moody, mood: str
     ) -> None:
         before = purgatory.statistics()
@@ -305,7 +305,7 @@ class TestKeysThatCannotBeLookedUp:
             assert purgatory.watched <= 2 + 11
 
     @pytest.mark.parametrize("mood", ["no hash", "no eq"])
-    def test_one_that_fails_when_its_pass_begins_is_reported_and_may_be_checked_again(
+    def test_a_key_that_fails_when_its_pass_begins_is_reported_and_may_be_checked_again(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, operation: Flag, key: Moody, mood: str
     ) -> None:
         other = purgatory.try_complete_else_watch(Flag(), ["last"])
@@ -321,7 +321,7 @@ class TestKeysThatCannotBeLookedUp:
         clock.advance(0)
         assert operation.done()
 
-    def test_one_that_fails_when_its_pass_ends_is_reported_and_may_be_checked_again(
+    def test_a_key_that_fails_when_its_pass_ends_is_reported_and_may_be_checked_again(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, operation: Flag, key: Moody
     ) -> None:
         def sour() -> None:
@@ -339,7 +339,7 @@ class TestKeysThatCannotBeLookedUp:
         clock.advance(0)
         assert again.done()
 
-    async def test_one_from_another_thread_is_reported(self, key: Moody) -> None:
+    async def test_a_key_that_fails_after_a_call_of_another_thread_is_reported(self, key: Moody) -> None:
         contexts: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: contexts.append(context))
         async with DelayedOperationPurgatory() as purgatory:

@@ -1,4 +1,4 @@
-"""Finalizers of cyclic garbage call what they like, whenever the garbage collector runs: nothing is lost by that.
+"""Finalizers of cyclic garbage may make any call whenever the garbage collector runs: nothing is lost by that.
 
 From CPython 3.12 on the collector runs between any two calls of C functions; before, when containers are made. Here it
 runs as often as it can.
@@ -45,13 +45,13 @@ class Connection:
 
 
 def leave(finalizer: Callable[..., object], *args: Any) -> None:
-    """Have `finalizer` be called when the collector comes."""
+    """Call `finalizer` when the collector runs."""
     weakref.finalize(Connection(), finalizer, *args).atexit = False
 
 
 @pytest.fixture(autouse=True, params=[1, 7, 50], ids="threshold {}".format)
 def raised(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
-    """Collects as often as it can. What finalizers raise is collected too, and must be nothing."""
+    """Let the collector run as often as it can. Finalizers must raise nothing."""
     errors: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda raised: errors.append(raised.exc_value))
     gc.collect()
@@ -91,7 +91,9 @@ def check_all(purgatory: DelayedOperationPurgatory, operations: list[Counted], c
     assert purgatory.watched == 0
 
 
-def test_that_cancel_for_the_key_that_is_watched_anew(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+def test_finalizers_may_cancel_for_the_key_that_is_watched_anew(
+    purgatory: DelayedOperationPurgatory, clock: FaultLog
+) -> None:
     operations: list[Counted] = []
     for n in range(ROUNDS):
         client = f"client {n}"
@@ -103,7 +105,7 @@ def test_that_cancel_for_the_key_that_is_watched_anew(purgatory: DelayedOperatio
     assert clock.faults == []
 
 
-def test_that_check_the_key_that_is_watched(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+def test_finalizers_may_check_the_key_that_is_watched(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
     operations: list[Counted] = []
     for n in range(ROUNDS):
         client = f"client {n}"
@@ -121,7 +123,7 @@ def test_that_check_the_key_that_is_watched(purgatory: DelayedOperationPurgatory
     assert clock.faults == []
 
 
-def test_that_hand_over_further_operations(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+def test_finalizers_may_hand_over_further_operations(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
     operations: list[Counted] = []
 
     def hand_over(client: str) -> None:
@@ -136,7 +138,9 @@ def test_that_hand_over_further_operations(purgatory: DelayedOperationPurgatory,
     assert clock.faults == []
 
 
-def test_that_complete_the_operation_that_is_rescheduled(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+def test_finalizers_may_complete_the_operation_that_is_rescheduled(
+    purgatory: DelayedOperationPurgatory, clock: FaultLog
+) -> None:
     operations: list[Counted] = []
     for n in range(ROUNDS):
         operation = Counted(60.0)
@@ -153,7 +157,7 @@ def test_that_complete_the_operation_that_is_rescheduled(purgatory: DelayedOpera
     assert clock.faults == []
 
 
-def test_that_hand_over_while_operations_expire_and_are_purged(clock: FaultLog) -> None:
+def test_finalizers_may_hand_over_operations_while_others_expire_and_are_purged(clock: FaultLog) -> None:
     purgatory = DelayedOperationPurgatory(purge_interval=10, clock=clock)
     operations: list[Counted] = []
 
@@ -173,7 +177,7 @@ def test_that_hand_over_while_operations_expire_and_are_purged(clock: FaultLog) 
     assert clock.faults == []
 
 
-def test_that_ask_a_timer_to_call_later(clock: VirtualClock) -> None:
+def test_finalizers_may_ask_a_timer_to_call_later(clock: VirtualClock) -> None:
     timer = WheelTimer(clock)
     ran: list[float] = []
     asked = 0
@@ -196,7 +200,7 @@ def test_that_ask_a_timer_to_call_later(clock: VirtualClock) -> None:
     check_timer(timer)
 
 
-def test_that_touch_and_discard_connections(clock: FaultLog) -> None:
+def test_finalizers_may_touch_and_discard_connections(clock: FaultLog) -> None:
     idle: list[int] = []
     tracker: IdleTracker[int] = IdleTracker(1.0, idle.append, clock=clock)
     for n in range(ROUNDS):
@@ -211,7 +215,7 @@ def test_that_touch_and_discard_connections(clock: FaultLog) -> None:
     assert clock.faults == []
 
 
-async def test_no_task_hangs_that_awaits(raised: list[object]) -> None:
+async def test_no_awaiting_task_hangs(raised: list[object]) -> None:
     ready: set[str] = set()
 
     class Poll(Flag):

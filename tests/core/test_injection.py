@@ -1,7 +1,7 @@
-"""Any public call may come at any point: each is made at every step of each, and what must hold is checked.
+"""Any public call may come at any point: each is made at every step of each, and the invariants are checked.
 
-In CI, each combination of calls at a part of the steps, in the plain world, and a smaller part in the other variants;
-all of them with HYPOTHESIS_PROFILE=searching.
+CI makes each combination of calls at a part of the steps in the plain world, and at fewer in the other variants.
+HYPOTHESIS_PROFILE=searching makes them at all steps.
 """
 
 import gc
@@ -27,7 +27,7 @@ def _by_reference_count_alone() -> Iterator[None]:
 
 @pytest.mark.timeout(3600 if SEARCHING else 300)
 @pytest.mark.parametrize(("name", "variant", "outer"), CASES, ids=lambda value: value.replace(" ", "_"))
-def test_any_call_at_any_step(name: str, variant: str, outer: str) -> None:
+def test_any_call_may_come_at_any_step(name: str, variant: str, outer: str) -> None:
     part = PARTS[name]
     share = 1 if SEARCHING else 5 if variant == "plain" else 17
     report = inject_everywhere(part, variant, outer, every=lambda step, call: (step + call) % share == 0)

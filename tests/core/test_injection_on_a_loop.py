@@ -1,6 +1,6 @@
 """Any public call may come at any point, on an event loop: calls of other threads, tasks that await, futures.
 
-In CI at a part of the steps; at all of them with HYPOTHESIS_PROFILE=searching.
+CI makes the calls at a part of the steps, HYPOTHESIS_PROFILE=searching at all of them.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ def _by_reference_count_alone() -> Iterator[None]:
 @pytest.mark.timeout(3600 if SEARCHING else 300)
 @pytest.mark.parametrize("debug", [False, True], ids=["", "debug"])
 @pytest.mark.parametrize("outer", OUTER, ids=lambda value: value.replace(" ", "_"))
-def test_any_call_at_any_step(outer: str, debug: bool) -> None:
+def test_any_call_may_come_at_any_step(outer: str, debug: bool) -> None:
     share = 1 if SEARCHING else 11
     with asyncio.Runner(debug=debug, loop_factory=asyncio.SelectorEventLoop) as runner:
         report = runner.run(inject_everywhere(outer, every=lambda step, call: (step + call) % share == 0))

@@ -47,14 +47,14 @@ Heard = list[FinishedOperation]
 
 
 class TestRecords:
-    def test_of_an_operation_that_completed_at_once(
+    def test_an_operation_that_completes_at_once_has_waited_zero_seconds(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, heard: Heard
     ) -> None:
         clock.advance(7.0)
         purgatory.try_complete_else_watch(Slow(clock, timeout=2.0, ready=True), ["a", ("b", 1), "a"])
         assert heard == [("test", "Slow", ("a", ("b", 1)), 7.0, 2.0, 0.0, "completed_at_once", None)]
 
-    def test_of_a_satisfied_one_how_long_it_waited(
+    def test_the_record_of_a_satisfied_operation_has_its_wait(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, heard: Heard
     ) -> None:
         flag = purgatory.try_complete_else_watch(Flag(), ["a"])
@@ -63,7 +63,7 @@ class TestRecords:
         assert purgatory.check_and_complete("a") == 1
         assert heard == [("test", "Flag", ("a",), 0.0, None, 3.0, "satisfied", None)]
 
-    def test_of_an_expired_one_how_late_it_was(self, clock: FaultLog) -> None:
+    def test_the_record_of_an_expired_operation_has_its_lateness(self, clock: FaultLog) -> None:
         purgatory = DelayedOperationPurgatory("coarse", tick=0.25, clock=clock)
         heard: Heard = []
         purgatory.add_listener(heard.append)
@@ -77,14 +77,16 @@ class TestRecords:
         purgatory.try_complete_else_watch(Slow(clock), ["a"]).force_complete()
         assert heard[0].waited == 1.0
 
-    def test_of_a_cancelled_one(self, purgatory: DelayedOperationPurgatory, clock: FaultLog, heard: Heard) -> None:
+    def test_a_cancelled_operation_has_a_record(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, heard: Heard
+    ) -> None:
         purgatory.try_complete_else_watch(Flag(5.0), ["a"])
         clock.advance(1.0)
         purgatory.cancel_for_key("a")
         assert heard == [("test", "Flag", ("a",), 0.0, 5.0, 1.0, "cancelled", None)]
 
     @pytest.mark.parametrize("ready", [True, False])
-    def test_of_a_failed_one_on_any_way_of_completion(
+    def test_a_failed_operation_has_a_record_on_any_way_of_completion(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, heard: Heard, ready: bool
     ) -> None:
         failing = purgatory.try_complete_else_watch(Failing(1.0, ready=ready), ["a"])
@@ -92,14 +94,14 @@ class TestRecords:
         assert isinstance(failing.exception(), LookupError)
         assert [(each.outcome, each.waited, each.late) for each in heard] == [("failed", 0.0 if ready else 1.0, None)]
 
-    def test_of_one_that_raises_after_it_is_done_only_once(
+    def test_an_operation_that_raises_after_it_is_done_has_one_record(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, heard: Heard
     ) -> None:
         purgatory.try_complete_else_watch(Late(ready=True), ["a"])
         assert [each.outcome for each in heard] == ["completed_at_once"]
         assert len(clock.faults) == 1
 
-    def test_of_a_rescheduled_one_the_timeout_it_had_last(
+    def test_the_record_of_a_rescheduled_operation_has_its_last_timeout(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, heard: Heard
     ) -> None:
         beat = purgatory.try_complete_else_watch(Flag(2.0), ["a"])
@@ -109,7 +111,7 @@ class TestRecords:
         clock.advance(2.0)
         assert heard == [("test", "Flag", ("a",), 0.0, 1.5, 4.5, "expired", 0.0)]
 
-    async def test_on_a_loop_the_times_are_the_loops(self) -> None:
+    async def test_the_times_of_a_record_are_those_of_the_loop(self) -> None:
         loop = asyncio.get_running_loop()
         heard: Heard = []
         purgatory = DelayedOperationPurgatory()
@@ -126,7 +128,7 @@ class TestRecords:
         assert 0 <= finished.late < finished.waited - 0.019
 
     @pytest.mark.parametrize("way", ["close", "complete_all"])
-    def test_of_operations_that_a_close_completes(
+    def test_operations_that_a_close_completes_are_closed(
         self, purgatory: DelayedOperationPurgatory, heard: Heard, way: str
     ) -> None:
         for _ in range(3):
@@ -137,16 +139,14 @@ class TestRecords:
 
 
 class TestListenersOfAPurgatory:
-    def test_all_listeners_in_the_order_in_which_they_came(self, purgatory: DelayedOperationPurgatory) -> None:
-        told: list[str] = []
-        purgatory.add_listener(lambda _: told.append("first"))
-        purgatory.add_listener(lambda _: told.append("second"))
+    def test_listeners_are_called_in_the_order_of_their_adding(self, purgatory: DelayedOperationPurgatory) -> None:
+        called: list[str] = []
+        purgatory.add_listener(lambda _: called.append("first"))
+        purgatory.add_listener(lambda _: called.append("second"))
         purgatory.try_complete_else_watch(Flag(ready=True), ["a"])
-        assert told == ["first", "second"]
+        assert called == ["first", "second"]
 
-    def test_a_listener_that_is_removed_is_told_no_more(
-        self, purgatory: DelayedOperationPurgatory, heard: Heard
-    ) -> None:
+    def test_a_removed_listener_is_not_called(self, purgatory: DelayedOperationPurgatory, heard: Heard) -> None:
         others: Heard = []
         purgatory.add_listener(others.append)
         waiting = purgatory.try_complete_else_watch(Flag(), ["a"])
@@ -189,14 +189,14 @@ class TestListenersOfAPurgatory:
         purgatory.try_complete_else_watch(Flag(ready=True), ["a"])
         assert [each.keys for each in heard] == [("a",), ("b",)]
 
-    def test_one_that_is_not_there_cannot_be_removed(self, purgatory: DelayedOperationPurgatory, heard: Heard) -> None:
+    def test_an_unknown_listener_cannot_be_removed(self, purgatory: DelayedOperationPurgatory, heard: Heard) -> None:
         for each in (purgatory, DelayedOperationPurgatory()):
             with pytest.raises(ValueError, match="is not a listener of"):
                 each.remove_listener(print)
         purgatory.try_complete_else_watch(Flag(ready=True), ["a"])
         assert len(heard) == 1
 
-    def test_one_that_is_not_callable_is_refused(self, purgatory: DelayedOperationPurgatory) -> None:
+    def test_a_listener_that_is_not_callable_is_refused(self, purgatory: DelayedOperationPurgatory) -> None:
         journal: Any = "journal"
         with pytest.raises(TypeError, match="a listener must be callable, not 'journal'"):
             purgatory.add_listener(journal)
@@ -208,13 +208,13 @@ class TestListenersOfAPurgatory:
             purgatory.add_listener(listen)
         assert purgatory._owner.listeners is None
 
-    async def test_a_listener_may_end_thousands_without_going_deeper(self) -> None:
+    async def test_a_listener_that_ends_thousands_does_not_recurse(self) -> None:
         purgatory = DelayedOperationPurgatory()
-        told = 0
+        called = 0
 
         def cancel_another(_: FinishedOperation) -> None:
-            nonlocal told
-            told += 1
+            nonlocal called
+            called += 1
             if waiting:
                 waiting.pop().cancel()
 
@@ -225,26 +225,26 @@ class TestListenersOfAPurgatory:
             await turn()
             waiting.pop().cancel()
             done, _ = await asyncio.wait(tasks, timeout=30)
-        assert (len(done), told) == (5000, 5000)
+        assert (len(done), called) == (5000, 5000)
 
-    def test_each_is_told_of_one_after_the_other(self, purgatory: DelayedOperationPurgatory) -> None:
-        told: list[tuple[str, object]] = []
+    def test_every_listener_is_called_before_the_next_operation(self, purgatory: DelayedOperationPurgatory) -> None:
+        called: list[tuple[str, object]] = []
         second = purgatory.try_complete_else_watch(Flag(), ["b"])
 
         def first_listener(finished: FinishedOperation) -> None:
-            told.append(("first", finished.keys))
+            called.append(("first", finished.keys))
             second.force_complete()
 
         purgatory.add_listener(first_listener)
-        purgatory.add_listener(lambda finished: told.append(("second", finished.keys)))
+        purgatory.add_listener(lambda finished: called.append(("second", finished.keys)))
         third = purgatory.try_complete_else_watch(Flag(), ["c"])
         second = purgatory.try_complete_else_watch(Flag(), ["b"])
         third.force_complete()
-        assert told == [("first", ("c",)), ("second", ("c",)), ("first", ("b",)), ("second", ("b",))]
+        assert called == [("first", ("c",)), ("second", ("c",)), ("first", ("b",)), ("second", ("b",))]
 
 
 class TestRefusedOperationsHaveNoRecord:
-    def test_when_it_is_full(self, clock: FaultLog) -> None:
+    def test_when_the_purgatory_is_full(self, clock: FaultLog) -> None:
         purgatory = DelayedOperationPurgatory(max_pending=1, clock=clock)
         heard: Heard = []
         purgatory.add_listener(heard.append)
@@ -257,7 +257,7 @@ class TestRefusedOperationsHaveNoRecord:
         purgatory.close()
         assert len(heard) == 1
 
-    def test_when_it_is_closed_while_it_is_tried(self, purgatory: DelayedOperationPurgatory, heard: Heard) -> None:
+    def test_when_the_purgatory_is_closed_by_the_try(self, purgatory: DelayedOperationPurgatory, heard: Heard) -> None:
         class Closing(Flag):
             def try_complete(self) -> bool:
                 purgatory.close()
@@ -267,7 +267,7 @@ class TestRefusedOperationsHaveNoRecord:
             purgatory.try_complete_else_watch(Closing(), ["a"])
         assert heard == []
 
-    def test_bad_input(self, purgatory: DelayedOperationPurgatory, heard: Heard) -> None:
+    def test_when_the_input_is_bad(self, purgatory: DelayedOperationPurgatory, heard: Heard) -> None:
         with pytest.raises(ValueError, match="at least one key"):
             purgatory.try_complete_else_watch(Flag(), [])
         unhashable: Any = []
@@ -296,7 +296,9 @@ class TestFaults:
         assert len(heard) == 1
 
     @pytest.mark.parametrize("exit_", [SystemExit, KeyboardInterrupt])
-    def test_a_listener_may_ask_to_exit(self, purgatory: DelayedOperationPurgatory, exit_: type[BaseException]) -> None:
+    def test_a_request_to_exit_is_raised_after_the_other_listeners(
+        self, purgatory: DelayedOperationPurgatory, exit_: type[BaseException]
+    ) -> None:
         def leave(_: FinishedOperation) -> None:
             raise exit_
 
@@ -311,7 +313,7 @@ class TestFaults:
         assert purgatory.num_delayed == 0
         assert len(heard) == 2, "the other listeners are called nevertheless"
 
-    async def test_after_the_loop_is_closed_it_is_told_nevertheless(self) -> None:
+    async def test_a_listener_is_called_even_after_the_loop_is_closed(self) -> None:
         heard: Heard = []
 
         def in_another_loop() -> Flag:

@@ -1,4 +1,4 @@
-"""The memory of a bucket is bounded by what is in it, whatever has passed through it."""
+"""The memory of a bucket is bounded by the tasks in it, and not by those that have passed through it."""
 
 from collections import deque
 
@@ -15,7 +15,7 @@ A_TASK = 200
 
 
 class Waiting(DelayedOperation[None]):
-    """As small as an operation gets."""
+    """The smallest operation there is."""
 
     __slots__ = ()
 
@@ -30,7 +30,7 @@ def watch(purgatory: DelayedOperationPurgatory, count: int, timeout: float = HOU
     return [purgatory.try_complete_else_watch(Waiting(timeout), (n & 1023,)) for n in range(count)]
 
 
-def test_by_what_passes_through(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+def test_operations_that_pass_through_take_no_memory(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
     pending = deque(watch(purgatory, PENDING))
     sizes = []
     for n in range(10 * PENDING):
@@ -45,7 +45,9 @@ def test_by_what_passes_through(purgatory: DelayedOperationPurgatory, clock: Fau
 
 
 @pytest.mark.parametrize("step", [0.0, 1.0, 500.0])
-def test_by_heartbeats_that_reschedule(purgatory: DelayedOperationPurgatory, clock: FaultLog, step: float) -> None:
+def test_heartbeats_that_reschedule_take_no_memory(
+    purgatory: DelayedOperationPurgatory, clock: FaultLog, step: float
+) -> None:
     members = watch(purgatory, PENDING)
     sizes = []
     for _ in range(15):
@@ -57,7 +59,9 @@ def test_by_heartbeats_that_reschedule(purgatory: DelayedOperationPurgatory, clo
     assert max(sizes) <= A_TASK * PENDING
 
 
-def test_of_a_bucket_that_empties_and_fills_again(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+def test_a_bucket_that_empties_and_fills_again_does_not_grow(
+    purgatory: DelayedOperationPurgatory, clock: FaultLog
+) -> None:
     operations = watch(purgatory, 3 * PENDING)
     most = own_bytes(purgatory.timer)
     for _ in range(5):
@@ -67,7 +71,7 @@ def test_of_a_bucket_that_empties_and_fills_again(purgatory: DelayedOperationPur
         assert own_bytes(purgatory.timer) < 1.3 * most
 
 
-def test_of_buckets_that_are_over(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+def test_drained_buckets_free_their_memory(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
     watch(purgatory, 5 * PENDING, 1.0)
     most = own_bytes(purgatory.timer)
     clock.advance(10.0)
@@ -87,7 +91,7 @@ def test_a_reschedule_within_its_bucket_moves_nothing(purgatory: DelayedOperatio
     assert clock.armed == []
 
 
-def test_what_is_rescheduled_within_its_bucket_runs_at_its_new_time(
+def test_an_operation_rescheduled_within_its_bucket_expires_at_its_new_deadline(
     purgatory: DelayedOperationPurgatory, clock: FaultLog
 ) -> None:
     members = watch(purgatory, 3)
@@ -100,7 +104,7 @@ def test_what_is_rescheduled_within_its_bucket_runs_at_its_new_time(
     assert done == [[False] * 3, [False, False, True], [False, True, True], [True] * 3]
 
 
-def test_of_the_calls_of_a_timer(clock: FaultLog) -> None:
+def test_cancelled_calls_of_a_timer_take_no_memory(clock: FaultLog) -> None:
     timer = WheelTimer(clock)
     calls = deque(timer.call_later(HOURS, int) for _ in range(PENDING))
     for _ in range(10 * PENDING):

@@ -69,7 +69,7 @@ async def test_an_operation_that_is_awaited_late_is_not_reported(reports: list[s
     assert reports == []
 
 
-async def test_one_that_is_neither_awaited_nor_asked_is_reported_when_it_is_collected(reports: list[str]) -> None:
+async def test_an_exception_never_retrieved_is_reported_when_its_operation_is_collected(reports: list[str]) -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation = purgatory.try_complete_else_watch(Broken(5.0, ready=True), ["key"])
         for _ in range(5):
@@ -83,7 +83,9 @@ async def test_one_that_is_neither_awaited_nor_asked_is_reported_when_it_is_coll
 
 
 @pytest.mark.parametrize("ask", ["exception", "result"])
-def test_asking_is_enough(purgatory: DelayedOperationPurgatory, clock: FaultLog, ask: str) -> None:
+def test_reading_the_exception_or_the_result_is_enough(
+    purgatory: DelayedOperationPurgatory, clock: FaultLog, ask: str
+) -> None:
     operation = purgatory.try_complete_else_watch(Broken(5.0, ready=True), ["key"])
     if ask == "exception":
         assert isinstance(operation.exception(), ValueError)
@@ -119,7 +121,7 @@ class TestFramesOfTheCaller:
         raise AssertionError
 
     @pytest.mark.parametrize("retrieved", [True, False])
-    def test_on_a_virtual_clock(
+    def test_they_keep_their_variables_on_a_virtual_clock(
         self, purgatory: DelayedOperationPurgatory, clock: VirtualClock, retrieved: bool
     ) -> None:
         operation = purgatory.try_complete_else_watch(Broken(), ["key"])
@@ -134,7 +136,7 @@ class TestFramesOfTheCaller:
         clock.advance(1.0)
         assert self.variables(error)["secret"] == "request 7"
 
-    async def test_on_a_loop(self, reports: list[str]) -> None:
+    async def test_they_keep_their_variables_on_a_loop(self, reports: list[str]) -> None:
         async with DelayedOperationPurgatory() as purgatory:
             operation = purgatory.try_complete_else_watch(Broken(), ["key"])
             task = asyncio.ensure_future(wait(operation))

@@ -39,7 +39,7 @@ class Shifted(FaultLog):
 
 
 @pytest.mark.parametrize("jump", [1.0, 3600.0, 10 * YEAR, 1000 * YEAR])
-def test_a_clock_that_jumps_far_ahead(jump: float) -> None:
+def test_all_tasks_run_in_order_after_a_clock_has_jumped_far_ahead(jump: float) -> None:
     clock = Jumping()
     timer = WheelTimer(clock)
     order: list[float] = []
@@ -65,7 +65,7 @@ def test_a_clock_that_jumps_far_ahead(jump: float) -> None:
     check_timer(timer)
 
 
-def test_a_clock_that_jumps_keeps_what_is_added_at_its_new_time() -> None:
+def test_a_task_added_after_a_jump_runs_at_its_deadline() -> None:
     clock = Jumping()
     timer = WheelTimer(clock)
     timer.add(Note(clock), 0.01)
@@ -77,8 +77,8 @@ def test_a_clock_that_jumps_keeps_what_is_added_at_its_new_time() -> None:
     check_timer(timer)
 
 
-def test_a_clock_that_stands_still_is_not_asked_again_and_again(clock: FaultLog) -> None:
-    # It calls back although its time does not move: each call is answered with one, a millisecond later.
+def test_a_clock_that_stands_still_is_armed_once_for_each_call(clock: FaultLog) -> None:
+    # The clock calls back although its time does not move. Each call arms one more, a millisecond later.
     timer = WheelTimer(clock)
     note = Note(clock)
     timer.add(note, 5.0)
@@ -93,7 +93,7 @@ def test_a_clock_that_stands_still_is_not_asked_again_and_again(clock: FaultLog)
 
 
 @pytest.mark.parametrize("seconds", [-0.001, -0.0005, 0.0005, 0.4, 90.0])
-def test_a_clock_that_calls_early_or_late(seconds: float) -> None:
+def test_operations_expire_once_when_the_clock_calls_early_or_late(seconds: float) -> None:
     randomly = random.Random(seconds)
     clock = Shifted(lambda: seconds * randomly.random())
     purgatory = DelayedOperationPurgatory(clock=clock)
@@ -118,7 +118,7 @@ def test_a_clock_that_calls_early_or_late(seconds: float) -> None:
     assert (purgatory.num_delayed, len(purgatory.timer)) == (0, 0)
 
 
-def test_a_clock_that_calls_back_twice(clock: VirtualClock) -> None:
+def test_a_task_runs_once_when_the_clock_calls_back_twice(clock: VirtualClock) -> None:
     timer = WheelTimer(clock)
     notes = [Note(clock) for _ in range(3)]
     for n, note in enumerate(notes):

@@ -1,4 +1,4 @@
-"""Keys whose own `__hash__` and `__eq__` do what they like, in the middle of a call."""
+"""Keys whose `__hash__` and `__eq__` call the purgatory in the middle of a call."""
 
 import gc
 import weakref
@@ -12,7 +12,7 @@ from tests.support.operations import FaultLog, Flag, Late
 
 
 class Key:
-    """Equal to its likes. Calls `then` when it is hashed for the nth time."""
+    """A key that equals all of its class, and calls `then` when it is hashed for the nth time."""
 
     def __init__(self, nth: int, then: Callable[[], object]) -> None:
         self.left = nth
@@ -37,7 +37,7 @@ class Incomparable:
 
 
 @pytest.mark.parametrize("ready", [False, True])
-def test_keys_that_cannot_be_compared_with_each_other_are_refused_before_anything(
+def test_keys_that_cannot_be_compared_are_refused_before_anything_is_registered(
     purgatory: DelayedOperationPurgatory, ready: bool
 ) -> None:
     operation = Flag(1.0, ready=ready)
@@ -53,7 +53,7 @@ def test_a_key_given_twice_is_watched_once(purgatory: DelayedOperationPurgatory)
     assert purgatory.watched == 2
 
 
-def test_keys_that_hand_over_the_same_operation(purgatory: DelayedOperationPurgatory) -> None:
+def test_an_operation_that_its_own_keys_hand_over_is_watched_once(purgatory: DelayedOperationPurgatory) -> None:
     operation = Flag()
 
     def keys() -> Iterator[str]:
@@ -68,7 +68,7 @@ def test_keys_that_hand_over_the_same_operation(purgatory: DelayedOperationPurga
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_a_key_that_watches_another_on_the_same_key_loses_none(purgatory: DelayedOperationPurgatory, nth: int) -> None:
+def test_a_key_that_watches_an_operation_on_itself_loses_none(purgatory: DelayedOperationPurgatory, nth: int) -> None:
     inner, outer = Flag(), Flag()
     key = Key(nth, lambda: purgatory.try_complete_else_watch(inner, [Key(0, int)]))
     purgatory.try_complete_else_watch(outer, [key])
@@ -82,7 +82,7 @@ def test_a_key_that_watches_another_on_the_same_key_loses_none(purgatory: Delaye
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_a_key_that_closes_the_purgatory_leaves_nobody_waiting(
+def test_a_key_that_closes_the_purgatory_leaves_no_operation_pending(
     purgatory: DelayedOperationPurgatory, clock: VirtualClock, nth: int
 ) -> None:
     operation = Flag()
@@ -97,7 +97,7 @@ def test_a_key_that_closes_the_purgatory_leaves_nobody_waiting(
     check_purgatory(purgatory)
 
 
-def test_a_fault_keeps_no_operation_that_it_is_not_about(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+def test_a_reported_fault_keeps_no_other_operation_alive(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
     late = purgatory.try_complete_else_watch(Late(), ["key"])
     unrelated = purgatory.try_complete_else_watch(Flag(), ["key"])
     late.ready = unrelated.ready = True

@@ -1,4 +1,4 @@
-"""A delayed operation as seen by its maker and by tasks that await it."""
+"""A delayed operation: its outcomes, and the tasks that await it."""
 
 import asyncio
 import gc
@@ -21,14 +21,14 @@ def outcome(operation: Flag) -> tuple[bool, bool, bool]:
     return operation.done(), operation.expired(), operation.cancelled()
 
 
-def test_before_it_is_watched() -> None:
+def test_a_new_operation_is_pending_and_unwatched() -> None:
     operation = Flag(5.0)
     assert outcome(operation) == (False, False, False)
     assert repr(operation) == "<Flag pending unwatched timeout=5.0>"
     assert operation.outcome is None
 
 
-def test_pending(purgatory: DelayedOperationPurgatory) -> None:
+def test_a_pending_operation_has_no_result(purgatory: DelayedOperationPurgatory) -> None:
     operation = purgatory.try_complete_else_watch(Flag(5.0), ["key"])
     assert outcome(operation) == (False, False, False)
     assert repr(operation) == "<Flag pending deadline=5.0>"
@@ -38,7 +38,7 @@ def test_pending(purgatory: DelayedOperationPurgatory) -> None:
         operation.exception()
 
 
-def test_completed_by_its_condition(purgatory: DelayedOperationPurgatory) -> None:
+def test_an_operation_completed_by_its_condition_has_a_result(purgatory: DelayedOperationPurgatory) -> None:
     operation = purgatory.try_complete_else_watch(Flag(5.0), ["key"])
     operation.ready = True
     assert purgatory.check_and_complete("key") == 1
@@ -49,7 +49,9 @@ def test_completed_by_its_condition(purgatory: DelayedOperationPurgatory) -> Non
     assert repr(operation) == "<Flag completed>"
 
 
-def test_completed_by_its_deadline(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
+def test_an_operation_completed_by_its_deadline_has_expired(
+    purgatory: DelayedOperationPurgatory, clock: VirtualClock
+) -> None:
     operation = purgatory.try_complete_else_watch(Flag(5.0), ["key"])
     clock.advance(5.0)
     assert outcome(operation) == (True, True, False)
@@ -57,7 +59,9 @@ def test_completed_by_its_deadline(purgatory: DelayedOperationPurgatory, clock: 
     assert operation.calls == ["flag completes", "flag expires"]
 
 
-def test_cancelled(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
+def test_a_cancelled_operation_raises_operation_cancelled(
+    purgatory: DelayedOperationPurgatory, clock: VirtualClock
+) -> None:
     operation = purgatory.try_complete_else_watch(Flag(5.0), ["key"])
     assert operation.cancel()
     assert not operation.cancel()
@@ -70,7 +74,7 @@ def test_cancelled(purgatory: DelayedOperationPurgatory, clock: VirtualClock) ->
     assert operation.calls == []
 
 
-def test_failed(purgatory: DelayedOperationPurgatory) -> None:
+def test_a_failed_operation_has_its_exception(purgatory: DelayedOperationPurgatory) -> None:
     error = LookupError()
 
     class Failing(Flag):
@@ -86,7 +90,7 @@ def test_failed(purgatory: DelayedOperationPurgatory) -> None:
     assert repr(operation).endswith("Failing failed>")
 
 
-def test_in_on_complete_it_knows_whether_it_was_the_deadline(
+def test_on_complete_can_ask_whether_the_operation_has_expired(
     purgatory: DelayedOperationPurgatory, clock: VirtualClock
 ) -> None:
     seen: list[tuple[bool, bool]] = []
@@ -102,7 +106,7 @@ def test_in_on_complete_it_knows_whether_it_was_the_deadline(
     assert seen == [(False, False), (True, False)]
 
 
-def test_it_may_be_forced_or_cancelled_outside_a_purgatory() -> None:
+def test_an_operation_may_be_forced_or_cancelled_outside_a_purgatory() -> None:
     forced, cancelled = Flag(), Flag()
     assert forced.force_complete()
     assert forced.result() == "result of flag"
@@ -126,7 +130,7 @@ def test_a_fault_outside_a_purgatory_goes_to_the_log(caplog: pytest.LogCaptureFi
     assert "Failing failed, and its exception was never retrieved" in caplog.text
 
 
-def test_the_methods_to_write_are_required() -> None:
+def test_the_abstract_methods_are_required() -> None:
     class Incomplete(DelayedOperation[None]):
         pass
 
@@ -134,7 +138,7 @@ def test_the_methods_to_write_are_required() -> None:
         type.__call__(Incomplete, 1.0)
 
 
-def test_a_deadline_that_comes_for_one_that_is_done_does_nothing(purgatory: DelayedOperationPurgatory) -> None:
+def test_the_deadline_of_a_finished_operation_does_nothing(purgatory: DelayedOperationPurgatory) -> None:
     operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
     operation.cancel()
     operation._timer_expire()
@@ -152,7 +156,7 @@ class TestAwait:
             purgatory.check_and_complete("key")
             assert await task == "result of flag"
 
-    async def test_one_that_is_done_is_awaited_without_waiting(self) -> None:
+    async def test_a_finished_operation_is_awaited_without_waiting(self) -> None:
         async with DelayedOperationPurgatory() as purgatory:
             assert await purgatory.try_complete_else_watch(Flag(ready=True), ["key"]) == "result of flag"
 
@@ -162,12 +166,12 @@ class TestAwait:
             assert await purgatory.try_complete_else_watch(operation, ["key"]) == "result of flag"
             assert operation.expired()
 
-    async def test_again_and_again(self) -> None:
+    async def test_a_second_await_yields_the_same_result(self) -> None:
         async with DelayedOperationPurgatory() as purgatory:
             operation = purgatory.try_complete_else_watch(Flag(0.001), ["key"])
             assert await operation == await operation == operation.result()
 
-    async def test_by_many_tasks(self) -> None:
+    async def test_many_tasks_get_the_result_of_one_operation(self) -> None:
         async with DelayedOperationPurgatory() as purgatory:
             operation = purgatory.try_complete_else_watch(Flag(), ["key"])
             tasks = [asyncio.create_task(_wait(operation)) for _ in range(5)]
@@ -176,7 +180,7 @@ class TestAwait:
             assert await asyncio.gather(*tasks) == ["result of flag"] * 5
             assert operation.calls == ["flag completes"]
 
-    async def test_by_gather_and_wait_for(self) -> None:
+    async def test_gather_and_wait_for_take_operations(self) -> None:
         async with DelayedOperationPurgatory() as purgatory:
             operations = [purgatory.try_complete_else_watch(Flag(0.001, str(n)), ["key"]) for n in range(3)]
             assert await asyncio.gather(*operations) == ["result of 0", "result of 1", "result of 2"]
@@ -186,18 +190,20 @@ class TestAwait:
             assert patient.cancelled()
             assert purgatory.num_delayed == 0
 
-    async def test_one_that_no_purgatory_holds_is_refused_for_it_would_hang(self) -> None:
+    async def test_an_operation_outside_a_purgatory_is_refused_as_it_would_hang(self) -> None:
         with pytest.raises(PurgatoryError, match="would never complete"):
             await Flag(1.0)
 
-    async def test_on_a_virtual_clock(self, purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
+    async def test_an_operation_on_a_virtual_clock_can_be_awaited(
+        self, purgatory: DelayedOperationPurgatory, clock: VirtualClock
+    ) -> None:
         operation = purgatory.try_complete_else_watch(Flag(3600.0), ["key"])
         task = asyncio.create_task(_wait(operation))
         await turn()
         clock.advance(3600.0)
         assert await task == "result of flag"
 
-    def test_on_another_event_loop_it_is_refused_for_it_would_hang(self) -> None:
+    def test_an_operation_of_another_event_loop_is_refused_as_it_would_hang(self) -> None:
         with asyncio.Runner() as runner, asyncio.Runner() as other:
             purgatory = DelayedOperationPurgatory()
 
@@ -212,7 +218,7 @@ class TestAwait:
 
 class TestReschedule:
     @pytest.mark.parametrize("timeout", [1.0, 9.0])
-    def test_to_an_earlier_or_a_later_deadline_counted_from_now(
+    def test_an_earlier_or_a_later_deadline_counts_from_now(
         self, purgatory: DelayedOperationPurgatory, clock: VirtualClock, timeout: float
     ) -> None:
         operation = purgatory.try_complete_else_watch(Flag(5.0), ["key"])
@@ -223,7 +229,9 @@ class TestReschedule:
         clock.advance(0.001)
         assert operation.expired()
 
-    def test_to_never_and_back(self, purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
+    def test_a_deadline_may_be_removed_and_set_again(
+        self, purgatory: DelayedOperationPurgatory, clock: VirtualClock
+    ) -> None:
         operation = purgatory.try_complete_else_watch(Flag(5.0), ["key"])
         operation.reschedule(None)
         clock.advance(100.0)
@@ -233,13 +241,15 @@ class TestReschedule:
         clock.advance(0)
         assert operation.expired()
 
-    def test_of_one_that_had_no_deadline(self, purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
+    def test_an_operation_without_a_deadline_may_get_one(
+        self, purgatory: DelayedOperationPurgatory, clock: VirtualClock
+    ) -> None:
         operation = purgatory.try_complete_else_watch(Flag(), ["key"])
         operation.reschedule(1.0)
         clock.advance(1.0)
         assert operation.expired()
 
-    def test_from_inside_the_second_check(self, purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
+    def test_the_second_check_may_reschedule(self, purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
         class Eager(Flag):
             tries = 0
 
@@ -253,7 +263,7 @@ class TestReschedule:
         clock.advance(1.0)
         assert operation.expired()
 
-    def test_only_while_it_waits(self, purgatory: DelayedOperationPurgatory) -> None:
+    def test_only_a_pending_operation_may_be_rescheduled(self, purgatory: DelayedOperationPurgatory) -> None:
         fresh = Flag(1.0)
         done = purgatory.try_complete_else_watch(Flag(1.0, ready=True), ["key"])
         for operation in (fresh, done):

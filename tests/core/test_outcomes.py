@@ -1,4 +1,4 @@
-"""What `outcome` tells, in `on_complete` and afterwards; and that neither a close nor a deadline is what it is not."""
+"""The outcome in `on_complete` and afterwards: a close is no success, and a true condition no timeout."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,21 +10,21 @@ from purgatory import DelayedOperationPurgatory, FinishedOperation, OperationCan
 from tests.support.operations import FaultLog, Flag
 
 
-class Telling(Flag):
+class Noting(Flag):
     """Notes its outcome while it is being completed."""
 
     def __init__(self, timeout: float | None = None, *, ready: bool = False) -> None:
         super().__init__(timeout, ready=ready)
-        self.told: list[str | None] = [self.outcome]
-        self.then = lambda: self.told.append(self.outcome)
+        self.noted: list[str | None] = [self.outcome]
+        self.then = lambda: self.noted.append(self.outcome)
 
     def on_expiration(self) -> None:
         super().on_expiration()
-        self.told.append(self.outcome)
+        self.noted.append(self.outcome)
 
 
-class Untrue(Telling):
-    """Becomes true only in the moment in which it is tried at its deadline, or never if there is no `clock`."""
+class Untrue(Noting):
+    """Becomes true when it is tried at its deadline, or never without a `clock`."""
 
     def __init__(self, timeout: float, clock: VirtualClock | None = None, error: BaseException | None = None) -> None:
         super().__init__(timeout)
@@ -42,7 +42,7 @@ class Untrue(Telling):
 
 
 def heard(purgatory: DelayedOperationPurgatory) -> list[str]:
-    """The outcomes that a listener is told of, from now on."""
+    """The outcomes that a listener is called with from now on."""
     outcomes: list[str] = []
 
     def listen(finished: FinishedOperation) -> None:
@@ -78,17 +78,17 @@ WAYS: dict[str, tuple[str, Callable[[DelayedOperationPurgatory, VirtualClock, Fl
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_outcome_is_told_in_on_complete_and_afterwards(
+def test_the_outcome_is_known_in_on_complete_and_afterwards(
     purgatory: DelayedOperationPurgatory, clock: FaultLog, way: str
 ) -> None:
     outcomes = heard(purgatory)
-    operation = purgatory.try_complete_else_watch(Telling(10.0), ["key"])
+    operation = purgatory.try_complete_else_watch(Noting(10.0), ["key"])
     assert operation.outcome is None
     outcome, finish = WAYS[way]
     finish(purgatory, clock, operation)
     assert operation.outcome == outcome
-    told = {"cancelled": 0, "expired": 2}.get(outcome, 1)
-    assert operation.told == [None] + [outcome] * told
+    times = {"cancelled": 0, "expired": 2}.get(outcome, 1)
+    assert operation.noted == [None] + [outcome] * times
     assert outcomes == [outcome]
     assert counts(purgatory) == {outcome: 1}
     assert operation.expired() == (outcome == "expired")
@@ -96,16 +96,16 @@ def test_an_outcome_is_told_in_on_complete_and_afterwards(
     assert clock.faults == []
 
 
-def test_an_operation_that_never_waited(purgatory: DelayedOperationPurgatory) -> None:
+def test_an_operation_that_never_waited_has_completed_at_once(purgatory: DelayedOperationPurgatory) -> None:
     outcomes = heard(purgatory)
-    operation = purgatory.try_complete_else_watch(Telling(10.0, ready=True), ["key"])
+    operation = purgatory.try_complete_else_watch(Noting(10.0, ready=True), ["key"])
     assert operation.outcome == "completed_at_once"
-    assert operation.told == [None, "completed_at_once"]
+    assert operation.noted == [None, "completed_at_once"]
     assert outcomes == ["completed_at_once"]
     assert counts(purgatory) == {"completed_at_once": 1}
 
 
-def test_an_operation_that_failed(purgatory: DelayedOperationPurgatory) -> None:
+def test_an_operation_whose_on_complete_raises_has_failed(purgatory: DelayedOperationPurgatory) -> None:
     class Broken(Flag):
         def on_complete(self) -> str:
             raise LookupError
@@ -124,15 +124,15 @@ def test_a_new_operation_has_no_outcome() -> None:
 
 
 def test_an_operation_closed_deep_inside_others_is_closed_too(purgatory: DelayedOperationPurgatory) -> None:
-    # Each completes all others from its on_complete, so most are completed by the outermost, later.
+    # Each on_complete completes the next operation; beyond the nesting limit the outermost call does so later.
     operations = [purgatory.try_complete_else_watch(Flag(), ["key"]) for _ in range(100)]
     for operation, following in pairwise(operations):
         operation.then = following.force_complete
     operations[-1].then = purgatory.complete_all
-    closed = purgatory.try_complete_else_watch(Telling(), ["key"])
+    closed = purgatory.try_complete_else_watch(Noting(), ["key"])
     operations[0].force_complete()
     assert closed.outcome == "closed"
-    assert closed.told == [None, "closed"]
+    assert closed.noted == [None, "closed"]
     assert counts(purgatory) == {"satisfied": 100, "closed": 1}
 
 
@@ -148,14 +148,16 @@ class TestAClose:
         assert outcomes == ["closed"] * 3
         assert counts(purgatory) == {"closed": 3}
 
-    def test_a_purgatory_tells_that_it_is_closed(self, purgatory: DelayedOperationPurgatory) -> None:
+    def test_closed_is_already_true_while_a_close_completes_operations(
+        self, purgatory: DelayedOperationPurgatory
+    ) -> None:
         assert not purgatory.closed
         seen: list[bool] = []
         operation = purgatory.try_complete_else_watch(Flag(), ["key"])
         operation.then = lambda: seen.append(purgatory.closed)
         purgatory.close()
         assert purgatory.closed
-        assert seen == [True], "what is completed by the close can tell"
+        assert seen == [True], "seen by on_complete"
         with pytest.raises(PurgatoryClosed):
             purgatory.try_complete_else_watch(Flag(), ["key"])
 
@@ -170,7 +172,7 @@ class TestAClose:
         await closing
         assert counts(purgatory) == {"closed": 3000}
 
-    def test_complete_all_closes_nothing_but_its_operations(self, purgatory: DelayedOperationPurgatory) -> None:
+    def test_complete_all_does_not_close_the_purgatory(self, purgatory: DelayedOperationPurgatory) -> None:
         purgatory.try_complete_else_watch(Flag(), ["key"])
         assert purgatory.complete_all() == 1
         assert not purgatory.closed
@@ -189,13 +191,13 @@ class TestTheLastTry:
         assert (operation.done(), operation.expired()) == (True, False)
         assert operation.outcome == "satisfied"
         assert operation.calls == ["flag completes"], "and on_expiration is not called"
-        assert operation.told == [None, "satisfied"]
+        assert operation.noted == [None, "satisfied"]
         assert operation.tries == [1.0], "tried once, and not before its deadline"
         assert outcomes == ["satisfied"]
         assert counts(purgatory) == {"satisfied": 1, "missed": 1}
         assert (purgatory.num_delayed, len(purgatory.timer)) == (0, 0)
 
-    def test_a_condition_that_does_not_hold_at_the_deadline_is_one(
+    def test_a_condition_that_does_not_hold_at_the_deadline_is_a_timeout(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog
     ) -> None:
         operation = purgatory.try_complete_else_watch(Untrue(1.0), ["key"])
@@ -203,13 +205,15 @@ class TestTheLastTry:
         assert operation.outcome == "expired"
         assert counts(purgatory) == {"expired": 1}
 
-    def test_what_is_checked_in_time_is_not_missed(self, purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+    def test_an_operation_checked_in_time_is_not_missed(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
+    ) -> None:
         operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
         check(purgatory, operation)
         clock.advance(2.0)
         assert counts(purgatory) == {"satisfied": 1}
 
-    def test_what_it_raises_makes_the_operation_fail(
+    def test_its_exception_makes_the_operation_fail(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog
     ) -> None:
         error = LookupError()
@@ -283,7 +287,7 @@ class TestAFaultOfOnExpiration:
         assert outcomes == ["expired"]
         assert counts(purgatory) == {"expired": 1}
 
-    async def test_it_is_awaited_as_if_nothing_had_happened(self) -> None:
+    async def test_the_awaiter_gets_the_result(self) -> None:
         class Broken(Flag):
             def on_expiration(self) -> None:
                 raise LookupError

@@ -45,7 +45,7 @@ class TestWatch:
         purgatory.try_complete_else_watch(Flag(), ["a", "b", "a"])
         assert purgatory.watched == 2
 
-    def test_the_watched_keys_are_those_of_all_that_wait_each_once(self, purgatory: DelayedOperationPurgatory) -> None:
+    def test_watched_keys_has_each_key_with_a_watcher_list_once(self, purgatory: DelayedOperationPurgatory) -> None:
         assert purgatory.watched_keys() == []
         operations = [purgatory.try_complete_else_watch(Flag(), [*"ab", number]) for number in range(3)]
         assert set(purgatory.watched_keys()) == {"a", "b", 0, 1, 2}
@@ -71,7 +71,7 @@ class TestWatch:
         clock.advance(1e9)
         assert not operation.done()
 
-    def test_a_timeout_of_zero_expires_on_the_next_turn(
+    def test_a_timeout_of_zero_expires_on_the_next_iteration(
         self, purgatory: DelayedOperationPurgatory, clock: VirtualClock
     ) -> None:
         operation = purgatory.try_complete_else_watch(Flag(0), ["key"])
@@ -88,10 +88,12 @@ class TestCheck:
         assert purgatory.check_and_complete("key") == 4
         assert calls == [f"{n} completes" for n in (0, 3, 6, 9)]
 
-    def test_a_key_without_a_watcher_list(self, purgatory: DelayedOperationPurgatory) -> None:
+    def test_a_check_of_a_key_without_a_watcher_list_completes_none(self, purgatory: DelayedOperationPurgatory) -> None:
         assert purgatory.check_and_complete("key") == 0
 
-    def test_soon_is_on_the_next_turn(self, purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
+    def test_a_check_soon_is_made_on_the_next_iteration(
+        self, purgatory: DelayedOperationPurgatory, clock: VirtualClock
+    ) -> None:
         operation = purgatory.try_complete_else_watch(Flag(), ["key"])
         operation.ready = True
         purgatory.check_and_complete_soon("key")
@@ -100,7 +102,7 @@ class TestCheck:
         assert operation.done()
         assert purgatory.watched == 0
 
-    def test_calls_for_the_same_key_in_one_turn_make_one_pass(
+    def test_calls_for_the_same_key_in_one_iteration_make_one_pass(
         self, purgatory: DelayedOperationPurgatory, clock: VirtualClock
     ) -> None:
         tries: list[str] = []
@@ -121,9 +123,7 @@ class TestCheck:
         clock.advance(1)
         assert tries == ["a", "b"]
 
-    def test_soon_passes_over_the_finished_and_removes_them(
-        self, purgatory: DelayedOperationPurgatory, clock: VirtualClock
-    ) -> None:
+    def test_a_check_soon_removes_dead_entries(self, purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
         operations = [purgatory.try_complete_else_watch(Flag(), ["key"]) for _ in range(3)]
         operations[1].cancel()
         operations[2].ready = True
@@ -132,7 +132,7 @@ class TestCheck:
         assert [operation.done() for operation in operations] == [False, True, True]
         assert purgatory.watched == 1
 
-    def test_soon_for_a_key_whose_list_is_gone_by_then(
+    def test_a_list_may_be_dropped_during_its_check_soon(
         self, purgatory: DelayedOperationPurgatory, clock: VirtualClock
     ) -> None:
         operation = purgatory.try_complete_else_watch(Flag(then=lambda: purgatory.cancel_for_key("key")), ["key"])
@@ -142,7 +142,7 @@ class TestCheck:
         assert operation.done()
         assert purgatory.watched == 0
 
-    def test_soon_from_inside_its_own_pass_is_on_the_turn_after(
+    def test_a_check_soon_from_inside_its_own_pass_is_made_on_the_following_iteration(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog
     ) -> None:
         tried: list[int] = []
@@ -159,15 +159,15 @@ class TestCheck:
         tried.append(0)
         purgatory.check_and_complete_soon("key")
         clock.advance(0)
-        assert tried == [0, 1, 2, 3, 4], "a turn each"
+        assert tried == [0, 1, 2, 3, 4], "an iteration each"
 
-    def test_soon_for_a_key_without_a_watcher_list_asks_for_no_turn(
+    def test_a_check_soon_of_a_key_without_a_watcher_list_arms_no_call(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog
     ) -> None:
         purgatory.check_and_complete_soon("key")
         assert clock.armed == []
 
-    async def test_from_another_thread(self) -> None:
+    async def test_check_and_complete_threadsafe_completes_from_another_thread(self) -> None:
         async with DelayedOperationPurgatory() as purgatory:
             operation = purgatory.try_complete_else_watch(Flag(), ["key"])
 
@@ -180,19 +180,21 @@ class TestCheck:
             assert await asyncio.wait_for(operation, 30) == "result of flag"
             thread.join()
 
-    async def test_from_another_thread_before_and_after_anybody_waits(self) -> None:
+    async def test_check_and_complete_threadsafe_is_harmless_before_a_watch_and_after_a_close(self) -> None:
         purgatory = DelayedOperationPurgatory()
         purgatory.check_and_complete_threadsafe("key")
         await purgatory.aclose()
         purgatory.check_and_complete_threadsafe("key")
 
-    def test_from_another_thread_it_takes_an_event_loop(self, purgatory: DelayedOperationPurgatory) -> None:
+    def test_check_and_complete_threadsafe_needs_an_event_loop(self, purgatory: DelayedOperationPurgatory) -> None:
         with pytest.raises(PurgatoryError, match="no event loop"):
             purgatory.check_and_complete_threadsafe("key")
 
 
 class TestAll:
-    def test_cancel_for_key(self, purgatory: DelayedOperationPurgatory) -> None:
+    def test_cancel_for_key_cancels_and_returns_its_pending_operations(
+        self, purgatory: DelayedOperationPurgatory
+    ) -> None:
         first, second = (purgatory.try_complete_else_watch(Flag(), ["a", "b"]) for _ in range(2))
         other = purgatory.try_complete_else_watch(Flag(), ["b"])
         first.force_complete()
@@ -202,7 +204,7 @@ class TestAll:
         assert (second.cancelled(), third.cancelled(), other.done()) == (True, True, False)
         assert purgatory.num_delayed == 1
 
-    def test_complete_all(self, purgatory: DelayedOperationPurgatory) -> None:
+    def test_complete_all_completes_every_operation(self, purgatory: DelayedOperationPurgatory) -> None:
         calls: list[str] = []
         for n in range(5):
             purgatory.try_complete_else_watch(Flag(9.0, str(n), calls=calls), ["a", n])
@@ -211,7 +213,7 @@ class TestAll:
         assert purgatory.num_delayed == 0
         assert len(purgatory.timer) == 0
 
-    def test_cancel_all(self, purgatory: DelayedOperationPurgatory) -> None:
+    def test_cancel_all_cancels_every_operation(self, purgatory: DelayedOperationPurgatory) -> None:
         operations = [purgatory.try_complete_else_watch(Flag(9.0), ["a", n]) for n in range(5)]
         assert purgatory.cancel_all() == 5
         assert all(operation.cancelled() for operation in operations)
@@ -228,7 +230,7 @@ class TestClose:
         assert not any(operation.expired() for operation in operations)
         assert (purgatory.num_delayed, purgatory.watched, len(purgatory.timer)) == (0, 0, 0)
 
-    async def test_no_new_ones_are_taken(self) -> None:
+    async def test_a_closed_purgatory_takes_no_operations(self) -> None:
         purgatory = DelayedOperationPurgatory("fetch")
         await purgatory.aclose()
         await purgatory.aclose()
@@ -238,7 +240,7 @@ class TestClose:
             async with purgatory:
                 raise AssertionError
 
-    async def test_while_it_closes_no_new_ones_are_taken_either(self) -> None:
+    async def test_a_closing_purgatory_takes_no_operations_either(self) -> None:
         purgatory = DelayedOperationPurgatory()
         for _ in range(2500):
             purgatory.try_complete_else_watch(Flag(), ["key"])
@@ -249,7 +251,7 @@ class TestClose:
             purgatory.try_complete_else_watch(Flag(), ["key"])
         await closing
 
-    async def test_on_a_virtual_clock_it_may_be_a_context_manager_too(self, clock: VirtualClock) -> None:
+    async def test_a_purgatory_on_a_virtual_clock_is_a_context_manager_too(self, clock: VirtualClock) -> None:
         async with DelayedOperationPurgatory(clock=clock) as purgatory:
             operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
             clock.advance(1.0)
@@ -257,7 +259,7 @@ class TestClose:
             other = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
         assert other.done()
 
-    async def test_a_cancelled_close_closes_all_the_same(self) -> None:
+    async def test_a_cancelled_aclose_completes_every_operation(self) -> None:
         purgatory = DelayedOperationPurgatory()
         operations = [purgatory.try_complete_else_watch(Flag(), ["key"]) for _ in range(3000)]
         closing = asyncio.create_task(purgatory.aclose())
@@ -267,7 +269,7 @@ class TestClose:
             await closing
         assert all(operation.done() for operation in operations)
 
-    def test_at_once_where_nothing_can_be_awaited(
+    def test_close_completes_every_operation_at_once(
         self, purgatory: DelayedOperationPurgatory, clock: VirtualClock
     ) -> None:
         operation = purgatory.try_complete_else_watch(Flag(5.0), ["key"])
@@ -276,7 +278,7 @@ class TestClose:
         assert operation.done()
         assert "scheduled=0" in repr(clock)
 
-    def test_inside_a_long_pass_it_leaves_the_clock_alone(
+    def test_a_close_inside_a_long_pass_leaves_no_call_scheduled(
         self, purgatory: DelayedOperationPurgatory, clock: VirtualClock
     ) -> None:
         operations = [purgatory.try_complete_else_watch(Flag(9.0), ["key"]) for _ in range(3000)]
@@ -291,9 +293,9 @@ class TestClose:
 
 
 class TestReentrancy:
-    """Everything may be called from inside an operation."""
+    """Any call may come from inside an operation."""
 
-    def test_on_complete_watches_a_new_one_on_the_same_key(self, purgatory: DelayedOperationPurgatory) -> None:
+    def test_on_complete_may_watch_an_operation_on_the_same_key(self, purgatory: DelayedOperationPurgatory) -> None:
         calls: list[str] = []
         second = Flag(None, "second", calls=calls)
         first = Flag(None, "first", calls=calls, then=lambda: purgatory.try_complete_else_watch(second, ["key"]))
@@ -305,7 +307,7 @@ class TestReentrancy:
         assert purgatory.check_and_complete("key") == 1
         assert calls == ["first completes", "second completes"]
 
-    def test_on_complete_checks_the_same_key(self, purgatory: DelayedOperationPurgatory) -> None:
+    def test_on_complete_may_check_the_same_key(self, purgatory: DelayedOperationPurgatory) -> None:
         calls: list[str] = []
         counts: list[int] = []
         for n in range(4):
@@ -315,7 +317,7 @@ class TestReentrancy:
         assert counts == [2]
         assert calls == ["0 completes", "1 completes", "2 completes", "3 completes"]
 
-    def test_on_complete_cancels_others(self, purgatory: DelayedOperationPurgatory) -> None:
+    def test_on_complete_may_cancel_others(self, purgatory: DelayedOperationPurgatory) -> None:
         first = purgatory.try_complete_else_watch(Flag(then=lambda: purgatory.cancel_for_key("key")), ["key"])
         others = [purgatory.try_complete_else_watch(Flag(), ["key"]) for _ in range(3)]
         first.ready = True
@@ -323,7 +325,9 @@ class TestReentrancy:
         assert all(operation.cancelled() for operation in others)
         assert purgatory.watched == 0
 
-    def test_on_complete_closes_the_purgatory(self, purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
+    def test_on_complete_may_close_the_purgatory(
+        self, purgatory: DelayedOperationPurgatory, clock: VirtualClock
+    ) -> None:
         operations = [purgatory.try_complete_else_watch(Flag(1.0, then=purgatory.close), ["a", n]) for n in range(3)]
         clock.advance(1.0)
         assert all(operation.done() for operation in operations)
@@ -331,7 +335,7 @@ class TestReentrancy:
         assert (purgatory.num_delayed, purgatory.watched) == (0, 0)
         assert "scheduled=0" in repr(clock)
 
-    def test_try_complete_closes_the_purgatory(self, purgatory: DelayedOperationPurgatory) -> None:
+    def test_try_complete_may_close_the_purgatory(self, purgatory: DelayedOperationPurgatory) -> None:
         class Closing(Flag):
             def try_complete(self) -> bool:
                 purgatory.close()
@@ -343,7 +347,7 @@ class TestReentrancy:
         assert not operation.done()
         assert purgatory.num_delayed == 0
 
-    def test_completions_that_complete_the_next_a_thousand_deep(
+    def test_a_thousand_nested_completions_all_complete(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog
     ) -> None:
         operations: list[Flag] = []
@@ -451,7 +455,7 @@ class TestStatistics:
         assert purgatory.name == "test"
 
 
-async def test_the_design_document_s_example() -> None:
+async def test_an_awaiting_task_gets_the_result_after_a_check() -> None:
     log: list[bytes] = []
 
     async with DelayedOperationPurgatory("fetch") as purgatory:
@@ -464,7 +468,7 @@ async def test_the_design_document_s_example() -> None:
         assert await waiting == "result of flag"
 
 
-async def test_cancelled_by_another_task() -> None:
+async def test_cancel_all_raises_operation_cancelled_in_the_awaiting_task() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         waiting = asyncio.create_task(_await(purgatory, Flag()))
         await turn()

@@ -1,4 +1,4 @@
-"""The whole purgatory on virtual time against a naive one, with operations that do anything to it from inside."""
+"""The whole purgatory on virtual time against a naive one, with operations that make any call from inside."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ INSIDE = [*OUTSIDE, *OUTSIDE, "force", "force", "check", "check", "raise", "rais
 
 @st.composite
 def actions(draw: st.DrawFn, depth: int, choice: list[str]) -> Action:
-    """Anything that may be done to a purgatory, with operations that do things from inside, `depth` deep."""
+    """Any call of a purgatory, with operations that make calls from inside, `depth` deep."""
     what = draw(st.sampled_from(choice))
     if what == "close" and draw(st.integers(0, 9)):
         what = "force"  # after it there is little more to see
@@ -106,13 +106,13 @@ class Real(DelayedOperation[str]):
 
 
 class RealWorld(FaultLog):
-    """The real purgatory, and a virtual clock that notes its calls and what it has to report."""
+    """The real purgatory, and a virtual clock that notes its calls and reports."""
 
     def __init__(self, listened: bool, **parameters: Any) -> None:
         super().__init__()
         self.purgatory = DelayedOperationPurgatory(clock=self, **parameters)
         if listened:
-            self.purgatory.add_listener(lambda finished: self.note("tells", *finished[2:]))
+            self.purgatory.add_listener(lambda finished: self.note("listener called", *finished[2:]))
         self.operations: list[Real] = []
         self.events: list[Event] = []
         self.numbers = 0
@@ -121,11 +121,11 @@ class RealWorld(FaultLog):
         self.events.append(event)
 
     def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> Handle:
-        def turn() -> None:
-            self.note("turn", callback.__name__, None, self.time())
+        def call() -> None:
+            self.note("clock calls", callback.__name__, None, self.time())
             callback(*args)
 
-        return super().call_at(when, turn)
+        return super().call_at(when, call)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         operation = context.get("operation")
@@ -180,7 +180,7 @@ class RealWorld(FaultLog):
 
 
 class AgainstANaivePurgatory(RuleBasedStateMachine):
-    """After every step, events and their order, outcomes and counts agree, and what is inside is consistent."""
+    """After every step, events and their order, outcomes and counts agree, and the inside is consistent."""
 
     @initialize(
         tick=st.sampled_from([0.0001, 0.0003, 0.001, 0.25, 1.0, 60.0]),
@@ -270,7 +270,7 @@ class AgainstANaivePurgatory(RuleBasedStateMachine):
         self._follow()
         while self.naive.events:
             try:
-                self.naive.turn()
+                self.naive.clock_call()
             except EXITS as error:
                 self.naive.note("exits", type(error).__name__)
         self.naive.now = when

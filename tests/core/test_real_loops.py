@@ -37,7 +37,7 @@ def busy(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("blocked", [False, True], ids=["under load", "blocked for 300 ms at times"])
-async def test_none_is_early_and_none_is_lost(blocked: bool) -> None:
+async def test_no_operation_is_early_and_none_is_lost(blocked: bool) -> None:
     randomly = random.Random(blocked)
     loop = asyncio.get_running_loop()
     async with DelayedOperationPurgatory() as purgatory:

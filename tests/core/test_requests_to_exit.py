@@ -1,4 +1,4 @@
-"""`SystemExit` and `KeyboardInterrupt` from one operation: all others are done first, then it is raised. Everywhere."""
+"""`SystemExit` and `KeyboardInterrupt` of one operation are raised after all others are done."""
 
 from collections.abc import Callable
 
@@ -62,7 +62,7 @@ def check_over(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
 @pytest.mark.parametrize("method", ["try_complete", "on_complete"])
 @pytest.mark.parametrize("position", [0, 2, 4])
 @pytest.mark.parametrize("way", COMPLETE)
-def test_the_others_are_completed_first(
+def test_the_other_operations_are_completed_first(
     purgatory: DelayedOperationPurgatory,
     clock: FaultLog,
     way: str,
@@ -71,7 +71,7 @@ def test_the_others_are_completed_first(
     error: type[BaseException],
 ) -> None:
     if method == "try_complete" and way in ("complete_all", "close", "aclose"):
-        method = "on_complete"  # these do not try
+        method = "on_complete"  # these ways do not try
     operations: list[Flag] = [Flag(1.0) for _ in range(4)]
     exiting = Exiting(method, error)
     operations.insert(position, exiting)
@@ -89,7 +89,7 @@ def test_the_others_are_completed_first(
 
 @pytest.mark.parametrize("error", EXITS)
 @pytest.mark.parametrize("way", COMPLETE | CANCEL)
-def test_a_listener_that_asks_to_exit(
+def test_the_request_of_a_listener_is_raised_after_the_others_are_done(
     purgatory: DelayedOperationPurgatory, clock: FaultLog, way: str, error: type[BaseException]
 ) -> None:
     heard: list[object] = []
@@ -112,7 +112,7 @@ def test_a_listener_that_asks_to_exit(
 
 @pytest.mark.parametrize("error", EXITS)
 @pytest.mark.parametrize("way", ["advance", "complete_all", "fail_all", "close"])
-def test_thresholds(
+def test_the_waits_for_thresholds_end_first(
     purgatory: DelayedOperationPurgatory, clock: FaultLog, way: str, error: type[BaseException]
 ) -> None:
     thresholds = ThresholdPurgatory(0, purgatory)

@@ -1,4 +1,4 @@
-"""A timer belongs to one event loop: on a second one it says so, and accepts nothing that would never run."""
+"""A timer belongs to one event loop: on a second one it raises, and accepts no call that would never run."""
 
 import asyncio
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def test_a_timer_on_a_second_loop_is_refused(call: Callable[[WheelTimer], object
     assert len(timer) == left
 
 
-async def test_on_its_own_loop_it_goes_on() -> None:
+async def test_a_timer_works_on_its_own_loop() -> None:
     timer = WheelTimer()
     ran = asyncio.Event()
     timer.call_later(0.0, ran.set)

@@ -13,7 +13,7 @@ EXACT: list[Any] = [Decimal("1.5"), Fraction(3, 2), 1.5]
 
 
 @pytest.mark.parametrize("seconds", EXACT, ids=repr)
-def test_a_timeout(purgatory: DelayedOperationPurgatory, clock: FaultLog, seconds: Any) -> None:
+def test_a_timeout_may_be_of_any_real_type(purgatory: DelayedOperationPurgatory, clock: FaultLog, seconds: Any) -> None:
     operation = purgatory.try_complete_else_watch(Flag(seconds), ["key"])
     clock.advance(1.499)
     assert not operation.done()
@@ -23,7 +23,7 @@ def test_a_timeout(purgatory: DelayedOperationPurgatory, clock: FaultLog, second
 
 
 @pytest.mark.parametrize("seconds", EXACT, ids=repr)
-def test_a_reschedule(purgatory: DelayedOperationPurgatory, clock: FaultLog, seconds: Any) -> None:
+def test_a_reschedule_takes_any_real_type(purgatory: DelayedOperationPurgatory, clock: FaultLog, seconds: Any) -> None:
     operation = purgatory.try_complete_else_watch(Flag(60.0), ["key"])
     operation.reschedule(seconds)
     clock.advance(1.499)
@@ -33,7 +33,9 @@ def test_a_reschedule(purgatory: DelayedOperationPurgatory, clock: FaultLog, sec
 
 
 @pytest.mark.parametrize("seconds", EXACT, ids=repr)
-def test_the_family(purgatory: DelayedOperationPurgatory, clock: FaultLog, seconds: Any) -> None:
+def test_thresholds_and_idle_trackers_take_any_real_type(
+    purgatory: DelayedOperationPurgatory, clock: FaultLog, seconds: Any
+) -> None:
     wait = ThresholdPurgatory(0, purgatory).reach(1, seconds)
     idle: list[str] = []
     IdleTracker(seconds, idle.append, clock=clock).touch("key")
@@ -43,7 +45,7 @@ def test_the_family(purgatory: DelayedOperationPurgatory, clock: FaultLog, secon
     assert (wait.expired(), idle) == (True, ["key"])
 
 
-def test_a_timer_takes_what_can_be_added_to_the_time(clock: FaultLog) -> None:
+def test_a_timer_takes_any_number_that_can_be_added_to_the_time(clock: FaultLog) -> None:
     timer = WheelTimer(clock)
     called: list[float] = []
     later: list[Any] = [Fraction(3, 2), Decimal("1.5")]
@@ -56,7 +58,7 @@ def test_a_timer_takes_what_can_be_added_to_the_time(clock: FaultLog) -> None:
 
 
 @pytest.mark.parametrize("seconds", [Decimal("NaN"), Decimal(-1), Decimal("Infinity"), Fraction(-1, 2)], ids=repr)
-def test_one_out_of_range_is_refused(purgatory: DelayedOperationPurgatory, seconds: Any) -> None:
+def test_a_number_out_of_range_is_refused(purgatory: DelayedOperationPurgatory, seconds: Any) -> None:
     with pytest.raises(ValueError, match="timeout"):
         Flag(seconds)
     operation = purgatory.try_complete_else_watch(Flag(60.0), ["key"])
@@ -66,6 +68,6 @@ def test_one_out_of_range_is_refused(purgatory: DelayedOperationPurgatory, secon
 
 
 @pytest.mark.parametrize("seconds", ["1.5", b"1", [], 1j, object()], ids=["str", "bytes", "list", "complex", "object"])
-def test_one_that_is_no_number_is_refused(seconds: Any) -> None:
+def test_a_value_that_is_no_number_is_refused(seconds: Any) -> None:
     with pytest.raises(TypeError, match="timeout"):
         Flag(seconds)

@@ -1,4 +1,4 @@
-"""Of several awaiters, one that leaves leaves alone; the last one to leave cancels the operation."""
+"""A cancelled awaiter leaves alone; the last of several to leave cancels the operation."""
 
 import asyncio
 from collections.abc import Callable
@@ -33,7 +33,7 @@ LEAVERS: dict[str, Callable[[Flag], "asyncio.Task[str]"]] = {
 
 @pytest.mark.parametrize("leave", LEAVERS)
 @pytest.mark.parametrize("position", [0, 1, 2])
-async def test_one_that_leaves_leaves_alone(leave: str, position: int) -> None:
+async def test_a_cancelled_awaiter_leaves_alone(leave: str, position: int) -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation = purgatory.try_complete_else_watch(Flag(60.0), ["key"])
         staying = []
@@ -58,7 +58,7 @@ async def test_one_that_leaves_leaves_alone(leave: str, position: int) -> None:
 
 @pytest.mark.parametrize("leave", LEAVERS)
 @pytest.mark.parametrize("awaiters", [1, 2, 5])
-async def test_the_last_one_to_leave_cancels_the_operation(leave: str, awaiters: int) -> None:
+async def test_the_last_awaiter_to_leave_cancels_the_operation(leave: str, awaiters: int) -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation = purgatory.try_complete_else_watch(Flag(60.0), ["key"])
         tasks = [LEAVERS[leave](operation) for _ in range(awaiters)]
@@ -69,7 +69,7 @@ async def test_the_last_one_to_leave_cancels_the_operation(leave: str, awaiters:
         assert (purgatory.num_delayed, len(purgatory.timer)) == (0, 0)
 
 
-async def test_all_that_leave_in_one_iteration_cancel_it() -> None:
+async def test_awaiters_that_all_leave_in_one_iteration_cancel_the_operation() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation = purgatory.try_complete_else_watch(Flag(), ["key"])
         tasks = [asyncio.ensure_future(wait(operation)) for _ in range(3)]
@@ -81,7 +81,7 @@ async def test_all_that_leave_in_one_iteration_cancel_it() -> None:
         assert operation.cancelled()
 
 
-async def test_one_that_comes_after_all_others_have_left_finds_it_cancelled() -> None:
+async def test_an_awaiter_after_the_last_one_finds_the_operation_cancelled() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation = purgatory.try_complete_else_watch(Flag(), ["key"])
         task = asyncio.ensure_future(wait(operation))
@@ -92,7 +92,7 @@ async def test_one_that_comes_after_all_others_have_left_finds_it_cancelled() ->
             await operation
 
 
-async def test_awaiters_that_come_and_go_leave_one_that_stays_alone() -> None:
+async def test_awaiters_that_come_and_go_leave_the_operation_pending() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation = purgatory.try_complete_else_watch(Flag(), ["key"])
         staying = asyncio.ensure_future(wait(operation))
@@ -107,7 +107,7 @@ async def test_awaiters_that_come_and_go_leave_one_that_stays_alone() -> None:
         assert await staying == "result of flag"
 
 
-async def test_the_first_that_leaves_passes_the_wake_up_on_to_later_ones() -> None:
+async def test_a_first_awaiter_that_leaves_keeps_no_result_from_the_second() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation = purgatory.try_complete_else_watch(Flag(), ["key"])
         first = asyncio.ensure_future(wait(operation))
@@ -121,7 +121,7 @@ async def test_the_first_that_leaves_passes_the_wake_up_on_to_later_ones() -> No
         assert [type(outcome) for outcome in outcomes] == [asyncio.CancelledError, str]
 
 
-async def test_a_cancellation_by_name_reaches_every_awaiter() -> None:
+async def test_a_cancelled_operation_raises_in_every_awaiter() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation = purgatory.try_complete_else_watch(Flag(), ["key"])
         tasks = [asyncio.ensure_future(wait(operation)) for _ in range(3)]

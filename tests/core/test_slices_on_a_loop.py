@@ -21,7 +21,7 @@ SLICE = 1000
 
 
 class Waiting(DelayedOperation[None]):
-    """As small as an operation gets."""
+    """The smallest operation there is."""
 
     __slots__ = ()
 
@@ -33,7 +33,7 @@ class Waiting(DelayedOperation[None]):
 
 
 async def steps(measure: Callable[[], int], over: Callable[[], bool]) -> list[int]:
-    """By how much `measure()` changes in each iteration of the loop until it is `over`."""
+    """The change of `measure()` in each iteration of the loop until `over()` is true."""
     values = [measure()]
     for _ in range(1_000_000):
         await asyncio.sleep(0)
@@ -68,7 +68,7 @@ async def test_a_purge_of_many_keys_is_done_in_slices() -> None:
 
 
 def finish(purgatory: DelayedOperationPurgatory) -> None:
-    """Enough operations for a purge to be due."""
+    """Finish enough operations for a purge to be due."""
     for n in range(MANY + 100):
         purgatory.try_complete_else_watch(Waiting(None), (n % 10,)).cancel()
 
@@ -114,7 +114,7 @@ class CountingLoop(asyncio.SelectorEventLoop):
 
 
 class Tried(Flag):
-    """Counts the tries of all."""
+    """Counts the tries of all operations."""
 
     tries = 0
 
@@ -161,9 +161,9 @@ def test_calls_of_other_threads_wake_a_busy_loop_once(threads: int, keys: int) -
             assert sum(tries) == keys
             assert max(tries) <= SLICE
             assert loop.woken == 1
-            for _ in range(1000):  # what has been asked for is looked at to its end
+            for _ in range(1000):  # the passes asked for run to their ends
                 await asyncio.sleep(0)
-            # And again, as the loop is idle now.
+            # The loop is idle now, and is woken again.
             again = purgatory.try_complete_else_watch(Tried(), ("key 0",))
             again.ready = True
             in_threads(1, lambda _: purgatory.check_and_complete_threadsafe("key 0"))

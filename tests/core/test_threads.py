@@ -1,4 +1,4 @@
-"""Other threads complete conditions while the loop expires, cancels and forces; only one door is theirs."""
+"""Threads make conditions true while the loop expires, cancels and forces; one method is for other threads."""
 
 import asyncio
 import random
@@ -39,7 +39,7 @@ class Once(Flag):
         self.expirations += 1
 
 
-async def test_each_is_completed_exactly_once_and_none_is_lost() -> None:
+async def test_every_operation_is_completed_exactly_once_and_none_is_lost() -> None:
     randomly = random.Random(8)
     work: SimpleQueue[Once | None] = SimpleQueue()
 
@@ -55,7 +55,7 @@ async def test_each_is_completed_exactly_once_and_none_is_lost() -> None:
         operations: list[Once] = []
         forced = cancelled = 0
         for n in range(OPERATIONS):
-            # Half of them nobody but a thread completes.
+            # Half of them have no timeout: only a thread completes these.
             timeout = randomly.choice([None, None, None, 0.0, randomly.random() * 0.02, 60.0])
             operation = Once(timeout, randomly.randrange(KEYS))
             purgatory.try_complete_else_watch(operation, [operation.key, KEYS + n % 7])
@@ -146,18 +146,18 @@ async def _debug() -> None:
 
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.usefixtures("_debug")
-async def test_in_debug_mode_the_other_methods_refuse_other_threads_and_name_the_right_door(use: str) -> None:
-    call, door = USES[use]
+async def test_in_debug_mode_the_other_methods_refuse_other_threads_and_name_the_right_call(use: str) -> None:
+    call, instead = USES[use]
     async with DelayedOperationPurgatory() as purgatory:
         operation = purgatory.try_complete_else_watch(Flag(60.0), ["key"])
         operation.ready = True
         before = purgatory.statistics()
-        with pytest.raises(PurgatoryError, match=rf"^{use}\(\) is not for other threads .*: use {door}"):
+        with pytest.raises(PurgatoryError, match=rf"^{use}\(\) is not for other threads .*: use {instead}"):
             await asyncio.to_thread(call, purgatory, operation)
         assert purgatory.statistics() == before
         assert not operation.done()
         assert operation._timer_deadline > asyncio.get_running_loop().time() + 30
-        # On the loop's own thread all is as ever, and through the right door too.
+        # The right call completes it, and the loop's own thread may await it.
         await asyncio.to_thread(purgatory.check_and_complete_threadsafe, "key")
         assert await operation == "result of flag"
 
@@ -176,7 +176,7 @@ async def test_watching_from_another_thread_is_always_refused(debug: bool) -> No
         assert purgatory.num_delayed == 1
 
 
-def test_in_debug_mode_the_main_thread_is_another_one_too() -> None:
+def test_in_debug_mode_the_main_thread_is_refused_too() -> None:
     ready, done = threading.Event(), threading.Event()
     purgatories: list[DelayedOperationPurgatory] = []
 
@@ -198,27 +198,29 @@ def test_in_debug_mode_the_main_thread_is_another_one_too() -> None:
         thread.join()
 
 
-async def test_what_the_loop_itself_refuses_in_debug_mode_is_not_hidden() -> None:
+async def test_a_refusal_of_the_loop_itself_in_debug_mode_is_not_hidden() -> None:
     loop = asyncio.get_running_loop()
     async with DelayedOperationPurgatory() as purgatory:
         operation = purgatory.try_complete_else_watch(Flag(), ["key"])
         waiting = operation.__await__()
         next(waiting).add_done_callback(lambda _: None)
-        loop.set_debug(True)  # after the purgatory has looked
+        loop.set_debug(True)  # after the purgatory has read it
         with pytest.raises(RuntimeError, match="Non-thread-safe operation"):
             await asyncio.to_thread(operation.force_complete)
         waiting.close()
 
 
 @pytest.mark.usefixtures("_debug")
-async def test_in_debug_mode_counts_may_be_read_from_anywhere() -> None:
+async def test_in_debug_mode_counts_may_be_read_in_any_thread() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         purgatory.try_complete_else_watch(Flag(60.0), ["key"])
         assert (await asyncio.to_thread(purgatory.statistics)).num_delayed == 1
         assert await asyncio.to_thread(lambda: (purgatory.num_delayed, purgatory.watched)) == (1, 1)
 
 
-def test_a_virtual_clock_has_no_thread(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
+def test_a_virtual_clock_may_be_advanced_in_any_thread(
+    purgatory: DelayedOperationPurgatory, clock: VirtualClock
+) -> None:
     operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
     thread = threading.Thread(target=clock.advance, args=(1.0,))
     thread.start()
@@ -256,7 +258,7 @@ async def _wait(operation: Flag) -> str:
 
 
 @pytest.mark.parametrize("debug", [False, True])
-def test_a_loop_that_goes_on_in_another_thread_takes_its_purgatory_along(debug: bool) -> None:
+def test_a_purgatory_follows_its_loop_into_another_thread(debug: bool) -> None:
     purgatory = DelayedOperationPurgatory()
 
     async def complete(operation: Flag) -> str:

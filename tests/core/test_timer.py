@@ -11,7 +11,7 @@ from tests.support.operations import FaultLog, Note
 
 
 def places(timer: WheelTimer) -> dict[str, tuple[int, int]]:
-    """Where each task is: its level and its bucket."""
+    """The level and the bucket of each task."""
     return {
         repr(task)[1:-1]: (wheel.level, slot)
         for wheel in timer.wheels
@@ -24,7 +24,7 @@ def places(timer: WheelTimer) -> dict[str, tuple[int, int]]:
 class TestWorkedExample:
     """Tick 1, wheel size 10, tasks due at 9, 88, 222, 520, 521 and 522."""
 
-    def test_each_step(self) -> None:
+    def test_each_task_is_in_its_bucket_at_each_step(self) -> None:
         clock = VirtualClock()
         timer = WheelTimer(clock, tick=1.0, wheel_size=10)
         notes = {when: Note(clock, str(when)) for when in (9, 88, 222, 520, 521, 522)}
@@ -61,7 +61,7 @@ class TestWorkedExample:
         for when in (9, 88, 222, 520, 521, 522):
             timer.add(Note(clock), when)
         clock.advance_to(1000)
-        # At 9, 80, 88, 200, 220, 222, 500, 520, 521 and 522; at 520 a bucket of level 2 and then one of level 1.
+        # Wake-ups at 9, 80, 88, 200, 220, 222, 500, 520, 521 and 522; at 520 for buckets of levels 2 and 1.
         assert timer.statistics() == TimerStatistics(0, (0, 0, 0), wake_ups=10, buckets=11, cascaded=9)
 
 
@@ -93,7 +93,7 @@ def test_a_deadline_rounds_up_to_a_tick(clock: VirtualClock) -> None:
     assert note.ran == [1.5]
 
 
-def test_a_deadline_that_has_passed_runs_on_the_next_turn_and_not_inside_add(clock: VirtualClock) -> None:
+def test_an_overdue_task_runs_on_the_next_iteration_and_not_inside_add(clock: VirtualClock) -> None:
     clock.advance(100)
     timer = WheelTimer(clock)
     notes = [Note(clock), Note(clock), Note(clock)]
@@ -113,7 +113,7 @@ def test_a_clock_may_start_below_zero() -> None:
     assert note.ran == [-4.0]
 
 
-def test_years_ahead(clock: VirtualClock) -> None:
+def test_deadlines_years_ahead_are_met_within_a_tick(clock: VirtualClock) -> None:
     timer = WheelTimer(clock)
     year = 365.25 * 86_400
     notes = {years: Note(clock) for years in (1, 3, 10, 10_000)}
@@ -149,7 +149,7 @@ def test_a_deadline_on_a_tick_runs_on_that_tick(clock: VirtualClock) -> None:
         assert note.ran == [n / 1000]
 
 
-def test_of_the_tasks_due_the_earlier_tick_runs_first_however_they_came(clock: VirtualClock) -> None:
+def test_tasks_run_in_the_order_of_their_ticks_and_not_of_their_adding(clock: VirtualClock) -> None:
     timer = WheelTimer(clock)
     order: list[float] = []
     deadlines = [(7 * n) % 1000 / 1000 for n in range(1000)]
@@ -162,7 +162,7 @@ def test_of_the_tasks_due_the_earlier_tick_runs_first_however_they_came(clock: V
 class TestLongBuckets:
     """A bucket of very many tasks goes on in further dicts, none of which takes long to grow."""
 
-    def test_they_run_in_order_but_for_those_cancelled_meanwhile(self, clock: VirtualClock) -> None:
+    def test_their_tasks_run_in_order_except_for_cancelled_ones(self, clock: VirtualClock) -> None:
         timer = WheelTimer(clock)
         order: list[int] = []
         handles = [timer.call_at(10.0, order.append, n) for n in range(50_000)]
@@ -177,7 +177,7 @@ class TestLongBuckets:
         assert set(range(50_000)) - set(order) == {0, 3, 25_000, 45_000, 49_999}
         assert order == sorted(order)
 
-    def test_one_whose_last_dict_is_empty_is_not_forgotten(self, clock: VirtualClock) -> None:
+    def test_a_bucket_whose_last_dict_is_empty_is_not_forgotten(self, clock: VirtualClock) -> None:
         timer = WheelTimer(clock)
         note = Note(clock)
         timer.add(note, 10.0)
@@ -188,7 +188,7 @@ class TestLongBuckets:
         clock.advance(20)
         assert note.ran == [10.0]
 
-    def test_closing_forgets_them_all(self, clock: FaultLog) -> None:
+    def test_a_close_forgets_all_of_their_tasks(self, clock: FaultLog) -> None:
         timer = WheelTimer(clock)
         note = Note(clock)
         timer.add(note, 10.0)
@@ -212,7 +212,7 @@ class TestBehindTime:
         def time(self) -> float:
             return super().time() + self.ahead
 
-    def test_a_turn_is_bounded_over_all_buckets_that_are_due(self) -> None:
+    def test_one_wake_up_runs_at_most_a_slice_over_all_due_buckets(self) -> None:
         clock = self.Clock()
         timer = WheelTimer(clock)
         ran: list[int] = []
@@ -244,7 +244,7 @@ class TestBehindTime:
         assert order == sorted(deadlines)
 
 
-async def test_after_the_loop_was_blocked_all_that_is_due_runs_in_deadline_order_without_a_crawl() -> None:
+async def test_after_the_loop_was_blocked_due_tasks_run_in_deadline_order_with_few_wake_ups() -> None:
     loop = asyncio.get_running_loop()
     timer = WheelTimer()
     order: list[float] = []
@@ -287,7 +287,7 @@ class TestOneWakeUp:
         assert clock.armed == [1, 60]
         assert notes[3].ran == [60.0]
 
-    def test_a_wake_up_that_comes_early_runs_nothing_and_is_asked_for_again(self, clock: FaultLog) -> None:
+    def test_a_wake_up_that_comes_early_runs_nothing_and_is_armed_again(self, clock: FaultLog) -> None:
         timer = WheelTimer(clock, tick=1.0)
         note = Note(clock)
         timer.add(note, 5.0)
@@ -298,7 +298,7 @@ class TestOneWakeUp:
         clock.advance(0.5)
         assert note.ran == [5.0]
 
-    def test_just_before_its_time_it_is_asked_for_a_millisecond_later(self, clock: FaultLog) -> None:
+    def test_a_wake_up_just_before_its_time_is_armed_a_millisecond_later(self, clock: FaultLog) -> None:
         timer = WheelTimer(clock, tick=0.0001)
         note = Note(clock)
         timer.add(note, 0.0015)
@@ -306,7 +306,7 @@ class TestOneWakeUp:
         timer._wake()
         assert clock.armed == [0.0015, pytest.approx(0.0022)]
 
-    async def test_a_loop_that_rounds_is_not_asked_again_and_again(self) -> None:
+    async def test_a_loop_that_rounds_is_not_armed_again_and_again(self) -> None:
         timer = WheelTimer(tick=0.0013)
         for _ in range(50):
             done = asyncio.Event()
@@ -391,7 +391,7 @@ class TestCancel:
         clock.advance(5)
         assert note.ran == [1.0]
 
-    def test_tasks_that_say_they_are_equal_are_still_two_tasks(self, clock: VirtualClock) -> None:
+    def test_tasks_that_compare_equal_are_still_two_tasks(self, clock: VirtualClock) -> None:
         class Same(Note):
             def __eq__(self, other: object) -> bool:
                 return True
@@ -409,7 +409,7 @@ class TestCancel:
 
 class TestReschedule:
     @pytest.mark.parametrize("deadline", [0.5, 2.0, 2.0004, 300.0])
-    def test_to_an_earlier_or_a_later_deadline(self, clock: VirtualClock, deadline: float) -> None:
+    def test_a_task_moves_to_an_earlier_or_a_later_deadline(self, clock: VirtualClock, deadline: float) -> None:
         timer = WheelTimer(clock)
         note = Note(clock)
         timer.add(note, 2.0)
@@ -418,7 +418,7 @@ class TestReschedule:
         assert note.ran == [pytest.approx(deadline, abs=0.001)]
         assert note.ran[0] >= deadline
 
-    def test_to_a_deadline_that_has_passed(self, clock: VirtualClock) -> None:
+    def test_a_task_moved_to_a_past_deadline_runs_on_the_next_iteration(self, clock: VirtualClock) -> None:
         timer = WheelTimer(clock)
         note = Note(clock)
         timer.add(note, 20.0)
@@ -427,7 +427,7 @@ class TestReschedule:
         clock.advance(0)
         assert note.ran == [10.0]
 
-    def test_a_task_that_waits_no_more_is_armed_again(self, clock: VirtualClock) -> None:
+    def test_a_task_that_no_longer_waits_is_added_again(self, clock: VirtualClock) -> None:
         timer = WheelTimer(clock)
         note = Note(clock)
         timer.reschedule(note, 1.0)

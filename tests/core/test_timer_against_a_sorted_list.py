@@ -1,4 +1,4 @@
-"""A million random inserts, cancels, moves and advances: the timer runs what a sorted list says, when it says it."""
+"""A million random inserts, cancels, moves and advances: the timer runs the tasks of a sorted list, at their times."""
 
 import random
 from bisect import bisect_left, insort
@@ -29,18 +29,18 @@ class Numbered(TimerTask):
 
 
 @pytest.mark.parametrize("tick", [0.0001, 0.001, 0.01, 0.1, 1.0, 7.3, 60.0])
-def test_the_same_tasks_in_the_same_order_never_early_and_late_by_less_than_a_tick(tick: float) -> None:
+def test_tasks_run_in_order_never_early_and_late_by_less_than_a_tick(tick: float) -> None:
     randomly = random.Random(tick)
     clock = VirtualClock(randomly.choice([0.0, 1e3, 1.7e9]))
     timer = WheelTimer(clock, tick=tick, wheel_size=randomly.choice([2, 8, 20, 60]))
     ran: list[tuple[float, Numbered]] = []
-    # The model: (deadline, number) in order, and which task is which.
+    # The model: (deadline, number) in order, and the task of each number.
     expected: list[tuple[float, int]] = []
     tasks: dict[int, Numbered] = {}
     done = 0
 
     def seconds() -> float:
-        """From fractions of a tick to ten years, on all scales alike; now and then a whole number of ticks."""
+        """A delay from a fraction of a tick to ten years, on all scales alike; at times a whole number of ticks."""
         scale = min(tick * 10 ** randomly.uniform(-2, 12), TEN_YEARS)
         return randomly.choice([scale, scale, scale, round(scale / tick) * tick, 0.0])
 

@@ -1,4 +1,4 @@
-"""The timer as a clock among clocks, exceptions of its tasks, and its end."""
+"""The timer as a clock, the exceptions of its tasks, and its close."""
 
 import asyncio
 import contextvars
@@ -13,12 +13,12 @@ from tests.support.operations import FaultLog, Note
 class TestAsAClock:
     """`WheelTimer` stands where `loop.call_at` and `loop.call_later` stand."""
 
-    def test_it_is_a_clock(self, clock: VirtualClock) -> None:
+    def test_its_time_is_that_of_its_clock(self, clock: VirtualClock) -> None:
         timer: Clock = WheelTimer(clock)
         clock.advance(3)
         assert timer.time() == 3.0
 
-    def test_call_at_and_call_later(self, clock: VirtualClock) -> None:
+    def test_callbacks_run_in_the_order_of_their_times(self, clock: VirtualClock) -> None:
         timer = WheelTimer(clock)
         clock.advance(10)
         ran: list[str] = []
@@ -86,7 +86,7 @@ class TestFaults:
         assert note.ran == [1.0]
         assert clock.exceptions == [error]
 
-    def test_a_clock_without_an_exception_handler_has_the_log(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_without_an_exception_handler_faults_go_to_the_log(self, caplog: pytest.LogCaptureFixture) -> None:
         virtual = VirtualClock()
 
         class Bare:
@@ -99,7 +99,7 @@ class TestFaults:
         assert caplog.record_tuples == [("purgatory", logging.ERROR, "TimerHandle raised at its deadline")]
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-    def test_a_request_to_exit_gets_through_after_the_other_tasks(
+    def test_a_request_to_exit_is_raised_after_the_other_tasks(
         self, clock: FaultLog, error: type[BaseException]
     ) -> None:
         timer = WheelTimer(clock)
@@ -115,7 +115,7 @@ class TestFaults:
         assert note.ran == [1.0]
         assert clock.exceptions == []
 
-    def test_a_clock_that_refuses_to_call_back_gets_no_task(self, clock: FaultLog) -> None:
+    def test_a_task_is_not_kept_when_the_clock_refuses_to_call_back(self, clock: FaultLog) -> None:
         class Closed(FaultLog):
             def call_at(self, *_: object) -> Handle:
                 raise RuntimeError("closed")

@@ -94,7 +94,7 @@ class AgainstASortedList(RuleBasedStateMachine):
             assert deadline > when - self.tick - rounding, "missed"
 
     @invariant()
-    def it_holds_what_the_model_holds(self) -> None:
+    def it_holds_as_many_tasks_as_the_model(self) -> None:
         assert len(self.timer) == len(self.pending)
 
     @invariant()

@@ -28,7 +28,7 @@ class Lists(WatcherLists[int]):
         return entry
 
     def finish(self, entry: Entry[int], keys: int = 1) -> None:
-        """Let an entry die that is in the lists of as many `keys`."""
+        """Let an entry die that is in the lists of `keys` keys."""
         if entry:
             entry.clear()
             self.dead += keys
@@ -39,7 +39,7 @@ class Lists(WatcherLists[int]):
         return [] if watchers is None else list(chain.from_iterable(watchers.entries))
 
     def length(self, key: Hashable) -> int:
-        """How many entries `key` has, living and dead."""
+        """The number of entries of `key`, living and dead."""
         watchers = self.find(key)
         return 0 if watchers is None else len(watchers.entries)
 
@@ -56,12 +56,12 @@ def lists() -> Lists:
 
 
 class Calling:
-    """A key whose `__hash__` calls something, once, when armed."""
+    """A key whose `__hash__` calls `call` once."""
 
     def __init__(self) -> None:
         self.call: Callable[[], object] | None = None
         self.after = 0
-        """So many calls of `__hash__` come before."""
+        """Calls of `__hash__` that come before."""
 
     def __hash__(self) -> int:
         if self.call is not None:
@@ -161,7 +161,7 @@ class TestCompact:
         lists.add(5, "key")
         assert lists.peak == 5
 
-    def test_twice(self, lists: Lists) -> None:
+    def test_a_second_compaction_changes_nothing(self, lists: Lists) -> None:
         lists.finish(lists.add(1, "key"))
         watchers = lists.find("key")
         assert watchers is not None
@@ -169,7 +169,7 @@ class TestCompact:
         lists.compact(watchers)
         assert (lists.dead, lists.purged, len(lists)) == (0, 1, 0)
 
-    def test_of_a_dropped_list_leaves_its_successor_alone(self, lists: Lists) -> None:
+    def test_compacting_a_dropped_list_leaves_its_successor_alone(self, lists: Lists) -> None:
         lists.finish(lists.add(1, "key"))
         dropped = lists.find("key")
         assert dropped is not None
@@ -212,7 +212,7 @@ class TestCompactInSlices:
         assert lists.numbers("key") == [*range(1, 2500, 2), 2500]
         assert (lists.living, lists.dead) == (1251, 0)
 
-    def test_entries_that_die_between_slices_stay_dead_ones_or_are_removed(self, lists: Lists) -> None:
+    def test_entries_that_die_between_slices_are_removed_now_or_next_time(self, lists: Lists) -> None:
         entries = [lists.add(n, "key") for n in range(2500)]
         watchers = lists.find("key")
         assert watchers is not None
@@ -252,7 +252,7 @@ class TestCompactInSlices:
 
 
 class TestWalks:
-    def test_both_ways_meet_every_list_once(self, lists: Lists) -> None:
+    def test_both_directions_meet_every_list_once(self, lists: Lists) -> None:
         for n in range(5):
             lists.add(n, n)
         assert [watchers.key for watchers in lists.forwards()] == [0, 1, 2, 3, 4]
@@ -301,7 +301,7 @@ class TestSkip:
         assert not lists.skip(watchers, watchers.entries, 3)
         assert watchers.head == 3
         assert not lists.skip(watchers, watchers.entries, 2)
-        assert watchers.head == 3, "it never goes back"
+        assert watchers.head == 3, "the head never goes back"
 
     def test_a_short_list_is_to_be_compacted_when_half_of_it_is_dead(self, lists: Lists) -> None:
         for n in range(10):
@@ -318,7 +318,7 @@ class TestSkip:
         assert not lists.skip(watchers, watchers.entries, 1001)
         assert watchers.head == 1001
 
-    def test_a_compaction_begins_anew(self, lists: Lists) -> None:
+    def test_a_compaction_resets_the_head(self, lists: Lists) -> None:
         entries = [lists.add(n, "key") for n in range(3)]
         watchers = lists.find("key")
         assert watchers is not None
@@ -327,7 +327,7 @@ class TestSkip:
         assert not lists.skip(watchers, old, 1)
         lists.compact(watchers)
         assert watchers.head == 0
-        assert not lists.skip(watchers, old, 3), "these are not the entries of the list any more"
+        assert not lists.skip(watchers, old, 3), "the list has other entries now"
         assert watchers.head == 0
 
 

@@ -1,4 +1,4 @@
-"""Everything that a program may hold on to can be referred to weakly, so that caches and finalizers are possible."""
+"""Every object that a program may keep can be referred to weakly, so that caches and finalizers are possible."""
 
 import asyncio
 import weakref
@@ -33,7 +33,7 @@ from tests.support.operations import Flag
         "VirtualClock's handle",
     ],
 )
-def test_a_weak_reference_dies_with_the_object(clock: VirtualClock, kind: str) -> None:
+def test_an_object_can_be_referred_to_weakly(clock: VirtualClock, kind: str) -> None:
     purgatory = DelayedOperationPurgatory(clock=VirtualClock())
     thresholds = ThresholdPurgatory(0, purgatory)
     makers: dict[str, Callable[[], object]] = {
@@ -53,7 +53,7 @@ def test_a_weak_reference_dies_with_the_object(clock: VirtualClock, kind: str) -
     assert reference() is made
 
 
-async def test_an_operation_on_futures_too() -> None:
+async def test_an_operation_on_futures_can_be_referred_to_weakly() -> None:
     operation = DelayedFutures([asyncio.get_running_loop().create_future()], 1.0)
     reference = weakref.ref(operation)
     assert reference() is operation

@@ -46,7 +46,7 @@ PRINTED = [
     ("block", "printed"),
     list(zip(_blocks("python"), PRINTED, strict=True)),
 )
-async def test_the_code_runs_and_prints_what_it_says(
+async def test_the_code_runs_and_prints_its_comments(
     block: str, printed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert printed in block
@@ -79,7 +79,7 @@ async def _curl(server: ServerProcess, command: str) -> Any:
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])
-async def test_the_app_shown_answers_who_waits(tmp_path: Path) -> None:
+async def test_the_app_shown_answers_a_waiting_client(tmp_path: Path) -> None:
     app = re.search(r"<!-- app.py -->\n```py\n(.*?)```", README, re.DOTALL)
     assert app is not None
     (tmp_path / "app.py").write_text(app[1])

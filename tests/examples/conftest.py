@@ -1,4 +1,4 @@
-"""What the tests of the examples share."""
+"""The fixtures of the examples' tests."""
 
 from collections.abc import Iterator
 

@@ -115,8 +115,8 @@ class TestIdleConnections:
                 await asyncio.gather(*(client.closed for client in talking))
             assert told == "connections open 1000, closed because they were silent 2000\n"
 
-    async def test_who_leaves_is_forgotten_and_who_does_not_read_is_hung_up_on_too(self) -> None:
-        # Long enough for who leaves to have left before.
+    async def test_a_client_that_leaves_is_forgotten_and_one_that_does_not_read_is_disconnected(self) -> None:
+        # Long enough for the client that leaves to have left before.
         async with EchoServer(1.0, "127.0.0.1", 0) as server:
             async with connected(2, server.address[1]) as (leaving, deaf):
                 deaf.transport.pause_reading()
@@ -132,7 +132,7 @@ class TestIdleConnections:
                     await asyncio.wait([deaf.closed], timeout=0.001)
             assert (server.closed, len(server.idle)) == (1, 0)
 
-    def test_what_is_no_timeout_is_refused(self) -> None:
+    def test_a_bad_timeout_is_refused(self) -> None:
         for module, option in (("idle_connections", "--timeout"), ("heartbeats", "--session-timeout")):
             command = [sys.executable, "-m", f"examples.{module}", option, "0"]
             refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
@@ -178,7 +178,7 @@ class TestHeartbeats:
     def groups(self, purgatory: DelayedOperationPurgatory, changes: list[tuple[str, ...]]) -> Groups:
         return Groups(purgatory, 10.0, lambda *change: changes.append(change))
 
-    def test_who_beats_stays_and_who_is_silent_is_dropped(
+    def test_a_member_that_beats_stays_and_a_silent_one_is_dropped(
         self, groups: Groups, clock: FaultLog, changes: list[tuple[str, ...]]
     ) -> None:
         groups.beat("workers", "a")
@@ -194,7 +194,7 @@ class TestHeartbeats:
         assert changes[-1] == ("workers", "a", "silent")
         assert (groups["workers"].members, groups._groups) == ({}, {})
 
-    def test_who_leaves_is_gone_at_once(
+    def test_a_member_that_leaves_is_gone_at_once(
         self,
         groups: Groups,
         purgatory: DelayedOperationPurgatory,
@@ -235,7 +235,7 @@ class TestHeartbeats:
 
 class TestSeveralProcesses:
     @pytest.mark.parametrize("broker", ["redis", "postgres"])
-    def test_what_one_changes_the_other_has_waited_for(
+    def test_a_change_of_one_process_completes_the_wait_of_another(
         self, broker: str, request: pytest.FixtureRequest, tmp_path: Path
     ) -> None:
         server = request.getfixturevalue(broker)

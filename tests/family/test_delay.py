@@ -8,7 +8,7 @@ from purgatory import Delay, DelayedOperationPurgatory
 from tests.support.operations import FaultLog
 
 
-def test_it_completes_when_its_time_is_over(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+def test_a_delay_completes_when_its_time_is_over(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
     delay = purgatory.try_complete_else_watch(Delay(0.5), ["client"])
     clock.advance(0.499)
     assert purgatory.check_and_complete("client") == 0
@@ -18,33 +18,33 @@ def test_it_completes_when_its_time_is_over(purgatory: DelayedOperationPurgatory
     assert delay.result() is None
 
 
-def test_a_delay_of_nothing_takes_a_turn(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+def test_a_delay_of_zero_takes_an_iteration(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
     delay = purgatory.try_complete_else_watch(Delay(0.0), ["client"])
     assert not delay.done()
     clock.advance(0.0)
     assert delay.done()
 
 
-def test_it_goes_when_its_client_goes(purgatory: DelayedOperationPurgatory) -> None:
+def test_a_delay_is_cancelled_with_its_client(purgatory: DelayedOperationPurgatory) -> None:
     delays = [purgatory.try_complete_else_watch(Delay(0.5), [client]) for client in ("a", "b", "a")]
     assert purgatory.cancel_for_key("a") == [delays[0], delays[2]]
     assert (purgatory.num_delayed, len(purgatory.timer)) == (1, 1)
 
 
-def test_thousands_of_them_arm_one_call(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+def test_thousands_of_delays_arm_one_call(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
     for client in range(5000):
         purgatory.try_complete_else_watch(Delay(0.5), [client])
     assert len(clock.armed) == 1
 
 
-async def test_it_can_be_awaited() -> None:
+async def test_a_delay_can_be_awaited() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         delays = [purgatory.try_complete_else_watch(Delay(0.01), ["client"]) for _ in range(100)]
         await delays[-1]
         assert all(delay.expired() for delay in delays)
 
 
-def test_without_an_end_it_is_refused() -> None:
+def test_a_delay_without_an_end_is_refused() -> None:
     seconds: Any = None
     with pytest.raises(TypeError, match="seconds must be a number of seconds, not None"):
         Delay(seconds)

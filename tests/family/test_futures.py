@@ -1,4 +1,4 @@
-"""`DelayedFutures`: until all are done or the deadline comes."""
+"""`DelayedFutures` waits until all futures are done or the deadline comes."""
 
 import asyncio
 import gc
@@ -29,7 +29,7 @@ def _true(value: bool) -> None:
 
 
 class TestWhenItCompletes:
-    async def test_when_all_are_done(self, purgatory: DelayedOperationPurgatory) -> None:
+    async def test_it_completes_when_all_futures_are_done(self, purgatory: DelayedOperationPurgatory) -> None:
         futures = _futures(3)
         waiting = purgatory.try_complete_else_watch(DelayedFutures(futures, None), ["a"])
         for number, future in enumerate(futures):
@@ -40,7 +40,7 @@ class TestWhenItCompletes:
         assert (done, late) == (set(futures), set())
         assert not waiting.expired()
 
-    async def test_at_once_when_they_are_done_already(self, purgatory: DelayedOperationPurgatory) -> None:
+    async def test_it_completes_at_once_when_all_are_done_already(self, purgatory: DelayedOperationPurgatory) -> None:
         futures = _futures(2)
         for future in futures:
             future.set_result(1)
@@ -49,7 +49,7 @@ class TestWhenItCompletes:
             assert waiting.result() == (set(some), set())
         assert purgatory.statistics().completed_at_once == 2
 
-    async def test_at_the_deadline_with_the_futures_done_by_then(
+    async def test_it_completes_at_the_deadline_with_the_futures_done_by_then(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog
     ) -> None:
         early, in_time, late = _futures(3)
@@ -62,7 +62,9 @@ class TestWhenItCompletes:
         assert waiting.result() == ({early, in_time}, {late})
         await turn()
 
-    async def test_a_check_finds_out_before_the_futures_call(self, purgatory: DelayedOperationPurgatory) -> None:
+    async def test_a_check_completes_it_before_the_callbacks_of_the_futures(
+        self, purgatory: DelayedOperationPurgatory
+    ) -> None:
         futures = _futures(2)
         waiting = purgatory.try_complete_else_watch(DelayedFutures(futures, None), ["a"])
         futures[0].set_result(1)
@@ -81,7 +83,7 @@ class TestWhenItCompletes:
         assert (done, late) == (set(futures), set())
         assert isinstance(failing.exception(), LookupError)
 
-    async def test_tasks_on_a_real_loop(self) -> None:
+    async def test_it_takes_tasks_on_a_real_loop(self) -> None:
         async def answer(number: int) -> int:
             return number
 
@@ -97,7 +99,9 @@ class TestWhenItCompletes:
 
 
 class TestCallback:
-    async def test_it_is_called_once_with_both(self, purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+    async def test_it_is_called_once_with_the_done_and_the_late_ones(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
+    ) -> None:
         called: list[tuple[set[Future], set[Future]]] = []
         futures = _futures(2)
         operation = DelayedFutures(futures, 1.0, callback=lambda done, late: called.append((done, late)))
@@ -131,10 +135,10 @@ class TestCallback:
         assert called == []
 
 
-class TestTheLateOnes:
+class TestLateFutures:
     @pytest.mark.parametrize("cancel_late", [False, True])
     @pytest.mark.parametrize("how", ["deadline", "cancel", "force", "close"])
-    async def test_they_are_left_alone_or_cancelled_as_told(
+    async def test_they_are_cancelled_only_with_cancel_late(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, how: str, cancel_late: bool
     ) -> None:
         done, late = futures = _futures(2)
@@ -151,7 +155,7 @@ class TestTheLateOnes:
         assert done.result() == 1
 
     @pytest.mark.parametrize("how", ["deadline", "cancel"])
-    async def test_they_hold_the_operation_no_more(
+    async def test_they_keep_no_reference_to_the_operation(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, how: str
     ) -> None:
         gc.disable()
@@ -168,7 +172,7 @@ class TestTheLateOnes:
         finally:
             gc.enable()
 
-    async def test_one_that_was_refused_has_asked_nothing_of_its_futures(self, clock: FaultLog) -> None:
+    async def test_those_of_a_refused_operation_are_left_alone(self, clock: FaultLog) -> None:
         purgatory = DelayedOperationPurgatory(max_pending=1, clock=clock)
         called: list[object] = []
         futures = _futures(2)
@@ -182,7 +186,7 @@ class TestTheLateOnes:
         assert not refused.done()
 
 
-class TestAFutureThatIsDoneInTheTurnInWhichTheOperationEnds:
+class TestAFutureThatIsDoneInTheIterationInWhichTheOperationEnds:
     @pytest.mark.parametrize("how", ["deadline", "cancel", "check", "force"])
     async def test_comes_too_late_and_does_no_harm(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, how: str
@@ -211,7 +215,7 @@ class TestRefusals:
             return 1
 
         coroutine: Any = answer()
-        with pytest.raises(TypeError, match=r"an asyncio\.Future or a task is needed, not <coroutine"):
+        with pytest.raises(TypeError, match=r"each future must be an asyncio\.Future or a task, not <coroutine"):
             DelayedFutures([coroutine], 1.0)
         coroutine.close()
 
@@ -234,7 +238,7 @@ class TestRefusals:
 
     async def test_a_future_alone(self) -> None:
         alone: Any = _futures(1)[0]
-        with pytest.raises(TypeError, match="an iterable of futures is needed"):
+        with pytest.raises(TypeError, match="futures must be an iterable of futures, not <Future"):
             DelayedFutures(alone, 1.0)
 
     async def test_a_callback_that_is_not_callable(self) -> None:
@@ -242,6 +246,6 @@ class TestRefusals:
         with pytest.raises(TypeError, match="callback must be callable, not 3"):
             DelayedFutures(_futures(1), 1.0, callback=number)
 
-    async def test_no_timeout(self) -> None:
+    async def test_a_negative_timeout(self) -> None:
         with pytest.raises(ValueError, match="finite and not negative"):
             DelayedFutures(_futures(1), -1.0)

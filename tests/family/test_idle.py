@@ -71,7 +71,7 @@ class TestIdleKeys:
         clock.advance(1.1)
         assert idle == keys
 
-    def test_by_itself_a_tick_is_a_hundredth(self, clock: FaultLog) -> None:
+    def test_the_default_tick_is_a_hundredth_of_the_timeout(self, clock: FaultLog) -> None:
         assert IdleTracker(30.0, clock=clock).timer.tick == 0.3
         assert IdleTracker(1e-5, clock=clock).timer.tick == 1e-6
 
@@ -94,7 +94,7 @@ class TestCosts:
         assert statistics.wake_ups <= 11
         assert statistics.cascaded == 0
 
-    def test_many_that_are_silent_together_are_passed_on_in_slices(self, clock: FaultLog) -> None:
+    def test_keys_that_become_idle_together_are_passed_on_in_slices(self, clock: FaultLog) -> None:
         idle: list[int] = []
         tracker: IdleTracker[int] = IdleTracker(30.0, idle.append, clock=clock)
         for key in range(10_000):
@@ -103,7 +103,9 @@ class TestCosts:
         assert idle == list(range(10_000))
         assert tracker.timer.statistics().wake_ups >= 10
 
-    def test_a_key_that_has_gone_is_not_kept(self, tracker: IdleTracker[Any], clock: FaultLog, idle: list[Any]) -> None:
+    def test_a_key_that_is_no_longer_tracked_is_not_kept(
+        self, tracker: IdleTracker[Any], clock: FaultLog, idle: list[Any]
+    ) -> None:
         class Connection:
             pass
 
@@ -195,7 +197,7 @@ class TestIteration:
             tracker.close()
         assert seen == ["a", "b", "c"]
 
-    async def test_several_share_them(self, clock: FaultLog) -> None:
+    async def test_several_iterations_share_the_keys(self, clock: FaultLog) -> None:
         tracker: IdleTracker[int] = IdleTracker(1.0, clock=clock)
         seen: list[list[int]] = [[], []]
 
@@ -238,7 +240,7 @@ class TestIteration:
         await asyncio.wait([asking])
         assert await anext(tracker) == "a"
 
-    async def test_on_a_real_loop(self) -> None:
+    async def test_no_key_is_idle_early_on_a_real_loop(self) -> None:
         tracker: IdleTracker[int] = IdleTracker(0.02)
         loop = asyncio.get_running_loop()
         touched = {}
@@ -252,7 +254,7 @@ class TestIteration:
                 tracker.close()
         assert len(tracker) == 0
 
-    async def test_not_beside_on_idle(self, tracker: IdleTracker[str]) -> None:
+    async def test_it_is_refused_beside_on_idle(self, tracker: IdleTracker[str]) -> None:
         with pytest.raises(RuntimeError, match="idle keys are passed to on_idle"):
             await anext(aiter(tracker))
 
@@ -267,7 +269,7 @@ class TestIteration:
 
 
 class TestClosing:
-    def test_afterwards_it_tracks_no_key(self, tracker: IdleTracker[str], clock: FaultLog, idle: list[str]) -> None:
+    def test_a_closed_tracker_tracks_no_key(self, tracker: IdleTracker[str], clock: FaultLog, idle: list[str]) -> None:
         tracker.touch("a")
         tracker.close()
         tracker.close()
@@ -279,7 +281,7 @@ class TestClosing:
         clock.advance(100.0)
         assert idle == []
 
-    def test_of_one_whose_time_never_comes(self, clock: FaultLog) -> None:
+    def test_a_key_whose_deadline_never_comes_can_be_discarded(self, clock: FaultLog) -> None:
         tracker: IdleTracker[str] = IdleTracker(1e13, tick=0.001, clock=clock)
         tracker.touch("a")
         assert len(tracker.timer) == 0
@@ -298,7 +300,7 @@ class TestRefusals:
             asyncio.run(touch("b"))
         assert list(tracker) == ["a"]
 
-    def test_a_loop_that_does_not_run_yet_is_none(self) -> None:
+    def test_a_loop_that_does_not_run_yet_is_accepted(self) -> None:
         loop = asyncio.new_event_loop()
         tracker: IdleTracker[str] = IdleTracker(0.01, clock=loop)
         tracker.touch("a")

@@ -16,7 +16,7 @@ MANY = 3000
 
 
 class CountingFuture(asyncio.Future[None]):
-    """Counts its callbacks, and what it costs to remove them: each removal looks at all of them."""
+    """Counts its callbacks, and the comparisons to remove them: each removal looks at all of them."""
 
     def __init__(self) -> None:
         super().__init__(loop=asyncio.get_running_loop())
@@ -35,7 +35,7 @@ class CountingFuture(asyncio.Future[None]):
 
 
 async def until_none_waits(purgatory: DelayedOperationPurgatory) -> list[int]:
-    """How many were pending at the end of each iteration, down to none."""
+    """The number of pending operations at the end of each iteration, down to none."""
     pending = [purgatory.num_delayed]
     async with asyncio.timeout(60):
         while pending[-1]:
@@ -54,7 +54,7 @@ def watch(
 
 
 @pytest.mark.parametrize("end", ["deadline", "cancel", "force_complete", "close"])
-async def test_thousands_that_end_before_their_future_cost_a_few_steps_each(end: str) -> None:
+async def test_thousands_of_operations_that_end_before_their_future_cost_a_few_steps_each(end: str) -> None:
     async with DelayedOperationPurgatory() as purgatory:
         leader = CountingFuture()
         operations = watch(purgatory, [leader])
@@ -76,7 +76,7 @@ async def test_thousands_that_end_before_their_future_cost_a_few_steps_each(end:
 
 
 @pytest.mark.parametrize("count", [MANY])
-async def test_thousands_whose_future_is_done_complete_in_slices(count: int) -> None:
+async def test_thousands_of_operations_on_one_future_complete_in_slices(count: int) -> None:
     async with DelayedOperationPurgatory() as purgatory:
         leader = CountingFuture()
         operations = watch(purgatory, [leader], count)
@@ -87,7 +87,7 @@ async def test_thousands_whose_future_is_done_complete_in_slices(count: int) -> 
         assert all(operation.result() == ({leader}, set()) for operation in operations)
 
 
-async def test_waits_one_after_the_other_leave_nothing_at_a_future_that_lives_long() -> None:
+async def test_operations_one_after_the_other_leave_nothing_at_a_long_lived_future() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         leader = CountingFuture()
         references = []
@@ -103,7 +103,7 @@ async def test_waits_one_after_the_other_leave_nothing_at_a_future_that_lives_lo
         leader.cancel()
 
 
-async def test_one_among_many_that_ends_leaves_nothing_either() -> None:
+async def test_operations_that_end_among_others_leave_nothing_either() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         leader = CountingFuture()
         operations = watch(purgatory, [leader], 100)
@@ -119,7 +119,7 @@ async def test_one_among_many_that_ends_leaves_nothing_either() -> None:
         assert operations[0].result() == ({leader}, set())
 
 
-async def test_one_that_waits_for_thousands_costs_a_few_steps_for_each() -> None:
+async def test_an_operation_on_thousands_of_futures_costs_a_few_steps_for_each() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         futures = [CountingFuture() for _ in range(MANY)]
         operation = purgatory.try_complete_else_watch(DelayedFutures(futures, 60.0), ["request"])
@@ -130,7 +130,7 @@ async def test_one_that_waits_for_thousands_costs_a_few_steps_for_each() -> None
         assert sum(future.compared for future in futures) <= 2 * MANY
 
 
-async def test_waits_for_overlapping_futures_complete_each_for_its_own() -> None:
+async def test_operations_on_overlapping_futures_complete_each_by_its_own() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         futures = [CountingFuture() for _ in range(50)]
         operations = [

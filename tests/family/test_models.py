@@ -1,4 +1,4 @@
-"""`ThresholdPurgatory` and `IdleTracker` against naive ones, which are a dict each."""
+"""`ThresholdPurgatory` and `IdleTracker` against naive ones, each of them a dict."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -31,8 +31,8 @@ class AgainstANaiveThresholdPurgatory(RuleBasedStateMachine):
         )
         self.value = value
         self.waiting: dict[DelayedOperation[int], tuple[int, float | None]] = {}
-        self.told: list[int] = []
-        self.real.purgatory.add_listener(lambda finished: self.told.extend(map(int, map(str, finished.keys))))
+        self.heard: list[int] = []
+        self.real.purgatory.add_listener(lambda finished: self.heard.extend(map(int, map(str, finished.keys))))
 
     @rule(threshold=THRESHOLDS, timeout=st.none() | SECONDS)
     def reach(self, threshold: int, timeout: float | None) -> None:
@@ -46,14 +46,14 @@ class AgainstANaiveThresholdPurgatory(RuleBasedStateMachine):
     @rule(value=THRESHOLDS, soon=st.booleans())
     def advance(self, value: int, soon: bool) -> None:
         passed = [(wait, threshold) for wait, (threshold, _) in self.waiting.items() if value > threshold]
-        self.told.clear()
+        self.heard.clear()
         if soon:
             self.real.advance_soon(value)
             self.clock.advance(0.0)
-            self.see_who_is_late()
+            self.see_expired_waits()
         else:
             assert self.real.advance(value) == len(passed)
-            assert self.told == sorted(threshold for _, threshold in passed)
+            assert self.heard == sorted(threshold for _, threshold in passed)
         self.value = max(self.value, value)
         for wait, _ in passed:
             if self.waiting.pop(wait, None) is not None:
@@ -62,9 +62,9 @@ class AgainstANaiveThresholdPurgatory(RuleBasedStateMachine):
     @rule(seconds=SECONDS)
     def pass_time(self, seconds: float) -> None:
         self.clock.advance(seconds)
-        self.see_who_is_late()
+        self.see_expired_waits()
 
-    def see_who_is_late(self) -> None:
+    def see_expired_waits(self) -> None:
         now = self.clock.time()
         for wait, (threshold, deadline) in list(self.waiting.items()):
             if wait.done() and wait.expired():
@@ -84,10 +84,10 @@ class AgainstANaiveThresholdPurgatory(RuleBasedStateMachine):
 
     @rule(fail=st.booleans())
     def end_all(self, fail: bool) -> None:
-        self.told.clear()
+        self.heard.clear()
         ended = self.real.fail_all(LookupError()) if fail else self.real.complete_all()
         assert ended == len(self.waiting)
-        assert sorted(self.told) == sorted(threshold for threshold, _ in self.waiting.values())
+        assert sorted(self.heard) == sorted(threshold for threshold, _ in self.waiting.values())
         for wait in self.waiting:
             assert isinstance(wait.exception(), LookupError) if fail else wait.result() == self.value
         self.waiting.clear()
@@ -109,7 +109,7 @@ class AgainstANaiveThresholdPurgatory(RuleBasedStateMachine):
 
 
 class AgainstANaiveIdleTracker(RuleBasedStateMachine):
-    """Who is told of has been silent for the timeout, and for less than a tick longer."""
+    """An idle key was silent for the timeout, and for less than a tick longer."""
 
     @initialize(
         timeout=st.one_of(st.sampled_from([1.0, 30.0]), st.floats(0.001, 1e6)),
@@ -144,7 +144,7 @@ class AgainstANaiveIdleTracker(RuleBasedStateMachine):
 
     @precondition(lambda self: self.touched)
     @rule(data=st.data(), beyond=st.booleans())
-    def advance_to_when_one_becomes_idle(self, data: st.DataObject, beyond: bool) -> None:
+    def advance_until_a_key_is_idle(self, data: st.DataObject, beyond: bool) -> None:
         due = data.draw(st.sampled_from(sorted(self.touched.values()))) + self.timeout
         self.clock.advance_to(max(due + (self.tick if beyond else 0.0), self.clock.time()))
 

@@ -1,4 +1,4 @@
-"""`ThresholdPurgatory`: its methods, and that a call costs by the number that it completes."""
+"""`ThresholdPurgatory`: its methods, and their costs, which are by the number of waits completed."""
 
 import asyncio
 import gc
@@ -36,7 +36,7 @@ class Counted(int):
 
 
 class NotLeader(Exception):
-    """Says more than it is told."""
+    """Its message is more than its argument."""
 
     def __init__(self, leader: int) -> None:
         super().__init__(f"not leader, ask {leader}")
@@ -52,7 +52,7 @@ class Keyed(Exception):
 
 
 class Fickle(Exception):
-    """Is never the same."""
+    """Its message differs from that of any other."""
 
     def __str__(self) -> str:
         return str(id(self))
@@ -128,20 +128,22 @@ class TestAdvance:
     def test_the_lowest_thresholds_complete_first_and_each_in_the_order_of_coming(
         self, index: ThresholdPurgatory[int]
     ) -> None:
-        told: list[FinishedOperation] = []
-        index.purgatory.add_listener(told.append)
+        heard: list[FinishedOperation] = []
+        index.purgatory.add_listener(heard.append)
         for threshold in (3, 1, 2, 1, 9):
-            index.reach(threshold, float(len(told) + index.num_waiting))
+            index.reach(threshold, float(len(heard) + index.num_waiting))
         assert index.advance(4) == 4
-        assert [each.keys for each in told] == [(1,), (1,), (2,), (3,)]
-        assert [each.timeout for each in told] == [1.0, 3.0, 2.0, 0.0]
+        assert [each.keys for each in heard] == [(1,), (1,), (2,), (3,)]
+        assert [each.timeout for each in heard] == [1.0, 3.0, 2.0, 0.0]
 
     def test_the_value_never_falls(self, index: ThresholdPurgatory[int]) -> None:
         index.advance(5)
         assert index.advance(3) == 0
         assert index.value == 5
 
-    def test_soon_is_from_the_next_turn_on(self, index: ThresholdPurgatory[int], clock: FaultLog) -> None:
+    def test_advance_soon_completes_from_the_next_iteration_on(
+        self, index: ThresholdPurgatory[int], clock: FaultLog
+    ) -> None:
         waits = [index.reach(threshold, None) for threshold in (0, 1, 2)]
         index.advance_soon(2)
         assert (index.value, index.num_waiting) == (2, 3)
@@ -149,21 +151,21 @@ class TestAdvance:
         assert [wait.done() for wait in waits] == [True, True, False]
         assert index.advance(3) == 1
 
-    def test_soon_works_in_slices(self, clock: FaultLog) -> None:
+    def test_advance_soon_works_in_slices(self, clock: FaultLog) -> None:
         index = ThresholdPurgatory(0, DelayedOperationPurgatory(clock=clock))
         for _ in range(10_000):
             index.reach(0, None)
         index.advance_soon(1)
-        turns = 0
+        iterations = 0
         while index.num_waiting:
             before = index.num_waiting
             clock.armed.clear()
-            _one_turn(clock)
+            _one_call(clock)
             assert before - index.num_waiting <= 1000
-            turns += 1
-        assert turns >= 10
+            iterations += 1
+        assert iterations >= 10
 
-    def test_soon_is_in_slices_also_of_many_thresholds(self, clock: FaultLog) -> None:
+    def test_advance_soon_works_in_slices_over_many_thresholds_too(self, clock: FaultLog) -> None:
         index = ThresholdPurgatory(0, DelayedOperationPurgatory(clock=clock))
         for threshold in range(10_000):
             index.reach(threshold, None)
@@ -172,13 +174,13 @@ class TestAdvance:
         assert len(index._heap) == 10_000
         before = index.num_waiting
         for _ in range(2):
-            _one_turn(clock)
+            _one_call(clock)
         assert before - 1000 <= index.num_waiting
         clock.advance(0.0)
         assert index.num_waiting == 1000
         assert index._heap[0] == 9000
 
-    def test_one_that_completes_one_of_many_touches_no_other(self, clock: FaultLog) -> None:
+    def test_an_advance_that_completes_one_of_many_touches_no_other(self, clock: FaultLog) -> None:
         index = ThresholdPurgatory(Counted(-1), DelayedOperationPurgatory(clock=clock))
         for threshold in range(100_000):
             index.reach(Counted(threshold), 30.0)
@@ -200,7 +202,7 @@ class TestAdvance:
         index.advance(1)
         assert (index.value, index.num_waiting) == (51, 0)
 
-    def test_a_listener_that_advances_further_makes_none_forgotten(self, index: ThresholdPurgatory[int]) -> None:
+    def test_a_listener_that_advances_further_loses_no_wait(self, index: ThresholdPurgatory[int]) -> None:
         index.purgatory.add_listener(lambda finished: index.advance(2))
         waits = [index.reach(threshold, None) for threshold in (0, 1, 50, 60)]
         assert index.advance(1) == 1
@@ -221,8 +223,8 @@ class TestAdvance:
         assert (index.value, index.num_waiting, index.advance(5)) == (5, 0, 0)
 
 
-def _one_turn(clock: FaultLog) -> None:
-    """Run what the clock has been asked to call now, but not what is asked for meanwhile."""
+def _one_call(clock: FaultLog) -> None:
+    """Run the next call of the clock, but none that is scheduled meanwhile."""
     when, _, handle = min(clock._heap)
     clock._heap.remove((when, _, handle))
     assert handle.callback is not None
@@ -256,12 +258,16 @@ class TestAll:
             assert not index.reach(5, None).done(), "it goes on after that"
 
     def test_fail_all_begins_with_the_lowest(self, index: ThresholdPurgatory[int], clock: FaultLog) -> None:
-        told: list[FinishedOperation] = []
-        index.purgatory.add_listener(told.append)
+        heard: list[FinishedOperation] = []
+        index.purgatory.add_listener(heard.append)
         waits = [index.reach(threshold, None) for threshold in (5, 3, 4)]
         waits[2].cancel()
         assert index.fail_all(LookupError("gone")) == 2
-        assert [(each.keys, each.outcome) for each in told] == [((4,), "cancelled"), ((3,), "failed"), ((5,), "failed")]
+        assert [(each.keys, each.outcome) for each in heard] == [
+            ((4,), "cancelled"),
+            ((3,), "failed"),
+            ((5,), "failed"),
+        ]
         waits.clear()
         clock.advance(0.0)
         gc.collect()
@@ -287,7 +293,7 @@ class TestAll:
             assert (str(raised), raised.args, vars(raised)) == (str(exception), exception.args, vars(exception))
 
     @pytest.mark.parametrize("exception", [Fickle(), Unmade()])
-    def test_an_exception_that_cannot_be_made_again_fails_them_all_the_same(
+    def test_an_exception_that_cannot_be_made_again_fails_the_waits_all_the_same(
         self, index: ThresholdPurgatory[int], exception: Exception
     ) -> None:
         reach = index.reach(5, None)
@@ -319,11 +325,11 @@ class TestAll:
     @pytest.mark.parametrize("exception", [SystemExit(), asyncio.CancelledError(), StopIteration(), LookupError, "no"])
     def test_an_object_that_cannot_be_raised_is_refused(self, index: ThresholdPurgatory[int], exception: Any) -> None:
         index.reach(5, None)
-        with pytest.raises(TypeError, match="waits can raise an Exception other than StopIteration, not"):
+        with pytest.raises(TypeError, match="exception must be an Exception other than StopIteration, not"):
             index.fail_all(exception)
         assert index.num_waiting == 1
 
-    async def test_closing_answers_everyone(self) -> None:
+    async def test_a_close_completes_every_wait(self) -> None:
         index = ThresholdPurgatory(3)
         async with index:
             reach = index.reach(5, None)
@@ -331,7 +337,7 @@ class TestAll:
         with pytest.raises(PurgatoryClosed):
             index.reach(5, None)
 
-    def test_close_is_the_same_in_one_go(self, index: ThresholdPurgatory[int]) -> None:
+    def test_close_is_aclose_in_one_go(self, index: ThresholdPurgatory[int]) -> None:
         reach = index.reach(5, None)
         index.close()
         assert reach.result() == 0
@@ -349,7 +355,7 @@ class TestRefusals:
             index.advance(None)
         with pytest.raises(TypeError, match="value must be an int or a float"):
             ThresholdPurgatory(text)
-        with pytest.raises(TypeError, match="a DelayedOperationPurgatory is needed, not '5'"):
+        with pytest.raises(TypeError, match="purgatory must be a DelayedOperationPurgatory, not '5'"):
             ThresholdPurgatory(0, text)
         with pytest.raises(ValueError, match="not NaN"):
             index.reach(math.nan, None)
@@ -357,12 +363,12 @@ class TestRefusals:
             index.advance_soon(math.nan)
         assert (index.value, index.num_waiting) == (0, 0)
 
-    def test_no_timeout(self, index: ThresholdPurgatory[int]) -> None:
+    def test_a_negative_timeout(self, index: ThresholdPurgatory[int]) -> None:
         with pytest.raises(ValueError, match="finite and not negative"):
             index.reach(5, -1.0)
         assert index.num_waiting == 0
 
-    def test_more_than_may_wait(self, clock: FaultLog) -> None:
+    def test_a_full_purgatory(self, clock: FaultLog) -> None:
         index = ThresholdPurgatory(0, DelayedOperationPurgatory(max_pending=1, clock=clock))
         index.reach(5, None)
         with pytest.raises(PurgatoryFull):
@@ -422,7 +428,7 @@ class TestAbandonedThresholds:
             index.advance(value)
             assert [threshold for threshold, wait in staying.items() if wait.done() != (value > threshold)] == []
 
-    def test_while_old_ones_are_swept_a_lower_one_is_not_missed(self, clock: FaultLog) -> None:
+    def test_a_lower_threshold_is_not_missed_while_old_ones_are_swept(self, clock: FaultLog) -> None:
         index = ThresholdPurgatory(0, DelayedOperationPurgatory(purge_interval=0, clock=clock))
         for threshold in range(1_000_000, 1_003_000):
             index.reach(threshold, 0.01)
@@ -435,7 +441,7 @@ class TestAbandonedThresholds:
         clock.advance(0.0)
         assert low[0].done()
 
-    def test_a_threshold_that_comes_again_is_waited_for_again(self, index: ThresholdPurgatory[int]) -> None:
+    def test_a_threshold_may_be_waited_for_again(self, index: ThresholdPurgatory[int]) -> None:
         for _ in range(3):
             index.reach(5, None)
             index.purgatory.cancel_all()

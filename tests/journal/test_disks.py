@@ -95,7 +95,7 @@ def full_disk() -> Iterator[Callable[[], None]]:
 
 
 class TestAFullDisk:
-    def test_what_could_not_be_written_is_written_when_there_is_room(
+    def test_rows_that_could_not_be_written_are_written_when_there_is_room(
         self,
         tmp_path: Path,
         full_disk: Callable[[], None],
@@ -145,7 +145,7 @@ class TestAFullDisk:
         assert journal.statistics().rows == 50_000
 
     @pytest.mark.parametrize("when_full", ["drop", "raise"])
-    def test_a_close_says_what_is_lost(
+    def test_a_close_reports_the_lost_rows(
         self, tmp_path: Path, full_disk: Callable[[], None], when_full: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
         journal = Journal(tmp_path, "web-1", rows_per_file=10, max_queued=20, when_full=when_full, now=lambda: NOON)

@@ -116,7 +116,7 @@ class TestWhatIsWritten:
         assert found["keys"][1] == "\\ud800"
 
     @pytest.mark.parametrize("odd", [{"timeout": "long"}, {"waited": math.nan}, {"waited": 1e300}, {"keys": None}])
-    def test_what_is_no_row_is_dropped_alone(
+    def test_a_bad_row_is_dropped_alone(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture, odd: dict[str, Any]
     ) -> None:
         with Journal(tmp_path, "web-1", now=lambda: NOON) as journal:
@@ -188,7 +188,7 @@ class TestSeveralThreads:
                 thread.start()
             for thread in threads:
                 thread.join()
-            # Nobody has to wait for the file's time: whoever makes the chunk full says so.
+            # No row has to wait for the file's time: the row that fills the chunk wakes the writer.
             until(lambda: len(journal._queue) < 1000)
         assert numbers(tmp_path) == list(range(40_000))
 
@@ -266,7 +266,7 @@ class TestAKilledProcess:
         # 2,000 rows of the open batch, 4,000 of the queue, and the thousand that it had not told of yet.
         assert found == list(range(len(found)))
         assert taken - 6000 <= len(found) <= taken + 1000
-        # What was not finished is hidden, and goes when the next one comes.
+        # An unfinished file is hidden, and is removed by the next journal.
         unfinished = [path for path in files(tmp_path) if path.suffix != ".parquet"]
         assert all(path.name.startswith(".") for path in unfinished)
         with Journal(tmp_path, "writer"):
@@ -333,7 +333,7 @@ class TestWhatIsRefused:
         with pytest.raises(FileExistsError):
             Journal(tmp_path / "journal", "web-1")
 
-    def test_its_repr_tells_what_it_is(self, tmp_path: Path) -> None:
+    def test_its_repr_shows_its_state(self, tmp_path: Path) -> None:
         with Journal(tmp_path, "web-1") as journal:
             assert repr(journal) == f"<Journal '{tmp_path}' instance='web-1'>"
             assert journal.instance == "web-1"

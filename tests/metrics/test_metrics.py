@@ -1,4 +1,4 @@
-"""What is exported is what the purgatory says, and can be read by those that it is meant for."""
+"""The exported metrics are those of the purgatory, and Prometheus and OpenTelemetry can read them."""
 
 import importlib
 import math
@@ -32,7 +32,7 @@ class Failing(Flag):
 
 
 def _samples(registry: CollectorRegistry, purgatory: str = "test") -> Samples:
-    """What a scrape says of a purgatory, by the name and the values of the other labels, a bucket's bound last."""
+    """The samples of a purgatory, by name and the values of the other labels, a bucket's bound last."""
     families = text_string_to_metric_families(generate_latest(registry).decode())
     return {
         (sample.name, ",".join(sample.labels[each] for each in ("outcome", "level", "le") if each in sample.labels)): (
@@ -76,7 +76,7 @@ def purgatory(clock: FaultLog) -> DelayedOperationPurgatory:
 
 
 class TestPrometheus:
-    def test_everything_is_what_the_statistics_say(
+    def test_every_metric_agrees_with_the_statistics(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, registry: CollectorRegistry
     ) -> None:
         _one_of_each(purgatory, clock)
@@ -172,7 +172,7 @@ class TestPrometheus:
         assert _samples(registry) == {}
 
 
-def test_journals_say_what_they_have_written_and_lost(tmp_path: Path) -> None:
+def test_journals_count_the_rows_written_and_lost(tmp_path: Path) -> None:
     registry = CollectorRegistry()
     journals = [Journal(tmp_path, instance) for instance in ("web-1", "web-2")]
     registry.register(JournalCollector(*journals))
@@ -262,7 +262,7 @@ def test_two_of_the_same_name_are_refused(purgatory: DelayedOperationPurgatory, 
     assert purgatory._owner.listeners is None
 
 
-def test_what_is_no_purgatory_is_refused() -> None:
+def test_an_object_that_is_no_purgatory_is_refused() -> None:
     threshold: Any = ThresholdPurgatory(0)
     with pytest.raises(TypeError, match=r"a DelayedOperationPurgatory is needed .*, not <ThresholdPurgatory"):
         PurgatoryCollector(threshold)
@@ -279,7 +279,7 @@ def test_what_is_no_purgatory_is_refused() -> None:
         ("purgatory.relay.retries", "tenacity", "relay"),
     ],
 )
-def test_without_what_it_needs_it_says_which_extra_brings_that(
+def test_a_missing_requirement_is_reported_with_its_extra(
     module: str, missing: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""What the pipeline's tests share."""
+"""The fixtures of the pipeline's tests."""
 
 import os
 from collections.abc import Iterator

@@ -76,7 +76,7 @@ def made_up() -> list[Row]:
 
 
 def summary_row(**changes: Any) -> Row:
-    """What a replay tells of one purgatory with one configuration."""
+    """The result of a replay for one purgatory with one configuration."""
     row: Row = dict.fromkeys(COUNTS, 0) | {
         "instance": "web-1",
         "purgatory": "fetch",
@@ -115,7 +115,7 @@ REPLAYED: Final = [summary_row(instance=instance, **counts) for instance in ("we
 
 
 class Page(HTMLParser):
-    """What a browser would find."""
+    """The elements that a browser would find."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

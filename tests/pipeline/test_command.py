@@ -85,7 +85,7 @@ def test_a_cluster_gives_the_same_replay_as_this_machine(spark: SparkSession, tr
         told = _pipeline("replay", trace, tmp_path / "there", "--master", master, *more)
     corrupt.unlink()
     assert (tmp_path / "gc.log").exists(), "settings of the process that spark-submit starts"
-    # What Python says on stderr, spark-submit says on stdout.
+    # spark-submit writes Python's stderr to stdout.
     assert re.search(r"skipped .*corrupt.parquet: cannot be read", told.stdout)
     assert "running 3 simulations of 1 configurations" in told.stdout
     assert "peak dead" in told.stdout, "a table"

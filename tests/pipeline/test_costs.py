@@ -1,4 +1,4 @@
-"""What a purgatory's work costs, which configuration is recommended for it, and how numbers and names are put."""
+"""The cost of a purgatory's work, the configuration recommended for it, and the format of numbers and names."""
 
 import math
 import runpy

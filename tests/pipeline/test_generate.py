@@ -117,7 +117,7 @@ def test_a_key_that_is_drawn_twice_is_waited_on_once(spark: SparkSession) -> Non
     assert lengths[3] / total == pytest.approx(24 / 64, abs=0.03)
 
 
-def test_what_is_written_has_a_journals_columns_for_every_reader(written: Path, spark: SparkSession) -> None:
+def test_the_files_have_a_journals_columns_for_every_reader(written: Path, spark: SparkSession) -> None:
     file = next(written.glob("date=*/instance=instance-1/*.parquet"))
     found = pq.read_schema(file)
     for field in SCHEMA:

@@ -84,7 +84,7 @@ def test_each_simulation_is_what_a_plain_loop_gives(
     assert rows == set(ended)
 
 
-def test_operations_keep_what_is_known_of_them(recorded: trace.Trace, replayed: tuple[list[Any], list[Any]]) -> None:
+def test_operations_keep_their_recorded_values(recorded: trace.Trace, replayed: tuple[list[Any], list[Any]]) -> None:
     known = {(row.instance, row.arrived_at, tuple(row["keys"]), row.operation) for row in recorded.rows.collect()}
     for configuration in SWEEP:
         some = [row for row in replayed[1] if (row.tick, row.timeout) == (configuration.tick, configuration.timeout)]
@@ -149,7 +149,7 @@ def test_the_journal_of_a_server_is_replayed_as_its_operations_ended(spark: Spar
     assert [row.purgatory for row in only.summary.collect()] == ["produce"]
 
 
-async def test_what_was_rescheduled_ends_as_it_did(spark: SparkSession, tmp_path: Path) -> None:
+async def test_a_rescheduled_operation_ends_as_it_did(spark: SparkSession, tmp_path: Path) -> None:
     clock = VirtualClock(1_790_000_000.0)
     with Journal(tmp_path, "web-1", now=clock.time) as journal:
         purgatory = DelayedOperationPurgatory("session", clock=clock)
@@ -192,7 +192,7 @@ def test_a_row_from_long_ago_does_not_keep_an_instance_in_one_piece(spark: Spark
 
 
 def test_where_operations_stay_long_segments_are_longer(spark: SparkSession, tmp_path: Path) -> None:
-    """What is pending at a cut is handed to both sides: with 200 pending, a cut after each 100 would be all work."""
+    """The operations pending at a cut go to both sides: with 200 pending, a cut after each 100 would be all work."""
     traces.write(tmp_path, [traces.row(n / 100, waited_s=2.0, timeout_s=3.0) for n in range(6000)])
     recorded = trace.read(spark, str(tmp_path))
     (summary,) = replay(spark, recorded, sweep(), split=100).summary.collect()
@@ -219,7 +219,7 @@ def test_operations_that_never_expire_are_carried_over_every_cut(spark: SparkSes
     cut.results.unpersist()
 
 
-def test_what_cannot_be_replayed_is_refused_before_anything_is_done(
+def test_options_that_cannot_be_replayed_are_refused_before_anything_is_done(
     spark: SparkSession, recorded: trace.Trace, tmp_path: Path
 ) -> None:
     with pytest.raises(PipelineError, match=r"no purgatory 'fetch'.*generated"):

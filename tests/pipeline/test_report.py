@@ -53,7 +53,7 @@ def make(spark: SparkSession, tmp_path: Path) -> Maker:
 
 
 def _expected(rows: list[Row]) -> Row:
-    """What a table says of some operations, in the plainest way."""
+    """The figures of a table for some operations, computed in the plainest way."""
     waits = sorted(row["waited_s"] for row in rows)
     counts = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in OUTCOMES}
     return {
@@ -144,7 +144,7 @@ class TestTables:
             "plots and page",
         ]
 
-    def test_what_is_recommended_can_be_printed(self, made: Made) -> None:
+    def test_the_recommendation_can_be_printed(self, made: Made) -> None:
         recommended = made.recommended
         assert str(recommended).splitlines() == [
             *map(str, recommended.timeouts),
@@ -184,7 +184,7 @@ class TestThePage:
         assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "iframe", "object", "base"})
         assert "default-src 'none'" in text
 
-    def test_every_plot_is_in_it_with_a_text_for_who_cannot_see(self, made: Made) -> None:
+    def test_every_plot_is_in_it_with_an_alternative_text(self, made: Made) -> None:
         images = [attributes for tag, attributes in made.page.tags if tag == "img"]
         plots = {path.stem for path in (made.directory / "plots").glob("*.png")}
         assert plots == {"timeout_rates", "outcomes_over_time", "waits_over_time", "hottest_keys", "configurations"}
@@ -193,7 +193,7 @@ class TestThePage:
             assert (attributes["src"] or "").startswith("data:image/png;base64,iVBOR")
             assert len(attributes["alt"] or "") > 50
 
-    def test_it_says_what_is_recommended_and_what_percentiles_are_not(self, made: Made) -> None:
+    def test_it_shows_the_recommendation_and_warns_of_percentiles(self, made: Made) -> None:
         text = " ".join(made.page.text.split())
         for choice in (*made.recommended.timeouts, *made.recommended.configurations):
             assert str(choice) in text
@@ -285,7 +285,7 @@ class TestWhatIsRefused:
             ({"replay": "/nowhere"}, "there is no /nowhere/summary: /nowhere is not what `replay` has written"),
         ],
     )
-    def test_what_is_out_of_range(
+    def test_options_out_of_range_are_refused(
         self, spark: SparkSession, tmp_path: Path, options: dict[str, Any], message: str
     ) -> None:
         rows = [operation(), operation(arrived_at=NOON + timedelta(seconds=60))]
@@ -314,7 +314,9 @@ class TestWhatIsRefused:
             (None, "summary has no rows"),
         ],
     )
-    def test_what_is_no_replay(self, make: Maker, tmp_path: Path, columns: list[str] | None, message: str) -> None:
+    def test_a_directory_that_is_no_replay_is_refused(
+        self, make: Maker, tmp_path: Path, columns: list[str] | None, message: str
+    ) -> None:
         path = write_replay(tmp_path / "replay", [summary_row()])
         table = pq.read_table(tmp_path / "replay" / "summary" / "rows.parquet")
         table = table.slice(1) if columns is None else table.select(columns)

@@ -48,7 +48,7 @@ _CONFIGURATIONS = st.builds(
 
 
 def _naive(arrival: Arrival, configuration: Configuration) -> Ended:
-    """What becomes of `arrival`: no clock, no wheels."""
+    """The fate of `arrival`, without a clock and wheels."""
     if arrival.ending == "completed_at_once":
         timeout = arrival.timeout if configuration.timeout is None else configuration.timeout
         return Ended(arrival.reference, "completed_at_once", timeout, 0.0, None)
@@ -139,7 +139,7 @@ def test_a_cut_costs_hardly_anything_and_saves_nothing() -> None:
     assert max(segment.peak_dead for segment in segments) == pytest.approx(one.peak_dead, rel=0.1)
 
 
-def test_what_is_counted_is_what_the_purgatory_says() -> None:
+def test_the_counts_are_those_of_the_purgatory() -> None:
     simulation = simulate(Configuration(purge_interval=100), _traffic(5_000))
     said, timer = simulation.purgatory.statistics(), simulation.purgatory.timer.statistics()
     counts = simulation.counts
@@ -182,7 +182,7 @@ def test_an_operation_without_a_deadline_that_never_ends_is_pending_at_the_end()
     assert (counts["operations"], counts["pending"], counts["satisfied"]) == (1, 1, 0)
 
 
-def test_what_is_kept_does_not_grow_with_the_trace() -> None:
+def test_the_memory_kept_does_not_grow_with_the_trace() -> None:
     # Each would take an hour, and expires after a millisecond.
     arrivals = (Arrival(n * 0.01, ("a",), 0.001, 3600.0, "satisfied") for n in range(5000))
     most = 0

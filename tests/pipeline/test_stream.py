@@ -1,4 +1,4 @@
-"""Following a journal: every window once, with the figures of a batch, whoever is killed, and whatever is late."""
+"""Following a journal: every window once, with the figures of a batch, in spite of kills and late rows."""
 
 import os
 import signal

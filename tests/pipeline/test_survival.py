@@ -132,7 +132,7 @@ class TestWhatCounts:
         points = _points(spark, rows)
         assert [(each["time"], each["events"], each["censored"]) for each in points] == [(0.1, 1, 0), (0.2, 0, 1)]
 
-    def test_nobody_counts_for_longer_than_its_timeout(self, spark: SparkSession) -> None:
+    def test_no_operation_counts_for_longer_than_its_timeout(self, spark: SparkSession) -> None:
         """The timer came late, to some of them too late, or a busy loop kept both waiting."""
         late = _sample("a", [0.2004, 0.25, 0.2001], [True, False, False], TIMEOUT)
         in_time = _sample("a", [0.1, 0.2], [True, True], TIMEOUT)
@@ -161,7 +161,7 @@ class TestWhatCounts:
         points = _points(spark, _sample("a", rounded, [True] * len(rounded)))
         assert [each["time"] for each in points] == sorted(rounded.values())
 
-    def test_what_has_four_digits_stays_as_it_is(self, spark: SparkSession) -> None:
+    def test_a_time_of_four_digits_stays_as_it_is(self, spark: SparkSession) -> None:
         random = np.random.default_rng(3)
         digits, powers = random.integers(1, 10_000, 3000), random.integers(-9, 4, 3000)
         times = sorted({float(f"{digit}e{power}") for digit, power in zip(digits, powers, strict=True)})
@@ -198,7 +198,7 @@ class TestTheChoice:
         assert (choice.timeout, choice.earliest, choice.latest) == (0.4, 0.3, None)
         assert choice.reason.endswith("; 300 ms to more than 500 ms by the 95 % band")
 
-    def test_what_no_observed_timeout_reaches_is_said(self) -> None:
+    def test_a_target_that_no_observed_timeout_reaches_is_reported(self) -> None:
         [choice] = choose(CURVE, 0.02)
         assert (choice.timeout, choice.longest, choice.rate_at_longest) == (None, 0.5, 0.05)
         assert choice.reason == ("not reachable from this trace: at 500 ms, the longest observed, still 5 % time out")

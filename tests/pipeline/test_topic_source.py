@@ -1,4 +1,4 @@
-"""A topic of the long-poll server as a source of Spark: every message once, in order, whatever is restarted."""
+"""A topic of the long-poll server as a source of Spark: every message once, in order, in spite of restarts."""
 
 import json
 import sqlite3
@@ -21,7 +21,7 @@ from tests.support.journals import until
 from tests.support.server_process import ServerProcess, running
 
 Batches = dict[int, list[tuple[str, int, str]]]
-"""What a sink has been given, by the number of the batch: one that is repeated is the same again."""
+"""The rows given to a sink, by the number of the batch: a repeated batch is the same again."""
 
 
 @pytest.fixture
@@ -157,9 +157,7 @@ class TestStream:
             with pytest.raises(StreamingQueryException, match=message):
                 stream.start().awaitTermination()
 
-    def test_latest_skips_what_is_there_and_a_number_what_is_before_it(
-        self, source: SparkSession, tmp_path: Path
-    ) -> None:
+    def test_latest_skips_all_messages_and_a_number_those_before_it(self, source: SparkSession, tmp_path: Path) -> None:
         latest: Batches = {}
         third: Batches = {}
         with running(tmp_path / "data") as server:
@@ -208,7 +206,7 @@ class TestStream:
                 _until(query, lambda: _fetches(server)["num_delayed"] == 1)
                 began = time.monotonic()
             assert time.monotonic() - began < 10
-            until(lambda: _fetches(server)["num_delayed"] == 0)  # nobody waits there any more
+            until(lambda: _fetches(server)["num_delayed"] == 0)  # no client waits there any more
 
 
 class TestBatch:
@@ -233,7 +231,7 @@ class TestBatch:
         with pytest.raises(PySparkException, match="startingOffset is 1, and the topic nobody ends at 0"):
             _read(source, server, "nobody", startingOffset=1).collect()
 
-    def test_of_a_topic_that_nobody_has_written_to(self, source: SparkSession, server: ServerProcess) -> None:
+    def test_a_topic_without_messages_has_no_rows(self, source: SparkSession, server: ServerProcess) -> None:
         assert _read(source, server, "nobody").collect() == []
 
 
@@ -258,7 +256,7 @@ class TestRefused:
         with pytest.raises(AnalysisException, match=message):
             source.readStream.format("purgatory").options(**given).load()
 
-    def test_what_the_server_refuses(self, source: SparkSession, server: ServerProcess) -> None:
+    def test_a_refusal_of_the_server_is_raised(self, source: SparkSession, server: ServerProcess) -> None:
         rows = source.read.format("purgatory").options(url=f"{server.url}/elsewhere", topic="news").load()
         with pytest.raises(PySparkException, match="elsewhere answers 404: Not Found"):
             rows.collect()

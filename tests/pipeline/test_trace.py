@@ -1,4 +1,4 @@
-"""What is no trace is refused, with the name of what is wrong, before anything is done with it."""
+"""A bad trace is refused with the name of the fault, before anything is done with it."""
 
 import shutil
 from pathlib import Path

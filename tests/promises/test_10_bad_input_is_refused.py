@@ -23,7 +23,9 @@ from tests.support.operations import Flag
         ([{}], TypeError, "unhashable"),
     ],
 )
-def test_bad_keys(purgatory: DelayedOperationPurgatory, keys: Any, error: type[Exception], message: str) -> None:
+def test_bad_keys_are_refused(
+    purgatory: DelayedOperationPurgatory, keys: Any, error: type[Exception], message: str
+) -> None:
     operation = Flag(1.0, ready=True)
     with pytest.raises(error, match=message):
         purgatory.try_complete_else_watch(operation, keys)
@@ -33,18 +35,18 @@ def test_bad_keys(purgatory: DelayedOperationPurgatory, keys: Any, error: type[E
 
 
 @pytest.mark.parametrize("timeout", [-0.001, -math.inf, math.nan, math.inf, 10**400])
-def test_bad_timeouts(timeout: float) -> None:
+def test_bad_timeouts_are_refused(timeout: float) -> None:
     with pytest.raises(ValueError, match="timeout must be finite and not negative, or None for never, not"):
         Flag(timeout)
 
 
 @pytest.mark.parametrize("timeout", ["1", [], 1j])
-def test_timeouts_that_are_no_number(timeout: Any) -> None:
+def test_timeouts_that_are_no_number_are_refused(timeout: Any) -> None:
     with pytest.raises(TypeError, match="timeout must be a number of seconds or None, not"):
         Flag(timeout)
 
 
-def test_an_operation_used_twice(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
+def test_an_operation_used_twice_is_refused(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
     pending = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
     other = DelayedOperationPurgatory(clock=clock)
     for again in (purgatory, other):
@@ -57,7 +59,7 @@ def test_an_operation_used_twice(purgatory: DelayedOperationPurgatory, clock: Vi
     assert other.watched == 0
 
 
-def test_an_operation_handed_on_while_it_is_tried(purgatory: DelayedOperationPurgatory) -> None:
+def test_an_operation_that_its_try_hands_over_again_fails(purgatory: DelayedOperationPurgatory) -> None:
     class Greedy(Flag):
         def try_complete(self) -> bool:
             purgatory.try_complete_else_watch(self, ["other"])
@@ -69,18 +71,18 @@ def test_an_operation_handed_on_while_it_is_tried(purgatory: DelayedOperationPur
 
 
 @pytest.mark.parametrize("thing", [None, "operation", object()])
-def test_an_object_that_is_no_operation(purgatory: DelayedOperationPurgatory, thing: Any) -> None:
+def test_an_object_that_is_no_operation_is_refused(purgatory: DelayedOperationPurgatory, thing: Any) -> None:
     with pytest.raises(TypeError, match="a DelayedOperation whose __init__"):
         purgatory.try_complete_else_watch(thing, ["key"])
 
 
-def test_a_class_in_place_of_an_operation(purgatory: DelayedOperationPurgatory) -> None:
+def test_a_class_in_place_of_an_operation_is_refused(purgatory: DelayedOperationPurgatory) -> None:
     thing: Any = Flag
     with pytest.raises(TypeError, match="an operation is needed, not the class Flag"):
         purgatory.try_complete_else_watch(thing, ["key"])
 
 
-def test_an_operation_that_was_not_initialised(purgatory: DelayedOperationPurgatory) -> None:
+def test_an_operation_that_was_not_initialised_is_refused(purgatory: DelayedOperationPurgatory) -> None:
     class Lazy(Flag):
         def __init__(self) -> None:
             self.ready = True
@@ -106,13 +108,13 @@ def test_an_operation_that_was_not_initialised(purgatory: DelayedOperationPurgat
         ({"max_pending": "many"}, TypeError, "max_pending must be an int, not 'many'"),
     ],
 )
-def test_bad_parameters(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_bad_parameters_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         DelayedOperationPurgatory(**{"name": "bad", **arguments})
 
 
 @pytest.mark.parametrize("name", ["try_complete", "on_complete", "on_expiration", "on_undelivered"])
-def test_methods_that_are_async(name: str) -> None:
+def test_methods_that_are_async_are_refused(name: str) -> None:
     async def method(self: Flag) -> None:
         pass
 
@@ -120,7 +122,7 @@ def test_methods_that_are_async(name: str) -> None:
         type("Hopeful", (Flag,), {name: method})
 
 
-def test_no_event_loop() -> None:
+def test_an_operation_without_an_event_loop_is_refused() -> None:
     with asyncio.Runner() as runner:
         for purgatory in (DelayedOperationPurgatory(), DelayedOperationPurgatory(clock=runner.get_loop())):
             operation = Flag(ready=True)
@@ -130,7 +132,7 @@ def test_no_event_loop() -> None:
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["clock given", "bound at first use"])
-def test_the_wrong_event_loop(given: bool) -> None:
+def test_the_wrong_event_loop_is_refused(given: bool) -> None:
     async def use(purgatory: DelayedOperationPurgatory) -> None:
         purgatory.try_complete_else_watch(Flag(ready=True), ["key"])
 
@@ -148,7 +150,7 @@ def test_the_wrong_event_loop(given: bool) -> None:
 
 
 @pytest.mark.parametrize(("limit", "error"), [(0, ValueError), (-1, ValueError), (1.0, TypeError), ("1", TypeError)])
-def test_bad_limits(purgatory: DelayedOperationPurgatory, limit: Any, error: type[Exception]) -> None:
+def test_bad_limits_are_refused(purgatory: DelayedOperationPurgatory, limit: Any, error: type[Exception]) -> None:
     operation = purgatory.try_complete_else_watch(Flag(), ["key"])
     operation.ready = True
     for check in (purgatory.check_and_complete, purgatory.check_and_complete_soon):
@@ -157,7 +159,7 @@ def test_bad_limits(purgatory: DelayedOperationPurgatory, limit: Any, error: typ
     assert not operation.done()
 
 
-async def test_an_unhashable_key_to_check(purgatory: DelayedOperationPurgatory) -> None:
+async def test_a_check_of_an_unhashable_key_is_refused(purgatory: DelayedOperationPurgatory) -> None:
     key: Any = []
     live = DelayedOperationPurgatory()
     for check in (

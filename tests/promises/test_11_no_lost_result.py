@@ -13,7 +13,7 @@ from tests.support.operations import Flag
 
 
 class Held(Flag):
-    """Notes what was not delivered."""
+    """Notes the results that were not delivered."""
 
     def __init__(self, timeout: float | None = None, *, ready: bool = False) -> None:
         super().__init__(timeout, ready=ready)
@@ -49,7 +49,9 @@ COMPLETE: dict[str, Callable[[DelayedOperationPurgatory, Held], object]] = {
 
 @pytest.mark.parametrize("way", COMPLETE)
 @pytest.mark.parametrize("awaiters", [1, 2, 5])
-async def test_completed_and_then_cancelled_in_one_iteration(way: str, awaiters: int) -> None:
+async def test_a_result_is_undelivered_when_its_awaiters_are_cancelled_in_the_same_iteration(
+    way: str, awaiters: int
+) -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation, tasks = await waiting(purgatory, awaiters)
         operation.ready = True
@@ -59,7 +61,7 @@ async def test_completed_and_then_cancelled_in_one_iteration(way: str, awaiters:
         assert operation.result() == "result of flag"
 
 
-async def test_cancelled_and_then_completed_in_one_iteration() -> None:
+async def test_no_result_is_lost_by_a_completion_after_the_cancellation() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation, tasks = await waiting(purgatory)
         tasks[0].cancel()
@@ -69,7 +71,7 @@ async def test_cancelled_and_then_completed_in_one_iteration() -> None:
 
 
 @pytest.mark.parametrize("taker", [0, 1, 2])
-async def test_one_awaiter_that_takes_it_is_enough(taker: int) -> None:
+async def test_one_awaiter_that_takes_the_result_is_enough(taker: int) -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation, tasks = await waiting(purgatory, 3)
         operation.force_complete()
@@ -78,7 +80,7 @@ async def test_one_awaiter_that_takes_it_is_enough(taker: int) -> None:
         assert operation.undelivered == []
 
 
-async def test_a_deadline_of_the_awaiter_that_comes_in_the_same_iteration() -> None:
+async def test_no_result_is_lost_by_a_timeout_in_the_iteration_of_the_completion() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation = purgatory.try_complete_else_watch(Held(), ["key"])
 
@@ -93,7 +95,7 @@ async def test_a_deadline_of_the_awaiter_that_comes_in_the_same_iteration() -> N
         assert len(delivered) + len(operation.undelivered) == 1
 
 
-async def test_a_coroutine_that_is_closed_after_the_completion() -> None:
+async def test_a_result_is_undelivered_when_its_coroutine_is_closed() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation = purgatory.try_complete_else_watch(Held(), ["key"])
         coroutine = wait(operation)
@@ -104,7 +106,7 @@ async def test_a_coroutine_that_is_closed_after_the_completion() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["taken", "never awaited", "cancelled", "left before completion", "failed"])
-async def test_nothing_is_undelivered_that_was_taken_or_never_awaited_or_no_result(outcome: str) -> None:
+async def test_on_undelivered_is_not_called_for_a_result_that_was_taken_or_never_awaited(outcome: str) -> None:
     class Failing(Held):
         def on_complete(self) -> str:
             raise LookupError
@@ -139,10 +141,10 @@ async def test_an_awaiter_that_comes_later_still_gets_the_result() -> None:
         operation.force_complete()
         await leave(tasks)
         assert await operation == "result of flag"
-        assert operation.undelivered == ["result of flag"], "told once, and taken by somebody after all"
+        assert operation.undelivered == ["result of flag"], "called once, although a later awaiter takes it"
 
 
-async def test_by_default_nothing_happens() -> None:
+async def test_on_undelivered_does_nothing_by_default() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation = purgatory.try_complete_else_watch(Flag(), ["key"])
         task = asyncio.ensure_future(operation)
@@ -154,7 +156,7 @@ async def test_by_default_nothing_happens() -> None:
         assert operation.result() == "result of flag"
 
 
-async def test_what_it_raises_is_reported_and_the_task_is_cancelled_all_the_same() -> None:
+async def test_its_exception_is_reported_and_the_task_is_cancelled_all_the_same() -> None:
     class Broken(Held):
         def on_undelivered(self, result: str) -> None:
             raise LookupError(result)
@@ -171,13 +173,13 @@ async def test_what_it_raises_is_reported_and_the_task_is_cancelled_all_the_same
     assert [(type(fault), str(fault)) for fault in faults] == [(LookupError, "result of flag")]
 
 
-def test_it_must_not_be_async() -> None:
+def test_on_undelivered_must_not_be_async() -> None:
     with pytest.raises(TypeError, match="on_undelivered"):
         type("Odd", (Held,), {"on_undelivered": wait})
 
 
 class JobQueue:
-    """Jobs that are taken by whichever worker waits first; one that could not be taken comes first again."""
+    """Jobs for the worker that waits first; an undelivered job comes first again."""
 
     def __init__(self, purgatory: DelayedOperationPurgatory) -> None:
         self.purgatory = purgatory
@@ -240,7 +242,7 @@ async def test_every_job_reaches_one_living_worker_in_a_storm_of_cancellations(s
                 if job is not None:
                     done.append(job)
 
-        async def work_whatever_happens() -> None:
+        async def work_until_it_is_closed() -> None:
             while True:
                 try:
                     await work()
@@ -249,7 +251,7 @@ async def test_every_job_reaches_one_living_worker_in_a_storm_of_cancellations(s
                 except PurgatoryClosed:  # CPython 3.11's wait_for() swallows a cancellation now and then
                     break
 
-        workers = [asyncio.ensure_future(work_whatever_happens()) for _ in range(10)]
+        workers = [asyncio.ensure_future(work_until_it_is_closed()) for _ in range(10)]
         put = 0
         async with asyncio.timeout(60):
             while len(done) < jobs:
@@ -260,7 +262,7 @@ async def test_every_job_reaches_one_living_worker_in_a_storm_of_cancellations(s
                 for _ in range(random.randrange(6)):
                     n = random.randrange(len(workers))
                     workers[n].cancel()
-                    workers[n] = asyncio.ensure_future(work_whatever_happens())
+                    workers[n] = asyncio.ensure_future(work_until_it_is_closed())
                 for _ in range(random.randrange(3)):
                     await asyncio.sleep(0)
     for worker in workers:

@@ -20,7 +20,7 @@ IDLE = 20_000
 
 
 def lines(work: Callable[[], object]) -> int:
-    """How many lines of Python `work` runs."""
+    """The number of lines of Python that `work` runs."""
     count = 0
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
@@ -38,7 +38,7 @@ def lines(work: Callable[[], object]) -> int:
 
 
 def allocated(work: Callable[[], object]) -> int:
-    """How many bytes more than before are allocated at a time while `work` runs."""
+    """The most bytes that `work` has allocated at a time."""
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
@@ -73,7 +73,7 @@ class TestBesideIdleOperations:
         assert purgatory.watched == statistics.estimated_total == count
 
     @pytest.mark.parametrize("count", [0, 1000, IDLE])
-    def test_a_purge_is_paid_by_what_has_finished(
+    def test_a_purge_costs_by_the_operations_that_have_finished(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, count: int
     ) -> None:
         idle(purgatory, count)
@@ -88,7 +88,7 @@ class TestBesideIdleOperations:
         assert statistics.purges <= finished / max(1000, count)
         assert purgatory.watched - purgatory.num_delayed <= max(1000, count) + 20
 
-    def test_registering_and_completing(self, clock: FaultLog) -> None:
+    def test_registering_and_completing_costs_the_same(self, clock: FaultLog) -> None:
         def cost(count: int) -> int:
             purgatory = DelayedOperationPurgatory(clock=clock)
             idle(purgatory, count)
@@ -104,7 +104,7 @@ class TestBesideIdleOperations:
 
         assert cost(5000) <= 1.1 * cost(10)
 
-    def test_waking_the_timer(self, clock: FaultLog) -> None:
+    def test_waking_the_timer_costs_the_same(self, clock: FaultLog) -> None:
         def cost(count: int) -> int:
             timer = WheelTimer(clock)
             for n in range(count):
@@ -119,7 +119,7 @@ class TestBesideIdleOperations:
 
         assert cost(5000) <= 1.1 * cost(10)
 
-    def test_the_family(self, clock: FaultLog) -> None:
+    def test_thresholds_and_idle_trackers_cost_the_same(self, clock: FaultLog) -> None:
         def cost(count: int) -> int:
             thresholds = ThresholdPurgatory(0, DelayedOperationPurgatory(clock=clock))
             tracker: IdleTracker[object] = IdleTracker(60.0, id, clock=clock)
@@ -140,7 +140,7 @@ class TestBesideIdleOperations:
 
 
 class TestDeadEntries:
-    def test_of_operations_on_many_keys_are_counted_each(
+    def test_each_entry_of_an_operation_on_many_keys_is_counted(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog
     ) -> None:
         for n in range(100):
@@ -153,9 +153,7 @@ class TestDeadEntries:
         assert len(purgatory.watched_keys()) <= 1000
         assert purgatory.statistics().peak_watched <= 3000
 
-    def test_the_estimate_is_the_entries_that_are_there(
-        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
-    ) -> None:
+    def test_the_estimate_is_the_number_of_entries(self, purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
         purgatory.try_complete_else_watch(Flag(), ["a", "b", "c"])
         dead = purgatory.try_complete_else_watch(Flag(), ["a", "b"])
         assert purgatory.statistics().estimated_total == 5
@@ -164,7 +162,7 @@ class TestDeadEntries:
         purgatory.check_and_complete("a")
         assert purgatory.statistics().estimated_total == purgatory.watched == 4
 
-    def test_are_purged_when_they_are_more_than_the_living(self, clock: FaultLog) -> None:
+    def test_they_are_purged_when_they_are_more_than_the_living(self, clock: FaultLog) -> None:
         purgatory = DelayedOperationPurgatory(purge_interval=10, clock=clock)
         idle(purgatory, 100)
         for _ in range(100):
@@ -195,7 +193,7 @@ class Take(DelayedOperation[int]):
 
 
 class Takers:
-    """Many that wait for items of one queue."""
+    """Many operations that wait for items of one queue."""
 
     def __init__(self, clock: FaultLog, count: int) -> None:
         self.purgatory = DelayedOperationPurgatory(clock=clock)
@@ -211,7 +209,7 @@ class Takers:
         for n in range(count):
             self.items.append(n)
             if self.purgatory.check_and_complete("q", limit=1) != 1:
-                raise AssertionError("nobody took it")
+                raise AssertionError("no taker completed")
 
     def put_soon(self, count: int) -> None:
         for n in range(count):
@@ -219,7 +217,7 @@ class Takers:
             self.purgatory.check_and_complete_soon("q", limit=1)
             self.clock.advance(0)
             if self.items:
-                raise AssertionError("nobody took it")
+                raise AssertionError("no taker completed")
 
     @property
     def served(self) -> list[int]:
@@ -257,7 +255,7 @@ class TestOneItemForOneOfManyTakers:
         clock.advance(0)
         assert takers.purgatory.watched - takers.purgatory.num_delayed <= 1000
 
-    def test_those_cancelled_meanwhile_are_skipped(self, clock: FaultLog, put: Callable[[Takers, int], None]) -> None:
+    def test_skips_cancelled_takers(self, clock: FaultLog, put: Callable[[Takers, int], None]) -> None:
         takers = Takers(clock, 2000)
         for taker in takers.takers[::2]:
             taker.cancel()
@@ -269,7 +267,7 @@ class TestOneItemForOneOfManyTakers:
 class TestALimit:
     @pytest.mark.parametrize("limit", [1, 2, 5, 100, None])
     @pytest.mark.parametrize("soon", [False, True])
-    def test_at_most_so_many_complete_first_come_first_served(
+    def test_at_most_limit_operations_complete_first_come_first_served(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, limit: int | None, soon: bool
     ) -> None:
         flags = [purgatory.try_complete_else_watch(Flag(), ["key"]) for _ in range(10)]
@@ -299,7 +297,7 @@ class TestALimit:
     @pytest.mark.parametrize(
         ("limit", "error"), [(0, ValueError), (-1, ValueError), (1.0, TypeError), ("1", TypeError)]
     )
-    def test_a_wrong_one_is_refused(
+    def test_a_wrong_limit_is_refused(
         self, purgatory: DelayedOperationPurgatory, limit: Any, error: type[Exception]
     ) -> None:
         flag = purgatory.try_complete_else_watch(Flag(), ["key"])
@@ -310,7 +308,7 @@ class TestALimit:
                     check(key, limit=limit)
         assert not flag.done()
 
-    def test_one_that_fails_does_not_count(self, purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+    def test_a_failed_operation_does_not_count(self, purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
         class Broken(Flag):
             def try_complete(self) -> bool:
                 if self.ready:

@@ -45,7 +45,7 @@ def test_the_first_trigger_completes_and_the_second_finds_it_done(
 
 @pytest.mark.parametrize("inner", TRIGGERS)
 @pytest.mark.parametrize("outer", ["check", "force", "deadline", "complete all", "close"])
-def test_a_trigger_from_inside_on_complete_finds_it_taken(
+def test_a_trigger_from_inside_on_complete_finds_the_operation_taken(
     purgatory: DelayedOperationPurgatory, clock: FaultLog, outer: str, inner: str
 ) -> None:
     operation = Flag(10.0)
@@ -78,7 +78,7 @@ def test_the_first_check_completes_and_the_second_is_not_made(purgatory: Delayed
     assert not operation.force_complete()
 
 
-def test_a_deadline_that_is_due_but_not_drained_yet_loses_to_who_comes_first(
+def test_a_deadline_that_is_due_but_not_drained_yet_loses_to_an_earlier_completion(
     purgatory: DelayedOperationPurgatory, clock: VirtualClock
 ) -> None:
     second = Flag(10.0, "second")

@@ -10,7 +10,7 @@ from tests.support.operations import Flag
 
 
 class TrueOnTry(Flag):
-    """Its condition becomes true during the n-th try, after it was looked at."""
+    """Its condition becomes true during the n-th try, after it was read."""
 
     def __init__(self, nth: int, purgatory: DelayedOperationPurgatory) -> None:
         super().__init__()
@@ -26,20 +26,20 @@ class TrueOnTry(Flag):
         return completed
 
 
-def test_the_condition_becomes_true_between_the_two_checks(purgatory: DelayedOperationPurgatory) -> None:
+def test_a_condition_that_becomes_true_between_the_two_checks_is_found(purgatory: DelayedOperationPurgatory) -> None:
     # The check finds no operation to try: the second try is there for this.
     operation = purgatory.try_complete_else_watch(TrueOnTry(1, purgatory), ["key"])
     assert operation.done()
     assert purgatory.num_delayed == 0
 
 
-def test_the_condition_becomes_true_during_the_second_check(purgatory: DelayedOperationPurgatory) -> None:
+def test_a_condition_that_becomes_true_during_the_second_check_is_found(purgatory: DelayedOperationPurgatory) -> None:
     operation = purgatory.try_complete_else_watch(TrueOnTry(2, purgatory), ["key"])
     assert operation.done()
     assert len(purgatory.timer) == 0
 
 
-def test_a_check_on_any_key_of_many(purgatory: DelayedOperationPurgatory) -> None:
+def test_a_check_of_any_of_its_keys_completes_an_operation(purgatory: DelayedOperationPurgatory) -> None:
     for n in range(50):
         operation = purgatory.try_complete_else_watch(Flag(), range(50))
         operation.ready = True
@@ -47,10 +47,10 @@ def test_a_check_on_any_key_of_many(purgatory: DelayedOperationPurgatory) -> Non
         assert operation.done()
 
 
-def test_a_check_soon_again_while_its_pass_is_under_way(
+def test_a_check_soon_during_its_pass_makes_another_pass(
     purgatory: DelayedOperationPurgatory, clock: VirtualClock
 ) -> None:
-    # 3000 watchers take three turns. A condition that becomes true behind the pass is found by the next one.
+    # 3000 watchers take three iterations. A condition that becomes true behind the pass is found by the next one.
     operations = [purgatory.try_complete_else_watch(Flag(), ["key"]) for _ in range(3000)]
     other = purgatory.try_complete_else_watch(Flag(), ["other"])
 
@@ -67,7 +67,7 @@ def test_a_check_soon_again_while_its_pass_is_under_way(
     assert purgatory.num_delayed == 2999
 
 
-def test_an_operation_watched_after_a_check_soon_and_before_its_turn(
+def test_an_operation_watched_between_a_check_soon_and_its_pass_completes(
     purgatory: DelayedOperationPurgatory, clock: VirtualClock
 ) -> None:
     purgatory.check_and_complete_soon("key")
@@ -89,7 +89,7 @@ def test_a_request_to_exit_does_not_cut_a_pass_short(purgatory: DelayedOperation
     assert isinstance(leaving.exception(), SystemExit)
 
 
-async def test_conditions_that_become_true_in_other_threads() -> None:
+async def test_conditions_that_become_true_in_other_threads_are_found() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operations = [purgatory.try_complete_else_watch(Flag(), [n % 7]) for n in range(700)]
 

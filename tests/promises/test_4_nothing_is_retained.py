@@ -1,6 +1,6 @@
-"""Promise 4: a finished operation is out of the timer at once, and nothing of the purgatory's refers to it.
+"""Promise 4: a finished operation is out of the timer at once, and the purgatory keeps no reference to it.
 
-All of it by reference counts alone: the garbage collector is off.
+Reference counts alone free it: the garbage collector is off.
 """
 
 import asyncio
@@ -95,7 +95,7 @@ def _check_soon(purgatory: DelayedOperationPurgatory, clock: FaultLog, held: lis
 
 
 def _nested(purgatory: DelayedOperationPurgatory, clock: FaultLog, held: list[Flag]) -> None:
-    # Deeper than completions go on inside each other.
+    # Deeper than the nesting limit of completions.
     for _ in range(40):
         held.append(purgatory.try_complete_else_watch(Flag(then=lambda: held.pop().force_complete()), ["a"]))
     held.pop().force_complete()
@@ -148,7 +148,7 @@ def test_the_operation_is_collected_though_its_dead_entries_remain(
 
 
 @pytest.mark.parametrize(("kind", "path"), FAILING)
-def test_one_that_fails_is_collected_on_the_next_turn(
+def test_a_failed_operation_is_collected_on_the_next_iteration(
     purgatory: DelayedOperationPurgatory, clock: FaultLog, kind: type[Carrier], path: str
 ) -> None:
     held: list[Flag] = []
@@ -167,7 +167,7 @@ def test_one_that_fails_is_collected_on_the_next_turn(
     assert [type(exception) for exception in clock.exceptions] == [LookupError]
 
 
-def test_one_whose_on_expiration_raises_is_let_go_with_the_report(
+def test_an_operation_whose_on_expiration_raises_is_collected_with_the_report(
     purgatory: DelayedOperationPurgatory, clock: FaultLog
 ) -> None:
     def watch() -> "weakref.ref[Payload]":
@@ -181,7 +181,7 @@ def test_one_whose_on_expiration_raises_is_let_go_with_the_report(
 
 
 @pytest.mark.parametrize("kind", [Carrier, BrokenCompletion, BrokenTry])
-def test_one_that_completes_or_fails_at_once(
+def test_an_operation_that_completes_or_fails_at_once_is_collected(
     purgatory: DelayedOperationPurgatory, clock: FaultLog, kind: type[Carrier]
 ) -> None:
     def use() -> "weakref.ref[Payload]":
@@ -196,7 +196,7 @@ def test_one_that_completes_or_fails_at_once(
 
 
 @pytest.mark.parametrize("keys", [[], ["a", []], "a"])
-def test_one_that_is_refused(purgatory: DelayedOperationPurgatory, keys: list[str]) -> None:
+def test_a_refused_operation_is_collected(purgatory: DelayedOperationPurgatory, keys: list[str]) -> None:
     operation = Carrier()
     payload = weakref.ref(operation.payload)
     with pytest.raises((ValueError, TypeError)):
@@ -205,14 +205,14 @@ def test_one_that_is_refused(purgatory: DelayedOperationPurgatory, keys: list[st
     assert payload() is None
 
 
-def test_a_pending_one_is_held(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
+def test_a_pending_operation_is_kept(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
     payload = weakref.ref(purgatory.try_complete_else_watch(Carrier(), ["a"]).payload)
     assert payload() is not None
     clock.advance(10.0)
     assert payload() is None
 
 
-def test_while_its_bucket_is_drained_in_slices_a_cancelled_one_is_collected(
+def test_an_operation_cancelled_while_its_bucket_is_drained_is_collected(
     purgatory: DelayedOperationPurgatory, clock: VirtualClock
 ) -> None:
     for _ in range(1500):
@@ -235,7 +235,7 @@ def test_while_its_bucket_is_drained_in_slices_a_cancelled_one_is_collected(
 def test_an_error_kept_by_a_coroutine_that_goes_on_does_not_close_it(
     purgatory: DelayedOperationPurgatory, clock: FaultLog
 ) -> None:
-    # A replica fails; its coroutine keeps the error for the operation to raise, and waits for something else. The
+    # A replica fails; its coroutine keeps the error for the operation to raise, and waits again. The
     # error's traceback has the frame of that coroutine, which must be left alone.
     errors: list[Exception] = []
 
@@ -288,7 +288,7 @@ def test_the_exception_handler_still_sees_the_variables_of_on_expiration() -> No
     assert clock.variables == {"variable": "flag"}
 
 
-def test_the_exception_handler_still_sees_the_functions_of_a_failed_one() -> None:
+def test_the_exception_handler_still_sees_the_functions_of_a_failed_operation() -> None:
     clock = Debugging()
     purgatory = DelayedOperationPurgatory(clock=clock)
     purgatory.try_complete_else_watch(BrokenCompletion(1.0), ["a"])
@@ -342,7 +342,7 @@ async def _be_closed(purgatory: DelayedOperationPurgatory, operation: Carrier) -
         _be_closed,
     ],
 )
-async def test_on_a_loop(path: Live) -> None:
+async def test_an_operation_on_a_loop_is_collected(path: Live) -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation = purgatory.try_complete_else_watch(Carrier(), KEYS)
         payload = weakref.ref(operation.payload)
@@ -354,7 +354,7 @@ async def test_on_a_loop(path: Live) -> None:
 
 
 @pytest.mark.parametrize("kind", [BrokenCompletion, BrokenTry, Carrier])
-async def test_the_traceback_of_an_awaiter_holds_nothing(kind: type[Carrier]) -> None:
+async def test_the_traceback_of_an_awaiter_holds_no_operation(kind: type[Carrier]) -> None:
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     async with DelayedOperationPurgatory() as purgatory:
 

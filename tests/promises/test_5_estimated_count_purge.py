@@ -18,7 +18,7 @@ def test_nothing_is_purged_until_the_dead_entries_are_more_than_the_interval(clo
     assert (purgatory.statistics().purges, purgatory.watched) == (0, 10)
     assert clock.armed == []
     _finish(purgatory, 1, ["a", "b"])
-    assert purgatory.watched == 12, "not inside the completion, but on the next turn"
+    assert purgatory.watched == 12, "not inside the completion, but on the next iteration"
     clock.advance(0)
     assert (purgatory.statistics().purges, purgatory.statistics().purged, purgatory.watched) == (1, 12, 0)
 
@@ -71,7 +71,7 @@ def test_the_estimate_is_the_living_and_the_dead_entries(clock: FaultLog) -> Non
     assert not any(operation.done() for operation in pending)
 
 
-def test_live_lists_stay_in_watch_order(clock: FaultLog) -> None:
+def test_purged_lists_stay_in_watch_order(clock: FaultLog) -> None:
     purgatory = DelayedOperationPurgatory(purge_interval=10, clock=clock)
     calls: list[str] = []
     for n in range(3000):
@@ -87,7 +87,7 @@ def test_live_lists_stay_in_watch_order(clock: FaultLog) -> None:
     assert calls == [f"{name} completes" for name in expected]
 
 
-def test_a_check_that_compacts_the_list_meanwhile_is_no_trouble(clock: FaultLog) -> None:
+def test_a_check_may_compact_the_list_during_a_purge(clock: FaultLog) -> None:
     purgatory = DelayedOperationPurgatory(purge_interval=10, clock=clock)
     keep = [purgatory.try_complete_else_watch(Flag(), ["a"]) for _ in range(1500)]
     _finish(purgatory, 1501, ["a"])
@@ -105,7 +105,7 @@ def test_dead_entries_stay_bounded_by_the_interval_under_traffic(clock: FaultLog
     assert purgatory.statistics().peak_watched <= 2 * (100 + 2 * 10 + 1)
 
 
-async def test_a_purge_keeps_up_with_turns_that_add_more_than_a_slice() -> None:
+async def test_a_purge_keeps_up_with_iterations_that_add_more_than_a_slice() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         for _ in range(60):
             _finish(purgatory, 3000, ["a", "b", "c"])
@@ -113,7 +113,7 @@ async def test_a_purge_keeps_up_with_turns_that_add_more_than_a_slice() -> None:
         assert purgatory.statistics().peak_watched < 100_000, "of 540,000 watched"
 
 
-def test_an_interval_of_zero_purges_after_each(clock: FaultLog) -> None:
+def test_an_interval_of_zero_purges_after_each_completion(clock: FaultLog) -> None:
     purgatory = DelayedOperationPurgatory(purge_interval=0, clock=clock)
     _finish(purgatory, 1, ["a"])
     clock.advance(0)
@@ -121,7 +121,7 @@ def test_an_interval_of_zero_purges_after_each(clock: FaultLog) -> None:
 
 
 @pytest.mark.parametrize("key_count", [1, 5000])
-def test_a_purge_takes_the_dead_of_all_keys(clock: VirtualClock, key_count: int) -> None:
+def test_a_purge_removes_the_dead_entries_of_all_keys(clock: VirtualClock, key_count: int) -> None:
     purgatory = DelayedOperationPurgatory(purge_interval=9999, clock=clock)
     for n in range(10_000):
         purgatory.try_complete_else_watch(Flag(), [n % key_count]).force_complete()

@@ -1,4 +1,4 @@
-"""Promise 6: long work is done in slices of about a thousand entries, with a turn for everybody else in between."""
+"""Promise 6: long work is done in slices of about a thousand entries, each in an iteration of its own."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -13,8 +13,8 @@ from tests.support.operations import Flag
 MANY = 20_000
 
 
-def most_in_a_turn(clock: VirtualClock, measure: Callable[[], int], end: float) -> int:
-    """Advance the clock to `end`, and return by how much `measure()` rose at most between two turns of a heartbeat."""
+def most_in_an_iteration(clock: VirtualClock, measure: Callable[[], int], end: float) -> int:
+    """Advance the clock to `end`. Returns the largest rise of `measure()` between two calls of a heartbeat."""
     steps = []
     last = measure()
 
@@ -41,59 +41,59 @@ class Counting(Flag):
         return super().try_complete()
 
 
-def test_expiry(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
+def test_expiry_is_done_in_slices(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
     for _ in range(MANY):
         purgatory.try_complete_else_watch(Flag(0.01), ["key"])
-    assert most_in_a_turn(clock, lambda: purgatory.statistics().expired, 0.01) <= 1000
+    assert most_in_an_iteration(clock, lambda: purgatory.statistics().expired, 0.01) <= 1000
 
 
-def test_cascade(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
+def test_a_cascade_is_done_in_slices(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
     for n in range(MANY):
         purgatory.try_complete_else_watch(Flag(1 + n / MANY / 10), ["key"])
     clock.advance(0.7)
     done = purgatory.timer.statistics().cascaded
     assert done == 0
     # The bucket of level 3 that covers 0.8 s to 1.2 s moves down.
-    assert most_in_a_turn(clock, lambda: purgatory.timer.statistics().cascaded, 0.8) <= 1000
+    assert most_in_an_iteration(clock, lambda: purgatory.timer.statistics().cascaded, 0.8) <= 1000
 
 
 @pytest.mark.parametrize("keys", [1, MANY])
-def test_purge(clock: VirtualClock, keys: int) -> None:
+def test_a_purge_is_done_in_slices(clock: VirtualClock, keys: int) -> None:
     purgatory = DelayedOperationPurgatory(purge_interval=MANY - 1, clock=clock)
     for n in range(MANY):
         purgatory.try_complete_else_watch(Flag(), [n % keys]).force_complete()
-    turns: list[int] = []
+    iterations: list[int] = []
 
     def beat() -> None:
-        turns.append(purgatory.watched)
+        iterations.append(purgatory.watched)
         if purgatory.watched:
             clock.call_at(0.0, beat)
 
     clock.call_at(0.0, beat)
     clock.advance(0)
-    assert MANY / 1000 <= len(turns) <= MANY / 1000 + 2, "a slice a turn, neither more nor less"
+    assert MANY / 1000 <= len(iterations) <= MANY / 1000 + 2, "a slice an iteration, neither more nor less"
     if keys == MANY:
-        assert max(before - after for before, after in pairwise(turns)) == 1000
+        assert max(before - after for before, after in pairwise(iterations)) == 1000
 
 
 @pytest.mark.parametrize("ready", ["none", "one", "all"])
-def test_check_soon(purgatory: DelayedOperationPurgatory, clock: VirtualClock, ready: str) -> None:
+def test_a_check_soon_is_done_in_slices(purgatory: DelayedOperationPurgatory, clock: VirtualClock, ready: str) -> None:
     operations = [purgatory.try_complete_else_watch(Counting(), ["key"]) for _ in range(MANY)]
     for n, operation in enumerate(operations):
         operation.ready = ready == "all" or (ready == "one" and n == MANY // 2)
     Counting.tries = 0
     purgatory.check_and_complete_soon("key")
-    assert most_in_a_turn(clock, lambda: Counting.tries, 0) <= 1000
+    assert most_in_an_iteration(clock, lambda: Counting.tries, 0) <= 1000
     assert purgatory.num_delayed == purgatory.watched == {"none": MANY, "one": MANY - 1, "all": 0}[ready]
 
 
-def test_check_soon_of_many_keys(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
+def test_a_check_soon_of_many_keys_is_done_in_slices(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
     for n in range(MANY):
         purgatory.try_complete_else_watch(Counting(), [n])
     Counting.tries = 0
     for n in range(MANY):
         purgatory.check_and_complete_soon(n)
-    assert most_in_a_turn(clock, lambda: Counting.tries, 0) <= 1000
+    assert most_in_an_iteration(clock, lambda: Counting.tries, 0) <= 1000
 
 
 def test_a_long_pass_does_not_hold_up_the_short_ones(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
@@ -110,7 +110,7 @@ def test_a_long_pass_does_not_hold_up_the_short_ones(purgatory: DelayedOperation
     assert tried == [1001]
 
 
-def test_requests_during_a_long_pass_make_one_more(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
+def test_calls_during_a_long_pass_make_one_more_pass(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
     for _ in range(5000):
         purgatory.try_complete_else_watch(Counting(), ["key"])
     Counting.tries = 0
@@ -129,19 +129,19 @@ def test_requests_during_a_long_pass_make_one_more(purgatory: DelayedOperationPu
     assert Counting.tries == 10_000
 
 
-async def test_close(purgatory: DelayedOperationPurgatory) -> None:
+async def test_a_close_is_done_in_slices(purgatory: DelayedOperationPurgatory) -> None:
     operations = [purgatory.try_complete_else_watch(Flag(), ["key"]) for _ in range(5000)]
     closing = purgatory.aclose().__await__()
     steps = [sum(operation.done() for operation in operations) for _ in closing]
-    # Then the entries that they have left are removed, in slices too.
+    # Then the dead entries are removed, in slices too.
     assert steps == [1000, 2000, 3000, 4000, 5000, *[5000] * 5]
 
 
 @pytest.mark.timeout(600)
 def test_a_hundred_thousand_entries_on_a_real_loop() -> None:
-    # How long a turn is depends on the machine, and is shown; that it is a slice, the tests above assert.
+    # The length of an iteration depends on the machine and is only shown. The tests above assert the slices.
     measured = []
     for work, _, slices, one_go in stalls.rows(stalls.OPERATIONS // 10, ["as it is"]):
         measured.append(work)
         show(f"longest turn, 100,000: {work}: {stalls.describe(slices)}; in one go {stalls.describe(one_go)}")
-    assert measured == list(stalls.WORK), "all of it was done, to its end"
+    assert measured == list(stalls.WORK), "all work was done to its end"

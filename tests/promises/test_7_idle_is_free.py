@@ -45,7 +45,7 @@ def test_after_everything_has_completed_the_clock_is_left_alone(
     assert "scheduled=0" in repr(clock)
 
 
-async def test_no_background_task() -> None:
+async def test_there_is_no_background_task() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         purgatory.try_complete_else_watch(Flag(3600.0), ["key"])
         await turn()
@@ -83,7 +83,7 @@ def test_a_hundred_thousand_an_hour_away_cost_nothing_for_ten_seconds(kind: str)
             selects = selector.selects - selects
             assert purgatory.timer.statistics().wake_ups == 0
             assert asyncio.all_tasks() == {asyncio.current_task()}
-            # The end of these ten seconds is the one thing that wakes the loop; it may come once more, for the rest.
+            # Only the end of these ten seconds wakes the loop; it may wake once more, for the rest.
             assert selects <= 3
             show(f"100,000 operations pending for 10 s on {kind}: 0 wake-ups, {1e3 * cpu:.1f} ms of CPU")
 

@@ -27,7 +27,7 @@ async def test_cancelling_the_awaiting_task_cancels_the_operation_and_removes_it
         assert operation.calls == []
 
 
-async def test_cancelled_by_somebody_else_the_awaiter_gets_an_ordinary_exception() -> None:
+async def test_the_awaiter_of_a_cancelled_operation_gets_an_ordinary_exception() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         tasks = [asyncio.create_task(wait(purgatory, Flag())) for _ in range(3)]
         await turn()
@@ -39,7 +39,7 @@ async def test_cancelled_by_somebody_else_the_awaiter_gets_an_ordinary_exception
         assert issubclass(OperationCancelled, Exception)
 
 
-async def test_of_several_awaiters_one_that_is_cancelled_leaves_alone() -> None:
+async def test_a_cancelled_task_leaves_alone() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation = purgatory.try_complete_else_watch(Flag(), ["key"])
         tasks = [asyncio.ensure_future(operation) for _ in range(3)]
@@ -51,7 +51,7 @@ async def test_of_several_awaiters_one_that_is_cancelled_leaves_alone() -> None:
         assert [await tasks[0], await tasks[2]] == ["result of flag"] * 2
 
 
-async def test_the_last_awaiter_that_is_cancelled_takes_the_operation_with_it() -> None:
+async def test_the_last_cancelled_task_cancels_the_operation() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation = purgatory.try_complete_else_watch(Flag(), ["key"])
         tasks = [asyncio.ensure_future(operation) for _ in range(3)]
@@ -63,7 +63,7 @@ async def test_the_last_awaiter_that_is_cancelled_takes_the_operation_with_it() 
         assert operation.cancelled()
 
 
-async def test_an_operation_that_completes_in_the_turn_of_the_cancellation_stays_completed() -> None:
+async def test_an_operation_that_completes_in_the_iteration_of_the_cancellation_stays_completed() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation = Flag()
         task = asyncio.create_task(wait(purgatory, operation))
@@ -76,7 +76,7 @@ async def test_an_operation_that_completes_in_the_turn_of_the_cancellation_stays
         assert operation.result() == "result of flag"
 
 
-async def test_asyncio_timeout_and_task_group() -> None:
+async def test_asyncio_timeouts_and_task_groups_cancel_operations() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.005):
@@ -91,7 +91,7 @@ async def test_asyncio_timeout_and_task_group() -> None:
         assert purgatory.num_delayed == 0
 
 
-async def test_anyio_cancel_scope() -> None:
+async def test_an_anyio_cancel_scope_cancels_its_operation() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation = Flag()
         with anyio.move_on_after(0.005) as scope:
@@ -99,11 +99,11 @@ async def test_anyio_cancel_scope() -> None:
         assert scope.cancelled_caught
         assert operation.cancelled()
         assert purgatory.num_delayed == 0
-        # The scope has taken back its cancellation: the task goes on waiting for others.
+        # The scope has taken back its cancellation: the task may await further operations.
         assert await wait(purgatory, Flag(0.001)) == "result of flag"
 
 
-async def test_anyio_task_group() -> None:
+async def test_an_anyio_task_group_cancels_its_operations() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         results: list[str] = []
 
@@ -133,7 +133,7 @@ async def test_operation_cancelled_crosses_an_anyio_task_group_as_an_error() -> 
         assert caught.group_contains(OperationCancelled)
 
 
-async def test_a_coroutine_closed_while_it_waits_takes_its_operation_along() -> None:
+async def test_a_coroutine_closed_while_it_waits_cancels_its_operation() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation = Flag()
         coroutine = wait(purgatory, operation)

@@ -47,7 +47,7 @@ def others(purgatory: DelayedOperationPurgatory) -> list[Flag]:
     [(("try_complete",), 0), (("try_complete",), 1), (("try_complete",), 2), (("on_complete",), 0)],
 )
 @pytest.mark.parametrize("error", [LookupError, BaseException, GeneratorExit, RecursionError])
-def test_in_a_check_it_fails_that_operation_alone(
+def test_a_fault_in_a_check_fails_its_operation_alone(
     purgatory: DelayedOperationPurgatory,
     clock: FaultLog,
     methods: tuple[str, ...],
@@ -60,7 +60,7 @@ def test_in_a_check_it_fails_that_operation_alone(
     for operation in (*before, faulty, *after):
         operation.ready = True
     completed = purgatory.check_and_complete("key")
-    assert completed == 6 + (methods == ("on_complete",)), "one that fails in try_complete does not complete"
+    assert completed == 6 + (methods == ("on_complete",)), "an operation that fails in try_complete does not complete"
     assert all(operation.result() for operation in before + after)
     assert faulty.exception() is faulty.error
     clock.advance(2.0)
@@ -70,7 +70,7 @@ def test_in_a_check_it_fails_that_operation_alone(
 
 
 @pytest.mark.parametrize(("method", "tries"), [("on_complete", 0), ("try_complete", 2)])
-def test_at_the_deadline_it_fails_that_operation_alone(
+def test_a_fault_at_the_deadline_fails_its_operation_alone(
     purgatory: DelayedOperationPurgatory, clock: FaultLog, method: str, tries: int
 ) -> None:
     before = others(purgatory)
@@ -118,7 +118,7 @@ def test_of_two_faults_the_first_is_the_outcome_and_the_second_is_reported(
     assert clock.exceptions == [second]
 
 
-async def test_the_awaiter_gets_it() -> None:
+async def test_the_awaiter_gets_the_exception() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         with pytest.raises(LookupError, match="fault"):
             await purgatory.try_complete_else_watch(Faulty("on_complete", timeout=0.001), ["key"])
@@ -126,7 +126,7 @@ async def test_the_awaiter_gets_it() -> None:
             await purgatory.try_complete_else_watch(Faulty("try_complete"), ["key"])
 
 
-async def test_one_that_is_never_retrieved_goes_to_the_loop_s_exception_handler_once() -> None:
+async def test_an_exception_never_retrieved_goes_to_the_loops_exception_handler_once() -> None:
     contexts: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: contexts.append(context))
     async with DelayedOperationPurgatory() as purgatory:
@@ -142,7 +142,7 @@ async def test_one_that_is_never_retrieved_goes_to_the_loop_s_exception_handler_
         assert contexts[0].keys() == {"message", "exception"}
 
 
-async def test_one_that_is_retrieved_does_not_go_to_the_handler() -> None:
+async def test_a_retrieved_exception_does_not_go_to_the_handler() -> None:
     contexts: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: contexts.append(context))
     async with DelayedOperationPurgatory() as purgatory:
@@ -189,7 +189,7 @@ def test_try_complete_that_returns_true_without_completing_fails(
 
 @pytest.mark.parametrize("method", ["try_complete", "on_complete"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_a_request_to_exit_gets_through_after_the_others_and_the_operation_fails(
+def test_a_request_to_exit_is_raised_after_the_others_and_the_operation_fails(
     purgatory: DelayedOperationPurgatory, clock: VirtualClock, method: str, error: type[BaseException]
 ) -> None:
     faulty = purgatory.try_complete_else_watch(Faulty(method, error=error(), tries=2), ["key"])
@@ -203,7 +203,7 @@ def test_a_request_to_exit_gets_through_after_the_others_and_the_operation_fails
     assert purgatory.num_delayed == 0
 
 
-def test_a_request_to_exit_from_an_operation_that_is_done_gets_through_too(
+def test_a_request_to_exit_of_a_finished_operation_is_raised_too(
     purgatory: DelayedOperationPurgatory,
 ) -> None:
     class Leaving(Flag):
@@ -239,7 +239,7 @@ def test_a_key_that_fails_when_it_is_watched_leaves_nothing_behind(purgatory: De
     operation = Flag()
 
     class Souring(Flag):
-        """Spoils the mood after the keys were looked at and before they are watched."""
+        """Spoils the mood after the keys were hashed and before they are watched."""
 
         def try_complete(self) -> bool:
             bad.mood = self.ready

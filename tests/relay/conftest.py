@@ -1,4 +1,4 @@
-"""What the relay's tests share."""
+"""The fixtures of the relay's tests."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ def broker() -> MemoryBroker:
 
 @pytest.fixture
 def state() -> dict[str, int]:
-    """What several processes would share."""
+    """The state that several processes would share."""
     return {}
 
 

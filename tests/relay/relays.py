@@ -68,7 +68,7 @@ class Process:
             self.known[key] = max(number, self.known.get(key, 0))
 
     def grow(self, key: str) -> None:
-        """Change the state, and tell everybody."""
+        """Change the state, and notify all processes."""
         number = self.known[key] = self.state.get(key, 0) + 1
         self.state[key] = number
         self.relay.notify(key)
@@ -161,10 +161,10 @@ class SkippingLoop(asyncio.SelectorEventLoop):
 
     def _skip(self, seconds: float | None) -> None:
         if seconds is None:
-            raise RuntimeError("everybody waits, and nothing will ever happen")
+            raise RuntimeError("all tasks wait, and nothing will ever happen")
         self._now += seconds
         if self._now > self._end:
-            self._end += HOURS  # for who cleans up
+            self._end += HOURS  # for tasks that clean up
             raise RuntimeError("hours have passed, and nothing but heartbeats has happened")
 
 
@@ -181,7 +181,7 @@ class _SkippingSelector(selectors.DefaultSelector):
 
 
 async def pass_time(seconds: float) -> None:
-    """Let time pass on a `SkippingLoop`, where that takes none of anybody's."""
+    """Let time pass on a `SkippingLoop`, where that takes no real time."""
     assert isinstance(asyncio.get_running_loop(), SkippingLoop)
     await asyncio.sleep(seconds)
 

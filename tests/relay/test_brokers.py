@@ -48,7 +48,7 @@ class Server:
 
     @asynccontextmanager
     async def outside(self) -> AsyncIterator["Outside"]:
-        """A connection of somebody who knows nothing of the relay."""
+        """A connection of a client that does not use the relay."""
         if isinstance(self.process, RedisServer):
             async with Redis.from_url(self.process.url) as redis:
                 yield Outside(self.channel, redis, None)
@@ -71,7 +71,7 @@ class Outside:
             await self.postgres.execute("SELECT pg_notify($1, $2)", self.channel, payload)
 
     async def hang_up(self) -> None:
-        """Close the connections of all who listen."""
+        """Close the connections of all listening clients."""
         if self.redis is not None:
             await self.redis.client_kill_filter(_type="pubsub")
         else:
@@ -106,7 +106,7 @@ async def until(relay: Relay, **wanted: Any) -> None:
         await turn()
 
 
-async def test_who_waits_in_one_relay_completes_by_another(server: Server) -> None:
+async def test_an_operation_of_one_relay_completes_by_another(server: Server) -> None:
     state: dict[str, int] = {}
     async with Process(state, server.broker()) as here, Process(state, server.broker()) as there:
         for process, other in [(here, there), (there, here)]:
@@ -115,7 +115,7 @@ async def test_who_waits_in_one_relay_completes_by_another(server: Server) -> No
             assert await waiting == state["key"]
 
 
-async def test_ten_thousand_calls_in_a_turn_make_few_messages(server: Server) -> None:
+async def test_ten_thousand_calls_in_an_iteration_make_few_messages(server: Server) -> None:
     state: dict[str, int] = {}
     async with Process(state, server.broker()) as here, Process(state, server.broker()) as there:
         waiting = [there.watch(f"topic-{number}") for number in range(10_000)]
@@ -138,7 +138,7 @@ async def test_keys_of_any_text_arrive_as_they_are(server: Server) -> None:
         assert [key for some in there.refreshed for key in some] == keys
 
 
-async def test_others_may_notify_in_json_and_harm_nobody_by_anything_else(server: Server) -> None:
+async def test_other_clients_may_notify_in_json_and_do_no_harm_by_anything_else(server: Server) -> None:
     faults: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
     state: dict[str, int] = {}
@@ -156,7 +156,7 @@ async def test_others_may_notify_in_json_and_harm_nobody_by_anything_else(server
     assert len(faults) == 4
 
 
-async def test_who_was_hung_up_on_makes_up_for_what_was_missed(server: Server) -> None:
+async def test_a_relay_whose_connection_was_closed_makes_up_for_missed_messages(server: Server) -> None:
     state: dict[str, int] = {}
     async with Process(state, server.broker()) as here, server.outside() as outside:
         for times in range(1, 4):
@@ -272,7 +272,7 @@ def writer(url: str, path: Path, name: str) -> Iterator[Writer]:
 
 
 @ON_ASYNCIO
-async def test_nobody_waits_in_vain_when_the_broker_is_killed_again_and_again(server: Server, tmp_path: Path) -> None:
+async def test_no_wake_up_is_lost_when_the_broker_is_killed_again_and_again(server: Server, tmp_path: Path) -> None:
     """Two other processes write each key once, so a wake-up that is lost is made up for by no other."""
     share, times = 100, 3
     numbers = SharedNumbers(tmp_path / "numbers")
@@ -289,7 +289,7 @@ async def test_nobody_waits_in_vain_when_the_broker_is_killed_again_and_again(se
             waiting = [
                 here.purgatory.try_complete_else_watch(Grown(here.known, key, 1, timeout=600.0), [key]) for key in keys
             ]
-            # While it runs and dies, while it is away, and while everybody connects again.
+            # While it runs and dies, while it is away, and while all clients connect again.
             for each in writers:
                 each.write(share)
             await asyncio.to_thread(server.process.kill)
@@ -358,7 +358,7 @@ class TestRedis:
 
 
 class TestPostgres:
-    async def test_what_is_sent_in_a_transaction_arrives_if_and_only_if_it_commits(
+    async def test_a_notification_of_a_transaction_arrives_if_and_only_if_it_commits(
         self, postgres: PostgresServer
     ) -> None:
         dsn = postgres.create_database()

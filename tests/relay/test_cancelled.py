@@ -14,7 +14,7 @@ from tests.support.operations import Flag
 
 
 async def _cancelled() -> None:
-    """Raise `CancelledError`, as does who shares something with somebody that has been cancelled."""
+    """Raise `CancelledError`, as a task does that awaits a cancelled one."""
     shared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     asyncio.get_running_loop().call_later(1, shared.cancel)
     await shared
@@ -30,19 +30,19 @@ async def _fails_in_a_group() -> None:
 
 
 class TestLeaving:
-    @pytest.mark.parametrize("turns", range(8))
-    def test_it_ends_when_the_connection_is_lost_at_that_time(self, broker: MemoryBroker, turns: int) -> None:
+    @pytest.mark.parametrize("iterations", range(8))
+    def test_it_ends_when_the_connection_is_lost_at_that_time(self, broker: MemoryBroker, iterations: int) -> None:
         async def main() -> None:
             async with Relay(broker=broker):
                 await pass_time(1)
                 broker.connections[0].lose()
-                for _ in range(turns):
+                for _ in range(iterations):
                     await asyncio.sleep(0)
             assert broker.connections == []
 
         run(main)
 
-    def test_it_ends_when_what_is_cancelled_raises_something_else(self, broker: MemoryBroker) -> None:
+    def test_it_ends_when_the_cancelled_task_raises_another_exception(self, broker: MemoryBroker) -> None:
         reading = asyncio.Event()
 
         async def refresh(keys: Collection[str]) -> None:
@@ -59,7 +59,7 @@ class TestLeaving:
 
         run(main)
 
-    def test_nobody_waits_for_a_flush_when_leaving_is_cancelled_twice(self, broker: MemoryBroker) -> None:
+    def test_a_flush_ends_when_leaving_is_cancelled_twice(self, broker: MemoryBroker) -> None:
         async def main() -> None:
             relay = Relay(broker=broker)
             await relay.__aenter__()

@@ -1,4 +1,4 @@
-"""What a relay does when its connection is lost, or what it hears of cannot be looked at, on a loop without waits."""
+"""The relay when its connection is lost or a state cannot be read, on a loop without waits."""
 
 import asyncio
 import logging
@@ -18,20 +18,20 @@ from tests.support.operations import Flag
 
 
 class TestLostConnections:
-    def test_what_was_missed_is_made_up_for(self, broker: MemoryBroker, state: dict[str, int]) -> None:
+    def test_missed_messages_are_made_up_for(self, broker: MemoryBroker, state: dict[str, int]) -> None:
         async def main() -> None:
             async with Process(state, broker) as here, Process(state, broker) as there:
                 waiting = there.watch("key")
                 broker.connections[1].lose()
                 here.grow("key")
-                await here.relay.flush()  # nobody was there to hear it
+                await here.relay.flush()  # no connection was there to receive it
                 assert not waiting.done()
                 await waiting
                 assert there.relay.statistics().reconnects == 1
 
         run(main)
 
-    def test_what_is_remembered_of_keys_that_nobody_watches_is_forgotten(
+    def test_the_states_of_keys_without_a_watcher_are_forgotten(
         self, broker: MemoryBroker, state: dict[str, int]
     ) -> None:
         async def main() -> None:
@@ -46,7 +46,7 @@ class TestLostConnections:
 
         run(main)
 
-    def test_what_could_not_be_published_is_when_the_broker_is_back(
+    def test_unpublished_messages_are_published_when_the_broker_is_back(
         self, broker: MemoryBroker, state: dict[str, int]
     ) -> None:
         async def main() -> None:
@@ -202,7 +202,7 @@ class TestRefreshThatFails:
 
             async def refresh(keys: Collection[str]) -> None:
                 if "0" in keys:
-                    raise ValueError("nobody can read that")
+                    raise ValueError("it cannot be read")
 
             async with DelayedOperationPurgatory() as purgatory:
                 flag = purgatory.try_complete_else_watch(Flag(), ["2000"])
@@ -228,7 +228,7 @@ class TestRefreshThatFails:
             async def refresh(keys: Collection[str]) -> None:
                 await pass_time(0.001)
                 if bad.intersection(keys):
-                    raise ValueError("nobody can read that")
+                    raise ValueError("it cannot be read")
 
             broker = MemoryBroker()
             async with (
@@ -261,7 +261,7 @@ class TestRefreshThatFails:
 
             async def refresh(keys: Collection[str]) -> None:
                 if any(int(key) < 100 for key in keys):
-                    raise ValueError("nobody can read that")
+                    raise ValueError("it cannot be read")
 
             async with DelayedOperationPurgatory() as purgatory:
                 flag = purgatory.try_complete_else_watch(Flag(), ["100"])

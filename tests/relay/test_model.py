@@ -1,4 +1,4 @@
-"""The relay against a broker that loses connections and messages at any point: whoever may complete does in the end."""
+"""The relay against a broker that loses connections and messages at any point: no wake-up is lost."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ def _quiet() -> Iterator[None]:
 
 
 @given(steps=st.lists(STEPS, min_size=10, max_size=60), max_keys=st.sampled_from([1, 2, 100]))
-def test_whoever_may_complete_does_however_often_connections_are_lost(
+def test_every_operation_whose_condition_holds_completes_however_often_connections_are_lost(
     steps: list[tuple[str, int, str]], max_keys: int
 ) -> None:
     async def main() -> None:
@@ -52,7 +52,7 @@ def test_whoever_may_complete_does_however_often_connections_are_lost(
                 elif step == "watch":
                     waiting.append(process.watch(key))
                 elif step == "send":
-                    # Somebody else has changed it, a trigger of the database perhaps. Nobody hears of it who is away.
+                    # Another client has changed it, perhaps a trigger of the database. Processes that are away miss it.
                     state[key] = state.get(key, 0) + 1
                     for payload in process.relay.payloads([key]):
                         for connection in broker.connections:

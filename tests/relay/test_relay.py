@@ -1,4 +1,4 @@
-"""What a relay does for its users, over a broker in memory and on a loop on which waits take no time."""
+"""The relay over a broker in memory, on a loop on which waits take no time."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ LONG = TEXT.map(lambda text: text * 500).filter(lambda text: len(json.dumps(text
 
 
 class TestInOneProcess:
-    async def test_without_a_broker_a_key_is_checked_on_the_next_turn(self) -> None:
+    async def test_without_a_broker_a_key_is_checked_on_the_next_iteration(self) -> None:
         first, second = DelayedOperationPurgatory(), DelayedOperationPurgatory()
         async with first, second, Relay(first, second) as relay:
             flags = [each.try_complete_else_watch(Flag(), ["key"]) for each in (first, second)]
@@ -154,7 +154,7 @@ class TestPayloads:
         assert Relay().payloads([]) == []
 
     @given(st.text() | st.binary() | st.recursive(st.none() | st.text(), st.lists).map(json.dumps))
-    def test_what_is_no_payload_is_a_value_error(self, payload: str | bytes) -> None:
+    def test_a_bad_payload_is_a_value_error(self, payload: str | bytes) -> None:
         with pytest.raises(ValueError):  # noqa: PT011 - json's, or one of ours
             decode(payload)
 
@@ -169,7 +169,7 @@ class TestPayloads:
 
 
 class TestBetweenProcesses:
-    def test_who_waits_in_another_process_completes(self, broker: MemoryBroker, state: dict[str, int]) -> None:
+    def test_an_operation_in_another_process_completes(self, broker: MemoryBroker, state: dict[str, int]) -> None:
         async def main() -> None:
             async with Process(state, broker) as here, Process(state, broker) as there:
                 waiting = [there.watch("key", more) for more in (1, 2)]
@@ -194,7 +194,7 @@ class TestBetweenProcesses:
 
         run(main)
 
-    def test_calls_of_a_turn_make_one_message_with_each_key_once(
+    def test_calls_of_an_iteration_make_one_message_with_each_key_once(
         self, broker: MemoryBroker, state: dict[str, int]
     ) -> None:
         async def main() -> None:
@@ -248,7 +248,9 @@ class TestBetweenProcesses:
 
         run(main)
 
-    def test_what_cannot_be_read_is_reported_and_ignored(self, broker: MemoryBroker, state: dict[str, int]) -> None:
+    def test_a_message_that_cannot_be_read_is_reported_and_ignored(
+        self, broker: MemoryBroker, state: dict[str, int]
+    ) -> None:
         async def main() -> None:
             faults: list[dict[str, Any]] = []
             asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
@@ -401,7 +403,7 @@ class TestOpeningAndClosing:
             run(main)
         assert "has not taken all" in caplog.records[-1].getMessage()
 
-    def test_what_fails_inside_comes_out_and_closes_it(self, broker: MemoryBroker) -> None:
+    def test_an_exception_inside_is_raised_and_closes_the_relay(self, broker: MemoryBroker) -> None:
         async def main() -> None:
             with pytest.raises(LookupError):
                 async with Relay(broker=broker):

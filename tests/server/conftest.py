@@ -1,4 +1,4 @@
-"""What the tests of the long-poll server share."""
+"""The fixtures of the long-poll server's tests."""
 
 from collections.abc import Iterator
 

@@ -41,7 +41,7 @@ class Page:
         return self.driver.execute_script(script, *arguments)
 
     def run_async(self, script: str, *arguments: object) -> Any:
-        """What the script gives to its last argument."""
+        """The value that the script passes to its last argument."""
         return self.driver.execute_async_script(script, *arguments)
 
     def text(self, selector: str) -> str:
@@ -79,7 +79,7 @@ class Page:
         return answer
 
     def messages(self, topic: str) -> list[str]:
-        """What the page shows of a topic, the newest first."""
+        """The messages of a topic that the page shows, the newest first."""
         return self.texts(f'[data-topic="{topic}"] li bdi')
 
     def until_watched(self, topic: str, messages: list[str]) -> None:
@@ -106,6 +106,6 @@ def opened(driver: Chrome, url: str) -> Iterator[Page]:
 
 
 def console(driver: Any) -> list[dict[str, Any]]:
-    """What the browser's console has said since this was last asked."""
+    """The lines of the browser's console since the last call."""
     log: list[dict[str, Any]] = driver.get_log("browser")
     return log

@@ -45,14 +45,14 @@ def look(driver: Chrome, url: str, scheme: str, width: int, height: int, scale: 
 
 
 def save(driver: Chrome, path: Path) -> None:
-    """A picture of the window, of few colours: half as large, and nobody sees it."""
+    """A picture of the window, of few colours: half as large, without a visible difference."""
     picture = Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
     picture.quantize(256, kmeans=1, dither=Image.Dither.NONE).save(path, optimize=True)
     sys.stdout.write(f"{path}: {path.stat().st_size / 1024:.0f} KiB\n")
 
 
 def waiting(driver: Chrome) -> int:
-    """What the page says."""
+    """The number of waiting operations that the page shows."""
     text: str = driver.execute_script("return document.querySelector('[data-counter=num_delayed]').textContent")
     return int("0" + "".join(filter(str.isdecimal, text)))
 

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
 
 async def _batches(most: int, sizes: list[int]) -> list[list[int]]:
-    """What is done together of items of these sizes that come during the first one."""
+    """The batches of items of these sizes that come during the first one."""
     done: list[list[int]] = []
     begins = asyncio.Event()
 
@@ -41,7 +41,7 @@ async def test_a_batch_ends_when_there_are_many() -> None:
     assert await _batches(2, [1, 2, 3, 4, 5]) == [[1, 2], [3, 4], [5]]
 
 
-async def test_what_nobody_waits_for_any_more_is_not_begun() -> None:
+async def test_an_item_without_a_waiting_task_is_not_begun() -> None:
     done: list[str] = []
     begun = asyncio.Event()
     goes_on = asyncio.Event()

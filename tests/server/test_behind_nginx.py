@@ -131,7 +131,7 @@ async def test_connections_to_the_server_are_kept(client: httpx.AsyncClient) -> 
 
 
 async def test_the_longest_wait_ends_before_nginx_gives_up(tmp_path: Path) -> None:
-    # Both shorter by the same factor, for nobody wants to wait for a minute.
+    # Both are shorter by the same factor: a test should not take a minute.
     site = _replaced(SITE, "proxy_read_timeout 60s;", "proxy_read_timeout 1200ms;")
     with (
         running(tmp_path / "data", "--allowed-host", HOST, "--max-wait", "1.0") as server,
@@ -157,7 +157,7 @@ async def test_clients_are_told_apart_by_their_own_addresses(url: str, client: h
         assert refused.json() == {"error": "the client has 3 waiting requests, as many as it may"}
         polls += [asyncio.create_task(fetch(third, "apart", wait=300)) for _ in range(3)]
         await until_waiting(client, 6)
-        # What a client says of itself is not believed.
+        # The address that a client gives itself is not believed.
         async with _client(url, "127.0.0.2", **{"X-Forwarded-For": "10.0.0.1"}) as liar:
             assert (await liar.get("/topics/apart/messages?wait=300")).status_code == 429
         await publish(second, "apart", "for all")

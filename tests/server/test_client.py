@@ -178,7 +178,7 @@ def _answer(status: int, body: str, *headers: str) -> str:
 MESSAGE = _answer(200, '{"messages":[{"offset":7,"value":"x"}],"next_offset":8}')
 
 
-async def test_what_may_pass_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_passing_failure_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_poll_client, "GRACE", 0.2)
     troubles = [
         "",
@@ -290,7 +290,7 @@ async def test_the_command_prints_messages_until_it_is_interrupted(tmp_path: Pat
             assert process.returncode == 130
 
 
-async def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
+async def test_the_command_names_the_error(tmp_path: Path) -> None:
     with running(tmp_path) as server:
         process = await _run(server.url, "a b")
         _, error = await process.communicate()

@@ -1,4 +1,4 @@
-"""What the long-poll server keeps when it is stopped, killed, or asked too much of."""
+"""The messages that the long-poll server keeps when it is stopped, killed or overloaded."""
 
 import asyncio
 import signal
@@ -128,7 +128,7 @@ class TestLog:
         assert await log.read("topic", 0, 2, 10) == ('[{"offset":0,"value":0},{"offset":1,"value":1}]', 2)
         await log.close()
 
-    async def test_closing_stores_what_was_given_to_it(self, tmp_path: Path) -> None:
+    async def test_closing_stores_all_given_messages(self, tmp_path: Path) -> None:
         log = MessageLog(tmp_path, lambda topic: None)
         appending = asyncio.ensure_future(log.append("topic", "0"))
         await asyncio.wait([appending], timeout=0)

@@ -29,7 +29,7 @@ ALLOWED = {b"200", b"201", b"304", b"503", b"504"}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    # What waits, waits for longer than the tests do: it ends because its client has gone.
+    # A wait is longer than the tests: it ends because its client has gone.
     options = ("--max-wait", "300", "--max-pending-client", str(PENDING_CLIENT), "--demo", "--max-topics", "50")
     with running(tmp_path_factory.mktemp("data"), *options) as server:
         yield server
@@ -41,7 +41,7 @@ async def client(server: ServerProcess) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-# What a request is made of: mostly right, so that it gets far.
+# The parts of a request: mostly right, so that it gets far.
 METHODS = st.sampled_from([b"GET", b"POST", b"PUT", b"HEAD", b"OPTIONS", b"CONNECT", b"PRI", b"get", b"\x00"])
 TOPICS = st.sampled_from([b"a", b"b", b"__statistics", b"..", b"%00", b"%2e%2e", b"x" * 250, b"<b>", b"\xff", b""])
 NUMBERS = st.sampled_from(
@@ -137,7 +137,7 @@ def mutated(draw: st.DrawFn) -> bytes:
 
 
 ENDS = st.sampled_from(["close", "half-close", "reset", "read"])
-"""What a client does when it has sent everything."""
+"""The ways in which a client ends when it has sent everything."""
 
 # Those with which nothing is wrong, so that there is something to leave behind.
 RIGHT = st.sampled_from(
@@ -199,11 +199,11 @@ async def test_no_bytes_do_harm(server: ServerProcess, clients: list[tuple[bytes
     assert server.process.poll() is None
 
 
-async def test_afterwards_nobody_waits_and_everybody_may(client: httpx.AsyncClient) -> None:
+async def test_afterwards_no_client_waits_and_as_many_may_wait_as_before(client: httpx.AsyncClient) -> None:
     await until_waiting(client, 0)
     await until_waiting(client, 0, "produce")
     await until_waiting(client, 0, "throttle")
-    # Nobody is counted who has gone: as many as ever may wait, and no more.
+    # No client that has gone is counted: as many as ever may wait, and no more.
     for topic in ("a", "b"):
         _, end = await fetch(client, topic, max_messages=10_000, wait=0)
         polls = [asyncio.create_task(fetch(client, topic, offset=end, wait=300)) for _ in range(PENDING_CLIENT)]

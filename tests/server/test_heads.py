@@ -1,4 +1,4 @@
-"""What of a request the long-poll server reads at all: heads, what follows them, connections. Real sockets."""
+"""The bytes of a request that the long-poll server reads at all: heads, bodies, connections. Real sockets."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ HEAD = b"GET /statistics HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
 
 
 class TestHeads:
-    """What is read of a request before it is one."""
+    """The bytes that are read before they are a request."""
 
     @pytest.mark.parametrize(
         "head",
@@ -54,7 +54,7 @@ class TestHeads:
     async def test_one_that_is_nearly_too_long_is_answered(self, server: ServerProcess) -> None:
         assert (await raw(server, HEAD + b"X: " + b"x" * 16_000 + b"\r\n\r\n"))[0] == 200
 
-    async def test_what_is_not_http_is_a_400(self, server: ServerProcess) -> None:
+    async def test_bytes_that_are_not_http_get_a_400(self, server: ServerProcess) -> None:
         status, headers, body = await raw(server, b"<script>alert(1)</script>\r\n\r\n")
         assert (status, json.loads(body)) == (400, {"error": "this is not HTTP"})
         assert headers["content-type"] == "application/json"
@@ -83,7 +83,7 @@ class TestHeads:
         assert answer.count(b"HTTP/1.1 200 OK") == 1
         assert b"connection: close" in answer
         writer.transport.abort()
-        # And nobody who goes is waited for.
+        # And no client that has gone is waited for.
         _, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(server.url).port)
         writer.write(poll.replace(b"behind", b"gone") * 2)
         await until_waiting(client, 1)
@@ -124,7 +124,7 @@ class TestHeads:
         ],
         ids=["body", "chunk", "no chunk", "empty line", "nothing"],
     )
-    async def test_what_comes_behind_an_answer_does_not_keep_the_connection(
+    async def test_bytes_behind_an_answer_do_not_keep_the_connection(
         self, tmp_path: Path, sent: tuple[bytes, bytes]
     ) -> None:
         async with in_this_process(tmp_path, timeout_keep_alive=1) as port:
@@ -136,7 +136,7 @@ class TestHeads:
             writer.transport.abort()
 
     @pytest.mark.parametrize("rest", [b"G", b"\x00", b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000])
-    async def test_a_poll_does_not_suffer_from_what_comes_behind_it(
+    async def test_a_poll_does_not_suffer_from_bytes_behind_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rest: bytes
     ) -> None:
         monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.1)
@@ -160,7 +160,9 @@ class TestHeads:
             assert b"200 OK" in await reader.readuntil(b'"next_offset":0}')
             writer.transport.abort()
 
-    async def test_what_comes_too_slowly_is_given_up(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_request_that_comes_too_slowly_is_given_up(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.1)
         monkeypatch.setattr(requests, "BODY_SECONDS", 0.1)
         body = HEAD.replace(b"GET /statistics", b"POST /topics/news/messages") + b"Content-Length: 100\r\n\r\n{"

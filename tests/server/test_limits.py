@@ -1,4 +1,4 @@
-"""What clients may not ask of the long-poll server, and what they may not even send. A real process, real sockets."""
+"""Requests that the long-poll server refuses, and bytes that it does not even read. A real process, real sockets."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ class TestWaits:
         least = min(asked, most)
         assert least * (15 / 16 if least >= 1 else 1) <= wait <= least
 
-    async def test_those_who_came_at_once_do_not_come_back_at_once(self) -> None:
+    async def test_clients_that_came_at_once_do_not_come_back_at_once(self) -> None:
         waits = sorted(jittered(48.0) for _ in range(1000))
         # Of a thousand in three seconds, hardly fifty come in any tenth of one.
         assert max(sum(begin <= wait < begin + 0.1 for wait in waits) for begin in waits) < 100
@@ -91,7 +91,7 @@ class TestPendingByClient:
 
     @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.lists(st.sampled_from(["come", "come", "leave", "publish"]), max_size=12))
-    async def test_as_many_wait_as_a_list_says_whoever_comes_and_goes(
+    async def test_as_many_wait_as_a_list_says_however_clients_come_and_go(
         self, server: ServerProcess, steps: list[str]
     ) -> None:
         async with server.client() as client:
@@ -121,7 +121,7 @@ class TestPendingByClient:
             assert await asyncio.gather(*polls) == [([1], 1)] * 6
 
     @pytest.mark.parametrize("invented", ["x{}", "fe80::1%{}", "10.0.0.1.{}"])
-    async def test_who_invents_names_is_one_client(
+    async def test_a_client_that_invents_names_is_one_client(
         self, server: ServerProcess, client: httpx.AsyncClient, invented: str
     ) -> None:
         def poll(n: int) -> Any:
@@ -264,7 +264,7 @@ class TestBodies:
 
 
 class TestRoom:
-    async def test_a_topic_takes_so_many_messages_also_of_those_who_publish_at_once(self, tmp_path: Path) -> None:
+    async def test_a_topic_takes_so_many_messages_also_of_clients_that_publish_at_once(self, tmp_path: Path) -> None:
         for taken in (5, 0):
             with running(tmp_path, "--max-messages", "5", "--max-topics", "3") as server:
                 async with server.client() as client:
@@ -302,11 +302,11 @@ class TestRoom:
                 assert response.status_code == 403
                 await until_waiting(client, 0, "produce")
 
-    async def test_replicas_of_what_is_not_there_are_not_kept(self, client: httpx.AsyncClient) -> None:
+    async def test_replicas_of_an_empty_topic_are_not_kept(self, client: httpx.AsyncClient) -> None:
         for n in range(101):
             await fetch(client, "empty", replica=f"r{n}", wait=0)
 
-    async def test_it_counts_what_is_on_its_way(self, tmp_path: Path) -> None:
+    async def test_it_counts_messages_that_are_on_their_way(self, tmp_path: Path) -> None:
         log = MessageLog(tmp_path, lambda topic: None)
         room = Room(log, max_topics=2, max_messages=2)
 

@@ -1,4 +1,4 @@
-"""The topic of statistics and the demo traffic, on a virtual clock; and over HTTP that nobody else can write there."""
+"""The topic of statistics and the demo traffic, on a virtual clock; and over HTTP that clients cannot write there."""
 
 import asyncio
 import json
@@ -53,7 +53,7 @@ def watched() -> Watched:
     return Watched()
 
 
-def test_nobody_looks_and_nothing_is_scheduled(watched: Watched) -> None:
+def test_without_a_reader_nothing_is_scheduled(watched: Watched) -> None:
     start = watched.topic.end(TOPIC)
     watched.look(5.0)
     assert watched.topic.end(TOPIC) > start
@@ -93,7 +93,7 @@ def test_only_the_last_ones_are_kept(watched: Watched) -> None:
         offsets = []
         while offset < end:
             messages, offset = watched.read(offset)
-            assert len(json.dumps(messages)) < 2 * PAGE_BYTES, "the rest is for those who come again"
+            assert len(json.dumps(messages)) < 2 * PAGE_BYTES, "the rest is for the next fetch"
             offsets += [message["offset"] for message in messages]
         assert offsets == list(range(end - KEPT, end))
         assert offset == end
@@ -102,7 +102,7 @@ def test_only_the_last_ones_are_kept(watched: Watched) -> None:
     assert next_offset == end - 3
 
 
-def test_what_lies_ahead_is_the_next_one(watched: Watched) -> None:
+def test_an_offset_ahead_of_the_end_is_the_next_one(watched: Watched) -> None:
     watched.look(60.0)
     end = watched.topic.end(TOPIC)
     assert watched.topic.start(TOPIC, NOW_ON) == end
@@ -173,7 +173,7 @@ def test_waits_are_counted_by_outcome_and_length(watched: Watched) -> None:
 
 
 class Shown:
-    """Demo traffic, and for how long nobody has looked at it."""
+    """Demo traffic, and the time since it was last read."""
 
     def __init__(self) -> None:
         self.clock = VirtualClock(1000.0)
@@ -234,7 +234,7 @@ def test_zero_ends_the_demo_and_nothing_is_scheduled(shown: Shown) -> None:
     assert "scheduled=0" in repr(shown.clock)
 
 
-def test_the_demo_ends_when_nobody_has_looked_for_a_while(shown: Shown) -> None:
+def test_the_demo_ends_after_a_while_without_a_reader(shown: Shown) -> None:
     shown.demo.keep(1000)
     shown.clock.advance(30.0)
     assert shown.demo.pending == 1000
@@ -244,7 +244,7 @@ def test_the_demo_ends_when_nobody_has_looked_for_a_while(shown: Shown) -> None:
     assert "scheduled=0" in repr(shown.clock)
 
 
-def test_the_demo_begins_before_anybody_looks(shown: Shown) -> None:
+def test_the_demo_begins_before_the_first_reader(shown: Shown) -> None:
     shown.unseen = float("inf")
     shown.demo.keep(100)
     shown.clock.advance(UNSEEN - 1)

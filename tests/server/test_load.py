@@ -35,8 +35,8 @@ def test_a_thousand_wait_at_once_and_each_is_answered_once() -> None:
     assert dict(measured.rows())["left pending"] == "0"
 
 
-def test_clients_come_go_and_disappear_and_nobody_is_lost_and_nothing_is_left() -> None:
-    # Who waits, what each follower has read, and open files at the end, is looked at while it soaks.
+def test_clients_come_go_and_disappear_and_none_is_lost_and_nothing_is_left() -> None:
+    # The soak itself looks at waiting clients, at the messages each follower has read, and at open files at the end.
     soaked = uvloop.run(soak.soak(6.0))
     assert len(soaked.samples) == 3
     assert {sample.waiting for sample in soaked.samples} == {soak.HELD + soak.FOLLOWERS * len(soak.TOPICS)}
@@ -57,7 +57,7 @@ def test_clients_come_go_and_disappear_and_nobody_is_lost_and_nothing_is_left() 
         (["--seconds", "nan"], "more than 0 seconds"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(arguments: list[str], error: str) -> None:
+def test_options_that_cannot_be_measured_are_refused(arguments: list[str], error: str) -> None:
     command = [sys.executable, "-m", "examples.long_poll_server.measure", *arguments]
     refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode == 2

@@ -1,4 +1,4 @@
-"""What the long-poll server says of itself is what it does."""
+"""The long-poll server behaves as its OpenAPI description says."""
 
 import asyncio
 import os
@@ -95,7 +95,7 @@ def _around(schema: Json) -> list[tuple[int, bool]]:
     return inside + outside
 
 
-async def test_every_default_is_what_is_done_without(server: ServerProcess, description: Json) -> None:
+async def test_every_default_is_the_value_used_without_the_parameter(server: ServerProcess, description: Json) -> None:
     fetch = description["paths"]["/topics/{topic}/messages"]["get"]
     defaults = {each["name"]: each["schema"]["default"] for each in fetch["parameters"] if "default" in each["schema"]}
     assert list(defaults) == ["offset", "min_messages", "max_messages", "wait"]

@@ -1,4 +1,4 @@
-"""What operators need of the long-poll server: its metrics, its journal, its quotas. A real process, real HTTP."""
+"""The metrics, the journal and the quotas of the long-poll server, in a real process over real HTTP."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -35,7 +35,7 @@ def _of(samples: Samples, name: str, **labels: str) -> float:
 
 
 class TestMetrics:
-    async def test_they_say_what_the_statistics_say(self, tmp_path: Path) -> None:
+    async def test_they_agree_with_the_statistics(self, tmp_path: Path) -> None:
         with running(tmp_path) as server:
             async with server.client() as client:
                 polls = [asyncio.create_task(fetch(client, "news", wait=300)) for _ in range(3)]
@@ -69,14 +69,14 @@ class TestMetrics:
         assert _of(samples, "process_open_fds") > 0
 
     @pytest.mark.parametrize("accept", ["text/plain; version=x", "application/openmetrics-text; version=1.x", "x;;=,"])
-    async def test_text_for_who_asks_for_what_there_is_not(self, tmp_path: Path, accept: str) -> None:
+    async def test_an_unknown_format_is_answered_with_text(self, tmp_path: Path, accept: str) -> None:
         with running(tmp_path) as server:
             async with server.client() as client:
                 response = await client.get("/metrics", headers={"Accept": accept})
         assert response.status_code == 200
         assert response.headers["content-type"].startswith("text/plain; version=")
 
-    async def test_openmetrics_for_who_asks_for_it(self, tmp_path: Path) -> None:
+    async def test_openmetrics_is_answered_on_request(self, tmp_path: Path) -> None:
         with running(tmp_path) as server:
             async with server.client() as client:
                 response = await client.get(
@@ -126,7 +126,7 @@ class TestJournal:
 
 
 class TestQuotas:
-    async def test_who_publishes_too_fast_waits_for_the_answer(self, tmp_path: Path) -> None:
+    async def test_a_client_that_publishes_too_fast_waits_for_the_answer(self, tmp_path: Path) -> None:
         with running(tmp_path, "--publish-rate", "2") as server:
             async with server.client() as client:
                 loop = asyncio.get_running_loop()
@@ -140,7 +140,7 @@ class TestQuotas:
                 values, _ = await fetch(client, "news", max_messages=100)
                 assert values == list(range(5)), "none is lost"
 
-    async def test_who_is_far_beyond_is_told_to_come_again(self, tmp_path: Path) -> None:
+    async def test_a_client_far_beyond_its_quota_gets_a_429_with_retry_after(self, tmp_path: Path) -> None:
         with running(tmp_path, "--publish-rate", "0.1") as server:
             async with server.client() as client:
                 posts = [asyncio.create_task(client.post("/topics/news/messages", json={"value": 1})) for _ in range(6)]
@@ -155,14 +155,14 @@ class TestQuotas:
                 assert (response.status_code, response.json()) == (429, {"error": "more than 0.1 messages a second"})
                 assert 0 < int(response.headers["retry-after"]) <= 10
                 await until_waiting(client, 2, "throttle")
-                # Who waits for its quota is answered when the server stops, and who goes is forgotten.
+                # A client that waits for its quota is answered when the server stops; one that has gone is forgotten.
                 waiting.pop().cancel()
                 await until_waiting(client, 1, "throttle")
                 assert await asyncio.to_thread(server.stop) == 0
                 answers = await asyncio.gather(*waiting)
         assert [answer.status_code for answer in answers] == [201]
 
-    async def test_who_cannot_wait_is_answered_at_once_for_the_message_is_stored(self, tmp_path: Path) -> None:
+    async def test_a_publish_that_cannot_wait_is_answered_at_once_as_it_is_stored(self, tmp_path: Path) -> None:
         with running(tmp_path, "--publish-rate", "2", "--max-pending", "1") as server:
             async with server.client() as client:
                 posts = [client.post("/topics/news/messages", json={"value": number}) for number in range(5)]

@@ -21,7 +21,7 @@ from tests.support.server_process import ServerProcess, running
 
 @contextmanager
 def waiting_produces(server: ServerProcess, topic: str, timeouts: list[float]) -> Iterator[None]:
-    """Clients who publish and wait for a replica."""
+    """Clients that publish and wait for a replica."""
     body = b'{"value": 1}'
     with ExitStack() as stack:
         for timeout in timeouts:
@@ -32,7 +32,7 @@ def waiting_produces(server: ServerProcess, topic: str, timeouts: list[float]) -
         yield
 
 
-def test_what_is_published_in_one_tab_appears_in_the_other(page: Page) -> None:
+def test_a_message_published_in_one_tab_appears_in_the_other(page: Page) -> None:
     topic = next(TOPICS)
     page.watch(topic)
     page.until_watched(topic, [])
@@ -131,7 +131,7 @@ class TestWhatThePageShows:
             assert shades == [count > 0 for count in counts]
             assert sum(shades) == 1
 
-    def test_what_moved_is_told_from_two_snapshots(self, page: Page) -> None:
+    def test_moves_are_found_between_two_snapshots(self, page: Page) -> None:
         def snapshot(satisfied: int, delayed: int, **buckets: int) -> dict[str, Any]:
             counts = [[0] * 20 for _ in range(3)]
             for place, count in buckets.items():
@@ -238,7 +238,7 @@ def test_the_slider_brings_ten_thousand_and_none(
     page.until(lambda: page.number("#centre-count") == 0)
 
 
-def test_nobody_looks_and_no_snapshot_is_made(page: Page, page_http: httpx.Client) -> None:
+def test_without_an_open_page_no_snapshot_is_made(page: Page, page_http: httpx.Client) -> None:
     def made() -> int:
         # It completes at once, so that nothing is made for it.
         answer = page_http.get("/topics/__statistics/messages", params={"offset": 2**53, "min_messages": 0, "wait": 0})
@@ -321,7 +321,7 @@ def test_no_screen_scrolls_sideways(page: Page, page_http: httpx.Client, width: 
     assert page.run("return document.documentElement.scrollWidth") <= width
 
 
-def test_who_wants_no_motion_gets_none(page: Page) -> None:
+def test_a_browser_with_reduced_motion_gets_none(page: Page) -> None:
     features = [{"name": "prefers-reduced-motion", "value": "reduce"}]
     page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
     page.open()
@@ -346,7 +346,7 @@ def test_who_wants_no_motion_gets_none(page: Page) -> None:
     page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
-def test_the_files_are_kept_by_browsers_and_say_what_is_allowed(page_http: httpx.Client) -> None:
+def test_the_files_are_kept_by_browsers_and_limit_their_sources(page_http: httpx.Client) -> None:
     index = page_http.get("/")
     assert index.headers["content-type"] == "text/html; charset=utf-8"
     paths = re.findall(r'(?:src|href)="(page/[^"]+)"', index.text)

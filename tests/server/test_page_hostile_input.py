@@ -92,7 +92,7 @@ def test_the_servers_own_topics_are_not_written(page: Page) -> None:
     assert "server's own" in page.publish("__statistics", "7")
 
 
-def test_what_is_not_json_is_not_sent(page: Page) -> None:
+def test_text_that_is_not_json_is_not_sent(page: Page) -> None:
     for text in ("", "{", "undefined", '1}, "more": {"a": 1', "NaN"):
         assert page.publish("news", text, "json").startswith("This is not JSON")
 

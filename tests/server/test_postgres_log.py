@@ -181,7 +181,7 @@ class TestSeveralProcesses:
         assert transactions <= 500 / BATCH + 1
         await connection.close()
 
-    async def test_a_reader_never_sees_a_gap_and_nobody_waits_for_each_other(self, dsn: str) -> None:
+    async def test_a_reader_never_sees_a_gap_and_no_writer_waits_for_another(self, dsn: str) -> None:
         topics = [f"topic-{n}" for n in range(BATCH)]
         draw = random.Random(7)
 
@@ -206,7 +206,7 @@ class TestSeveralProcesses:
                 for writer in range(3):
                     assert [number for at, number in values if at == writer] == list(range(12))
 
-    async def test_a_fetch_is_woken_by_what_another_process_stores(self, dsn: str) -> None:
+    async def test_a_fetch_is_woken_by_a_message_of_another_process(self, dsn: str) -> None:
         async with opened(dsn) as a, opened(dsn) as b:
             for offset in range(20):
                 fetch = await a.fetch("news", offset)
@@ -215,7 +215,7 @@ class TestSeveralProcesses:
                 assert await fetch == offset + 1
 
     @pytest.mark.parametrize("bad", [r"\u0000", r"\ud800", "no topic", "a/b"])
-    async def test_a_notification_of_what_is_no_topic_harms_nobody(self, dsn: str, bad: str) -> None:
+    async def test_a_notification_of_no_topic_does_no_harm(self, dsn: str, bad: str) -> None:
         async with opened(dsn) as a, opened(dsn) as b:
             fetch = await a.fetch("news", 0)
             await b.append("news", "0")
@@ -273,7 +273,7 @@ class TestTrouble:
         async with opened(dsn) as log:
             assert await log._execute("SHOW synchronous_commit") == [("on",)]
 
-    async def test_what_is_refused_leaves_no_gap_and_is_told_to_nobody(self, dsn: str) -> None:
+    async def test_a_refused_message_leaves_no_gap_and_is_never_read(self, dsn: str) -> None:
         connection = await asyncpg.connect(dsn)
         await connection.execute("ALTER TABLE long_poll.messages ADD CHECK (value <> '13')")
         await connection.close()
@@ -311,12 +311,12 @@ class TestTrouble:
             assert await stored(dsn) == 1
             assert await log.append("news", "1") == 1
 
-    async def test_a_database_that_hangs_holds_up_nobody_however_many_ask(
+    async def test_a_database_that_hangs_holds_up_no_request_however_many_come(
         self, dsn: str, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(postgres_log, "CONNECTING", 0.2)
         monkeypatch.setattr(postgres_log, "PATIENCE", 0.2)
-        monkeypatch.setattr(postgres_log, "HANGING", 300)  # those who have a connection wait as long as it hangs
+        monkeypatch.setattr(postgres_log, "HANGING", 300)  # requests with a connection wait as long as it hangs
         async with opened(dsn) as log:
             await log.append("news", "0")
             await asyncio.gather(*(log.read("news", 0, 1, 10) for _ in range(60)))  # it has all its connections
@@ -332,9 +332,9 @@ class TestTrouble:
                 assert {type(error) for error in others} <= {StoreUnavailable, StoreUncertain}
             for error in await asyncio.gather(*reads, return_exceptions=True):
                 assert isinstance(error, (StoreUnavailable, tuple))
-            assert await log.append("news", "1") <= 1 + BATCH, "what nobody waits for any more is not stored"
+            assert await log.append("news", "1") <= 1 + BATCH, "a message whose publisher has gone is not stored"
 
-    async def test_who_waits_is_woken_even_if_the_answer_to_the_publisher_is_lost(self, dsn: str) -> None:
+    async def test_a_fetch_is_woken_even_if_the_answer_to_the_publisher_is_lost(self, dsn: str) -> None:
         async with Way(dsn) as way, opened(way.dsn) as log, opened(dsn) as other:
             here, there = await log.fetch("news", 0), await other.fetch("news", 0)
             # Both hear of it: they listen.
@@ -374,7 +374,7 @@ class TestTrouble:
                 with pytest.raises(StoreUnavailable, match="cannot be reached") as raised:
                     await asking
                 assert not isinstance(raised.value, StoreUncertain)
-            # What can be answered without it is.
+            # Requests that need no database are answered.
             assert await log.read("news", 0, 0, 10) == ("[]", 0)
 
     async def test_a_log_that_began_without_its_database_catches_up(self, dsn: str) -> None:
@@ -388,7 +388,7 @@ class TestTrouble:
                 await way.open(urlsplit(way.dsn).port)
                 assert await fetch == 1
 
-    async def test_what_was_stored_while_there_was_no_connection_is_known_afterwards(self, dsn: str) -> None:
+    async def test_a_message_stored_while_the_connection_was_lost_is_known_afterwards(self, dsn: str) -> None:
         async with Way(dsn) as way, opened(way.dsn) as log, opened(dsn) as other:
             fetch = await log.fetch("news", 0)
             await other.append("news", "0")
@@ -415,7 +415,7 @@ class TestPrepare:
         await prepare(dsn)
         assert await stored(dsn) == 1
 
-    async def test_who_may_not_make_tables_may_use_them(self, dsn: str) -> None:
+    async def test_a_user_that_may_not_make_tables_may_use_them(self, dsn: str) -> None:
         connection = await asyncpg.connect(dsn)
         role = f"user_of_{urlsplit(dsn).path[1:]}"
         await connection.execute(
@@ -430,7 +430,7 @@ class TestPrepare:
             await log.acknowledge("news", "r1", 1)
             assert log.count("news", 0) == 1
 
-    async def test_what_is_no_address_of_a_database_is_refused(self) -> None:
+    async def test_a_bad_address_of_a_database_is_refused(self) -> None:
         for dsn in ("postgresql://u:secret/word@host/db", "mysql://host/db", "postgresql://host:port/db"):
             with pytest.raises(ValueError, match="no address of a PostgreSQL database"):
                 await prepare(dsn)

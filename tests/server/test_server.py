@@ -29,7 +29,7 @@ async def client(server: ServerProcess) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def test_what_is_published_is_fetched(client: httpx.AsyncClient) -> None:
+async def test_a_published_message_is_fetched(client: httpx.AsyncClient) -> None:
     values = ["text", 7, -1.5, None, True, [], {"nested": [{"a": 1}]}, "ünïcödé \U0001f600", "\ud800", 10**30]
     for offset, value in enumerate(values):
         # Escaped, for half a surrogate pair has no bytes of its own.
@@ -67,7 +67,7 @@ async def test_min_messages(client: httpx.AsyncClient) -> None:
     assert await poll == ([0, 1, 2], 3)
 
 
-async def test_a_topic_nobody_has_written_to_is_empty(client: httpx.AsyncClient) -> None:
+async def test_a_topic_without_messages_is_empty(client: httpx.AsyncClient) -> None:
     assert await fetch(client, "nothing", min_messages=0) == ([], 0)
 
 
@@ -121,7 +121,7 @@ async def test_a_client_that_disconnects_is_removed_at_once(client: httpx.AsyncC
     assert await asyncio.gather(*polls[3:]) == [(["for those who stayed"], 1)] * 2
 
 
-async def test_a_client_that_disconnects_in_the_middle_of_its_body_harms_nobody(
+async def test_a_client_that_disconnects_in_the_middle_of_its_body_harms_no_other(
     server: ServerProcess, client: httpx.AsyncClient
 ) -> None:
     for _ in range(3):
@@ -171,7 +171,7 @@ class TestReplication:
         assert "too few replicas have acknowledged" in response.json()["error"]
         assert await fetch(client, "news") == (["kept"], 1)
 
-    async def test_a_replica_cannot_acknowledge_what_is_not_there(self, client: httpx.AsyncClient) -> None:
+    async def test_a_replica_cannot_acknowledge_a_message_that_is_not_there(self, client: httpx.AsyncClient) -> None:
         response = await client.get("/topics/news/messages?offset=1&replica=r1&wait=0")
         assert response.status_code == 409
         assert "ahead of the topic's end 0" in response.json()["error"]
@@ -205,7 +205,7 @@ async def test_a_full_purgatory_is_a_503_that_says_when_to_come_back(tmp_path: P
                 assert refused.status_code == 503
                 assert refused.headers["Retry-After"] == "1"
                 assert "as many waiting requests as it may" in refused.json()["error"]
-            # What need not wait is let in, and nothing was stored for who was refused.
+            # A request that need not wait is let in, and no refused message was stored.
             await publish(client, "news", "first")
             assert await asyncio.gather(*polls) == [(["first"], 1)] * 2
             await fetch(client, "other", offset=2, replica="r1", wait=0)
@@ -311,7 +311,7 @@ async def _refused(server: ServerProcess, method: str, path: str, body: bytes, s
         assert (await statistics(client))["num_delayed"] == 0
 
 
-async def test_who_wants_no_message_does_not_wait_beyond_the_end_either(tmp_path: Path) -> None:
+async def test_a_fetch_of_no_message_does_not_wait_beyond_the_end_either(tmp_path: Path) -> None:
     with running(tmp_path, "--max-wait", "3600") as server:
         async with server.client() as client:
             assert await fetch(client, "news", offset=9, min_messages=0, wait=3600) == ([], 9)

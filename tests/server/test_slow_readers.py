@@ -63,7 +63,7 @@ def in_the_kernel(port: int) -> list[int]:
 
 
 @asyncio_alone
-async def test_who_does_not_read_harms_nobody_and_costs_a_message_and_not_an_answer(tmp_path: Path) -> None:
+async def test_a_client_that_does_not_read_harms_no_other_and_costs_a_message_and_not_an_answer(tmp_path: Path) -> None:
     with running(tmp_path) as server:
         async with server.client() as client:
             await fill(client)
@@ -159,7 +159,7 @@ async def test_an_answer_that_cannot_go_on_is_broken_off_and_not_ended(
 
 
 @asyncio_alone
-async def test_who_takes_nothing_for_so_long_is_hung_up_on(tmp_path: Path) -> None:
+async def test_a_client_that_reads_nothing_for_so_long_is_disconnected(tmp_path: Path) -> None:
     with running(tmp_path, "--write-timeout", "1.5") as server:
         async with server.client() as client:
             await fill(client)

@@ -123,7 +123,7 @@ class AgainstADictionary(RuleBasedStateMachine):
             assert found == self.values.get(topic, [])[offset : offset + limit]
 
     @invariant()
-    def every_process_knows_what_there_is(self) -> None:
+    def every_process_knows_all_messages(self) -> None:
         if not hasattr(self, "logs"):
             return
         for log in self.logs:
@@ -144,7 +144,7 @@ def test_a_log_does_what_a_dictionary_would(opened: Opened) -> None:
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])
 class TestEach:
-    """What each of them does."""
+    """The promises of each store."""
 
     async def test_messages_outlive_their_processes(self, opened: Opened) -> None:
         async with opened() as logs:
@@ -158,7 +158,7 @@ class TestEach:
             assert logs[-1].topics == 1
             assert await logs[-1].append("news", "5") == 5
 
-    async def test_closing_stores_what_was_given_to_it(self, opened: Opened) -> None:
+    async def test_closing_stores_all_given_messages(self, opened: Opened) -> None:
         async with opened() as logs:
             appending = asyncio.ensure_future(logs[0].append("news", "0"))
             await asyncio.wait([appending], timeout=0)

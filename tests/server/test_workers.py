@@ -29,7 +29,7 @@ Clients = dict[str, list[httpx.AsyncClient]]
 
 
 TLS = ssl.create_default_context()
-"""Nobody uses it, but httpx would make one for each client."""
+"""It is not used, but httpx would make one for each client."""
 
 
 @asynccontextmanager
@@ -64,11 +64,11 @@ def server(postgres: PostgresServer) -> Iterator[ServerProcess]:
 
 
 class TestEachWorker:
-    """What is promised while nothing breaks."""
+    """The promises while nothing breaks."""
 
     pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
-    async def test_what_is_published_to_one_answers_a_poll_that_waits_in_another(self, server: ServerProcess) -> None:
+    async def test_a_message_published_to_one_answers_a_poll_in_another(self, server: ServerProcess) -> None:
         async with connected(server, 3, 2) as clients:
             for here, there in product(clients, clients):
                 topic = f"from-{here}-to-{there}"
@@ -125,7 +125,7 @@ class TestEachWorker:
                 for publisher in range(len(publishers)):
                     assert [number for by, number in same[0] if by == publisher] == list(range(12))
 
-    async def test_who_is_told_that_a_message_is_stored_finds_it_everywhere(self, server: ServerProcess) -> None:
+    async def test_a_message_reported_as_stored_is_found_in_every_worker(self, server: ServerProcess) -> None:
         async with connected(server, 3, 1) as clients:
             for number in range(30):
                 here = list(clients)[number % 3]
@@ -185,7 +185,7 @@ class Load:
         return sum(map(len, self.acknowledged.values()))
 
     async def publish(self, client: httpx.AsyncClient) -> None:
-        """Publish until told to stop, whatever happens."""
+        """Publish until `stopping` is set, in spite of errors."""
         while not self.stopping:
             number = next(self._numbers)
             topic = self.topics[number % len(self.topics)]
@@ -229,7 +229,7 @@ class Load:
 
 
 class TestTrouble:
-    """What dies here is started here."""
+    """Each of these tests starts the servers that it kills."""
 
     pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
@@ -298,7 +298,7 @@ class TestTrouble:
                         assert response.status_code == 503
                         assert response.headers["Retry-After"] == "1"
                         assert response.json()["error"].startswith("the database cannot be reached")
-                # What waits goes on waiting, until its deadline, which is kept.
+                # Pending fetches go on waiting until their deadlines, which are kept.
                 assert await asyncio.gather(*due) == [([], 0)] * 2
                 assert not any(poll.done() for poll in polls)
                 await asyncio.to_thread(postgres.restart)
@@ -315,7 +315,7 @@ class TestTrouble:
                 assert (await acked).status_code == 201
             assert await asyncio.to_thread(server.stop) == 0
 
-    async def test_a_signal_answers_all_who_wait_in_all_workers_and_exits_0(
+    async def test_a_signal_answers_all_waiting_clients_of_all_workers_and_exits_0(
         self, postgres: PostgresServer, tmp_path: Path
     ) -> None:
         arguments = ["--database", postgres.create_database(), "--workers", "2", "--journal", str(tmp_path)]
@@ -371,7 +371,7 @@ class TestCommand:
             (["--database", "user:secret@host/db"], "must be like postgresql://user@host:5432/database"),
         ],
     )
-    def test_what_cannot_be(self, arguments: list[str], error: str) -> None:
+    def test_impossible_options_are_refused(self, arguments: list[str], error: str) -> None:
         refused = _run(*arguments)
         assert refused.returncode == 2
         assert error in refused.stderr

@@ -6,12 +6,12 @@ FIGURES: list[str] = []
 
 
 def show(line: str) -> None:
-    """Have `line` printed when all tests have run."""
+    """Print `line` when all tests have run."""
     FIGURES.append(line)
 
 
 def spread(seconds: Sequence[float]) -> str:
-    """How `seconds` are distributed, in milliseconds."""
+    """The distribution of `seconds`, in milliseconds."""
     ordered = sorted(seconds)
     parts = {"median": 0.5, "90 %": 0.9, "99 %": 0.99, "99.9 %": 0.999, "longest": 1.0}
     return ", ".join(

@@ -1,9 +1,8 @@
-"""Any public call at any point: one call is made inside another, at each of its steps in turn.
+"""Any public call at any point: one call is made inside another, at each of its steps.
 
 A finalizer may run after any call of a function in C (CPython 3.12's collector runs there), a key's `__hash__` and an
 operation's methods at any entry of a Python function. `sys.setprofile` sees both. So while an *outer* call runs, at its
-n-th step of these kinds one *injected* call is made, and for each n once. Then the world is checked: what must hold
-whatever was called, and whenever.
+n-th step of these kinds one *injected* call is made, and for each n once. Then the invariants of the world are checked.
 
 Nothing here is an `assert`: it works under `python -O` too.
 """
@@ -39,7 +38,7 @@ FAR: Final = 100_000.0
 
 
 class Broken(Exception):
-    """What must hold does not."""
+    """An invariant does not hold."""
 
 
 def require(holds: object, problem: str) -> None:
@@ -60,13 +59,13 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def is_step(method: Method) -> Method:
-    """Have the entry of a method be a step."""
+    """Make the entry of a method a step."""
     _methods.add(method.__code__)
     return method
 
 
 class Injector:
-    """Makes a call at the n-th step of what is done `with` it, or counts the steps."""
+    """Makes a call at the n-th step of the `with` block, or counts the steps."""
 
     def __init__(self, nth: int | None, inject: Callable[[], object]) -> None:
         self.nth = nth
@@ -107,7 +106,7 @@ class Injector:
 
 
 def is_expected(error: BaseException | None) -> bool:
-    """Whether a call may raise `error`, made at the wrong moment."""
+    """Whether a call at the wrong moment may raise `error`."""
     match error:
         case None | PurgatoryError():
             return True
@@ -140,7 +139,7 @@ class OddKey:
 
 
 class Moves:
-    """The deadlines that something may have. One, unless moves overlap: then each of theirs."""
+    """The possible deadlines of an operation or task: one, or, when moves have overlapped, one of each."""
 
     def __init__(self) -> None:
         self.possible: list[float | None] = []
@@ -149,7 +148,7 @@ class Moves:
 
     @contextmanager
     def to(self, deadline: float | None) -> Iterator[None]:
-        """Around a call that moves the deadline there; if it raises, it has not."""
+        """Surround a call that moves the deadline there. A call that raises has not moved it."""
         if not self._under_way:
             self._overlapping = []
         self._overlapping.append(deadline)
@@ -172,12 +171,12 @@ class Moves:
 
     @property
     def never(self) -> bool:
-        """Whether it may be that the deadline never comes."""
+        """Whether the deadline may never come."""
         return None in self.possible or not self.possible
 
 
 class Operation(DelayedOperation[str]):
-    """Counts what happens to it."""
+    """Counts its tries, completions and expirations."""
 
     def __init__(
         self, clock: FaultLog, name: str, timeout: float | None, keys: Collection[Hashable], ready_at: int | None = None
@@ -197,7 +196,7 @@ class Operation(DelayedOperation[str]):
         self.won = 0
         self.completed = 0
         self.expirations: list[float] = []
-        """How early each was, in seconds."""
+        """Seconds by which each was early."""
         self.woken = False
         """Whether one of its keys was checked when its condition held."""
 
@@ -251,7 +250,7 @@ class World:
         for keys in (["a"], ["a", "c"]):
             self.watch(self.operation(keys, 1.0)).force_complete()
         self.extra: list[Callable[[], None]] = []
-        """What else is to be checked at the end."""
+        """Further checks at the end."""
 
     def make_purgatory(self) -> DelayedOperationPurgatory:
         variant = self.variant
@@ -262,7 +261,7 @@ class World:
         )
 
     def key(self, name: str) -> Hashable:
-        """A fresh one, equal to its likes."""
+        """A new key, equal to all of that name."""
         return OddKey(name) if self.variant == "odd keys" else name
 
     @is_step
@@ -288,7 +287,7 @@ class World:
         return operation
 
     def watch_subject(self, keys: Iterable[str], timeout: float | None, ready_at: int | None = None) -> None:
-        """Hand over another one, which the injected calls are about."""
+        """Hand over a new subject of the injected calls."""
         self.subject = self.operation(keys, timeout, ready_at)
         self.watch(self.subject)
 
@@ -317,7 +316,7 @@ class World:
             completed = self.purgatory.check_and_complete(key, limit)
             require(0 <= completed <= (len(self.operations) if limit is None else limit), f"{completed} have completed")
         if not self.purgatory.closed:
-            # One that is being completed has its outcome already.
+            # An operation that is being completed has its outcome already.
             done = sum(operation.outcome is not None for operation in makes_true)
             least = len(makes_true) if limit is None else min(limit, len(makes_true))
             require(done >= least, f"of {len(makes_true)} whose condition held, {done} are done, the limit was {limit}")
@@ -327,7 +326,7 @@ class World:
             pass
 
     def finish_many(self) -> None:
-        """So that a purge is due."""
+        """Finish enough operations for a purge to be due."""
         for _ in range(6):
             self.watch(self.operation(["a", "b", "d"], None)).force_complete()
         self.clock.advance(0)
@@ -338,7 +337,7 @@ class World:
         self.purgatory.remove_listener(heard.append)
 
     def add_and_remove(self) -> None:
-        """As above, of a listener that an injected call may have removed already."""
+        """Add and remove a listener, which an injected call may have removed already."""
         self.purgatory.add_listener(self.quiet.append)
         self.remove()
         require(self.removed, "the listener that was added could not be removed")
@@ -358,7 +357,7 @@ class World:
         self.clock.call_at(self.clock.time(), int).cancel()
 
     def check_now(self) -> None:
-        """What must hold when the outer call has returned."""
+        """Check the invariants when the outer call has returned."""
         purgatory = self.purgatory
         pending = []
         for operation in self.operations:
@@ -394,7 +393,7 @@ class World:
             require(operation.done(), f"{operation}: lost wake-up")
 
     def check_later(self, by_deadlines_first: bool, which: int) -> None:
-        """What must come of the rest."""
+        """Check that the rest completes and that no object is retained."""
         if by_deadlines_first:
             self._expire()
         self._wake_all(which)
@@ -526,14 +525,14 @@ class Task(TimerTask):
         super().__init__()
         self.clock = clock
         self.ran: list[float] = []
-        """How early each run was, in seconds."""
+        """Seconds by which each run was early."""
         self.running = False
         self.moves = Moves()
         self.given_up = False
         """Whether it was cancelled, or forgotten by a close."""
 
     def run(self) -> None:
-        # Its entry is no step: from here on, rescheduled, it runs again.
+        # Its entry is no step: a task that is rescheduled from here on runs again.
         self.running = True
         self.ran.append(self.moves.earliest - self.clock.time())
 
@@ -684,7 +683,7 @@ class ThresholdWorld:
         check_purgatory(purgatory)
 
     def check_later(self, by_deadlines_first: bool, which: int) -> None:
-        # Those passed by an advance_soon() that was injected complete in an iteration to come.
+        # Thresholds passed by an injected advance_soon() complete in a later iteration.
         if not by_deadlines_first:
             self.clock.advance(0.0)
             for threshold, wait in self.waits:
@@ -739,7 +738,7 @@ class IdleWorld:
     def __init__(self, variant: str) -> None:
         self.variant = variant
         self.clock = FaultLog(START)
-        self.told: list[tuple[str, float]] = []
+        self.idle: list[tuple[str, float]] = []
         self.tracker: IdleTracker[Hashable] = IdleTracker(1.0, self.on_idle, clock=self.clock)
         self.touched: dict[str, list[float]] = {}
         self.discarded: set[str] = set()
@@ -752,7 +751,7 @@ class IdleWorld:
 
     @is_step
     def on_idle(self, key: Hashable) -> None:
-        self.told.append((str(key), self.clock.time()))
+        self.idle.append((str(key), self.clock.time()))
 
     def touch(self, name: str) -> None:
         touches = self.touched.setdefault(name, [])
@@ -773,10 +772,10 @@ class IdleWorld:
         self.discarded.update(self.touched)
 
     def check_now(self) -> None:
-        for name, time in self.told:
+        for name, time in self.idle:
             last = max((touch for touch in self.touched[name] if touch < time), default=time - 1.0)
             if len(self.touched[name]) == 1:
-                require(time - last >= 1.0, f"{name} is told of {time - last} s after its touch")
+                require(time - last >= 1.0, f"{name} is idle {time - last} s after its touch")
         check_timer(self.tracker.timer)
 
     def check_later(self, by_deadlines_first: bool, which: int) -> None:
@@ -785,9 +784,9 @@ class IdleWorld:
         self.check_now()
         require(len(self.tracker) == len(self.tracker.timer) == 0, f"{self.tracker!r} tracks for ever")
         for name, touches in self.touched.items():
-            told = sum(name == each for each, _ in self.told)
-            require(told <= len(touches), f"{name} is told of {told} times")
-            require(told or name in self.discarded, f"{name} is never told of")
+            calls = sum(name == each for each, _ in self.idle)
+            require(calls <= len(touches), f"on_idle was called {calls} times with {name}")
+            require(calls or name in self.discarded, f"on_idle was never called with {name}")
 
 
 OF_AN_IDLE_TRACKER: Final[dict[str, Callable[[IdleWorld], object]]] = {
@@ -836,11 +835,11 @@ PARTS: Final[dict[str, Part]] = {
 
 @dataclass
 class Report:
-    """What came of many combinations."""
+    """The result of many combinations."""
 
     combinations: int = 0
     failures: dict[str, list[str]] = field(default_factory=dict)
-    """Where, and with what injected, by problem."""
+    """The injected calls and their places, by problem."""
 
     def __str__(self) -> str:
         failed = sum(map(len, self.failures.values()))
@@ -852,7 +851,7 @@ class Report:
 
 
 def count_steps(part: Part, variant: str, outer: str) -> int:
-    """How many steps an outer call has, without an injected one. Raises `Broken` if it goes wrong by itself."""
+    """The number of steps of an outer call, without an injected one. Raises `Broken` if it goes wrong by itself."""
     world = part.make(variant)
     injector = Injector(None, int)
     problem = _problem(world, part.outer[outer], injector, 0)
@@ -864,7 +863,7 @@ def count_steps(part: Part, variant: str, outer: str) -> int:
 def inject_everywhere(
     part: Part, variant: str, outer: str, *, every: Callable[[int, int], bool] = lambda step, call: True
 ) -> Report:
-    """Make each injected call at each step of `outer`, of those combinations of numbers that `every` chooses."""
+    """Make each injected call at each step of `outer`, for the pairs of numbers that `every` chooses."""
     report = Report()
     steps = count_steps(part, variant, outer)
     for step in range(steps):
@@ -883,7 +882,7 @@ def inject_everywhere(
 
 
 def _problem(world: Any, outer: Callable[[Any], object], injector: Injector, number: int) -> str | None:
-    """Make the calls in `world`. Returns what does not hold then."""
+    """Make the calls in `world`. Returns the first problem."""
     unraisable: list[str] = []
     hook = sys.unraisablehook
     sys.unraisablehook = lambda raised: unraisable.append(repr(raised.exc_value))
@@ -897,7 +896,7 @@ def _problem(world: Any, outer: Callable[[Any], object], injector: Injector, num
         for caught, kind in ((error, "raises"), (injector.error, "injected, raises")):
             require(is_expected(caught), f"{kind} {caught!r} {place(caught)}")
             del caught
-        # What is raised is kept by nothing from here on.
+        # No variable keeps an exception from here on.
         error = injector.error = None
         world.check_now()
         world.check_later(number % 2 == 0, number // 2)
@@ -912,7 +911,7 @@ def _problem(world: Any, outer: Callable[[Any], object], injector: Injector, num
 
 
 def place(error: BaseException | None) -> str:
-    """Where it was raised."""
+    """The file and line at which `error` was raised."""
     traceback = None if error is None else error.__traceback__
     if traceback is None:
         return ""

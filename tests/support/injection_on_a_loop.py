@@ -1,4 +1,4 @@
-"""As `injection`, on an event loop: calls of other threads, tasks that await, futures."""
+"""Injected calls as in `injection`, on an event loop: calls of other threads, tasks that await, futures."""
 
 import asyncio
 import gc
@@ -13,11 +13,11 @@ from tests.support.injection import Broken, Injector, Report, is_expected, is_st
 from tests.support.invariants import check_purgatory
 
 ITERATIONS: Final = 20
-"""More than anything that is deferred takes here."""
+"""More than any deferred work takes here."""
 
 
 async def iterate(until: float = 0.0) -> None:
-    """Let the loop iterate until a time has passed, and as often again as anything deferred may take."""
+    """Let the loop iterate until a time has passed, and then `ITERATIONS` times."""
     loop = asyncio.get_running_loop()
     left = ITERATIONS
     while left:
@@ -27,7 +27,7 @@ async def iterate(until: float = 0.0) -> None:
 
 
 class Operation(DelayedOperation[str]):
-    """Counts what happens to it, and to its result."""
+    """Counts its completions, its awaiters and the deliveries of its result."""
 
     def __init__(self, name: str, keys: tuple[str, ...], timeout: float | None) -> None:
         super().__init__(timeout)
@@ -62,7 +62,7 @@ async def wait(operation: Operation) -> None:
     try:
         await operation
     except OperationCancelled:
-        require(operation.cancelled(), f"{operation}: its task is told that it was cancelled")
+        require(operation.cancelled(), f"{operation}: its task got OperationCancelled")
     else:
         operation.delivered += 1
 
@@ -74,7 +74,7 @@ class LoopWorld:
         self.loop = asyncio.get_running_loop()
         self.faults: list[dict[str, Any]] = []
         self.until = 0.0
-        """The time at which the deadlines that calls have set have come, late by a tick or two."""
+        """The time by which all deadlines set by calls have come, late by a tick or two."""
         self.loop.set_exception_handler(lambda loop, context: self.faults.append(context))
         self.purgatory = DelayedOperationPurgatory()
         self.operations: list[Operation] = []
@@ -126,7 +126,7 @@ class LoopWorld:
             self.purgatory.check_and_complete_threadsafe(name)
 
     def check_now(self) -> None:
-        """What must hold some iterations later."""
+        """Check the invariants some iterations later."""
         purgatory = self.purgatory
         self._check_operations()
         self._check_futures()
@@ -148,14 +148,18 @@ class LoopWorld:
 
     def _check_futures(self) -> None:
         if all(future.done() for future in self.futures):
-            require(all(delayed.done() for delayed in self.delayed), "its futures are done, and it is not")
+            require(
+                all(delayed.done() for delayed in self.delayed), "all futures are done, and an operation on them is not"
+            )
 
     async def check_later(self) -> None:
-        """What must come of the rest."""
+        """Check that the rest completes and that no object is retained."""
         for future in self.futures:
             future.cancel()
         await iterate()
-        require(all(delayed.done() for delayed in self.delayed), "futures are done, and nothing is told")
+        require(
+            all(delayed.done() for delayed in self.delayed), "all futures are done, and an operation on them is not"
+        )
         self.check_now()
         await self.purgatory.aclose()
         await iterate()
@@ -165,7 +169,7 @@ class LoopWorld:
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
         self.check_now()
-        require((self.purgatory.watched, len(self.purgatory.timer)) == (0, 0), "something is left")
+        require((self.purgatory.watched, len(self.purgatory.timer)) == (0, 0), "entries or tasks are left")
         require(not self.faults, f"reported: {self.faults}")
         references: list[weakref.ref[Any]] = [weakref.ref(operation) for operation in self.operations]
         references += [weakref.ref(delayed) for delayed in self.delayed]
@@ -248,7 +252,7 @@ async def _problem(
 
 
 async def inject_everywhere(outer: str, *, every: Callable[[int, int], bool] = lambda step, call: True) -> Report:
-    """Make each injected call at each step of `outer` and of what it defers."""
+    """Make each injected call at each step of `outer` and of the work that it defers."""
     report = Report()
     counter = Injector(None, int)
     problem = await _problem(OUTER[outer], lambda world: None, counter)

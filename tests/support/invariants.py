@@ -1,4 +1,4 @@
-"""What must hold inside a timer and a purgatory between any two calls."""
+"""The invariants of a timer and a purgatory between any two calls."""
 
 import math
 from itertools import chain
@@ -35,7 +35,7 @@ def check_timer(timer: WheelTimer) -> None:
 
 
 def check_purgatory(purgatory: DelayedOperationPurgatory) -> None:
-    """The lists hold each pending operation on each of its keys, in watch order, and of the finished ones nothing."""
+    """The lists hold each pending operation on each of its keys, in watch order, and no finished one."""
     check_timer(purgatory.timer)
     owner = purgatory._owner
     lists = owner.lists

@@ -1,4 +1,4 @@
-"""Rows for journals, and what journals have written, read with two readers that know nothing of each other."""
+"""Rows for journals, and the files of journals, read with two independent readers."""
 
 import threading
 from collections.abc import Callable
@@ -19,20 +19,20 @@ NOON = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
 
 
 def row(number: int = 0, **changes: Any) -> FinishedOperation:
-    """A row, told from others by its key."""
+    """A row that its key distinguishes from others."""
     finished = FinishedOperation("fetch", "DelayedFetch", (number,), 0.0, 30.0, 0.5, "satisfied", None)
     return finished._replace(**changes)
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Return when it holds: the time-out of the test is the bound."""
+    """Return when `condition()` holds: the time-out of the test is the bound."""
     never = threading.Event()
     while not condition():
         never.wait(0.0001)
 
 
 def files(directory: Path) -> list[Path]:
-    """The files there are, whatever they are called."""
+    """All files below `directory`, of any name."""
     return sorted(path for path in directory.rglob("*") if path.is_file())
 
 
@@ -64,5 +64,5 @@ def partitions(directory: Path) -> list[tuple[Any, ...]]:
 
 
 def numbers(directory: Path) -> list[int]:
-    """Of the rows that are there, in their order."""
+    """The numbers of all rows, in order."""
     return sorted(int(found["keys"][0]) for found in read(directory))

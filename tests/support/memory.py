@@ -1,4 +1,4 @@
-"""How much memory a timer or a purgatory itself takes, apart from the operations and keys that it holds."""
+"""The memory of a timer or a purgatory itself, without the operations and keys that it holds."""
 
 import sys
 from collections import deque

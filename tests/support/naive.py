@@ -1,7 +1,7 @@
 """A naive purgatory: a list of operations, deadlines that are searched, and for each key a plain list of operations.
 
-It says what must happen, and the real one must do just that. Both worlds perform the same plans, which an operation
-carries out in its methods, and note each event. The naive one is told what the real one has noted, and compares event
+It defines the behaviour of the real one. Both worlds perform the same plans, which an operation
+carries out in its methods, and note each event. The naive one gets the events of the real one, and compares event
 by event, so that the first difference is where they part. Where more than one order is right (operations due in one
 tick, keys that were asked for), it follows the real one and asserts that it had the right to.
 """
@@ -19,7 +19,7 @@ EXITS = (SystemExit, KeyboardInterrupt)
 
 @dataclass(frozen=True)
 class Action:
-    """Something that is done to a purgatory, from outside or from inside an operation."""
+    """A call of a purgatory, from outside or from inside an operation."""
 
     what: str
     key: str = ""
@@ -32,7 +32,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Plan:
-    """An operation: what it waits for, and what its methods do, `tries` one at each try."""
+    """An operation: its keys, its timeout and the actions of its methods, one of `tries` at each try."""
 
     keys: tuple[str, ...]
     timeout: float | None = None
@@ -43,7 +43,7 @@ class Plan:
 
 
 class Planned(Protocol):
-    """What plans need of an operation, real or naive."""
+    """An operation, real or naive, as plans need it."""
 
     number: int
     ready: bool
@@ -63,7 +63,7 @@ class Planned(Protocol):
 
 
 class World(Protocol):
-    """What actions need of a purgatory, real or naive."""
+    """A purgatory, real or naive, as actions need it."""
 
     operations: list[Any]
 
@@ -87,7 +87,7 @@ class World(Protocol):
 
 
 def perform(world: World, action: Action, inside: Planned | None = None) -> None:
-    """Do it, and note what came of it. A target below zero is the operation it is done inside of."""
+    """Do `action` and note its result. A target below zero is the operation inside of which it is done."""
     target = inside
     if world.operations and (inside is None or action.target >= 0):
         target = world.operations[action.target % len(world.operations)]
@@ -211,7 +211,7 @@ class Listed:
 
 
 class NaivePurgatory:
-    """The operations in watch order, and what the counts must be."""
+    """The operations in watch order, and the expected counts."""
 
     def __init__(self, tick: float, purge_interval: int, max_pending: int | None, listened: bool) -> None:
         self.listened = listened
@@ -332,18 +332,18 @@ class NaivePurgatory:
             operation.state = state = "closed"
         self.outcomes[state] += 1
         if self.listened:
-            self.note(*self.told(operation, state))
+            self.note(*self.record(operation, state))
         self.purge_if_due()
 
-    def told(self, operation: NaiveOperation, state: str) -> Event:
-        """What a listener is told of an operation that is in that state now."""
+    def record(self, operation: NaiveOperation, state: str) -> Event:
+        """The call of a listener with an operation that is in `state` now."""
         late = None
         if state == "expired":
             assert operation.deadline is not None
             late = self.now - operation.deadline
         waited = 0.0 if state == "completed at once" else self.now - operation.arrived
         keys = tuple(dict.fromkeys(operation.plan.keys))
-        return ("tells", keys, operation.arrived, operation.timeout, waited, state.replace(" ", "_"), late)
+        return ("listener called", keys, operation.arrived, operation.timeout, waited, state.replace(" ", "_"), late)
 
     def entries(self) -> list[NaiveOperation]:
         """The entries of all lists."""
@@ -384,7 +384,7 @@ class NaivePurgatory:
         return completed
 
     def walk(self, listed: Listed, limit: float) -> int:
-        """Try those that wait now until so many have completed."""
+        """Try the present operations until `limit` have completed."""
         operations = listed.operations
         length = len(operations)
         at = head = listed.head
@@ -402,7 +402,7 @@ class NaivePurgatory:
                 dead = True
                 head += head == at
             at += 1
-        if limit == math.inf:  # tried many at a time, and looked at after that
+        if limit == math.inf:  # tried in batches, and inspected after that
             dead = any(operation.state != "pending" for operation in operations[listed.head : length])
         if listed.operations is operations:
             listed.head = max(head, listed.head)
@@ -455,8 +455,8 @@ class NaivePurgatory:
 
     def cancel_all(self) -> int:
         pending = self.pending()
-        if self.listened:  # the order is that of the lists, which is not the model's business
-            pending.sort(key=lambda operation: repr(self.told(operation, "cancelled")))
+        if self.listened:  # the order is that of the lists, which the model does not have
+            pending.sort(key=lambda operation: repr(self.record(operation, "cancelled")))
             self.events[: len(pending)] = sorted(self.events[: len(pending)], key=repr)
         return sum(operation.cancel() for operation in pending)
 
@@ -471,10 +471,10 @@ class NaivePurgatory:
             for listed in list(self.lists.values()):
                 self.compact(listed)
 
-    def turn(self) -> None:
-        """One call of the clock's."""
-        _, name, _, self.now = turn = self.events[0]
-        self.note(*turn)
+    def clock_call(self) -> None:
+        """Run one call of the clock."""
+        _, name, _, self.now = event = self.events[0]
+        self.note(*event)
         match name:
             case "_wake":
                 leaving: BaseException | None = None
@@ -494,7 +494,7 @@ class NaivePurgatory:
                 self.purging = False
                 self.purge_if_due()
             case "_clear":
-                pass  # the frames of one that has failed
+                pass  # clears the frames of a failed operation
 
     def expire(self, number: int) -> None:
         (operation,) = [each for each in self.operations if each.number == number]
@@ -513,10 +513,10 @@ class NaivePurgatory:
             self.complete(operation)
 
     def check_queue(self) -> None:
-        turns = len(self.queue)
+        passes = len(self.queue)
         leaving: BaseException | None = None
-        while turns and self.queue:
-            turns -= 1
+        while passes and self.queue:
+            passes -= 1
             key = self.queue.pop(0)
             limit, self.requested[key] = self.requested[key], 0
             try:
@@ -535,7 +535,7 @@ class NaivePurgatory:
             raise leaving
 
     def settle(self) -> None:
-        """After the clock has come to `now`: nothing that is due was forgotten."""
+        """Check, when the clock has come to `now`, that no due work is left."""
         for operation in self.pending():
             if operation.deadline is not None:
                 assert operation.deadline > self.now - self.tick - (self.now + self.tick) * 1e-15, "missed"

@@ -1,4 +1,4 @@
-"""Operations, clocks and tasks that the tests are made of."""
+"""Operations, clocks and tasks for the tests."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,15 +10,15 @@ Ts = TypeVarTuple("Ts")
 
 
 async def turn() -> None:
-    """Let the event loop go through one turn."""
+    """Let the event loop run one iteration."""
     loop = asyncio.get_running_loop()
-    next_turn = loop.create_future()
-    loop.call_soon(next_turn.set_result, None)
-    await next_turn
+    next_iteration = loop.create_future()
+    loop.call_soon(next_iteration.set_result, None)
+    await next_iteration
 
 
 class FaultLog(VirtualClock):
-    """A virtual clock that keeps what is handed to its exception handler, and the times it is asked to call back at."""
+    """A virtual clock that keeps the contexts given to its exception handler and the times given to `call_at`."""
 
     def __init__(self, start: float = 0.0) -> None:
         super().__init__(start)
@@ -38,7 +38,7 @@ class FaultLog(VirtualClock):
 
 
 class Flag(DelayedOperation[str]):
-    """Completes when `ready` is set; notes what is called, in `calls`, which several may share."""
+    """Completes when `ready` is set; notes its calls in `calls`, a list that several may share."""
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ STATM = Path("/proc/self/statm")
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory now; where the system does not tell them, the most there have been."""
+    """Bytes of this process in memory now, or the most so far on a system without `/proc`."""
     if STATM.exists():
         return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     import resource

@@ -21,7 +21,7 @@ from tests.support.paths import ROOT
 
 
 class ServerProcess:
-    """The process, started on a free port, and where it listens."""
+    """The process, started on a free port, and its URL."""
 
     def __init__(self, data: Path | None, *arguments: str, module: str = "examples.long_poll_server") -> None:
         command = [sys.executable, "-m", module, "--port", "0", *arguments]
@@ -51,7 +51,7 @@ class ServerProcess:
 
 @contextmanager
 def running(data: Path | None, *arguments: str, module: str = "examples.long_poll_server") -> Iterator[ServerProcess]:
-    """A server for as long as the context lasts, which is found without a traceback in its output."""
+    """A server for as long as the context lasts. Its output must have no traceback."""
     server = ServerProcess(data, *arguments, module=module)
     try:
         yield server
@@ -62,7 +62,7 @@ def running(data: Path | None, *arguments: str, module: str = "examples.long_pol
 
 
 async def statistics(client: httpx.AsyncClient, purgatory: str = "fetch") -> dict[str, Any]:
-    """What the server says of one of its purgatories."""
+    """The statistics of one of the server's purgatories."""
     response = await client.get("/statistics")
     answer: dict[str, dict[str, Any]] = response.json()
     return answer[purgatory]
@@ -83,7 +83,7 @@ async def publish(client: httpx.AsyncClient, topic: str, value: object) -> int:
 
 
 async def fetch(client: httpx.AsyncClient, topic: str, **parameters: Any) -> tuple[list[Any], int]:
-    """The values fetched, whose offsets are looked at, and the next offset."""
+    """The values fetched, whose offsets are checked, and the next offset."""
     response = await client.get(f"/topics/{topic}/messages", params=parameters)
     assert response.status_code == 200, response.text
     answer = response.json()
@@ -99,14 +99,14 @@ async def raw(server: ServerProcess, sent: bytes) -> tuple[int, dict[str, str], 
         writer.write(sent)
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     finally:
-        writer.transport.abort()  # there may be more to be sent, which nobody reads
+        writer.transport.abort()  # bytes that are still to be sent are not read
     lines = head.decode().split("\r\n")
     return int(lines[0].split()[1]), dict(line.lower().split(": ", 1) for line in lines[1:]), body
 
 
 @asynccontextmanager
 async def in_this_process(data: Path, timeout_keep_alive: int = 5) -> AsyncIterator[int]:
-    """The server where its constants can be changed, and its port."""
+    """The port of a server in this process, where its constants can be changed."""
     app = LongPollServer(Settings(data=data)).app
     config = uvicorn.Config(
         app, http=BoundedProtocol, ws="none", log_config=None, timeout_keep_alive=timeout_keep_alive

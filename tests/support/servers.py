@@ -38,7 +38,7 @@ def program(name: str, package: str) -> str:
 
 
 def free_port() -> int:
-    """A port that nobody listens on, and that stays free while its server is away.
+    """A port without a listener, which stays free while its server is away.
 
     It lies below those that the system gives to outgoing connections.
     """
@@ -103,7 +103,7 @@ class PostgresServer:
         self.restart()
 
     def dsn(self, database: str = "postgres") -> str:
-        """Where its user, who may do anything, finds `database`."""
+        """The DSN of `database` for the superuser."""
         return f"postgresql://postgres@{LOOPBACK}:{self.port}/{quote(database)}"
 
     def create_database(self) -> str:
@@ -118,7 +118,7 @@ class PostgresServer:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """All of its processes are stopped for as long as the context lasts: it takes connections, and says nothing."""
+        """All of its processes are stopped while the context lasts: it takes connections, and never answers."""
         server = psutil.Process(int((self._data / "postmaster.pid").read_text().split("\n")[0]))
         # Stopped, it starts no more of them meanwhile.
         server.suspend()
@@ -175,7 +175,7 @@ class PostgresServer:
 
 
 def _runs(process: psutil.Process) -> bool:
-    # A zombie has closed its files and ports. How soon somebody reaps it is not ours to say.
+    # A zombie has closed its files and ports. Its parent reaps it at any time.
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

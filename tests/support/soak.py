@@ -3,7 +3,7 @@
     python -m tests.support.soak [--operations N] [--seconds S]
 
 First an hour's worth on virtual time, N operations (ten million) on keys that come and go; then S seconds (180) on a
-real event loop. Whatever does not hold is raised.
+real event loop. A violated bound is raised.
 """
 
 import argparse
@@ -45,7 +45,7 @@ class Request(DelayedOperation[int]):
 
 @dataclass
 class Samples:
-    """What was seen at even distances."""
+    """Samples at even distances."""
 
     memory: list[int] = field(default_factory=list)
     pending: list[int] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Samples:
     heap: list[int] = field(default_factory=list)
 
     def take(self, held: DelayedOperationPurgatory, scheduled: int) -> None:
-        """Look at everything that could grow."""
+        """Sample everything that could grow."""
         statistics = held.statistics()
         self.memory.append(resident())
         self.pending.append(statistics.num_delayed)
@@ -88,7 +88,7 @@ class Samples:
 
 
 class Traffic:
-    """Requests for topics that come and go, and what completes or cancels them."""
+    """Requests for topics that come and go, and the calls that complete, cancel or reschedule them."""
 
     def __init__(self, held: DelayedOperationPurgatory) -> None:
         self.held = held
@@ -99,7 +99,7 @@ class Traffic:
         self.cancelled = 0
 
     def step(self) -> None:
-        """One more request, and now and then something that happens to the others."""
+        """Make one more request, and now and then a call that ends or moves others."""
         randomly = self.randomly
         n = self.made = self.made + 1
         # A thousand topics at a time, all others after a hundred thousand requests.
@@ -125,7 +125,7 @@ class Traffic:
             self.ends.pop(first - 1, None)
 
     def finish(self) -> None:
-        """After the last deadline: all are accounted for."""
+        """Check, after the last deadline, that each request has an outcome."""
         statistics = self.held.statistics()
         outcomes = (statistics.completed_at_once, statistics.satisfied, statistics.expired, statistics.cancelled)
         assert sum(outcomes) == self.made, f"{sum(outcomes)} of {self.made} operations have an outcome"

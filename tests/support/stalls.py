@@ -1,4 +1,4 @@
-"""How long the longest turn of the loop is while a million entries are worked on.
+"""The longest turn of the loop while a million entries are worked on.
 
     python -m tests.support.stalls [--operations N]
 
@@ -30,7 +30,7 @@ COLLECTORS = ("as it is", "tuned", "off")
 
 
 class Waiting(DelayedOperation[None]):
-    """As small as an operation gets."""
+    """The smallest operation there is."""
 
     __slots__ = ("ready",)
 
@@ -67,7 +67,7 @@ async def _expire(held: DelayedOperationPurgatory, operations: int) -> Prepared:
 
 
 async def _cascade(held: DelayedOperationPurgatory, operations: int) -> Prepared:
-    # Into one bucket of a high level, whose time comes soon after all are there, and theirs much later.
+    # All go into one bucket of a high level, which cascades soon after the last one, and long before their deadlines.
     loop = asyncio.get_running_loop()
     unit = 8.0 if operations > 200_000 else 0.4
     start = (int((loop.time() + 4e-6 * operations) / unit) + 2) * unit
@@ -152,7 +152,7 @@ def rows(operations: int, collectors: Iterable[str] = COLLECTORS) -> Iterable[tu
 
 
 def describe(measured: dict[str, float]) -> str:
-    """The longest turn, and what part of it was garbage collection."""
+    """The longest turn, and the part of it that was garbage collection."""
     part = measured["collecting"] / measured["longest"]
     return f"{1e3 * measured['longest']:.1f} ms" + (f" ({part:.0%} collecting)" if part > 0.01 else "")
 
