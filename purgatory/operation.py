@@ -19,18 +19,18 @@ Names of the internals begin with `_purgatory_`, or `_timer_` for the timer's: a
 
 import asyncio
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from asyncio import _get_running_loop
 from collections.abc import Generator
 from contextlib import suppress
-from types import FrameType
 from typing import Any, Final, Generic, NoReturn, TypeVar, cast
 
 from purgatory._affinity import running_loop
 from purgatory._checks import is_async, seconds
+from purgatory._failures import Failure, clear_frames, own_frames
 from purgatory._owner import NESTING, Owned, Owner
 from purgatory._slices import call_next
-from purgatory.clock import Clock, report
+from purgatory.clock import report
 from purgatory.errors import OperationCancelled, PurgatoryError
 from purgatory.listeners import Outcome
 from purgatory.timer.task import TimerEntry
@@ -67,24 +67,7 @@ _EXPIRING: Final = _State("expiring", "expired", _EXPIRED)
 _NEVER: Final = math.inf
 
 
-class _Failure:
-    """The exception that made an operation fail, until it is retrieved or collected."""
-
-    __slots__ = ("clock", "exception", "operation", "retrieved")
-
-    def __init__(self, exception: BaseException, operation: str, clock: Clock | None) -> None:
-        self.exception = exception
-        self.operation = operation
-        self.clock = clock
-        self.retrieved = isinstance(exception, (SystemExit, KeyboardInterrupt))  # these are raised at once
-
-    def __del__(self) -> None:
-        if not self.retrieved:
-            message = f"{self.operation} failed, and its exception was never retrieved"
-            report(self.clock, message, self.exception)
-
-
-class DelayedOperation(TimerEntry, ABC, Generic[T]):
+class DelayedOperation(TimerEntry, Generic[T]):
     """Something that completes when its condition holds or when its deadline comes, exactly once, whichever is first.
 
     A subclass defines the condition (`try_complete`) and the result (`on_complete`) in plain methods: defining them
@@ -107,7 +90,7 @@ class DelayedOperation(TimerEntry, ABC, Generic[T]):
         "_purgatory_waiters",
     )
 
-    _purgatory_outcome: T | _Failure
+    _purgatory_outcome: T | Failure
     """What `on_complete` has returned, or the failure: set when there is one, and not before."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -274,7 +257,7 @@ class DelayedOperation(TimerEntry, ABC, Generic[T]):
         try:
             state = self._purgatory_state
             if state is _FAILED:
-                failure = cast(_Failure, self._purgatory_outcome)
+                failure = cast(Failure, self._purgatory_outcome)
                 failure.retrieved = True
                 return failure.exception
             if state is _CANCELLED:
@@ -425,20 +408,20 @@ class DelayedOperation(TimerEntry, ABC, Generic[T]):
 
     def _purgatory_fail(self, exception: BaseException, owner: Owner | None) -> None:
         """Step to FAILED with `exception`, which is being handled. A request to exit is raised again."""
-        frames = _own_frames(exception, self)
+        frames = own_frames(exception, self, _OURS)
         if isinstance(exception, (asyncio.CancelledError, StopIteration)):
             # To the awaiting task these mean something else.
             wrapped = PurgatoryError(f"{type(self).__qualname__} raised {type(exception).__qualname__}")
             wrapped.__cause__ = exception
-            failure = _Failure(wrapped, type(self).__qualname__, None if owner is None else owner.timer.clock)
+            failure = Failure(wrapped, type(self).__qualname__, None if owner is None else owner.timer.clock)
         else:
-            failure = _Failure(exception, type(self).__qualname__, None if owner is None else owner.timer.clock)
+            failure = Failure(exception, type(self).__qualname__, None if owner is None else owner.timer.clock)
         # No call from here.
         self._purgatory_outcome = failure
         self._purgatory_state = _FAILED
         if owner is not None:
             with suppress(Exception):  # the clock does not call back: the garbage collector does it
-                call_next(owner.timer.clock, _clear, frames)
+                call_next(owner.timer.clock, clear_frames, frames)
         if isinstance(exception, (SystemExit, KeyboardInterrupt)):
             raise exception
 
@@ -555,56 +538,6 @@ class DelayedOperation(TimerEntry, ABC, Generic[T]):
             except BaseException as exception:
                 message = f"{type(self).__qualname__}.on_undelivered() raised"
                 report(_get_running_loop(), message, exception, operation=self)
-
-
-def _own_frames(exception: BaseException, operation: object) -> list[FrameType]:
-    """The frames that hold `operation` because of `exception`, which is being handled in the first of its traceback.
-
-    Inwards these are its methods and their callees, in the tracebacks of the exception and of the ones that it was
-    raised from. An exception that was raised before and is raised again has further frames behind these, and one that
-    the caller is handling begins in a frame of the caller's: those are not ours. Outwards, by `f_back`, these are our
-    methods and `try_complete`.
-    """
-    frames: dict[FrameType, None] = {}
-    if exception.__traceback__ is not None:
-        frames[exception.__traceback__.tb_frame] = None
-    exceptions: list[BaseException | None] = [exception]
-    seen: set[int] = set()
-    while exceptions:
-        each = exceptions.pop()
-        if each is None or id(each) in seen:
-            continue
-        seen.add(id(each))
-        traceback = each.__traceback__
-        if traceback is not None and traceback.tb_frame in frames:
-            while (deeper := traceback.tb_next) is not None and deeper.tb_frame.f_back is traceback.tb_frame:
-                frames[deeper.tb_frame] = None
-                traceback = deeper
-        exceptions += (each.__cause__, each.__context__)
-        if isinstance(each, BaseExceptionGroup):
-            exceptions += each.exceptions
-    codes = {getattr(vars(base).get("try_complete"), "__code__", None) for base in type(operation).__mro__} | _OURS
-    back = None if exception.__traceback__ is None else exception.__traceback__.tb_frame.f_back
-    while back is not None:
-        ours = back.f_code in codes or (
-            back.f_code.co_name == "try_complete_else_watch" and back.f_globals.get("__name__") == "purgatory.purgatory"
-        )
-        if not ours:
-            break
-        frames[back] = None
-        back = back.f_back
-    return list(frames)
-
-
-def _clear(frames: list[FrameType]) -> None:
-    """Clear finished frames.
-
-    A failed operation holds its exception, which holds its traceback, which holds the frames of the operation's
-    methods, which hold the operation: it would stay until the garbage collector comes.
-    """
-    for frame in frames:
-        with suppress(RuntimeError):  # it is running
-            frame.clear()
 
 
 _OURS: Final = {

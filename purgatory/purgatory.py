@@ -3,17 +3,14 @@
 import asyncio
 import math
 from asyncio import _get_running_loop
-from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
-from contextlib import suppress
-from contextvars import Context
 from types import TracebackType
 from typing import Any, Final, NoReturn, TypeVar, cast
 
 from purgatory._checks import check_callback, check_count, refuse_copy
 from purgatory._owner import Owned, Owner
-from purgatory._slices import Slice, call_next
-from purgatory.clock import Clock, Handle, report
+from purgatory._passes import CheckQueue, Pass, try_each, walk
+from purgatory.clock import Clock
 from purgatory.errors import PurgatoryClosed, PurgatoryError, PurgatoryFull
 from purgatory.listeners import Listener, Listeners
 from purgatory.operation import PENDING, DelayedOperation
@@ -26,29 +23,7 @@ __all__ = ["DelayedOperationPurgatory"]
 Operation = TypeVar("Operation", bound=DelayedOperation[Any])
 
 _NEVER: Final = math.inf
-_TRIES: Final = 50
-"""Tries between two looks at the time: one takes a fraction of a microsecond, unless it completes the operation."""
 _NOTHING: Final[dict[Hashable, None]] = {}
-
-
-class _Pass:
-    """A check of one key in slices, or with a limit."""
-
-    __slots__ = ("completed", "key", "limit", "queued", "requested", "walk")
-
-    limit: float
-    """How many may complete in this pass; infinity without a limit."""
-    completed: int
-    """How many have, in this pass."""
-
-    def __init__(self, key: Hashable) -> None:
-        self.key = key
-        self.walk: Iterator[int] | None = None
-        """What is left of the pass, if it has begun."""
-        self.requested: float = 0
-        """The limit of the next pass: the sum of those requested since the last one began."""
-        self.queued = False
-        """Whether it is in the queue."""
 
 
 class DelayedOperationPurgatory:
@@ -66,14 +41,9 @@ class DelayedOperationPurgatory:
 
     __slots__ = (
         "__weakref__",
-        "_foreign",
-        "_foreign_due",
         "_name",
         "_owner",
-        "_passes",
         "_queue",
-        "_soon_due",
-        "_soon_handle",
     )
 
     def __init__(
@@ -101,16 +71,7 @@ class DelayedOperationPurgatory:
             check_count("max_pending", max_pending, 1)
         self._name = name
         self._owner = Owner(clock, tick, wheel_size, purge_interval, max_pending)
-        # The passes that check_and_complete_soon was asked for, in the order of their turns, and by key.
-        self._queue: deque[_Pass] = deque()
-        self._passes: dict[Hashable, _Pass] = {}
-        self._soon_due = False
-        """Whether the clock was asked to go on with the queue."""
-        self._soon_handle: Handle | None = None
-        self._foreign: deque[Hashable] = deque()
-        """Keys from check_and_complete_threadsafe."""
-        self._foreign_due = False
-        """Whether the loop was asked to take them."""
+        self._queue = CheckQueue(self._owner)
 
     def __repr__(self) -> str:
         closed = " closed" if self.closed else ""
@@ -325,14 +286,14 @@ class DelayedOperationPurgatory:
         if watchers is None:
             return 0
         if limit is not None:
-            limited = _Pass(key)
+            limited = Pass(key)
             limited.limit, limited.completed = limit, 0
-            for _ in self._walk(limited):
+            for _ in walk(owner, limited):
                 pass
             return limited.completed
         entries = watchers.entries.copy()
         try:
-            return self._try_each(entries)
+            return try_each(owner, entries)
         finally:
             if not all(entries):
                 owner.compact(watchers)
@@ -348,20 +309,7 @@ class DelayedOperationPurgatory:
             owner.check_thread("check_and_complete_soon(key)", "check_and_complete_threadsafe()")
         if limit is not None:
             check_count("limit", limit, 1)
-        wanted = self._passes.get(key)
-        if wanted is None:
-            if key not in owner.lists:
-                return
-            wanted = self._passes[key] = _Pass(key)
-        # No call from here: it is in the queue, which alone matters, or this call puts it there.
-        wanted.requested += _NEVER if limit is None else limit
-        is_queued = wanted.queued
-        wanted.queued = True
-        # To here.
-        if not is_queued:
-            self._queue.append(wanted)
-        if not self._soon_due:
-            self._check_next_iteration()
+        self._queue.request(key, limit)
 
     def check_and_complete_threadsafe(self, key: Hashable) -> None:
         """`check_and_complete_soon` for other threads, and for signal handlers. Many calls wake the loop once.
@@ -377,20 +325,7 @@ class DelayedOperationPurgatory:
         loop = owner.loop
         if loop is None or owner.closed:
             return
-        foreign = self._foreign
-        with suppress(IndexError):
-            if foreign[-1] is key:
-                return  # not taken yet: it will be checked after this call
-        foreign.append(key)
-        # The flag is set before the loop is called, and reset before keys are taken: no key is left behind.
-        if not self._foreign_due:
-            self._foreign_due = True
-            try:
-                loop.call_soon_threadsafe(self._take_foreign, context=Context())
-            except BaseException:
-                self._foreign_due = False
-                foreign.clear()
-                raise
+        self._queue.request_threadsafe(key, loop)
 
     def cancel_for_key(self, key: Hashable) -> list[DelayedOperation[Any]]:
         """Cancel the operations that watch `key`. Returns them, in watch order."""
@@ -474,12 +409,7 @@ class DelayedOperationPurgatory:
             owner.timer.close()
             owner.stop_purging()
             self._drop_lists()
-            self._queue.clear()
-            self._passes.clear()
-            handle, self._soon_handle = self._soon_handle, None
-            self._soon_due = False
-            if handle is not None:
-                handle.cancel()
+            self._queue.close()
 
     def add_listener(self, listener: Listener) -> None:
         """Call `listener` with a `FinishedOperation` for each operation that has finished.
@@ -591,159 +521,6 @@ class DelayedOperationPurgatory:
         for _ in self._owner.compact_all():
             pass
         self._owner.lists.clear()
-
-    def _try_each(self, entries: Iterable[Entry[Owned]]) -> int:
-        """Try the operations of `entries` that are alive. Returns how many of them that completed.
-
-        A request to exit is raised at the end.
-        """
-        owner = self._owner
-        completed = 0
-        leaving: BaseException | None = None
-        operation: Owned | None = None
-        try:
-            for entry in entries:
-                if entry:
-                    operation = entry[0]
-                    # As _purgatory_attempt, without its call: a third of a try.
-                    try:
-                        if claimed := operation.try_complete():
-                            if operation._purgatory_state is PENDING:
-                                operation._purgatory_refute(claimed)
-                            completed += 1
-                    except BaseException as exception:
-                        try:
-                            operation._purgatory_fail_attempt(exception, owner)
-                        except (SystemExit, KeyboardInterrupt) as request:
-                            leaving = leaving or request
-        finally:
-            operation = None  # a traceback that is kept holds this frame
-        if leaving is not None:
-            raise leaving
-        return completed
-
-    def _check_next_iteration(self) -> None:
-        self._soon_due = True
-        try:
-            self._soon_handle = call_next(self._owner.timer.clock, self._check_queue)
-        except BaseException:
-            self._soon_due = False
-            raise
-
-    def _check_queue(self) -> None:
-        """Work on the passes asked for, each a slice in turn, so that a long one does not hold up the others."""
-        self._soon_due = False
-        self._soon_handle = None
-        queue = self._queue
-        part = self._owner.timer.new_slice()
-        left = len(queue)  # those asked for meanwhile come after this slice
-        leaving: BaseException | None = None
-        try:
-            while left > 0 and queue:
-                left -= 1
-                try:
-                    over = self._continue_pass(queue.popleft(), part)
-                except (SystemExit, KeyboardInterrupt) as exception:
-                    leaving = leaving or exception
-                    over = part.is_over()
-                if over:
-                    break
-        finally:
-            if self.closed:
-                queue.clear()
-            if queue and not self._soon_due:
-                self._check_next_iteration()
-            self._owner.timer.note_slice(part)
-        if leaving is not None:
-            raise leaving
-
-    def _continue_pass(self, current: _Pass, part: Slice) -> bool:
-        """Go on with a pass, until it or the slice ends. Returns whether the slice is over."""
-        try:
-            if current.walk is None:
-                current.limit, current.requested = current.requested, 0
-                watchers = self._owner.lists.find(current.key)
-                length = 0 if watchers is None else len(watchers.entries)
-                if length <= _TRIES and current.limit == _NEVER:
-                    self.check_and_complete(current.key)
-                    part.left -= length
-                else:
-                    current.completed = 0
-                    current.walk = self._walk(current)
-            for entries in current.walk or ():
-                if part.is_over(entries):
-                    self._queue.append(current)
-                    return True
-        except Exception as exception:  # from the key's own __hash__ or __eq__
-            report(self._owner.timer.clock, "a watch key cannot be looked up", exception)
-        except BaseException:
-            self._end_pass(current)
-            raise
-        self._end_pass(current)
-        return part.is_over()
-
-    def _end_pass(self, current: _Pass) -> None:
-        """Put a pass at the end of the queue if it was requested again, else forget it."""
-        current.walk = None
-        # No call from here: a request finds it in the queue, or puts it there.
-        again = current.requested > 0
-        current.queued = again
-        # To here.
-        if again:
-            self._queue.append(current)
-        else:
-            try:
-                self._passes.pop(current.key, None)
-            except Exception as exception:
-                report(self._owner.timer.clock, "a watch key cannot be looked up", exception)
-
-    def _walk(self, current: _Pass) -> Iterator[int]:
-        """Try the operations that watch a key now; yield after each piece of work how many entries it had.
-
-        A request to exit is raised at the end.
-        """
-        owner = self._owner
-        watchers = owner.lists.find(current.key)
-        if watchers is None:
-            return
-        entries = watchers.entries
-        length = len(entries)
-        at = head = watchers.head
-        size = _TRIES if current.limit == _NEVER else 1
-        is_dead = False
-        leaving: BaseException | None = None
-        while at < length and current.completed < current.limit:
-            part = entries[at : min(at + size, length)]
-            try:
-                current.completed += self._try_each(part)
-            except (SystemExit, KeyboardInterrupt) as exception:
-                leaving = leaving or exception
-            if not all(part):
-                is_dead = True
-                if head == at and not any(part):
-                    head += len(part)  # dead at the front: skipped from now on
-            at += len(part)
-            yield len(part)
-        if owner.lists.skip(watchers, entries, head) or (is_dead and at == length):
-            yield from owner.compact_in_slices(watchers)
-        if leaving is not None:
-            raise leaving
-
-    def _take_foreign(self) -> None:
-        """Take the keys of `check_and_complete_threadsafe`, in slices."""
-        self._foreign_due = False
-        foreign = self._foreign
-        part = self._owner.timer.new_slice()
-        while foreign:
-            try:
-                self.check_and_complete_soon(foreign.popleft())
-            except Exception as exception:
-                report(self._owner.timer.clock, "a watch key cannot be looked up", exception)
-            if part.is_over_cheaply() and foreign:
-                self._foreign_due = True
-                call_next(self._owner.timer.clock, self._take_foreign)
-                break
-        self._owner.timer.note_slice(part)
 
 
 def _refuse(operation: object) -> NoReturn:

@@ -8,7 +8,7 @@ from purgatory._checks import refuse_copy
 __all__ = ["Bucket", "TimerEntry", "TimerTask"]
 
 
-class TimerEntry:
+class TimerEntry(ABC):
     """The part of an object by which it is in a timer. Its names begin with `_timer_`, for subclasses are users'."""
 
     __slots__ = ("_timer_bucket", "_timer_deadline")
@@ -20,16 +20,16 @@ class TimerEntry:
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         refuse_copy(self)
 
+    @abstractmethod
     def _timer_expire(self) -> None:
         """The deadline has come. Called by the timer, with the entry taken out."""
-        raise NotImplementedError
 
 
 Bucket: TypeAlias = dict[int, TimerEntry]
 """Entries of one bucket by `id`, mostly in the order in which they came."""
 
 
-class TimerTask(TimerEntry, ABC):
+class TimerTask(TimerEntry):
     """Something that runs at a deadline unless it is cancelled first. Subclasses define it in `run`.
 
     A subclass that calls no `super().__init__()` cannot be put into a timer.

@@ -10,7 +10,7 @@ import asyncio
 import math
 from asyncio import AbstractEventLoop, _get_running_loop
 from collections.abc import Callable
-from contextvars import Context, copy_context
+from contextvars import Context
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from time import perf_counter
@@ -20,10 +20,11 @@ from purgatory._affinity import running_loop
 from purgatory._checks import check_count, refuse_copy, seconds
 from purgatory._slices import SLICE_SECONDS, Slice, call_neutral
 from purgatory.clock import Clock, Handle, report
+from purgatory.timer.handle import TimerHandle
 from purgatory.timer.task import Bucket, TimerEntry
 from purgatory.timer.wheel import TimingWheel
 
-__all__ = ["TimerHandle", "TimerStatistics", "WheelTimer"]
+__all__ = ["TimerStatistics", "WheelTimer"]
 
 Ts = TypeVarTuple("Ts")
 
@@ -54,50 +55,6 @@ class TimerStatistics:
     """Buckets emptied because their time had come."""
     cascaded: int
     """Tasks moved down from a higher level, once for each move."""
-
-
-class TimerHandle(TimerEntry):
-    """A callback asked for by `WheelTimer.call_at` or `call_later`, with the methods of `asyncio.TimerHandle`."""
-
-    __slots__ = ("__weakref__", "_args", "_callback", "_context")
-
-    def __init__(
-        self, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
-    ) -> None:
-        self._timer_bucket = None
-        self._timer_deadline = when
-        self._callback: Callable[..., object] | None = callback
-        self._args = args
-        self._context = copy_context() if context is None else context
-
-    def __repr__(self) -> str:
-        state = "cancelled" if self.cancelled() else f"when={self._timer_deadline!r}"
-        return f"<TimerHandle {state}>"
-
-    def when(self) -> float:
-        """The time asked for, in seconds of the clock."""
-        return self._timer_deadline
-
-    def cancelled(self) -> bool:
-        """Whether it was cancelled."""
-        return self._callback is None
-
-    def cancel(self) -> None:
-        """Forget the callback, at once. Harmless when it has run or has been cancelled before."""
-        number = id(self)
-        # As WheelTimer.cancel(), without its call: 5 % of a timer that is set and cancelled. No call from here.
-        bucket = self._timer_bucket
-        if bucket is not None:
-            self._timer_bucket = None
-            del bucket[number]
-        # To here.
-        self._callback = None
-        self._args = ()
-
-    def _timer_expire(self) -> None:
-        callback = self._callback
-        if callback is not None and self._timer_bucket is None:  # else cancelled or moved on the way here
-            self._context.run(callback, *self._args)
 
 
 class WheelTimer:

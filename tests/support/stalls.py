@@ -86,7 +86,7 @@ async def _purge(held: DelayedOperationPurgatory, operations: int) -> Prepared:
 def _soon(ready: Callable[[int, int], bool]) -> "Callable[[DelayedOperationPurgatory, int], Awaitable[Prepared]]":
     async def prepare(held: DelayedOperationPurgatory, operations: int) -> Prepared:
         _watch(held, [None] * operations, lambda n: ready(n, operations))
-        return lambda: held.check_and_complete_soon("key"), lambda: not held._queue
+        return lambda: held.check_and_complete_soon("key"), lambda: not held._queue._queue
 
     return prepare
 
