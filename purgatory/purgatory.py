@@ -12,7 +12,7 @@ from purgatory._owner import Owned, Owner
 from purgatory._passes import CheckQueue, Pass, try_each, walk
 from purgatory.clock import Clock
 from purgatory.errors import PurgatoryClosed, PurgatoryError, PurgatoryFull
-from purgatory.listeners import Listener, Listeners
+from purgatory.listeners import Listener, Listeners, Outcome
 from purgatory.operation import PENDING, DelayedOperation
 from purgatory.statistics import PurgatoryStatistics
 from purgatory.timer import WheelTimer
@@ -212,8 +212,11 @@ class DelayedOperationPurgatory:
                 f"{type(operation).__qualname__}"
             ) from None
         timeout = operation._timer_deadline
-        if owner.listeners is not None:
-            owner.listeners.arrive(operation, keys, owner.time(), timeout if timeout < _NEVER else None)
+        listeners = owner.listeners
+        if listeners is not None:
+            listeners.arrive(operation, keys, owner.time(), timeout if timeout < _NEVER else None)
+            if operation._purgatory_owner is None:  # finished before its arrival was noted
+                listeners.finish(operation, cast(Outcome, operation.outcome), owner.time())
         # As _purgatory_attempt, here and below, without its call: two of them are 9 % of an operation.
         try:
             if (claimed := operation.try_complete()) and operation._purgatory_state is PENDING:
