@@ -30,6 +30,18 @@ class Slow(Flag):
         return super().on_complete()
 
 
+class FoundOnce:
+    """A key that cannot be looked up a second time."""
+
+    found = False
+
+    def __hash__(self) -> int:
+        if self.found:
+            raise LookupError
+        self.found = True
+        return 1
+
+
 class Failing(Flag):
     def on_complete(self) -> str:
         raise LookupError
@@ -188,6 +200,27 @@ class TestListenersOfAPurgatory:
         purgatory.add_listener(complete_the_second)
         purgatory.try_complete_else_watch(Flag(ready=True), ["a"])
         assert [each.keys for each in heard] == [("a",), ("b",)]
+
+    def test_one_that_is_added_while_another_is_removed_stays(self, purgatory: DelayedOperationPurgatory) -> None:
+        heard: Heard = []
+        more = [heard.append]
+
+        class Odd:
+            """Adds another listener when it is compared first."""
+
+            def __call__(self, finished: FinishedOperation) -> None:
+                """Not of interest."""
+
+            def __eq__(self, other: object) -> bool:
+                while more:
+                    purgatory.add_listener(more.pop())
+                return self is other
+
+        purgatory.add_listener(Odd())
+        purgatory.add_listener(print)
+        purgatory.remove_listener(print)
+        purgatory.try_complete_else_watch(Flag(ready=True), ["a"])
+        assert len(heard) == 1
 
     def test_one_that_is_not_there_cannot_be_removed(self, purgatory: DelayedOperationPurgatory, heard: Heard) -> None:
         for each in (purgatory, DelayedOperationPurgatory()):
@@ -361,6 +394,8 @@ class TestRetention:
         assert listeners is not None
         for ready in (True, False):
             purgatory.try_complete_else_watch(Flag(ready=ready), ["a"])
+        with pytest.raises(LookupError):
+            purgatory.try_complete_else_watch(Flag(), ["a", FoundOnce()])
         assert len(listeners._arrivals) == 1
         purgatory.cancel_all()
         assert listeners._arrivals == {}

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from types import CodeType, FrameType
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -104,6 +105,17 @@ class Injector:
             except BaseException as error:
                 self.error = error
         self.steps += 1
+
+
+def each_step() -> Iterator[Injector]:
+    """An injector for each step of what is done `with` it, whose `inject` is to be set; the last one finds no step."""
+    for nth in count():
+        injector = Injector(nth, int)
+        yield injector
+        if not is_expected(injector.error):
+            raise Broken(f"injected at {injector.where}, raises") from injector.error
+        if injector.where == "nowhere":
+            return
 
 
 def is_expected(error: BaseException | None) -> bool:

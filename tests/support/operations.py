@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, TypeVarTuple
+from typing import Any, NoReturn, TypeVarTuple
 
 from purgatory import DelayedOperation, Handle, TimerTask, VirtualClock
 
@@ -35,6 +35,37 @@ class FaultLog(VirtualClock):
     @property
     def exceptions(self) -> list[BaseException]:
         return [context["exception"] for context in self.faults]
+
+
+class CallingClock(FaultLog):
+    """A virtual clock in one of whose methods a call of the test's own comes, as in a clock that is a user's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left = -1
+        self._call: Callable[[], object] = int
+
+    def arm(self, nth: int, call: Callable[[], object]) -> None:
+        """Make `call` inside the `nth` call of a method from now on, counted from 0."""
+        self._left, self._call = nth, call
+
+    def time(self) -> float:
+        self._count()
+        return super().time()
+
+    def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> Handle:
+        self._count()
+        return super().call_at(when, callback, *args)
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left == -1:
+            self._call()
+
+
+def refuse() -> NoReturn:
+    """A call of a clock that does not call back."""
+    raise RuntimeError("refused")
 
 
 class Flag(DelayedOperation[str]):
