@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVarTuple
+from typing import Any, TypeVarTuple
 
 from purgatory import DelayedOperation, Handle, TimerTask, VirtualClock
 
@@ -63,9 +63,15 @@ class CallingClock(FaultLog):
             self._call()
 
 
-def refuse() -> NoReturn:
-    """A call of a clock that does not call back."""
-    raise RuntimeError("refused")
+class RefusingClock(FaultLog):
+    """A virtual clock that may not be asked to call back while it `refuses`, as a loop that is closed."""
+
+    refuses = False
+
+    def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> Handle:
+        if self.refuses:
+            raise RuntimeError("refused")
+        return super().call_at(when, callback, *args)
 
 
 class Flag(DelayedOperation[str]):
