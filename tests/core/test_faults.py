@@ -111,6 +111,18 @@ def test_an_error_after_a_completion_that_was_put_off_is_not_its_outcome(
     assert purgatory.statistics().failed == 0
 
 
+def test_an_exception_that_shows_no_traceback_makes_its_operation_fail_all_the_same(
+    purgatory: DelayedOperationPurgatory,
+) -> None:
+    class Bare(Exception):
+        __traceback__ = None
+
+    operation = purgatory.try_complete_else_watch(Faulty("on_complete", Bare), ["key"])
+    assert operation.force_complete()
+    assert isinstance(operation.exception(), Bare)
+    assert purgatory.statistics().failed == 1
+
+
 def test_a_repr_that_raises_hides_no_error(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
     class Shy(Faulty):
         def __repr__(self) -> str:
