@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from purgatory import (
     PurgatoryFull,
     VirtualClock,
 )
+from tests.support.injection import finalizing
 from tests.support.operations import FaultLog, Flag, Late, turn
 
 
@@ -221,6 +223,20 @@ class TestListenersOfAPurgatory:
         purgatory.remove_listener(print)
         purgatory.try_complete_else_watch(Flag(ready=True), ["a"])
         assert len(heard) == 1
+
+    @pytest.mark.parametrize("present", [0, 1])
+    @pytest.mark.parametrize("nth", range(12))
+    def test_one_that_a_finalizer_adds_while_another_is_added_stays(
+        self, purgatory: DelayedOperationPurgatory, nth: int, present: int
+    ) -> None:
+        heard: Heard = []
+        others: Heard = []
+        for _ in range(present):
+            purgatory.add_listener(lambda finished: None)
+        with finalizing(nth, partial(purgatory.add_listener, others.append)):
+            purgatory.add_listener(heard.append)
+        purgatory.try_complete_else_watch(Flag(ready=True), ["a"])
+        assert (len(heard), len(others)) == (1, 1)
 
     def test_one_that_is_not_there_cannot_be_removed(self, purgatory: DelayedOperationPurgatory, heard: Heard) -> None:
         for each in (purgatory, DelayedOperationPurgatory()):

@@ -118,6 +118,38 @@ def each_step() -> Iterator[Injector]:
             return
 
 
+class _Cycle:
+    """Garbage that the collector finds."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@contextmanager
+def finalizing(nth: int, finalizer: Callable[[], object]) -> Iterator[None]:
+    """Have the collector call `finalizer` at the `nth` allocation of a container, up to CPython 3.11, or about then.
+
+    There the collector runs in the middle of an expression, where a profile function is not called.
+    """
+    thresholds = gc.get_threshold()
+    gc.freeze()  # so that a collection has little to look at
+    gc.collect()
+    gc.disable()
+    weakref.finalize(_Cycle(), finalizer).atexit = False
+    # Lists and tuples are allocated only when the interpreter's free ones are in use.
+    in_use: list[object] = [[[] for _ in range(100)]]
+    in_use += [(n,) for n in range(2100)]
+    in_use += [(n, n) for n in range(2100)]
+    gc.set_threshold(gc.get_count()[0] + nth, 10_000, 10_000)
+    gc.enable()
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.collect()
+        gc.unfreeze()
+
+
 def is_expected(error: BaseException | None) -> bool:
     """Whether a call may raise `error`, made at the wrong moment."""
     match error:
