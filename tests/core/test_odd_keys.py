@@ -104,8 +104,9 @@ class Revived:
     a moment at which the list is not found.
     """
 
-    def __init__(self, purgatory: DelayedOperationPurgatory) -> None:
+    def __init__(self, purgatory: DelayedOperationPurgatory, *, cancel: bool = False) -> None:
         self.purgatory = purgatory
+        self.cancel = cancel
         self.operation = Flag(60.0)
         self.key = Key(0, int)
 
@@ -123,6 +124,8 @@ class Revived:
 
     def _make_true(self) -> None:
         self.operation.ready = True
+        if self.cancel:
+            self.operation.cancel()
         self.purgatory.check_and_complete(Key(0, int))
 
 
@@ -145,6 +148,18 @@ def test_a_key_that_is_watched_anew_while_its_list_is_dropped_loses_no_wake_up(
     assert revived.operation.ready
     assert revived.operation.done()
     purgatory.close()
+    check_purgatory(purgatory)
+
+
+def test_one_that_is_cancelled_while_the_list_of_its_key_is_dropped_is_not_tried_again(
+    purgatory: DelayedOperationPurgatory, clock: FaultLog
+) -> None:
+    revived = Revived(purgatory, cancel=True)
+    purgatory.try_complete_else_watch(Flag(then=revived.arm), [revived.key]).ready = True
+    assert purgatory.check_and_complete(Key(0, int)) == 1
+    assert revived.operation.cancelled()
+    assert clock.faults == []
+    purgatory.check_and_complete(Key(0, int))
     check_purgatory(purgatory)
 
 
