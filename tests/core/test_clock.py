@@ -4,11 +4,13 @@ import heapq
 import logging
 import math
 import re
+from functools import partial
 from typing import Any
 
 import pytest
 
 from purgatory import VirtualClock
+from tests.support.injection import each_step
 from tests.support.operations import FaultLog
 
 
@@ -126,6 +128,21 @@ def test_uncaught_exceptions_go_to_the_log(caplog: pytest.LogCaptureFixture) -> 
 def test_the_clock_of_the_tests_collects_exceptions_instead(clock: FaultLog) -> None:
     clock.call_exception_handler({"message": "", "exception": LookupError()})
     assert [type(exception) for exception in clock.exceptions] == [LookupError]
+
+
+def test_a_call_asked_for_at_any_step_of_a_cancellation_is_not_dropped() -> None:
+    for injector in each_step():
+        clock = VirtualClock()
+        ran: list[int] = []
+        handles = [clock.call_at(1.0, ran.append, n) for n in range(65)]
+        for handle in handles[1:]:
+            handle.cancel()
+        injector.inject = partial(clock.call_at, 1.0, ran.append, 65)
+        with injector:
+            handles[0].cancel()  # most of the heap is cancelled: it is made anew
+        clock.advance(1.0)
+        assert ran == [65] * (injector.where != "nowhere")
+        assert repr(clock) == "<VirtualClock time=1.0 scheduled=0>"
 
 
 @pytest.mark.parametrize("live", [0, 10, 1000])

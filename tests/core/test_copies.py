@@ -30,6 +30,8 @@ def made(clock: VirtualClock, kind: str) -> object:
             return WheelTimer(clock).call_later(1.0, print)
         case "thresholds":
             return ThresholdPurgatory(0, purgatory)
+        case "clock":
+            return clock
     return IdleTracker(1.0, clock=clock)
 
 
@@ -44,6 +46,7 @@ def made(clock: VirtualClock, kind: str) -> object:
         "timer",
         "timer's call",
         "thresholds",
+        "clock",
         "idle tracker",
     ],
 )

@@ -5,16 +5,14 @@ import gc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVarTuple
+from typing import Any
 
 import pytest
 import uvloop
 
-from purgatory import DelayedOperationPurgatory, Handle, PurgatoryError
+from purgatory import DelayedOperationPurgatory, PurgatoryError
 from tests.support.invariants import check_purgatory
-from tests.support.operations import FaultLog, Flag, turn
-
-Ts = TypeVarTuple("Ts")
+from tests.support.operations import FaultLog, Flag, RefusingClock, turn
 
 EXITS = (SystemExit, KeyboardInterrupt)
 ERRORS = [Exception, BaseException, asyncio.CancelledError, StopIteration, GeneratorExit, MemoryError, *EXITS]
@@ -113,6 +111,18 @@ def test_an_error_after_a_deferred_completion_is_not_its_outcome(
     assert purgatory.statistics().failed == 0
 
 
+def test_an_exception_that_shows_no_traceback_makes_its_operation_fail_all_the_same(
+    purgatory: DelayedOperationPurgatory,
+) -> None:
+    class Bare(Exception):
+        __traceback__ = None
+
+    operation = purgatory.try_complete_else_watch(Faulty("on_complete", Bare), ["key"])
+    assert operation.force_complete()
+    assert isinstance(operation.exception(), Bare)
+    assert purgatory.statistics().failed == 1
+
+
 def test_a_repr_that_raises_hides_no_error(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
     class Shy(Faulty):
         def __repr__(self) -> str:
@@ -131,15 +141,7 @@ def test_a_repr_that_raises_hides_no_error(purgatory: DelayedOperationPurgatory,
 
 
 def test_a_clock_that_refuses_to_call_back_leaves_no_operation_half_completed() -> None:
-    class Refusing(FaultLog):
-        refuses = False
-
-        def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> Handle:
-            if self.refuses:
-                raise RuntimeError("refused")
-            return super().call_at(when, callback, *args)
-
-    clock = Refusing()
+    clock = RefusingClock()
     purgatory = DelayedOperationPurgatory(clock=clock, purge_interval=0)
     operations = [purgatory.try_complete_else_watch(Flag(), ["key"]) for _ in range(50)]
     chained = purgatory.try_complete_else_watch(Flag(then=purgatory.complete_all), ["chain"])
@@ -158,6 +160,19 @@ def test_a_clock_that_refuses_to_call_back_leaves_no_operation_half_completed() 
     assert all(operation.done() for operation in operations)
     clock.advance(0)
     check_purgatory(purgatory)
+
+
+def test_a_clock_that_does_not_call_back_is_asked_again_by_the_next_check() -> None:
+    clock = RefusingClock()
+    purgatory = DelayedOperationPurgatory(clock=clock)
+    operation = purgatory.try_complete_else_watch(Flag(), ["key"])
+    operation.ready = clock.refuses = True
+    with pytest.raises(RuntimeError, match="refused"):
+        purgatory.check_and_complete_soon("key")
+    clock.refuses = False
+    purgatory.check_and_complete_soon("key")
+    clock.advance(0)
+    assert operation.done()
 
 
 class TestAClosedLoop:

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from purgatory import (
     PurgatoryFull,
     VirtualClock,
 )
+from tests.support.injection import finalizing
 from tests.support.operations import FaultLog, Flag, Late, turn
 
 
@@ -28,6 +30,18 @@ class Slow(Flag):
     def on_complete(self) -> str:
         self.clock._now += 1.0
         return super().on_complete()
+
+
+class FoundOnce:
+    """A key that cannot be looked up a second time."""
+
+    found = False
+
+    def __hash__(self) -> int:
+        if self.found:
+            raise LookupError
+        self.found = True
+        return 1
 
 
 class Failing(Flag):
@@ -188,6 +202,41 @@ class TestListenersOfAPurgatory:
         purgatory.add_listener(complete_the_second)
         purgatory.try_complete_else_watch(Flag(ready=True), ["a"])
         assert [each.keys for each in heard] == [("a",), ("b",)]
+
+    def test_one_that_is_added_while_another_is_removed_stays(self, purgatory: DelayedOperationPurgatory) -> None:
+        heard: Heard = []
+        more = [heard.append]
+
+        class Odd:
+            """Adds another listener when it is compared first."""
+
+            def __call__(self, finished: FinishedOperation) -> None:
+                """Not of interest."""
+
+            def __eq__(self, other: object) -> bool:
+                while more:
+                    purgatory.add_listener(more.pop())
+                return self is other
+
+        purgatory.add_listener(Odd())
+        purgatory.add_listener(print)
+        purgatory.remove_listener(print)
+        purgatory.try_complete_else_watch(Flag(ready=True), ["a"])
+        assert len(heard) == 1
+
+    @pytest.mark.parametrize("present", [0, 1])
+    @pytest.mark.parametrize("nth", range(12))
+    def test_one_that_a_finalizer_adds_while_another_is_added_stays(
+        self, purgatory: DelayedOperationPurgatory, nth: int, present: int
+    ) -> None:
+        heard: Heard = []
+        others: Heard = []
+        for _ in range(present):
+            purgatory.add_listener(lambda finished: None)
+        with finalizing(nth, partial(purgatory.add_listener, others.append)):
+            purgatory.add_listener(heard.append)
+        purgatory.try_complete_else_watch(Flag(ready=True), ["a"])
+        assert (len(heard), len(others)) == (1, 1)
 
     def test_an_unknown_listener_cannot_be_removed(self, purgatory: DelayedOperationPurgatory, heard: Heard) -> None:
         for each in (purgatory, DelayedOperationPurgatory()):
@@ -363,6 +412,8 @@ class TestRetention:
         assert listeners is not None
         for ready in (True, False):
             purgatory.try_complete_else_watch(Flag(ready=ready), ["a"])
+        with pytest.raises(LookupError):
+            purgatory.try_complete_else_watch(Flag(), ["a", FoundOnce()])
         assert len(listeners._arrivals) == 1
         purgatory.cancel_all()
         assert listeners._arrivals == {}

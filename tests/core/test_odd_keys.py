@@ -3,10 +3,12 @@
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 
 from purgatory import DelayedOperationPurgatory, PurgatoryError, VirtualClock
+from tests.support.injection import each_step
 from tests.support.invariants import check_purgatory
 from tests.support.operations import FaultLog, Flag, Late
 
@@ -94,6 +96,112 @@ def test_a_key_that_closes_the_purgatory_leaves_no_operation_pending(
     else:
         assert operation.done()
     assert (purgatory.num_delayed, purgatory.watched) == (0, 0)
+    check_purgatory(purgatory)
+
+
+class Revived:
+    """A key that is watched anew while its list is being dropped; the operation is made ready, and its key checked, at
+    a moment at which the list is not found.
+    """
+
+    def __init__(self, purgatory: DelayedOperationPurgatory, *, cancel: bool = False) -> None:
+        self.purgatory = purgatory
+        self.cancel = cancel
+        self.operation = Flag(60.0)
+        self.key = Key(0, int)
+
+    def arm(self) -> None:
+        """From now on: the key's list is dropped next."""
+        self._at_next_hash(self._watch)
+
+    def _at_next_hash(self, call: Callable[[], object]) -> None:
+        self.key.left, self.key.then = 1, call
+
+    def _watch(self) -> None:
+        if not self.operation.ready:
+            self.purgatory.try_complete_else_watch(self.operation, [Key(0, int)])
+            self._at_next_hash(self._make_true)
+
+    def _make_true(self) -> None:
+        self.operation.ready = True
+        if self.cancel:
+            self.operation.cancel()
+        self.purgatory.check_and_complete(Key(0, int))
+
+
+@pytest.mark.parametrize("way", ["check", "check with a limit", "check soon"])
+def test_a_key_that_is_watched_anew_while_its_list_is_dropped_loses_no_wake_up(
+    purgatory: DelayedOperationPurgatory, clock: FaultLog, way: str
+) -> None:
+    revived = Revived(purgatory)
+    first = purgatory.try_complete_else_watch(Flag(then=revived.arm), [revived.key])
+    first.ready = True
+    match way:
+        case "check":
+            purgatory.check_and_complete(Key(0, int))
+        case "check with a limit":
+            purgatory.check_and_complete(Key(0, int), limit=1)
+        case _:
+            purgatory.check_and_complete_soon(Key(0, int))
+            clock.advance(0)
+    assert first.done()
+    assert revived.operation.ready
+    assert revived.operation.done()
+    purgatory.close()
+    check_purgatory(purgatory)
+
+
+def test_one_that_is_cancelled_while_the_list_of_its_key_is_dropped_is_not_tried_again(
+    purgatory: DelayedOperationPurgatory, clock: FaultLog
+) -> None:
+    revived = Revived(purgatory, cancel=True)
+    purgatory.try_complete_else_watch(Flag(then=revived.arm), [revived.key]).ready = True
+    assert purgatory.check_and_complete(Key(0, int)) == 1
+    assert revived.operation.cancelled()
+    assert clock.faults == []
+    purgatory.check_and_complete(Key(0, int))
+    check_purgatory(purgatory)
+
+
+def test_a_list_that_is_dropped_at_any_step_of_its_making_loses_no_wake_up(clock: FaultLog) -> None:
+    # The operation is completed by a finalizer, and its list compacted, while it is being handed over.
+    made_ready = 0
+    for injector in each_step():
+        purgatory = DelayedOperationPurgatory(clock=clock)
+        revived = Revived(purgatory)
+        operation = Flag()
+
+        def complete(
+            purgatory: DelayedOperationPurgatory = purgatory, revived: Revived = revived, operation: Flag = operation
+        ) -> None:
+            operation.force_complete()
+            purgatory.check_and_complete(Key(0, int))
+            revived.arm()
+
+        injector.inject = complete
+        with suppress(PurgatoryError), injector:
+            purgatory.try_complete_else_watch(operation, (revived.key,))
+        made_ready += revived.operation.ready
+        assert revived.operation.done() == revived.operation.ready
+        purgatory.close()
+        check_purgatory(purgatory)
+    assert made_ready
+
+
+@pytest.mark.parametrize("nth", [2, 3])
+def test_a_key_that_completes_its_operation_and_is_not_found_leaves_the_counts_right(
+    purgatory: DelayedOperationPurgatory, nth: int
+) -> None:
+    operation = Flag(60.0)
+
+    def complete() -> None:
+        operation.force_complete()
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        purgatory.try_complete_else_watch(operation, ["key", Key(nth, complete)])
+    assert operation.result() == "result of flag"
+    assert (purgatory.num_delayed, purgatory.watched, purgatory.statistics().satisfied) == (0, 1, 1)
     check_purgatory(purgatory)
 
 

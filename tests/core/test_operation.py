@@ -14,7 +14,8 @@ from purgatory import (
     VirtualClock,
     WheelTimer,
 )
-from tests.support.operations import Flag, turn
+from tests.support.injection import each_step
+from tests.support.operations import FaultLog, Flag, turn
 
 
 def outcome(operation: Flag) -> tuple[bool, bool, bool]:
@@ -194,6 +195,18 @@ class TestAwait:
         with pytest.raises(PurgatoryError, match="would never complete"):
             await Flag(1.0)
 
+    async def test_a_completion_at_any_step_of_it_is_not_missed(self, purgatory: DelayedOperationPurgatory) -> None:
+        for injector in each_step():
+            operation = purgatory.try_complete_else_watch(Flag(), ["key"])
+            injector.inject = operation.force_complete
+            waiting = operation.__await__()
+            with pytest.raises(StopIteration) as stopped:
+                with injector:
+                    next(waiting)
+                operation.force_complete()
+                next(waiting)
+            assert stopped.value.value == "result of flag"
+
     async def test_an_operation_on_a_virtual_clock_can_be_awaited(
         self, purgatory: DelayedOperationPurgatory, clock: VirtualClock
     ) -> None:
@@ -294,3 +307,12 @@ def test_a_timer_alone_completes_it_at_its_deadline(clock: VirtualClock) -> None
     clock.advance(0.001)
     assert operation.expired()
     assert operation.result() == "result of flag"
+
+
+def test_a_timer_alone_tries_it_at_its_deadline_too(clock: FaultLog) -> None:
+    timer = WheelTimer(clock)
+    operation = Flag(ready=True)
+    timer.add(operation, 1.0)
+    clock.advance(1.0)
+    assert operation.calls == ["flag completes"]
+    assert clock.faults == []

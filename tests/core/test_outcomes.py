@@ -6,7 +6,14 @@ from itertools import pairwise
 
 import pytest
 
-from purgatory import DelayedOperationPurgatory, FinishedOperation, OperationCancelled, PurgatoryClosed, VirtualClock
+from purgatory import (
+    DelayedOperationPurgatory,
+    FinishedOperation,
+    OperationCancelled,
+    PurgatoryClosed,
+    PurgatoryError,
+    VirtualClock,
+)
 from tests.support.operations import FaultLog, Flag
 
 
@@ -225,6 +232,18 @@ class TestTheLastTry:
         assert other.expired()
         assert counts(purgatory) == {"failed": 1, "expired": 1}
         assert (purgatory.num_delayed, len(purgatory.timer)) == (0, 0)
+
+    def test_one_that_claims_what_is_not_so_makes_the_operation_fail(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
+    ) -> None:
+        class Forgetful(Flag):
+            def try_complete(self) -> bool:
+                return clock.time() == 1.0
+
+        operation = purgatory.try_complete_else_watch(Forgetful(1.0), ["key"])
+        clock.advance(1.0)
+        assert isinstance(operation.exception(), PurgatoryError)
+        assert counts(purgatory) == {"failed": 1}
 
     @pytest.mark.parametrize(
         ("does", "outcome"), [("cancel", "cancelled"), ("force", "satisfied"), ("close", "closed")]

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Generator
 from dataclasses import FrozenInstanceError
 from functools import partial
 
@@ -347,6 +348,21 @@ class TestReentrancy:
         assert not operation.done()
         assert purgatory.num_delayed == 0
 
+    def test_one_that_completes_while_it_is_being_refused_is_taken(self, purgatory: DelayedOperationPurgatory) -> None:
+        class Closing(Flag):
+            def try_complete(self) -> bool:
+                purgatory.close()
+                return False
+
+            def __repr__(self) -> str:
+                self.force_complete()
+                return "closing"
+
+        operation = Closing()
+        assert purgatory.try_complete_else_watch(operation, ["key"]) is operation
+        assert operation.outcome == "completed_at_once"
+        assert purgatory.statistics().completed_at_once == 1
+
     def test_a_thousand_nested_completions_all_complete(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog
     ) -> None:
@@ -382,6 +398,22 @@ class TestFull:
         purgatory.try_complete_else_watch(refused, ["key"])
         clock.advance(1.0)
         assert refused.expired()
+
+    async def test_one_that_is_awaited_already_is_cancelled_when_it_is_refused(self) -> None:
+        waits: list[Generator[object, None, str]] = []
+
+        class Awaited(Flag):
+            def try_complete(self) -> bool:
+                waits.append(self.__await__())
+                next(waits[0])
+                return False
+
+        async with DelayedOperationPurgatory(max_pending=1) as purgatory:
+            purgatory.try_complete_else_watch(Flag(), ["key"])
+            with pytest.raises(PurgatoryFull):
+                purgatory.try_complete_else_watch(Awaited(), ["key"])
+            with pytest.raises(OperationCancelled):
+                next(waits[0])
 
 
 class TestStatistics:

@@ -1,11 +1,13 @@
-"""A timer belongs to one event loop: on a second one it raises, and accepts no call that would never run."""
+"""A timer and a purgatory belong to one loop: on a second one they raise, and accept no call that would never run."""
 
 import asyncio
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 
-from purgatory import PurgatoryError, WheelTimer
+from purgatory import DelayedOperationPurgatory, PurgatoryError, VirtualClock, WheelTimer
+from tests.support.operations import Flag, Note
 
 
 async def use(timer: WheelTimer, call: Callable[[WheelTimer], object]) -> None:
@@ -19,8 +21,9 @@ async def use(timer: WheelTimer, call: Callable[[WheelTimer], object]) -> None:
         lambda timer: timer.call_later(0.01, print),
         lambda timer: timer.call_at(timer.time() + 0.01, print),
         lambda timer: timer.call_later(3600.0, print),
+        lambda timer: timer.add(Note(VirtualClock()), timer.time() + 3600.0),
     ],
-    ids=["call_later", "call_at", "in the bucket of the first"],
+    ids=["call_later", "call_at", "in the bucket of the first", "add there"],
 )
 def test_a_timer_on_a_second_loop_is_refused(call: Callable[[WheelTimer], object], left: bool) -> None:
     timer = WheelTimer()
@@ -34,6 +37,24 @@ def test_a_timer_on_a_second_loop_is_refused(call: Callable[[WheelTimer], object
     with pytest.raises(PurgatoryError, match="loop"):
         asyncio.run(use(timer, call))
     assert len(timer) == left
+
+
+def test_a_timer_on_a_second_loop_is_refused_while_its_own_is_open() -> None:
+    timer = WheelTimer()
+    with asyncio.Runner() as first, asyncio.Runner() as second:
+        first.run(use(timer, lambda timer: timer.call_later(3600.0, print)))
+        with pytest.raises(PurgatoryError, match="another event loop"):
+            second.run(use(timer, lambda timer: timer.call_later(0.01, print)))
+    assert len(timer) == 1
+
+
+async def test_a_purgatory_whose_clock_is_another_loop_refuses_an_operation() -> None:
+    operation = Flag(ready=True)
+    with closing(asyncio.new_event_loop()) as other:
+        purgatory = DelayedOperationPurgatory(clock=other)
+        with pytest.raises(PurgatoryError, match="another event loop"):
+            purgatory.try_complete_else_watch(operation, ["key"])
+    assert not operation.done()
 
 
 async def test_a_timer_works_on_its_own_loop() -> None:

@@ -57,7 +57,11 @@ def test_a_timer_takes_any_number_that_can_be_added_to_the_time(clock: FaultLog)
     assert called == [1.5]
 
 
-@pytest.mark.parametrize("seconds", [Decimal("NaN"), Decimal(-1), Decimal("Infinity"), Fraction(-1, 2)], ids=repr)
+@pytest.mark.parametrize(
+    "seconds",
+    [Decimal("NaN"), Decimal("sNaN"), Decimal(-1), Decimal("Infinity"), Fraction(-1, 2)],
+    ids=repr,
+)
 def test_a_number_out_of_range_is_refused(purgatory: DelayedOperationPurgatory, seconds: Any) -> None:
     with pytest.raises(ValueError, match="timeout"):
         Flag(seconds)

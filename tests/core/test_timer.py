@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from purgatory import TimerStatistics, TimingWheel, VirtualClock, WheelTimer
+from tests.support.injection import each_step
+from tests.support.invariants import check_timer
 from tests.support.operations import FaultLog, Note
 
 
@@ -201,6 +203,45 @@ class TestLongBuckets:
         clock.advance(20)
         assert len(timer) == 0
         assert note.ran == []
+
+    def test_closing_forgets_those_of_the_bucket_that_is_being_drained(self, clock: VirtualClock) -> None:
+        timer = WheelTimer(clock)
+        timer.call_at(10.0, timer.close)
+        notes = [Note(clock) for _ in range(30_000)]
+        for note in notes:
+            timer.add(note, 10.0)
+        clock.advance(10.0)
+        for note in notes:
+            timer.add(note, 20.0)  # refused, if it still waited
+        assert len(timer) == 30_000
+        assert notes[0].ran == notes[-1].ran == []
+
+    def test_one_that_others_leave_at_any_step_of_its_growth_loses_no_task(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("purgatory.timer.timer._LONG", 4)
+        for injector in each_step():
+            clock = VirtualClock()
+            timer = WheelTimer(clock)
+            leaving, staying = ([Note(clock) for _ in range(4)] for _ in range(2))
+            later = Note(clock)
+            for note in (*leaving, *staying[:3]):
+                timer.add(note, 1.0)
+
+            def move(timer: WheelTimer = timer, leaving: list[Note] = leaving, later: Note = later) -> None:
+                for note in leaving:
+                    timer.cancel(note)
+                timer.add(later, 1.0)
+
+            injector.inject = move
+            with injector:
+                timer.add(staying[3], 1.0)
+            check_timer(timer)
+            clock.advance(1.0)
+            assert [note.ran for note in staying] == [[1.0]] * 4
+            assert [later.ran, *(note.ran for note in leaving)] == (
+                [[]] + [[1.0]] * 4 if injector.where == "nowhere" else [[1.0]] + [[]] * 4
+            )
 
 
 class TestBehindTime:

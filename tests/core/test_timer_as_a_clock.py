@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from purgatory import Clock, Handle, VirtualClock, WheelTimer
+from tests.support.injection import each_step
 from tests.support.operations import FaultLog, Note
 
 
@@ -140,6 +141,23 @@ class TestClose:
         timer.add(notes[0], 2.0)
         clock.advance(1e9)
         assert [note.ran for note in notes] == [[2.0], [], [], [], []]
+
+    def test_a_call_that_is_cancelled_at_any_step_of_a_wake_up_does_not_run_after_that(self) -> None:
+        for injector in each_step():
+            clock = FaultLog()
+            timer = WheelTimer(clock)
+            events: list[str] = []
+            handle = timer.call_at(1.0, events.append, "run")
+
+            def cancel(handle: Handle = handle, events: list[str] = events) -> None:
+                handle.cancel()
+                events.append("cancelled")
+
+            injector.inject = cancel
+            with injector:
+                clock.advance(1.0)
+            assert events in (["cancelled"], ["run", "cancelled"], ["run"])
+            assert (len(timer), clock.faults) == (0, [])
 
     def test_a_task_may_close_the_timer(self, clock: FaultLog) -> None:
         timer = WheelTimer(clock)

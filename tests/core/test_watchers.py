@@ -1,6 +1,7 @@
 """The watcher lists alone, without a clock: step by step, and against lists that delete at once."""
 
 from collections.abc import Callable, Hashable, Iterator
+from functools import partial
 from itertools import chain
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from purgatory.watchers import Entry, WatcherLists
+from tests.support.injection import each_step
 
 KEYS = st.integers(0, 4)
 
@@ -211,6 +213,22 @@ class TestCompactInSlices:
         assert list(slices) == [500]
         assert lists.numbers("key") == [*range(1, 2500, 2), 2500]
         assert (lists.living, lists.dead) == (1251, 0)
+
+    def test_entries_added_at_any_step_of_the_end_are_kept(self) -> None:
+        for injector in each_step():
+            lists = Lists()
+            lists.finish(lists.add(0, "key"))
+            for n in range(1, 1001):
+                lists.add(n, "key")
+            watchers = lists.find("key")
+            assert watchers is not None
+            slices = lists.compact_in_slices(watchers)
+            assert [next(slices), next(slices)] == [1000, 1]
+            injector.inject = partial(lists.add, 1001, "key")
+            with injector:
+                assert list(slices) == []
+            assert lists.numbers("key") == list(range(1, 1001 + (injector.where != "nowhere")))
+            assert lists.dead == 0
 
     def test_entries_that_die_between_slices_are_removed_now_or_next_time(self, lists: Lists) -> None:
         entries = [lists.add(n, "key") for n in range(2500)]

@@ -122,6 +122,28 @@ class TestCallback:
         with pytest.raises(LookupError):
             await waiting
 
+    @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+    def test_its_request_to_exit_is_raised_after_the_other_operations(
+        self, purgatory: DelayedOperationPurgatory, error: type[BaseException]
+    ) -> None:
+        operations: list[DelayedFutures[int]] = []
+
+        def leave(*_: object) -> None:
+            raise error
+
+        async def complete() -> None:
+            future = _futures(1)[0]
+            for callback in (leave, None):
+                operation = DelayedFutures([future], None, callback=callback)
+                operations.append(purgatory.try_complete_else_watch(operation, ["a"]))
+            future.set_result(1)
+            await turn()
+
+        with asyncio.Runner() as runner, pytest.raises(error):
+            runner.run(complete())
+        assert isinstance(operations[0].exception(), error)
+        assert operations[1].done()
+
     async def test_it_is_not_called_when_the_operation_is_cancelled(self, purgatory: DelayedOperationPurgatory) -> None:
         called: list[object] = []
         future = _futures(1)[0]

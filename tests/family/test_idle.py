@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from purgatory import IdleTracker, PurgatoryClosed, PurgatoryError
-from tests.support.operations import FaultLog, turn
+from tests.support.operations import CallingClock, FaultLog, RefusingClock, turn
 
 
 @pytest.fixture
@@ -122,6 +122,36 @@ class TestCosts:
             assert [each() for each in kept] == [None, None]
         finally:
             gc.enable()
+
+
+class TestAClockOfTheUser:
+    def test_a_key_whose_time_cannot_be_set_is_not_tracked(self) -> None:
+        clock = RefusingClock()
+        idle: list[str] = []
+        tracker: IdleTracker[str] = IdleTracker(1.0, idle.append, clock=clock)
+        clock.refuses = True
+        with pytest.raises(RuntimeError, match="refused"):
+            tracker.touch("a")
+        assert len(tracker) == 0
+        clock.refuses = False
+        tracker.touch("a")
+        clock.advance(2.0)
+        assert idle == ["a"]
+
+    @pytest.mark.parametrize("nth", range(6))
+    def test_a_key_that_it_discards_does_not_wait_any_more(self, nth: int) -> None:
+        clock = CallingClock()
+        idle: list[str] = []
+        tracker: IdleTracker[str] = IdleTracker(1.0, idle.append, clock=clock)
+        tracker.touch("a")
+        clock.advance(0.5)
+        tracker.touch("a")
+        clock.arm(nth, lambda: tracker.discard("a"))
+        clock.advance(0.6)
+        assert len(tracker.timer) == len(tracker)
+        tracker.discard("a")
+        clock.advance(2.0)
+        assert idle == []
 
 
 class TestOnIdle:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from purgatory import DelayedFutures, DelayedOperationPurgatory
+from tests.support.injection import each_step
 
 MANY = 3000
 
@@ -117,6 +118,23 @@ async def test_operations_that_end_among_others_leave_nothing_either() -> None:
         leader.set_result(None)
         await asyncio.gather(*operations)
         assert operations[0].result() == ({leader}, set())
+
+
+@pytest.mark.parametrize("end", ["cancel", "force_complete"])
+async def test_one_that_ends_at_any_step_of_another_that_begins_does_not_deafen_it(
+    purgatory: DelayedOperationPurgatory, end: str
+) -> None:
+    for injector in each_step():
+        future = CountingFuture()
+        (first,) = watch(purgatory, [future], 1)
+        injector.inject = getattr(first, end)
+        with injector:
+            (second,) = watch(purgatory, [future], 1)
+        assert not second.done()
+        future.set_result(None)
+        await asyncio.sleep(0)
+        assert second.result() == ({future}, set())
+        first.cancel()
 
 
 async def test_an_operation_on_thousands_of_futures_costs_a_few_steps_for_each() -> None:

@@ -16,7 +16,7 @@ from purgatory import (
     ThresholdPurgatory,
 )
 from purgatory.listeners import FinishedOperation
-from tests.support.operations import FaultLog
+from tests.support.operations import FaultLog, RefusingClock
 
 
 class Counted(int):
@@ -150,6 +150,18 @@ class TestAdvance:
         clock.advance(0.0)
         assert [wait.done() for wait in waits] == [True, True, False]
         assert index.advance(3) == 1
+
+    def test_soon_asks_again_a_clock_that_did_not_call_back(self) -> None:
+        clock = RefusingClock()
+        index = ThresholdPurgatory(0, DelayedOperationPurgatory(clock=clock))
+        wait = index.reach(0, None)
+        clock.refuses = True
+        with pytest.raises(RuntimeError, match="refused"):
+            index.advance_soon(1)
+        clock.refuses = False
+        index.advance_soon(1)
+        clock.advance(0.0)
+        assert wait.result() == 1
 
     def test_advance_soon_works_in_slices(self, clock: FaultLog) -> None:
         index = ThresholdPurgatory(0, DelayedOperationPurgatory(clock=clock))

@@ -173,6 +173,22 @@ async def test_its_exception_is_reported_and_the_task_is_cancelled_all_the_same(
     assert [(type(fault), str(fault)) for fault in faults] == [(LookupError, "result of flag")]
 
 
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+async def test_a_request_to_exit_that_it_raises_gets_through(error: type[BaseException]) -> None:
+    class Leaving(Held):
+        def on_undelivered(self, result: str) -> None:
+            raise error
+
+    async with DelayedOperationPurgatory() as purgatory:
+        operation = purgatory.try_complete_else_watch(Leaving(), ["key"])
+        coroutine = wait(operation)
+        coroutine.send(None)
+        operation.force_complete()
+        with pytest.raises(error):
+            coroutine.throw(asyncio.CancelledError())
+        assert operation.result() == "result of flag"
+
+
 def test_on_undelivered_must_not_be_async() -> None:
     with pytest.raises(TypeError, match="on_undelivered"):
         type("Odd", (Held,), {"on_undelivered": wait})

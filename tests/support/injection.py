@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from types import CodeType, FrameType
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -103,6 +104,49 @@ class Injector:
             except BaseException as error:
                 self.error = error
         self.steps += 1
+
+
+def each_step() -> Iterator[Injector]:
+    """An injector for each step of what is done `with` it, whose `inject` is to be set; the last one finds no step."""
+    for nth in count():
+        injector = Injector(nth, int)
+        yield injector
+        if not is_expected(injector.error):
+            raise Broken(f"injected at {injector.where}, raises") from injector.error
+        if injector.where == "nowhere":
+            return
+
+
+class _Cycle:
+    """Garbage that the collector finds."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@contextmanager
+def finalizing(nth: int, finalizer: Callable[[], object]) -> Iterator[None]:
+    """Have the collector call `finalizer` at the `nth` allocation of a container, up to CPython 3.11, or about then.
+
+    There the collector runs in the middle of an expression, where a profile function is not called.
+    """
+    thresholds = gc.get_threshold()
+    gc.freeze()  # so that a collection has little to look at
+    gc.collect()
+    gc.disable()
+    weakref.finalize(_Cycle(), finalizer).atexit = False
+    # Lists and tuples are allocated only when the interpreter's free ones are in use.
+    in_use: list[object] = [[[] for _ in range(100)]]
+    in_use += [(n,) for n in range(2100)]
+    in_use += [(n, n) for n in range(2100)]
+    gc.set_threshold(gc.get_count()[0] + nth, 10_000, 10_000)
+    gc.enable()
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.collect()
+        gc.unfreeze()
 
 
 def is_expected(error: BaseException | None) -> bool:

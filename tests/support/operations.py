@@ -37,6 +37,43 @@ class FaultLog(VirtualClock):
         return [context["exception"] for context in self.faults]
 
 
+class CallingClock(FaultLog):
+    """A virtual clock in one of whose methods a call of the test's own comes, as in a clock that is a user's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left = -1
+        self._call: Callable[[], object] = int
+
+    def arm(self, nth: int, call: Callable[[], object]) -> None:
+        """Make `call` inside the `nth` call of a method from now on, counted from 0."""
+        self._left, self._call = nth, call
+
+    def time(self) -> float:
+        self._count()
+        return super().time()
+
+    def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> Handle:
+        self._count()
+        return super().call_at(when, callback, *args)
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left == -1:
+            self._call()
+
+
+class RefusingClock(FaultLog):
+    """A virtual clock that may not be asked to call back while it `refuses`, as a loop that is closed."""
+
+    refuses = False
+
+    def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> Handle:
+        if self.refuses:
+            raise RuntimeError("refused")
+        return super().call_at(when, callback, *args)
+
+
 class Flag(DelayedOperation[str]):
     """Completes when `ready` is set; notes its calls in `calls`, a list that several may share."""
 
