@@ -384,17 +384,20 @@ class WheelTimer:
         """
         fresh: Bucket = {}
         for _ in range(len(dicts)):
+            if not dicts:
+                return  # drained meanwhile
             bucket = dicts[-1]
             has_room = len(bucket) < _LONG // 2
             # No call from here to insert(): each dict is in the list once.
-            if dicts[-1] is bucket:
+            if dicts and dicts[-1] is bucket:
                 del dicts[-1]
                 self._epoch += 1
                 dicts.insert(0, bucket)
             if has_room:
                 return
-        self._epoch += 1
-        dicts.insert(0, fresh)
+        if dicts:
+            self._epoch += 1
+            dicts.insert(0, fresh)
 
     def _grow(self, wheel: TimingWheel) -> TimingWheel:
         """Make the overflow wheel of `wheel`."""
