@@ -168,17 +168,14 @@ class Owner:
     def complete_deferred(self) -> None:
         """Make the completions that were put off, in their order. Called by the outermost one, at depth 1."""
         leaving: BaseException | None = None
-        while True:
-            while self.deferred:
-                try:
-                    self.deferred.popleft()._purgatory_run()
-                except BaseException as exception:  # a request to exit, or the clock does not call back
-                    leaving = leaving or exception
-            # No call from here: a completion that is put off from now on has an outermost one of its own.
-            self.depth = 0
-            if not self.deferred:
-                break
-            self.depth = 1
+        while self.deferred:
+            try:
+                self.deferred.popleft()._purgatory_run()
+            except BaseException as exception:  # a request to exit, or the clock does not call back
+                leaving = leaving or exception
+        # No call from the last look at the queue: a completion that is put off from now on has an outermost one of its
+        # own.
+        self.depth = 0
         if leaving is not None:
             raise leaving
 

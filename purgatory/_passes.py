@@ -96,7 +96,7 @@ class CheckQueue:
     def close(self) -> None:
         """Forget all requests."""
         self._queue.clear()
-        self._passes.clear()
+        self._passes = {}  # clear() inside a key's own __eq__ breaks a dict of CPython 3.13.0
         handle, self._handle = self._handle, None
         self._is_due = False
         if handle is not None:

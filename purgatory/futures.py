@@ -138,15 +138,14 @@ class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
         for future in [future for future in self._futures if not future.done()]:
             number, key = id(future), id(self)
             fresh = _Awaited(future)
-            while True:
-                awaited = _awaited.setdefault(number, fresh)
-                # No call from here: a future is in the table while an operation waits for it.
-                if awaited is fresh or awaited.operations:
-                    awaited.operations[key] = self
-                    awaits[number] = awaited
-                    break
-                if number in _awaited and _awaited[number] is awaited:
-                    del _awaited[number]
+            # No call from here: an entry that loses its last operation is found with this one, or it is not found.
+            if number in _awaited:
+                awaited = _awaited[number]
+            else:
+                awaited = _awaited[number] = fresh
+            awaited.operations[key] = self
+            awaits[number] = awaited
+            # To here.
             if awaited is fresh:
                 future.add_done_callback(awaited.done, context=Context())
         if self.done():  # finished meanwhile, for instance by a finalizer

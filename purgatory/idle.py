@@ -146,7 +146,7 @@ class IdleTracker(Generic[K]):
         """Stop tracking all keys, and end the iteration after those already idle. Harmless when repeated."""
         self._closed = True
         self.timer.close()
-        self._tracked.clear()
+        self._tracked = {}  # clear() inside a key's own __eq__ breaks a dict of CPython 3.13.0
         self._changed.set()
 
     def _track(self, key: K) -> None:

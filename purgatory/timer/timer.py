@@ -381,17 +381,20 @@ class WheelTimer:
         """
         fresh: Bucket = {}
         for _ in range(len(dicts)):
+            if not dicts:
+                return  # drained meanwhile
             bucket = dicts[-1]
             has_room = len(bucket) < _LONG // 2
             # No call from here to insert(): each dict is in the list once.
-            if dicts[-1] is bucket:
+            if dicts and dicts[-1] is bucket:
                 del dicts[-1]
                 self._epoch += 1
                 dicts.insert(0, bucket)
             if has_room:
                 return
-        self._epoch += 1
-        dicts.insert(0, fresh)
+        if dicts:
+            self._epoch += 1
+            dicts.insert(0, fresh)
 
     def _grow(self, wheel: TimingWheel) -> TimingWheel:
         """Make the overflow wheel of `wheel`."""
@@ -490,6 +493,7 @@ class WheelTimer:
             if self._keys or self._dicts:
                 self._arm(self._current)
                 return
+            # No call from here to heappop(): a task that is added meanwhile is in a bucket that stays.
             heap = self._heap
             if not heap:
                 return
@@ -497,19 +501,16 @@ class WheelTimer:
             slot = start // wheel.unit % wheel.size
             dicts = wheel.buckets[slot]
             if dicts is not None:
-                while not dicts[-1] and dicts[-1] is not dicts[0]:
-                    del dicts[-1]
-                    self._epoch += 1
-                # No call from here: a task that is added meanwhile is in a bucket that stays.
-                if wheel.buckets[slot] is not dicts:
-                    continue
                 if dicts[-1]:
                     self._arm(start, not_before)
                     return
+                if dicts[-1] is not dicts[0]:
+                    del dicts[-1]
+                    self._epoch += 1
+                    continue
                 wheel.buckets[slot] = None  # all of its tasks have been cancelled: not worth a wake-up
             self._epoch += 1
-            if heap and heap[0][0] == start and heap[0][2] is wheel:
-                heappop(heap)
+            heappop(heap)
 
     def _run_until(self, now: int, part: Slice) -> BaseException | None:
         """Drain buckets in the order of their starts, up to tick `now` or the end of the slice.

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -242,6 +243,25 @@ class TestLongBuckets:
             assert [later.ran, *(note.ran for note in leaving)] == (
                 [[]] + [[1.0]] * 4 if injector.where == "nowhere" else [[1.0]] + [[]] * 4
             )
+
+    @pytest.mark.parametrize("tasks", [4, 8, 12])
+    def test_one_that_is_drained_at_any_step_of_its_growth_loses_no_task(
+        self, monkeypatch: pytest.MonkeyPatch, tasks: int
+    ) -> None:
+        monkeypatch.setattr("purgatory.timer.timer._LONG", 4)
+        for injector in each_step():
+            clock = VirtualClock()
+            timer = WheelTimer(clock)
+            notes = [Note(clock) for _ in range(tasks)]
+            for note in notes[1:]:
+                timer.add(note, 1.0)
+            injector.inject = partial(clock.advance, 1.0)
+            with injector:
+                timer.add(notes[0], 1.0)
+            check_timer(timer)
+            clock.advance(1.0)
+            assert {note.ran[0] for note in notes} <= {1.0, 2.0}
+            assert [len(note.ran) for note in notes] == [1] * tasks
 
 
 class TestBehindTime:

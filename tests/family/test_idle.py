@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import weakref
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -316,6 +317,34 @@ class TestClosing:
         tracker.touch("a")
         assert len(tracker.timer) == 0
         assert tracker.discard("a")
+
+    @pytest.mark.parametrize("nth", range(1, 10))
+    def test_a_key_that_closes_the_tracker_in_a_touch_is_not_tracked(self, clock: FaultLog, nth: int) -> None:
+        class Key:
+            """Keys of the same hash, which are compared for that; one comparison closes the tracker."""
+
+            left = 0
+
+            def __hash__(self) -> int:
+                return 1
+
+            def __eq__(self, other: object) -> bool:
+                Key.left -= 1
+                if Key.left == 0:
+                    tracker.close()
+                return self is other
+
+        idle: list[Key] = []
+        tracker = IdleTracker(1.0, idle.append, clock=clock)
+        for _ in range(3):
+            tracker.touch(Key())
+        Key.left = nth
+        with suppress(PurgatoryClosed):
+            tracker.touch(Key())
+        assert list(tracker) == []
+        assert len(tracker.timer) == 0
+        clock.advance(10.0)
+        assert idle == []
 
 
 class TestRefusals:
