@@ -429,16 +429,14 @@ class DelayedOperationPurgatory:
             listeners = owner.listeners
             present = () if listeners is None else listeners.all
             more = (*present, listener)
-            # No call from here.
-            if owner.listeners is not listeners:
-                continue
-            if listeners is None:
-                owner.listeners = fresh
-                owner.set_fast_path()
+            # No call from here to the end. Up to CPython 3.11 the collector may run while the tuple is made.
+            if owner.listeners is listeners and (listeners is None or listeners.all is present):  # pragma: no branch
                 break
-            if listeners.all is present:
-                listeners.all = more
-                break
+        if listeners is None:
+            owner.listeners = fresh
+            owner.set_fast_path()
+        else:
+            listeners.all = more
 
     def remove_listener(self, listener: Listener) -> None:
         """Call `listener` no more. Raises `ValueError` if it is not a listener of this purgatory."""

@@ -248,14 +248,17 @@ class ThresholdPurgatory(Generic[Number]):
     def _sweep(self) -> None:
         if not self._old:
             self._old, self._heap = self._heap, []
-        for _ in range(min(_SWEPT, len(self._old))):
+        for _ in range(_SWEPT):
+            # No call from here to pop().
+            if not self._old:
+                break
             threshold = self._old.pop()
             if self.purgatory.is_watched(threshold):
                 heappush(self._heap, threshold)
                 if self._value > threshold:  # advanced meanwhile
                     self.purgatory.check_and_complete(threshold)
             else:
-                self._thresholds.discard(threshold)
+                self._thresholds.discard(threshold)  # no call comes before this one
 
 
 def _another(exception: Exception) -> Exception:

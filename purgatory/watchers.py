@@ -107,10 +107,9 @@ class WatcherLists(Generic[W]):
                         # As _add_to_register(), without its call: 3 % of an operation on a new key.
                         last = [watchers]
                         # No call from here.
-                        if watchers.index < 0:
-                            watchers.index = self._size
-                            self._size += 1
-                            self._register += last
+                        watchers.index = self._size
+                        self._size += 1
+                        self._register += last
                         # To here.
                         if not watchers.entries:  # finished and compacted already
                             with suppress(Exception):  # the key cannot be looked up: the next purge tries again
@@ -241,10 +240,9 @@ class WatcherLists(Generic[W]):
     def _add_to_register(self, watchers: Watchers[W]) -> None:
         last = [watchers]
         # No call from here.
-        if watchers.index < 0:
-            watchers.index = self._size
-            self._size += 1
-            self._register += last
+        watchers.index = self._size
+        self._size += 1
+        self._register += last
 
     def _drop(self, watchers: Watchers[W]) -> None:
         """Remove an empty list and its key."""

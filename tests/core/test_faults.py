@@ -319,6 +319,23 @@ class TestKeysThatCannotBeLookedUp:
             clock.advance(0)
             assert purgatory.watched <= 2 + 11
 
+    @pytest.mark.parametrize("entries", [10, 2000])
+    def test_a_key_that_fails_in_a_purge_is_reported_and_purged_later(
+        self, clock: FaultLog, key: Moody, entries: int
+    ) -> None:
+        purgatory = DelayedOperationPurgatory(purge_interval=5, clock=clock)
+        for each in [purgatory.try_complete_else_watch(Flag(), [Moody(), key]) for _ in range(entries)]:
+            each.cancel()
+        key.mood = "no hash"
+        clock.advance(1)
+        assert {type(exception) for exception in clock.exceptions} == {LookupError}
+        assert purgatory.watched == 0
+        key.mood = "good"
+        for each in [purgatory.try_complete_else_watch(Flag(), ["other"]) for _ in range(10)]:
+            each.cancel()
+        clock.advance(1)
+        assert purgatory.watched_keys() == []
+
     @pytest.mark.parametrize("mood", ["no hash", "no eq"])
     def test_a_key_that_fails_when_its_pass_begins_is_reported_and_may_be_checked_again(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, operation: Flag, key: Moody, mood: str

@@ -17,7 +17,7 @@ from purgatory import (
     VirtualClock,
 )
 from tests.support.injection import finalizing
-from tests.support.operations import FaultLog, Flag, Late, turn
+from tests.support.operations import CallingClock, FaultLog, Flag, Late, turn
 
 
 class Slow(Flag):
@@ -290,6 +290,19 @@ class TestListenersOfAPurgatory:
         second = purgatory.try_complete_else_watch(Flag(), ["b"])
         third.force_complete()
         assert called == [("first", ("c",)), ("second", ("c",)), ("first", ("b",)), ("second", ("b",))]
+
+
+@pytest.mark.parametrize("nth", range(4))
+def test_an_operation_that_the_clock_completes_at_its_arrival_has_one_record(nth: int) -> None:
+    clock = CallingClock()
+    purgatory = DelayedOperationPurgatory(clock=clock)
+    heard: Heard = []
+    purgatory.add_listener(heard.append)
+    operation = Flag(5.0)
+    clock.arm(nth, operation.force_complete)
+    purgatory.try_complete_else_watch(operation, ["key"])
+    assert [record.outcome for record in heard] == [operation.outcome]
+    assert operation.done()
 
 
 class TestRefusedOperationsHaveNoRecord:

@@ -57,6 +57,19 @@ class TestWatch:
         purgatory.close()
         assert purgatory.watched_keys() == []
 
+    def test_each_watched_key_misses_none_that_is_watched_throughout(
+        self, purgatory: DelayedOperationPurgatory
+    ) -> None:
+        operations = [purgatory.try_complete_else_watch(Flag(), [number]) for number in range(9)]
+        keys = set()
+        for number, key in enumerate(purgatory.each_watched_key()):
+            keys.add(key)
+            if number < 3:
+                operations[number].force_complete()
+                purgatory.check_and_complete(number)
+                purgatory.try_complete_else_watch(Flag(), [100 + number])
+        assert keys >= {3, 4, 5, 6, 7, 8}
+
     def test_the_timeout_counts_from_the_call(self, purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
         operation = Flag(5.0)
         clock.advance(100.0)

@@ -263,6 +263,40 @@ class TestLongBuckets:
             assert {note.ran[0] for note in notes} <= {1.0, 2.0}
             assert [len(note.ran) for note in notes] == [1] * tasks
 
+    def test_one_that_is_drained_at_any_step_of_a_move_into_it_loses_no_task(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("purgatory.timer.timer._LONG", 2)
+        for injector in each_step():
+            clock = VirtualClock()
+            timer = WheelTimer(clock)
+            notes = [Note(clock) for _ in range(7)]
+            moved = Note(clock)
+            for note in notes:
+                timer.add(note, 1.0)
+            timer.add(moved, 5.0)
+            injector.inject = partial(clock.advance, 1.0)
+            with injector:
+                timer.reschedule(moved, 1.0)
+            check_timer(timer)
+            clock.advance(1.0)
+            assert [note.ran for note in notes] == [[1.0]] * 7
+            assert moved.ran in ([1.0], [2.0])
+
+
+def test_a_task_that_is_added_again_as_it_is_called_runs_at_its_new_deadline(clock: VirtualClock) -> None:
+    for injector in each_step():
+        clock = VirtualClock()
+        timer = WheelTimer(clock)
+        note = Note(clock)
+        timer.add(note, 1.0)
+        injector.inject = partial(timer.reschedule, note, 3.0)
+        with injector:
+            clock.advance(1.0)
+        check_timer(timer)
+        clock.advance(4.0)
+        assert note.ran in ([3.0], [1.0, 3.0]) or injector.where == "nowhere"
+
 
 class TestBehindTime:
     """Buckets that are due when the clock has run ahead of the wake-ups, as it does when the loop was blocked."""
@@ -541,6 +575,9 @@ def test_a_deadline_that_is_no_number_is_refused(clock: VirtualClock) -> None:
     timer = WheelTimer(clock)
     with pytest.raises(ValueError, match="deadline must be a number of seconds, not nan"):
         timer.add(Note(clock), math.nan)
+    for call in (timer.call_at, timer.call_later):
+        with pytest.raises(ValueError, match="deadline must be a number of seconds, not nan"):
+            call(math.nan, print)
     assert len(timer) == 0
 
 

@@ -331,18 +331,18 @@ class TestClosing:
             def __eq__(self, other: object) -> bool:
                 Key.left -= 1
                 if Key.left == 0:
-                    tracker.close()
+                    keys.close()
                 return self is other
 
         idle: list[Key] = []
-        tracker = IdleTracker(1.0, idle.append, clock=clock)
+        keys = IdleTracker(1.0, idle.append, clock=clock)
         for _ in range(3):
-            tracker.touch(Key())
+            keys.touch(Key())
         Key.left = nth
         with suppress(PurgatoryClosed):
-            tracker.touch(Key())
-        assert list(tracker) == []
-        assert len(tracker.timer) == 0
+            keys.touch(Key())
+        assert list(keys) == []
+        assert len(keys.timer) == 0
         clock.advance(10.0)
         assert idle == []
 

@@ -3,11 +3,13 @@
 import asyncio
 import gc
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 
 from purgatory import (
+    DelayedOperation,
     DelayedOperationPurgatory,
     OperationCancelled,
     PurgatoryClosed,
@@ -16,6 +18,7 @@ from purgatory import (
     ThresholdPurgatory,
 )
 from purgatory.listeners import FinishedOperation
+from tests.support.injection import each_step
 from tests.support.operations import FaultLog, RefusingClock
 
 
@@ -241,6 +244,46 @@ def _one_call(clock: FaultLog) -> None:
     clock._heap.remove((when, _, handle))
     assert handle.callback is not None
     handle.callback(*handle.args)
+
+
+def test_an_advance_at_any_step_of_a_sweep_completes_the_waits_that_it_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("purgatory.threshold._SPARED", 0)
+    for injector in each_step():
+        clock = FaultLog()
+        index = ThresholdPurgatory(0, DelayedOperationPurgatory(clock=clock))
+        waits = [index.reach(threshold, None) for threshold in range(1, 5)]
+        for threshold in range(10, 20):
+            index.reach(threshold, 1.0)
+        clock.advance(1.0)
+        injector.inject = partial(index.advance, 5)
+        with injector:
+            for threshold in range(20, 24):
+                index.reach(threshold, None)
+        if injector.where != "nowhere":
+            assert [wait.done() for wait in waits] == [True] * 4
+        assert index.num_waiting == sum(not wait.done() for wait in waits) + 4
+
+
+def test_a_wait_that_comes_at_any_step_of_a_sweep_is_completed_by_an_advance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("purgatory.threshold._SPARED", 0)
+    for injector in each_step():
+        clock = FaultLog()
+        index = ThresholdPurgatory(0, DelayedOperationPurgatory(clock=clock))
+        for threshold in range(10, 14):
+            index.reach(threshold, 1.0)
+        clock.advance(1.0)
+        for threshold in range(10, 14):
+            index.purgatory.check_and_complete(threshold)  # compacts the watcher list, which then is empty
+        waits: list[DelayedOperation[int]] = []
+
+        def wait(index: ThresholdPurgatory[int] = index, waits: list[DelayedOperation[int]] = waits) -> None:
+            waits.extend(index.reach(threshold, None) for threshold in range(10, 14))
+
+        injector.inject = wait
+        with injector:
+            waits.extend([index.reach(threshold, None) for threshold in range(20, 24)])
+        index.advance(30)
+        assert {each.done() for each in waits} == {True}
 
 
 class TestAll:
