@@ -109,8 +109,8 @@ class WheelTimer:
         if clock is not None and not (hasattr(clock, "time") and hasattr(clock, "call_at")):
             raise TypeError(f"clock must have time() and call_at(), as an event loop has: {clock!r} does not")
         self._clock = clock
-        self._loop: AbstractEventLoop | None = None
-        """The loop that the timer was first used on, where no clock was given."""
+        self._loop: AbstractEventLoop | None = clock if isinstance(clock, AbstractEventLoop) else None
+        """The clock, if it is an event loop."""
         self._rate = 1 / self._tick
         self._current = 0 if clock is None else self._now()
         self.due = self._current / self._rate
@@ -177,8 +177,8 @@ class WheelTimer:
         Raises `ValueError` if `deadline` is NaN or the task waits in a timer already, `PurgatoryError` on another event
         loop than the timer's.
         """
-        if self._loop is not None and self._loop.is_closed():
-            running_loop(self, self._loop, "timer.add(task, deadline)")
+        if self._loop is not None and not self._loop.is_running():
+            self._check_loop("timer.add(task, deadline)")
         if deadline != deadline:
             raise ValueError(f"deadline must be a number of seconds, not {deadline!r}")
         # No call from here.
@@ -204,8 +204,8 @@ class WheelTimer:
 
         Within its bucket nothing moves.
         """
-        if self._loop is not None and self._loop.is_closed():
-            running_loop(self, self._loop, "timer.reschedule(task, deadline)")
+        if self._loop is not None and not self._loop.is_running():
+            self._check_loop("timer.reschedule(task, deadline)")
         if deadline != deadline:
             raise ValueError(f"deadline must be a number of seconds, not {deadline!r}")
         is_placed = False
@@ -226,8 +226,8 @@ class WheelTimer:
 
         It runs in `context`, or else in a copy of the present context. Raises as `add`.
         """
-        if self._loop is not None and self._loop.is_closed():
-            running_loop(self, self._loop, "timer.call_at(when, callback)")
+        if self._loop is not None and not self._loop.is_running():
+            self._check_loop("timer.call_at(when, callback)")
         call = TimerHandle(when, callback, args, context)
         self._place(call, when, None)
         return call
@@ -237,8 +237,8 @@ class WheelTimer:
     ) -> TimerHandle:
         """Call `callback(*args)` in `delay` seconds, as `loop.call_later` does but never early. Else as `call_at`."""
         # Not by way of call_at() and `clock`: their calls are saved.
-        if self._loop is not None and self._loop.is_closed():
-            running_loop(self, self._loop, "timer.call_later(delay, callback)")
+        if self._loop is not None and not self._loop.is_running():
+            self._check_loop("timer.call_later(delay, callback)")
         when = (self.clock if self._clock is None else self._clock).time() + delay
         call = TimerHandle(when, callback, args, context)
         self._place(call, when, None)
@@ -289,6 +289,12 @@ class WheelTimer:
                 wheel.buckets[slot] = None
                 for bucket in some or ():
                     _forget(bucket)
+
+    def _check_loop(self, call: str) -> None:
+        """Raise if another loop than the timer's is running, or the timer's is closed: `call` would never run then."""
+        loop = self._loop
+        if loop is not None and (loop.is_closed() or _get_running_loop() not in (None, loop)):
+            running_loop(self, loop, call)
 
     def _levels(self) -> list[int]:
         levels = [sum(map(wheel.count, range(wheel.size))) for wheel in self._wheels]
@@ -423,8 +429,7 @@ class WheelTimer:
 
         An entry in the heap and an armed clock come first: a bucket in a ring always has both.
         """
-        if self._loop is not None and (running := _get_running_loop()) is not None and running is not self._loop:
-            running_loop(self, self._loop, "timer.add(task, deadline)")
+        self._check_loop("timer.add(task, deadline)")
         self._recent = self._lowest  # the caller must look where this does
         now = self._now()
         heap = self._heap

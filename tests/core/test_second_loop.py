@@ -39,13 +39,23 @@ def test_a_timer_on_a_second_loop_is_refused(call: Callable[[WheelTimer], object
     assert len(timer) == left
 
 
-def test_a_timer_on_a_second_loop_is_refused_while_its_own_is_open() -> None:
-    timer = WheelTimer()
+@pytest.mark.parametrize("delay", [0.01, 3600.0], ids=["in a new bucket", "in the bucket of the first"])
+@pytest.mark.parametrize("given", [False, True], ids=["the running loop", "a loop given as the clock"])
+def test_a_timer_on_a_second_loop_is_refused_while_its_own_is_open(delay: float, given: bool) -> None:
     with asyncio.Runner() as first, asyncio.Runner() as second:
+        timer = WheelTimer(first.get_loop() if given else None)
         first.run(use(timer, lambda timer: timer.call_later(3600.0, print)))
         with pytest.raises(PurgatoryError, match="another event loop"):
-            second.run(use(timer, lambda timer: timer.call_later(0.01, print)))
-    assert len(timer) == 1
+            second.run(use(timer, lambda timer: timer.call_later(delay, print)))
+        assert len(timer) == 1
+
+
+def test_a_timer_can_be_used_while_its_loop_does_not_run() -> None:
+    with asyncio.Runner() as runner:
+        timer = WheelTimer(runner.get_loop())
+        ran = asyncio.Event()
+        timer.call_later(0.0, ran.set)
+        runner.run(asyncio.wait_for(ran.wait(), 30))
 
 
 async def test_a_purgatory_whose_clock_is_another_loop_refuses_an_operation() -> None:
