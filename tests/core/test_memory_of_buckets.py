@@ -4,26 +4,14 @@ from collections import deque
 
 import pytest
 
-from purgatory import DelayedOperation, DelayedOperationPurgatory, WheelTimer
+from purgatory import DelayedOperationPurgatory, WheelTimer
 from tests.support.memory import own_bytes
-from tests.support.operations import FaultLog
+from tests.support.operations import FaultLog, Waiting
 
 HOURS = 3 * 3600.0
 PENDING = 30_000
 A_TASK = 200
 """Bytes that a timer may take for each task that waits in it: an entry of a `dict`, which may be sparsely filled."""
-
-
-class Waiting(DelayedOperation[None]):
-    """The smallest operation there is."""
-
-    __slots__ = ()
-
-    def try_complete(self) -> bool:
-        return False
-
-    def on_complete(self) -> None:
-        pass
 
 
 def watch(purgatory: DelayedOperationPurgatory, count: int, timeout: float = HOURS) -> list[Waiting]:

@@ -11,25 +11,13 @@ from typing import Any, TypeVarTuple, Unpack
 
 import pytest
 
-from purgatory import DelayedOperation, DelayedOperationPurgatory, VirtualClock
-from tests.support.operations import Flag
+from purgatory import DelayedOperationPurgatory, VirtualClock
+from tests.support.operations import Flag, Waiting
 
 Ts = TypeVarTuple("Ts")
 
 MANY = 20_000
 SLICE = 1000
-
-
-class Waiting(DelayedOperation[None]):
-    """The smallest operation there is."""
-
-    __slots__ = ()
-
-    def try_complete(self) -> bool:
-        return False
-
-    def on_complete(self) -> None:
-        pass
 
 
 async def steps(measure: Callable[[], int], over: Callable[[], bool]) -> list[int]:

@@ -1,21 +1,5 @@
-"""The fixtures of the examples' tests."""
+"""The fixtures of the examples' tests: the brokers are those of the relay's tests."""
 
-from collections.abc import Iterator
+from tests.relay.conftest import postgres, redis
 
-import pytest
-
-from tests.support.servers import PostgresServer, RedisServer, running_postgres, running_redis
-
-
-@pytest.fixture(scope="session")
-def redis() -> Iterator[RedisServer]:
-    """One Redis for all tests of a process: take a channel of your own, and leave it running."""
-    with running_redis() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    """One PostgreSQL for all tests of a process: take a database of your own, and leave it running."""
-    with running_postgres() as server:
-        yield server
+__all__ = ["postgres", "redis"]

@@ -37,6 +37,18 @@ class FaultLog(VirtualClock):
         return [context["exception"] for context in self.faults]
 
 
+class Waiting(DelayedOperation[None]):
+    """The smallest operation there is."""
+
+    __slots__ = ()
+
+    def try_complete(self) -> bool:
+        return False
+
+    def on_complete(self) -> None:
+        pass
+
+
 class CallingClock(FaultLog):
     """A virtual clock in one of whose methods a call of the test's own comes, as in a clock that is a user's."""
 
