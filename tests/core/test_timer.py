@@ -191,6 +191,23 @@ class TestLongBuckets:
         clock.advance(20)
         assert note.ran == [10.0]
 
+    def test_a_bucket_whose_first_dicts_are_empty_is_not_forgotten(
+        self, monkeypatch: pytest.MonkeyPatch, clock: VirtualClock
+    ) -> None:
+        monkeypatch.setattr("purgatory.timer.timer._LONG", 4)
+        timer = WheelTimer(clock)
+        handles = [timer.call_at(10.0, print, "cancelled") for _ in range(12)]
+        note = Note(clock)
+        timer.add(note, 10.0)
+        timer.call_at(0.5, lambda: None)
+        for handle in handles:
+            handle.cancel()
+        clock.advance(1)
+        (bucket,) = filter(None, timer.wheels[3].buckets)
+        assert len(bucket) == 1
+        clock.advance(20)
+        assert note.ran == [10.0]
+
     def test_a_close_forgets_all_of_their_tasks(self, clock: FaultLog) -> None:
         timer = WheelTimer(clock)
         note = Note(clock)
