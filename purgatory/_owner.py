@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from sys import maxsize
 from threading import get_ident
-from typing import Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 from purgatory._affinity import running_loop, wrong_thread
 from purgatory._slices import SLICE, call_next
@@ -56,6 +56,10 @@ class Owned(Protocol):
     def cancel(self) -> bool:
         """Cancel it. Returns whether this call did."""
 
+    @property
+    def outcome(self) -> str | None:
+        """How it has finished, or is finishing."""
+
 
 class Owner:
     """What the operations of one purgatory belong to."""
@@ -63,6 +67,7 @@ class Owner:
     __slots__ = (
         "_purge_handle",
         "_purging",
+        "awaited",
         "cancelled",
         "closed",
         "closed_operations",
@@ -103,6 +108,8 @@ class Owner:
         """The thread that alone may call; known in asyncio's debug mode, otherwise it is not checked."""
         self.lists: WatcherLists[Owned] = WatcherLists()
         self.listeners: Listeners | None = None
+        self.awaited: dict[int, Any] = {}
+        """What each future that is awaited by a `DelayedFutures` has for all of them, by `id` of the future."""
         self.purge_interval = purge_interval
         self.fast_path_limit = purge_interval
         """While the dead entries are at most this, completion skips the slow path: no listener is attached, and no
@@ -262,16 +269,22 @@ class Owner:
         part = self.timer.new_slice()
         # At least twice as fast as new entries come, or else the purge would never catch up.
         part.left = max(SLICE, 2 * (now - added))
-        for entries in purge:
-            self.scanned += entries
-            if part.is_over_cheaply(entries):
-                self._purge_soon(purge, now)
-                break
-        else:
+        try:
+            for entries in purge:
+                self.scanned += entries
+                if part.is_over_cheaply(entries):
+                    self._purge_soon(purge, now)
+                    break
+            else:
+                self._purging = False
+                self.set_fast_path()
+                self.purge_if_due()
+        except BaseException:  # a request to exit, or the clock does not call back: the next completion begins anew
             self._purging = False
             self.set_fast_path()
-            self.purge_if_due()
-        self.timer.note_slice(part)
+            raise
+        finally:
+            self.timer.note_slice(part)
 
     def _report_key(self, exception: Exception) -> None:
         report(self.timer.clock, "a watch key cannot be looked up", exception)

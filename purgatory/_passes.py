@@ -183,9 +183,12 @@ class CheckQueue:
         self._foreign_due = False
         foreign = self._foreign
         part = self._owner.timer.new_slice()
+        leaving: BaseException | None = None
         while foreign:
             try:
                 self.request(foreign.popleft())
+            except (SystemExit, KeyboardInterrupt) as exception:
+                leaving = leaving or exception
             except Exception as exception:
                 report(self._owner.timer.clock, "a watch key cannot be looked up", exception)
             if part.is_over_cheaply() and foreign:
@@ -193,6 +196,8 @@ class CheckQueue:
                 call_next(self._owner.timer.clock, self._take_foreign)
                 break
         self._owner.timer.note_slice(part)
+        if leaving is not None:
+            raise leaving
 
 
 def try_each(owner: Owner, entries: Iterable[Entry[Owned]]) -> int:
@@ -209,15 +214,15 @@ def try_each(owner: Owner, entries: Iterable[Entry[Owned]]) -> int:
                 operation = entry[0]
                 # As _purgatory_attempt, without its call: a third of a try.
                 try:
-                    if claimed := operation.try_complete():
-                        if operation._purgatory_state is PENDING:
-                            operation._purgatory_refute(claimed)
-                        completed += 1
+                    if (claimed := operation.try_complete()) and operation._purgatory_state is PENDING:
+                        operation._purgatory_refute(claimed)
                 except BaseException as exception:
                     try:
                         operation._purgatory_fail_attempt(exception, owner)
                     except (SystemExit, KeyboardInterrupt) as request:
                         leaving = leaving or request
+                if not entry and operation.outcome == "satisfied":  # whatever the try has returned
+                    completed += 1
     finally:
         operation = None  # a traceback that is kept holds this frame
     if leaving is not None:
@@ -255,6 +260,7 @@ def walk(owner: Owner, current: Pass) -> Iterator[int]:
             current.completed += try_each(owner, part)
         except (SystemExit, KeyboardInterrupt) as exception:
             leaving = leaving or exception
+            current.completed += not all(part)  # with a limit, each part is one entry
         if not all(part):
             is_dead = True
             if head == at and not any(part):

@@ -8,7 +8,7 @@ import asyncio
 from asyncio import _get_running_loop
 from collections.abc import Callable, Iterable
 from contextvars import Context
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from purgatory._checks import check_callback
 from purgatory._slices import Slice, call_next
@@ -24,10 +24,12 @@ Futures: TypeAlias = set[asyncio.Future[T]]
 class _Awaited:
     """A future, and the operations that wait for it."""
 
-    __slots__ = ("_left", "future", "operations")
+    __slots__ = ("_left", "future", "operations", "table")
 
-    def __init__(self, future: "asyncio.Future[Any]") -> None:
+    def __init__(self, future: "asyncio.Future[Any]", table: "dict[int, _Awaited]") -> None:
         self.future = future
+        self.table = table
+        """The table of the purgatory, by `id` of the future, in which this is while an operation waits."""
         self.operations: dict[int, DelayedFutures[Any]] = {}
         """The operations by `id`, in the order of their arrival."""
         self._left: list[int] = []
@@ -35,7 +37,7 @@ class _Awaited:
 
     def done(self, future: "asyncio.Future[Any]") -> None:
         """The future is done. Called by its loop."""
-        _awaited.pop(id(future), None)
+        self.table.pop(id(future), None)
         self._left = list(self.operations)
         self._left.reverse()
         self._notify()
@@ -56,10 +58,6 @@ class _Awaited:
                 break
         if leaving is not None:
             raise leaving
-
-
-_awaited: Final[dict[int, _Awaited]] = {}
-"""The futures for which operations wait, by `id`."""
 
 
 class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
@@ -112,8 +110,9 @@ class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
         if all(future.done() for future in self._futures):
             return self.force_complete()
         # The first try only looks: the purgatory may refuse the operation yet.
-        if self._purgatory_entry is not None and self._awaits is None:
-            self._wait()
+        owner = self._purgatory_owner
+        if owner is not None and self._purgatory_entry is not None and self._awaits is None:
+            self._wait(owner.awaited)
         return False
 
     def on_complete(self) -> tuple[Futures[T], Futures[T]]:
@@ -132,17 +131,17 @@ class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
         self._let_go()
         return True
 
-    def _wait(self) -> None:
+    def _wait(self, table: dict[int, _Awaited]) -> None:
         """Add the operation to each future that is not done."""
         self._awaits = awaits = {}
         for future in [future for future in self._futures if not future.done()]:
             number, key = id(future), id(self)
-            fresh = _Awaited(future)
+            fresh = _Awaited(future, table)
             # No call from here: an entry that loses its last operation is found with this one, or it is not found.
-            if number in _awaited:
-                awaited = _awaited[number]
+            if number in table:
+                awaited = table[number]
             else:
-                awaited = _awaited[number] = fresh
+                awaited = table[number] = fresh
             awaited.operations[key] = self
             awaits[number] = awaited
             # To here.
@@ -169,8 +168,9 @@ class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
         for number, awaited in list((awaits or {}).items()):
             awaited.operations.pop(key, None)
             # No call from here: a future without an operation leaves the table.
-            if not awaited.operations and number in _awaited and _awaited[number] is awaited:
-                del _awaited[number]
+            table = awaited.table
+            if not awaited.operations and number in table and table[number] is awaited:
+                del table[number]
                 awaited.future.remove_done_callback(awaited.done)
         if self._cancel_late:
             for future in self._futures:

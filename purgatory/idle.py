@@ -51,7 +51,7 @@ class IdleTracker(Generic[K]):
     A tracker belongs to one event loop and its thread.
     """
 
-    __slots__ = ("__weakref__", "_changed", "_closed", "_idle", "_on_idle", "_time", "_timeout", "_tracked", "timer")
+    __slots__ = ("__weakref__", "_closed", "_idle", "_on_idle", "_time", "_timeout", "_tracked", "_waiters", "timer")
 
     def __init__(
         self,
@@ -79,7 +79,8 @@ class IdleTracker(Generic[K]):
         self._tracked: dict[K, _Tracked[K]] = {}
         self._idle: OrderedDict[K, None] = OrderedDict()
         """Idle keys that the iteration has not yielded yet, the first one first."""
-        self._changed = asyncio.Event()
+        self._waiters: list[asyncio.Future[None]] = []
+        """The futures of the iterations that wait for an idle key, or for the end."""
         self._closed = False
 
     def __repr__(self) -> str:
@@ -134,11 +135,21 @@ class IdleTracker(Generic[K]):
     async def __anext__(self) -> K:
         if self._on_idle is not None:
             raise RuntimeError("idle keys are passed to on_idle: make a tracker without it to iterate")
+        loop = asyncio.get_running_loop()
         while not self._idle:
             if self._closed:
                 raise StopAsyncIteration
-            self._changed.clear()
-            await self._changed.wait()
+            waiter: asyncio.Future[None] = loop.create_future()
+            waiters = [waiter]
+            # No call from here: a key that becomes idle finds the future, or is found.
+            if not self._idle and not self._closed:
+                self._waiters += waiters
+                # To here. (`asyncio.Event` makes its future after its own look.)
+                try:
+                    await waiter
+                finally:
+                    if waiter in self._waiters:
+                        self._waiters.remove(waiter)
         key, _ = self._idle.popitem(last=False)
         return key
 
@@ -147,7 +158,13 @@ class IdleTracker(Generic[K]):
         self._closed = True
         self.timer.close()
         self._tracked = {}  # clear() inside a key's own __eq__ breaks a dict of CPython 3.13.0
-        self._changed.set()
+        self._wake_waiters()
+
+    def _wake_waiters(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.pop(0)
+            if not waiter.done():
+                waiter.set_result(None)
 
     def _track(self, key: K) -> None:
         if self._closed:
@@ -181,7 +198,12 @@ class IdleTracker(Generic[K]):
         """Pass the key on as idle, unless it was touched since the timer was set."""
         key = tracked.key
         now = self._time()
-        if self._tracked.get(key) is not tracked or tracked._timer_bucket is not None:
+        try:
+            is_tracked = self._tracked.get(key) is tracked
+        except BaseException:  # from the key's own __hash__: tried again after another timeout
+            self.timer.add(tracked, now + self._timeout)
+            raise
+        if not is_tracked or tracked._timer_bucket is not None:
             return  # discarded meanwhile
         due = tracked.seen + self._timeout
         if due > now:
@@ -193,7 +215,7 @@ class IdleTracker(Generic[K]):
             return
         if self._on_idle is None:
             self._idle[key] = None
-            self._changed.set()
+            self._wake_waiters()
             return
         try:
             self._on_idle(key)

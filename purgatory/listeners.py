@@ -123,7 +123,10 @@ class Listeners:
                     except (SystemExit, KeyboardInterrupt) as exception:
                         leaving = leaving or exception
                     except BaseException as exception:
-                        report(self._clock, f"a listener of the purgatory {self._name!r} raised", exception)
+                        try:
+                            report(self._clock, f"a listener of the purgatory {self._name!r} raised", exception)
+                        except (SystemExit, KeyboardInterrupt) as request:
+                            leaving = leaving or request
                 # No call from here: a record that is appended from now on makes a call of its own.
                 if not self._waiting:
                     break

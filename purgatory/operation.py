@@ -279,8 +279,8 @@ class DelayedOperation(TimerEntry, Generic[T]):
                     except BaseException:  # the awaiting task was cancelled, or its coroutine closed
                         self._purgatory_remove_waiter(waiter)
                         raise
-                self._purgatory_waiters = None  # taken
                 state = self._purgatory_state
+            self._purgatory_waiters = None  # taken: none of the others is told that it is not delivered
             if state is _COMPLETED or state is _EXPIRED:
                 return cast(T, self._purgatory_outcome)
             return self.result()
@@ -401,7 +401,7 @@ class DelayedOperation(TimerEntry, Generic[T]):
         now = _NEVER if owner is None else owner.timer.due
         if self._purgatory_state is PENDING and self._timer_deadline <= now:
             if self._purgatory_attempt(owner):
-                if owner is not None:
+                if owner is not None and self.outcome == "satisfied":
                     owner.missed += 1
             elif self._purgatory_claim(_EXPIRING, now):
                 self._purgatory_run()

@@ -242,10 +242,11 @@ class DelayedOperationPurgatory:
         owner.num_delayed = num_delayed = owner.num_delayed + 1
         if num_delayed > owner.peak_delayed:
             owner.peak_delayed = num_delayed
+        clears = lists.clears
         # To here.
         if (failed := lists.watch(entry, keys)) is not None:
             error, missing = failed
-            self._withdraw(operation, timeout, missing)
+            self._withdraw(operation, timeout, missing, clears)
             try:
                 raise error
             finally:
@@ -479,8 +480,11 @@ class DelayedOperationPurgatory:
         finally:
             del error  # its traceback holds this frame
 
-    def _withdraw(self, operation: DelayedOperation[Any], timeout: float, missing: int) -> None:
-        """Undo the registration of an operation, `missing` of whose entries are not in a list."""
+    def _withdraw(self, operation: DelayedOperation[Any], timeout: float, missing: int, clears: int) -> None:
+        """Undo the registration of an operation, `missing` of whose entries are not in a list.
+
+        `clears` is how often all lists had been dropped before it was registered.
+        """
         owner = self._owner
         lists = owner.lists
         owner.timer.cancel(operation)
@@ -493,7 +497,7 @@ class DelayedOperationPurgatory:
             operation._purgatory_owner = operation._purgatory_entry = None
             operation._purgatory_keys = 0
             operation._timer_deadline = timeout
-        else:
+        elif lists.clears == clears:
             lists.watched -= missing
             lists.dead -= missing  # counted when it finished
         # To here.

@@ -33,6 +33,8 @@ W = TypeVar("W")
 Entry: TypeAlias = list[W]
 """A list of one, shared by all lists that watch it; empty when it is dead."""
 
+_DROPPED: Final = -2
+
 _SHORT: Final = 1000
 """A list of at most so many entries is compacted in one go."""
 
@@ -49,13 +51,13 @@ class Watchers(Generic[W]):
         self.head = 0
         """So many entries at the front are dead: a check with a limit begins behind them."""
         self.index = -1
-        """The place in the register of all lists, or -1."""
+        """The place in the register of all lists; -1 outside of it, and `_DROPPED` for good."""
 
 
 class WatcherLists(Generic[W]):
     """The watcher lists of one purgatory, and the counts of their entries."""
 
-    __slots__ = ("_by_key", "_register", "_size", "dead", "peak", "purged", "revived", "watched")
+    __slots__ = ("_by_key", "_register", "_size", "clears", "dead", "peak", "purged", "revived", "watched")
 
     def __init__(self) -> None:
         self._by_key: dict[Hashable, Watchers[W]] = {}
@@ -67,6 +69,8 @@ class WatcherLists(Generic[W]):
         """Entries in all lists, dead ones included."""
         self.dead = 0
         """Entries of operations that have finished."""
+        self.clears = 0
+        """How often all lists have been dropped."""
         self.peak = 0
         """The most entries at a time, as of the last removal."""
         self.purged = 0
@@ -230,6 +234,7 @@ class WatcherLists(Generic[W]):
             return
         by_key, self._by_key = self._by_key, by_key
         self._register, self._size = register, 0
+        self.clears += 1
         if self.watched > self.peak:
             self.peak = self.watched
         self.watched = self.dead = 0
@@ -271,8 +276,20 @@ class WatcherLists(Generic[W]):
                 self.revived += watchers.entries
                 self._add_to_register(watchers)
                 return
-            # No call from here.
-            there.entries = [*watchers.entries, *there.entries]
-            there.head = 0
-            watchers.entries = []
-            self.revived += there.entries
+            mine, theirs = watchers.entries, there.entries
+            none: list[Entry[W]] = []
+            merged = mine + theirs
+            tail = mine[-1]
+            # No call from here: neither list has changed meanwhile, and the other one is not dropped.
+            if (
+                watchers.entries is mine
+                and mine[-1] is tail
+                and there.entries is theirs
+                and (theirs or mine)[-1] is merged[-1]
+                and there.index != _DROPPED
+            ):
+                there.entries = merged
+                there.head = 0
+                watchers.entries = none
+                self.revived += merged
+        watchers.index = _DROPPED

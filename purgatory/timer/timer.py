@@ -342,7 +342,7 @@ class WheelTimer:
                 epoch = self._epoch
                 wheel = self._lowest
                 while tick >= wheel.limit:
-                    wheel = wheel.overflow or self._grow(wheel)
+                    wheel = wheel.overflow or self._grow(wheel, epoch)
                 if epoch == self._epoch:  # else the wheel may be one that close() has replaced
                     self._recent = wheel
             # No call from here: a bucket that is in a ring is in the heap, and the clock is armed for it.
@@ -402,9 +402,8 @@ class WheelTimer:
             self._epoch += 1
             dicts.insert(0, fresh)
 
-    def _grow(self, wheel: TimingWheel) -> TimingWheel:
-        """Make the overflow wheel of `wheel`."""
-        epoch = self._epoch
+    def _grow(self, wheel: TimingWheel, epoch: int) -> TimingWheel:
+        """Make the overflow wheel of `wheel`, which was found at `epoch`."""
         overflow = TimingWheel(wheel.level + 1, wheel.unit * wheel.size, wheel.size, self._current)
         more = [overflow]
         # No call from here: there is one overflow wheel. A stale one is not found again.
@@ -450,10 +449,14 @@ class WheelTimer:
             tick = self._current
         wheel = self._lowest
         while tick >= wheel.limit:
-            wheel = wheel.overflow or self._grow(wheel)
+            wheel = wheel.overflow or self._grow(wheel, epoch)
         start = tick - tick % wheel.unit
         slot = tick // wheel.unit % wheel.size
-        heappush(self._heap, (start, -wheel.level, wheel))
+        item = (start, -wheel.level, wheel)
+        # No call from here: the wheel is one of this timer's still.
+        if epoch != self._epoch:
+            return
+        heappush(self._heap, item)
         if start < self._armed:
             self._arm(start)
         fresh: list[Bucket] = [{}]

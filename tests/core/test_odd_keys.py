@@ -99,6 +99,63 @@ def test_a_key_that_closes_the_purgatory_leaves_no_operation_pending(
     check_purgatory(purgatory)
 
 
+def test_a_key_that_closes_the_purgatory_and_raises_leaves_no_entry(purgatory: DelayedOperationPurgatory) -> None:
+    class Closing:
+        hashed = 0
+
+        def __hash__(self) -> int:
+            self.hashed += 1
+            if self.hashed == 2:
+                purgatory.close()
+                raise LookupError
+            return 1
+
+    with pytest.raises(LookupError):
+        purgatory.try_complete_else_watch(Flag(1.0), ["key", Closing()])
+    assert (purgatory.watched, purgatory.statistics().estimated_total) == (0, 0)
+
+
+def test_an_operation_that_comes_while_two_lists_are_merged_is_found(purgatory: DelayedOperationPurgatory) -> None:
+    class Key:
+        """A key that is watched anew while its list is dropped, in the old list and then in another one."""
+
+        def __init__(self) -> None:
+            self.calls: list[Callable[[], object]] = []
+
+        def __hash__(self) -> int:
+            if self.calls:
+                self.calls.pop(0)()
+            return 1
+
+    for injector in each_step():
+        key = Key()
+        watching: list[Flag] = []
+
+        def watch(key: Key = key, watching: list[Flag] = watching) -> None:
+            calls, key.calls = key.calls, []
+            watching.append(purgatory.try_complete_else_watch(Flag(), [key]))
+            key.calls = calls
+
+        def drop(key: Key = key, watching: list[Flag] = watching) -> None:
+            calls, key.calls = key.calls, []
+            if len(watching) == 2:
+                watching.pop().cancel()
+                purgatory.check_and_complete(key)
+            key.calls = calls
+
+        purgatory.try_complete_else_watch(Flag(), [key]).cancel()
+        key.calls = [int, watch, watch]
+        injector.inject = drop
+        with injector:
+            purgatory.check_and_complete(key)
+        key.calls = []
+        assert purgatory.watching(key) == watching
+        for operation in watching:
+            operation.ready = True
+        assert purgatory.check_and_complete(key) == len(watching) > 0
+        check_purgatory(purgatory)
+
+
 class Revived:
     """A key that is watched anew while its list is being dropped; the operation is made ready, and its key checked, at
     a moment at which the list is not found.

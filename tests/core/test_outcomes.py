@@ -204,6 +204,18 @@ class TestTheLastTry:
         assert counts(purgatory) == {"satisfied": 1, "missed": 1}
         assert (purgatory.num_delayed, len(purgatory.timer)) == (0, 0)
 
+    def test_an_operation_that_fails_in_its_last_try_is_not_missed(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
+    ) -> None:
+        class Failing(Untrue):
+            def on_complete(self) -> str:
+                raise LookupError
+
+        operation = purgatory.try_complete_else_watch(Failing(1.0, clock), ["key"])
+        clock.advance(1.0)
+        assert isinstance(operation.exception(), LookupError)
+        assert counts(purgatory) == {"failed": 1}
+
     def test_a_condition_that_does_not_hold_at_the_deadline_is_a_timeout(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog
     ) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import FrozenInstanceError
 from functools import partial
 
@@ -203,6 +204,29 @@ class TestCheck:
     def test_check_and_complete_threadsafe_needs_an_event_loop(self, purgatory: DelayedOperationPurgatory) -> None:
         with pytest.raises(PurgatoryError, match="no event loop"):
             purgatory.check_and_complete_threadsafe("key")
+
+
+class TestALimit:
+    @pytest.mark.parametrize("way", ["returns nothing", "raises", "exits"])
+    def test_it_holds_for_operations_that_do_not_return_that_they_complete(
+        self, purgatory: DelayedOperationPurgatory, way: str
+    ) -> None:
+        class Odd(Flag):
+            def try_complete(self) -> bool:
+                if self.ready:
+                    self.force_complete()
+                    if way == "raises":
+                        raise LookupError
+                    if way == "exits":
+                        raise SystemExit
+                return False
+
+        operations = [purgatory.try_complete_else_watch(Odd(), ["key"]) for _ in range(5)]
+        for operation in operations:
+            operation.ready = True
+        with suppress(SystemExit):
+            assert purgatory.check_and_complete("key", limit=2) == 2
+        assert [operation.done() for operation in operations] == [True, True, False, False, False]
 
 
 class TestAll:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from purgatory import DelayedOperationPurgatory, ThresholdPurgatory, VirtualClock
+from purgatory import DelayedOperationPurgatory, FinishedOperation, ThresholdPurgatory, VirtualClock
 from tests.support.operations import FaultLog, Flag
 
 Way = Callable[[DelayedOperationPurgatory, VirtualClock], object]
@@ -167,3 +167,73 @@ def test_at_a_deadline_further_buckets_are_not_forgotten(
     assert not later.done()
     clock.advance(1.0)
     assert later.expired()
+
+
+@pytest.mark.parametrize("error", [*EXITS, GeneratorExit])
+def test_a_purge_that_an_exit_has_ended_is_begun_anew(error: type[BaseException]) -> None:
+    class Key:
+        """A key whose `__hash__` raises when it is in the mood."""
+
+        def __hash__(self) -> int:
+            if errors:
+                raise errors.pop()
+            return 1
+
+    errors: list[type[BaseException]] = []
+    clock = VirtualClock()
+    purgatory = DelayedOperationPurgatory(purge_interval=10, clock=clock)
+
+    def leave(count: int) -> None:
+        for _ in range(count):
+            purgatory.try_complete_else_watch(Flag(), [Key()]).cancel()
+
+    leave(100)
+    errors.append(error)
+    with pytest.raises(error):
+        clock.advance(0)
+    leave(1)
+    clock.advance(0)
+    assert purgatory.watched == 0
+    assert purgatory.statistics().purges == 2
+
+
+@pytest.mark.parametrize("error", EXITS)
+async def test_keys_of_other_threads_behind_one_that_exits_are_checked(error: type[BaseException]) -> None:
+    class Key:
+        hashed = 0
+
+        def __hash__(self) -> int:
+            self.hashed += 1
+            if self.hashed == 2:
+                raise error
+            return 1
+
+    purgatory = DelayedOperationPurgatory()
+    operation = purgatory.try_complete_else_watch(Flag(), ["key"])
+    operation.ready = True
+    purgatory.check_and_complete_threadsafe(Key())
+    purgatory.check_and_complete_threadsafe("key")
+    with pytest.raises(error):
+        purgatory._queue._take_foreign()
+    assert await operation == "result of flag"
+    await purgatory.aclose()
+
+
+@pytest.mark.parametrize("error", EXITS)
+def test_an_exit_of_the_exception_handler_is_raised_after_the_other_listeners(error: type[BaseException]) -> None:
+    class Handling(FaultLog):
+        def call_exception_handler(self, context: dict[str, object]) -> None:
+            raise error
+
+    def faulty(finished: FinishedOperation) -> None:
+        raise ValueError
+
+    heard: list[str] = []
+    purgatory = DelayedOperationPurgatory(clock=Handling())
+    purgatory.add_listener(faulty)
+    purgatory.add_listener(lambda finished: heard.append(finished.outcome))
+    with pytest.raises(error):
+        purgatory.try_complete_else_watch(Flag(), ["key"]).cancel()
+    with pytest.raises(error):
+        purgatory.try_complete_else_watch(Flag(ready=True), ["key"])
+    assert heard == ["cancelled", "completed_at_once"]

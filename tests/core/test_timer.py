@@ -315,6 +315,23 @@ def test_a_task_that_is_added_again_as_it_is_called_runs_at_its_new_deadline(clo
         assert note.ran in ([3.0], [1.0, 3.0]) or injector.where == "nowhere"
 
 
+@pytest.mark.parametrize("delay", [0.01, 1.0, 1000.0])
+def test_a_timer_that_is_closed_at_any_step_of_a_call_can_be_used_again(delay: float) -> None:
+    for injector in each_step():
+        clock = VirtualClock()
+        timer = WheelTimer(clock)
+        ran: list[float] = []
+        injector.inject = timer.close
+        with injector:
+            timer.call_later(delay, ran.append, 1.0)
+        check_timer(timer)
+        for again in (delay, 2 * delay, 20 * delay):
+            timer.call_later(again, ran.append, again)
+        check_timer(timer)
+        clock.advance(30 * delay)
+        assert ran[-3:] == [delay, 2 * delay, 20 * delay]
+
+
 class TestBehindTime:
     """Buckets that are due when the clock has run ahead of the wake-ups, as it does when the loop was blocked."""
 

@@ -4,11 +4,13 @@ import asyncio
 import gc
 import weakref
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
 
 from purgatory import IdleTracker, PurgatoryClosed, PurgatoryError
+from tests.support.injection import each_step
 from tests.support.operations import CallingClock, FaultLog, RefusingClock, turn
 
 
@@ -345,6 +347,48 @@ class TestClosing:
         assert len(keys.timer) == 0
         clock.advance(10.0)
         assert idle == []
+
+
+class TestKeysThatCannotBeLookedUp:
+    def test_one_that_fails_at_its_deadline_becomes_idle_later(self, clock: FaultLog) -> None:
+        class Key:
+            fails = False
+
+            def __hash__(self) -> int:
+                if Key.fails:
+                    Key.fails = False
+                    raise LookupError
+                return 1
+
+        idle: list[Key] = []
+        tracker: IdleTracker[Key] = IdleTracker(1.0, idle.append, clock=clock)
+        key = Key()
+        tracker.touch(key)
+        Key.fails = True
+        clock.advance(1.5)
+        assert idle == []
+        clock.advance(1.5)
+        assert idle == [key]
+        assert [type(exception) for exception in clock.exceptions] == [LookupError]
+
+
+async def test_an_iteration_misses_neither_the_end_nor_a_key_that_comes_as_it_begins_to_wait() -> None:
+    for end in (True, False):
+        for injector in each_step():
+            clock = FaultLog()
+            tracker: IdleTracker[str] = IdleTracker(1.0, clock=clock)
+            tracker.touch("key")
+            injector.inject = tracker.close if end else partial(clock.advance, 2.0)
+            step = tracker.__anext__().__await__()
+            waiter: asyncio.Future[None] | None = None
+            with injector, suppress(StopIteration, StopAsyncIteration):
+                waiter = next(step)
+            if waiter is not None and injector.where != "nowhere":
+                assert waiter.done()
+            tracker.close()
+            if waiter is not None:
+                with suppress(StopIteration, StopAsyncIteration):
+                    next(step)
 
 
 class TestRefusals:

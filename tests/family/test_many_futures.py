@@ -159,3 +159,18 @@ async def test_operations_on_overlapping_futures_complete_each_by_its_own() -> N
             future.set_result(None)
             done, late = await operations[n]
             assert (done, late) == (set(futures[: n + 1]), set())
+
+
+def test_futures_that_never_finish_keep_nothing_after_their_loop() -> None:
+    left: list[weakref.ref[object]] = []
+
+    async def wait() -> None:
+        loop = asyncio.get_running_loop()
+        purgatory = DelayedOperationPurgatory()
+        operation = DelayedFutures([loop.create_future()], 60.0)
+        left.extend(weakref.ref(each) for each in (loop, purgatory, operation))
+        purgatory.try_complete_else_watch(operation, ["key"])
+
+    asyncio.run(wait())
+    gc.collect()
+    assert [each() for each in left] == [None] * 3

@@ -286,3 +286,12 @@ async def test_every_job_reaches_one_living_worker_in_a_storm_of_cancellations(s
     await asyncio.gather(*workers, return_exceptions=True)
     assert sorted(done) == list(range(jobs)), "each once"
     assert list(queue.jobs) == []
+
+
+async def test_a_result_that_a_later_task_has_taken_is_delivered() -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        operation, tasks = await waiting(purgatory)
+        operation.force_complete()
+        assert await operation == "result of flag"
+        assert await leave(tasks) == [asyncio.CancelledError]
+        assert operation.undelivered == []
