@@ -217,11 +217,13 @@ class Owner:
         """Remove the dead entries of all lists; after each slice, yield how many entries it had."""
         done = 0
         for watchers in self.lists.backwards():
-            length = len(watchers.entries)
+            entries = watchers.entries
+            length = len(entries)
             if length > SLICE:
                 yield from self.compact_in_slices(watchers)
                 continue
-            self.compact(watchers)
+            if not entries or not all(entries):  # an empty one was not dropped, as its key could not be looked up
+                self.compact(watchers)
             # Not after each short list: there may be a million of them.
             done += max(1, length)
             if done >= _CHUNK:
