@@ -217,11 +217,12 @@ def try_each(owner: Owner, entries: Iterable[Entry[Owned]]) -> int:
                     if (claimed := operation.try_complete()) and operation._purgatory_state is PENDING:
                         operation._purgatory_refute(claimed)
                 except BaseException as exception:
+                    claimed = False
                     try:
                         operation._purgatory_fail_attempt(exception, owner)
                     except (SystemExit, KeyboardInterrupt) as request:
                         leaving = leaving or request
-                if not entry and operation.outcome == "satisfied":  # whatever the try has returned
+                if not entry and (claimed or operation.outcome == "satisfied"):  # completed, and has not said so
                     completed += 1
     finally:
         operation = None  # a traceback that is kept holds this frame

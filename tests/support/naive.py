@@ -287,6 +287,11 @@ class NaivePurgatory:
                 self.finish(operation)
             return False
 
+    def completes(self, operation: NaiveOperation) -> bool:
+        """Whether an attempt completes the operation, whatever it returns."""
+        claimed = self.attempt(operation)
+        return operation.state != "pending" and (claimed or operation.state in ("completing", "satisfied"))
+
     def complete(self, operation: NaiveOperation) -> None:
         if self.depth >= vars(purgatory.operation)["NESTING"]:
             self.put_off.append(operation)
@@ -374,7 +379,7 @@ class NaivePurgatory:
         for operation in operations:
             if operation.state == "pending":
                 try:
-                    completed += self.attempt(operation)
+                    completed += self.completes(operation)
                 except EXITS as error:
                     leaving = leaving or error
         if any(operation.state != "pending" for operation in operations):
@@ -395,9 +400,10 @@ class NaivePurgatory:
             operation = operations[at]
             if operation.state == "pending":
                 try:
-                    completed += self.attempt(operation)
+                    completed += self.completes(operation)
                 except EXITS as error:
                     leaving = leaving or error
+                    completed += operation.state != "pending"
             if operation.state != "pending":
                 dead = True
                 head += head == at
@@ -507,7 +513,7 @@ class NaivePurgatory:
         for other in self.pending():
             assert other.deadline is None or deadline < other.deadline + slack, "out of order by more than a tick"
         if self.attempt(operation):
-            self.missed += 1
+            self.missed += operation.state in ("completing", "satisfied")
         elif operation.state == "pending" and operation.deadline is not None and operation.deadline <= self.now:
             operation.state = "expiring"
             self.complete(operation)
