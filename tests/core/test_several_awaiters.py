@@ -18,14 +18,15 @@ async def by_timeout(operation: Flag) -> str:
         return await operation
 
 
-def leave_by_cancellation(operation: Flag) -> "asyncio.Task[str]":
-    task = asyncio.ensure_future(wait(operation))
-    asyncio.get_running_loop().call_later(0.001, task.cancel)
-    return task
+async def by_cancellation(operation: Flag) -> str:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().call_soon(task.cancel)  # once it awaits
+    return await operation
 
 
 LEAVERS: dict[str, Callable[[Flag], "asyncio.Task[str]"]] = {
-    "cancelled": leave_by_cancellation,
+    "cancelled": lambda operation: asyncio.ensure_future(by_cancellation(operation)),
     "timeout": lambda operation: asyncio.ensure_future(by_timeout(operation)),
     "wait_for": lambda operation: asyncio.ensure_future(asyncio.wait_for(operation, 0.005)),
 }
