@@ -439,3 +439,18 @@ class TestRefusals:
         tracker.touch("a")
         assert repr(tracker) == "<IdleTracker timeout=30.0 tracked=1>"
         assert tracker.timeout == 30.0
+
+
+@pytest.mark.parametrize("closed", [False, True])
+async def test_a_cancelled_iteration_leaves_nothing_behind(closed: bool) -> None:
+    tracker: IdleTracker[str] = IdleTracker(30.0)
+    task = asyncio.ensure_future(anext(tracker))
+    await asyncio.sleep(0)
+    assert len(tracker._waiters) == 1
+    task.cancel()
+    if closed:
+        tracker.close()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert tracker._waiters == []
+    tracker.close()
