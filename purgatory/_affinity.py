@@ -4,7 +4,7 @@ from asyncio import AbstractEventLoop, _get_running_loop
 
 from purgatory.errors import PurgatoryError
 
-__all__ = ["running_loop", "wrong_thread"]
+__all__ = ["check_loop", "running_loop", "wrong_thread"]
 
 
 def running_loop(what: object, loop: AbstractEventLoop | None, call: str) -> AbstractEventLoop:
@@ -23,6 +23,15 @@ def running_loop(what: object, loop: AbstractEventLoop | None, call: str) -> Abs
     if loop is not None and running is not loop:
         raise PurgatoryError(f"{what!r} belongs to another event loop than the running one")
     return running
+
+
+def check_loop(what: object, loop: AbstractEventLoop, call: str) -> None:
+    """Raise `PurgatoryError` if `call` would not run on `loop`, the one that `what` belongs to.
+
+    That is so if `loop` is closed or runs in another thread, or if another loop runs in this one. No loop need run.
+    """
+    if loop.is_closed() or (_get_running_loop() is not loop and (loop.is_running() or _get_running_loop() is not None)):
+        running_loop(what, loop, call)
 
 
 def wrong_thread(call: str, instead: str = "") -> PurgatoryError:

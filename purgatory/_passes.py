@@ -14,7 +14,7 @@ from purgatory.clock import Handle, report
 from purgatory.operation import PENDING
 from purgatory.watchers import Entry, Watchers
 
-__all__ = ["CheckQueue", "Pass", "try_each", "walk"]
+__all__ = ["CheckQueue", "Pass", "try_all", "walk"]
 
 _NEVER: Final = math.inf
 _TRIES: Final = 50
@@ -26,13 +26,12 @@ class Pass:
 
     __slots__ = ("completed", "key", "limit", "queued", "requested", "walk")
 
-    limit: float
-    """How many may complete in this pass; infinity without a limit."""
-    completed: int
-    """How many have, in this pass."""
-
-    def __init__(self, key: Hashable) -> None:
+    def __init__(self, key: Hashable, limit: float = 0) -> None:
         self.key = key
+        self.limit = limit
+        """How many may complete in this pass; infinity without a limit."""
+        self.completed = 0
+        """How many have, in this pass."""
         self.walk: Iterator[int] | None = None
         """What is left of the pass, if it has begun."""
         self.requested: float = 0

@@ -6,12 +6,12 @@ and none in a touch.
 """
 
 import asyncio
-from asyncio import AbstractEventLoop, _get_running_loop
+from asyncio import AbstractEventLoop
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, NoReturn, TypeVar
 
-from purgatory._affinity import running_loop
+from purgatory._affinity import check_loop
 from purgatory._checks import check_callback, refuse_copy, seconds
 from purgatory.clock import Clock, report
 from purgatory.errors import PurgatoryClosed
@@ -170,13 +170,8 @@ class IdleTracker(Generic[K]):
         if self._closed:
             raise PurgatoryClosed(f"{self!r} is closed")
         clock = self.timer.clock
-        running = _get_running_loop()
-        if (
-            isinstance(clock, AbstractEventLoop)
-            and clock is not running
-            and (running is not None or clock.is_running())
-        ):
-            running_loop(self, clock, "tracker.touch(key)")
+        if isinstance(clock, AbstractEventLoop):
+            check_loop(self, clock, "tracker.touch(key)")
         self._time = clock.time
         now = clock.time()
         self._idle.pop(key, None)  # alive after all, before it was yielded

@@ -209,6 +209,7 @@ class DelayedOperation(TimerEntry, Generic[T]):
 
         Raises `ValueError` or `TypeError` as the constructor, `PurgatoryError` unless it waits in a purgatory.
         """
+        # As in __init__, without a call: a fifth of a reschedule.
         if timeout is not None and not (type(timeout) is float and 0.0 <= timeout < _NEVER):
             timeout = seconds("timeout", timeout, none=True)
         owner = self._purgatory_owner
@@ -280,7 +281,7 @@ class DelayedOperation(TimerEntry, Generic[T]):
                         self._purgatory_remove_waiter(waiter)
                         raise
                 state = self._purgatory_state
-            self._purgatory_waiters = None  # taken: none of the others is told that it is not delivered
+            self._purgatory_waiters = None  # taken: it is delivered, even if the others leave
             if state is _COMPLETED or state is _EXPIRED:
                 return cast(T, self._purgatory_outcome)
             return self.result()

@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn, TypeVar, cast
 
 from purgatory._checks import check_callback, check_count, refuse_copy
 from purgatory._owner import Owned, Owner
-from purgatory._passes import CheckQueue, Pass, try_each, walk
+from purgatory._passes import CheckQueue, Pass, try_all, walk
 from purgatory.clock import Clock
 from purgatory.errors import PurgatoryClosed, PurgatoryError, PurgatoryFull
 from purgatory.listeners import Listener, Listeners, Outcome
@@ -23,7 +23,6 @@ __all__ = ["DelayedOperationPurgatory"]
 Operation = TypeVar("Operation", bound=DelayedOperation[Any])
 
 _NEVER: Final = math.inf
-_NOTHING: Final[dict[Hashable, None]] = {}
 
 
 class DelayedOperationPurgatory:
@@ -192,7 +191,7 @@ class DelayedOperationPurgatory:
             keys = tuple(keys)
         count = len(keys)
         if count == 1:
-            keys[0] in _NOTHING  # noqa: B015 - as hash(keys[0]), which refuses what is not hashable, in half the time
+            hash(keys[0])
         elif count:
             distinct = dict.fromkeys(keys)
             if len(distinct) < count:
@@ -290,17 +289,11 @@ class DelayedOperationPurgatory:
         if watchers is None:
             return 0
         if limit is not None:
-            limited = Pass(key)
-            limited.limit, limited.completed = limit, 0
+            limited = Pass(key, limit)
             for _ in walk(owner, limited):
                 pass
             return limited.completed
-        entries = watchers.entries.copy()
-        try:
-            return try_each(owner, entries)
-        finally:
-            if not all(entries):
-                owner.compact(watchers)
+        return try_all(owner, watchers)
 
     def check_and_complete_soon(self, key: Hashable, limit: int | None = None) -> None:
         """Try the operations that watch `key` on the next iteration of the loop, in slices if there are many.

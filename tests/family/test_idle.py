@@ -3,7 +3,8 @@
 import asyncio
 import gc
 import weakref
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any
 
@@ -439,6 +440,35 @@ class TestRefusals:
         tracker.touch("a")
         assert repr(tracker) == "<IdleTracker timeout=30.0 tracked=1>"
         assert tracker.timeout == 30.0
+
+
+class HookedLoop(asyncio.SelectorEventLoop):
+    """An event loop that makes a call of the test's own when it makes a future."""
+
+    hook: Callable[[], object] = int
+
+    def create_future(self) -> "asyncio.Future[Any]":
+        hook, self.hook = self.hook, int
+        hook()
+        return super().create_future()
+
+
+@pytest.mark.parametrize("end", [False, True])
+def test_an_iteration_sees_an_end_or_a_key_that_comes_as_its_future_is_made(end: bool) -> None:
+    clock = FaultLog()
+    tracker: IdleTracker[str] = IdleTracker(1.0, clock=clock)
+    tracker.touch("key")
+
+    async def iterate(loop: HookedLoop) -> list[str]:
+        loop.hook = tracker.close if end else partial(clock.advance, 2.0)
+        async for key in tracker:
+            tracker.close()
+            return [key]
+        return []
+
+    loop = HookedLoop()
+    with closing(loop):
+        assert loop.run_until_complete(asyncio.wait_for(iterate(loop), 30)) == ([] if end else ["key"])
 
 
 @pytest.mark.parametrize("closed", [False, True])

@@ -132,8 +132,7 @@ async def test_one_that_ends_at_any_step_of_another_that_begins_does_not_deafen_
             (second,) = watch(purgatory, [future], 1)
         assert not second.done()
         future.set_result(None)
-        await asyncio.sleep(0)
-        assert second.result() == ({future}, set())
+        assert await second == ({future}, set())
         first.cancel()
 
 
