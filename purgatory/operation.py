@@ -1,18 +1,20 @@
 """Delayed operations: pending in a purgatory until their condition or their deadline completes them.
 
-This table is the whole life of an operation. `_purgatory_claim` makes each step out of PENDING, as a compare-and-set:
-of all calls that try, in any order and from inside each other, one wins. The winner runs `on_complete`
-(`_purgatory_run`); `_purgatory_fail` makes the step to FAILED, and `_purgatory_settle` the other last ones.
+This table is the whole life of an operation. The steps out of PENDING are a compare-and-set: of all calls that try, in
+any order and from inside each other, one wins. `force_complete` makes the first one, `_purgatory_claim` the others. The
+winner runs `on_complete` (`_purgatory_run`), which makes the last step too; `_purgatory_fail` makes the step to FAILED.
 
     from         to           made by                                                  outcome
-    PENDING      COMPLETING   force_complete; an exception of try_complete             satisfied, completed_at_once
+    PENDING      COMPLETING   force_complete                                           satisfied, completed_at_once
     PENDING      CLOSING      complete_all, close and aclose of the purgatory          closed
     PENDING      EXPIRING     the timer, where a last try does not complete it         expired
+    PENDING      FAILING      an exception of try_complete                             failed
     PENDING      CANCELLED    cancel; the last awaiting task that leaves               cancelled
     COMPLETING   COMPLETED    on_complete has returned                                 as before
     CLOSING      CLOSED       on_complete has returned                                 as before
     EXPIRING     EXPIRED      on_complete has returned, and on_expiration was called   as before
-    these three  FAILED       an exception of on_complete or try_complete              failed
+    these three  FAILED       an exception of on_complete                              failed
+    FAILING      FAILED       the exception is kept for the awaiting tasks             failed
 
 Names of the internals begin with `_purgatory_`, or `_timer_` for the timer's: all other names are a subclass's own.
 """
@@ -51,7 +53,7 @@ class _State:
         self.outcome = outcome
         """The outcome, if it is the same for all operations in this state."""
         self.after = after
-        """The state that follows when `on_complete` has returned, while that runs."""
+        """The state that follows, while the operation is being finished; `None` if it is done or pending."""
 
 
 PENDING: Final = _State("pending")
@@ -63,6 +65,7 @@ _FAILED: Final = _State("failed", "failed")
 _COMPLETING: Final = _State("completing", None, _COMPLETED)
 _CLOSING: Final = _State("closing", "closed", _CLOSED)
 _EXPIRING: Final = _State("expiring", "expired", _EXPIRED)
+_FAILING: Final = _State("failing", "failed", _FAILED)
 
 _NEVER: Final = math.inf
 
@@ -174,7 +177,7 @@ class DelayedOperation(TimerEntry, Generic[T]):
         if owner is not None and owner.thread is not None:
             owner.check_thread("operation.force_complete()")
         number = id(self)
-        # As _purgatory_claim, without its call, which is 3 % of an operation. No call from here.
+        # As _purgatory_claim(_COMPLETING), without its call, which is 3 % of an operation. No call from here.
         if self._purgatory_state is not PENDING:
             return False
         self._purgatory_state = _COMPLETING
@@ -201,7 +204,12 @@ class DelayedOperation(TimerEntry, Generic[T]):
             owner.check_thread("operation.cancel()")
         if not self._purgatory_claim(_CANCELLED):
             return False
-        self._purgatory_settle()
+        # No call from here: counted, and of no purgatory any more.
+        owner, self._purgatory_owner = self._purgatory_owner, None
+        if owner is not None:
+            owner.cancelled += 1
+        # To here.
+        self._purgatory_announce(owner)
         return True
 
     def reschedule(self, timeout: float | None) -> None:
@@ -335,22 +343,28 @@ class DelayedOperation(TimerEntry, Generic[T]):
                         self._purgatory_report(exception, owner)
         finally:
             try:
-                # As _purgatory_settle, for most operations, without its call, which is 3 % of an operation.
-                if (
-                    self._purgatory_state is _COMPLETING
-                    and owner is not None
-                    and owner.lists.dead <= owner.fast_path_limit
-                ):
-                    self._purgatory_state = _COMPLETED
-                    self._purgatory_owner = None
-                    if self._purgatory_entry is None:
-                        owner.completed_at_once += 1
+                # No call from here: done and counted, or neither.
+                after = self._purgatory_state.after
+                if after is not None:
+                    self._purgatory_state = after
+                self._purgatory_owner = None
+                if owner is not None:
+                    if after is _COMPLETED:
+                        if self._purgatory_entry is None:
+                            owner.completed_at_once += 1
+                        else:
+                            owner.satisfied += 1
+                    elif after is _EXPIRED:
+                        owner.expired += 1
+                    elif after is _CLOSED:
+                        owner.closed_operations += 1
                     else:
-                        owner.satisfied += 1
-                    if self._purgatory_waiters is not None:
-                        self._purgatory_wake_waiters(self._purgatory_waiters)
-                else:
-                    self._purgatory_settle()
+                        owner.failed += 1
+                # To here.
+                if self._purgatory_waiters is not None or (
+                    owner is not None and owner.lists.dead > owner.fast_path_limit
+                ):
+                    self._purgatory_announce(owner)
             finally:
                 if owner is not None:
                     try:
@@ -380,11 +394,16 @@ class DelayedOperation(TimerEntry, Generic[T]):
 
     def _purgatory_fail_attempt(self, exception: BaseException, owner: Owner | None) -> None:
         """Let the operation fail with `exception`, which is being handled and came out of `try_complete`."""
-        if self._purgatory_claim(_COMPLETING):
+        if self._purgatory_claim(_FAILING):
             try:
                 self._purgatory_fail(exception, owner)
             finally:
-                self._purgatory_settle()
+                # No call from here: counted, and of no purgatory any more.
+                owner, self._purgatory_owner = self._purgatory_owner, None
+                if owner is not None:
+                    owner.failed += 1
+                # To here.
+                self._purgatory_announce(owner)
         else:
             self._purgatory_report(exception, owner)
 
@@ -433,36 +452,8 @@ class DelayedOperation(TimerEntry, Generic[T]):
         clock = None if owner is None else owner.timer.clock
         report(clock, f"{type(self).__qualname__} raised after it was done", exception, operation=self)
 
-    def _purgatory_settle(self) -> None:
-        """Make the last step, count the outcome, and make it known: to awaiting tasks and to listeners."""
-        state = self._purgatory_state
-        owner = self._purgatory_owner
-        outcome: Outcome
-        # No call from here: done and counted, or neither.
-        if state.after is not None:
-            self._purgatory_state = state = state.after
-        self._purgatory_owner = None
-        if owner is not None:
-            if state is _COMPLETED:
-                if self._purgatory_entry is None:
-                    owner.completed_at_once += 1
-                    outcome = "completed_at_once"
-                else:
-                    owner.satisfied += 1
-                    outcome = "satisfied"
-            elif state is _EXPIRED:
-                owner.expired += 1
-                outcome = "expired"
-            elif state is _CANCELLED:
-                owner.cancelled += 1
-                outcome = "cancelled"
-            elif state is _CLOSED:
-                owner.closed_operations += 1
-                outcome = "closed"
-            else:
-                owner.failed += 1
-                outcome = "failed"
-        # To here.
+    def _purgatory_announce(self, owner: Owner | None) -> None:
+        """Tell awaiting tasks and listeners that the operation is done. A purge begins if it is due."""
         if self._purgatory_waiters is not None:
             self._purgatory_wake_waiters(self._purgatory_waiters)
         if owner is not None:
@@ -473,7 +464,7 @@ class DelayedOperation(TimerEntry, Generic[T]):
                         owner.purge_if_due()
                 finally:
                     if owner.listeners is not None:
-                        owner.listeners.finish(self, outcome, owner.time())
+                        owner.listeners.finish(self, cast(Outcome, self.outcome), owner.time())
 
     def _purgatory_add_waiter(self) -> "asyncio.Future[None] | None":
         """A future that is done when the operation is; `None` if that is done already."""
