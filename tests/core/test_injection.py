@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.injection import PARTS, inject_everywhere
+from tests.support.injection import inject_everywhere
+from tests.support.worlds import PARTS
 
 SEARCHING = os.environ.get("HYPOTHESIS_PROFILE") == "searching"
 
