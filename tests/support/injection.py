@@ -19,9 +19,7 @@ from types import CodeType, FrameType
 from typing import Any, Final, TypeVar
 
 import purgatory as package
-from purgatory import (
-    PurgatoryError,
-)
+from purgatory import PurgatoryError
 
 
 class Broken(Exception):
