@@ -77,7 +77,7 @@ class WatcherLists(Generic[W]):
         """Dead entries removed so far."""
         self.revived: list[Entry[W]] = []
         """Entries that were watched while their list was being dropped, by the key's own `__hash__`. A check of the key
-        may have missed them: whoever compacts has to try them, and to clear this."""
+        may have missed them: the caller of compact() has to try them, and to clear this."""
 
     def __len__(self) -> int:
         """How many keys have a list."""
