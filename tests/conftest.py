@@ -5,6 +5,7 @@ Async tests run on asyncio's own loop and on uvloop; the clock of the others is 
 
 import asyncio
 import os
+import signal
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,10 @@ from tests.support.operations import FaultLog  # noqa: E402
 
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
+
+# A shell starts a background command with SIGINT ignored, and each process of a test would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples every time, so that a run can be trusted; HYPOTHESIS_PROFILE=searching looks for new ones, thirty
 # times as many. How fast an example runs is the machine's business.

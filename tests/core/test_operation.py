@@ -316,3 +316,16 @@ def test_a_timer_alone_tries_it_at_its_deadline_too(clock: FaultLog) -> None:
     clock.advance(1.0)
     assert operation.calls == ["flag completes"]
     assert clock.faults == []
+
+
+def test_a_timer_alone_lets_it_fail_in_its_last_try(clock: FaultLog) -> None:
+    class Failing(Flag):
+        def try_complete(self) -> bool:
+            raise LookupError
+
+    timer = WheelTimer(clock)
+    operation = Failing()
+    timer.add(operation, 1.0)
+    clock.advance(1.0)
+    assert isinstance(operation.exception(), LookupError)
+    assert (operation.outcome, clock.faults) == ("failed", [])
