@@ -1,8 +1,11 @@
 """Hold operations that wait for a condition or a deadline, on asyncio: a purgatory on hierarchical timing wheels."""
 
+__version__ = "0.2.0"
+__distribution__ = "asyncio-purgatory"
+
 from purgatory.clock import Clock, Handle, VirtualClock
 from purgatory.delay import Delay
-from purgatory.errors import OperationCancelled, PurgatoryClosed, PurgatoryError, PurgatoryFull
+from purgatory.errors import OperationCancelled, PurgatoryClosed, PurgatoryError, PurgatoryFull, PurgatoryMisuse
 from purgatory.futures import DelayedFutures
 from purgatory.idle import IdleTracker
 from purgatory.listeners import FinishedOperation
@@ -25,6 +28,7 @@ __all__ = [
     "PurgatoryClosed",
     "PurgatoryError",
     "PurgatoryFull",
+    "PurgatoryMisuse",
     "PurgatoryStatistics",
     "ThresholdPurgatory",
     "TimerStatistics",

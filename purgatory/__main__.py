@@ -4,29 +4,28 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    Subcommands = argparse._SubParsersAction[argparse.ArgumentParser]
+import purgatory.errors  # noqa: F401 - first: it tells of another distribution of this name
+from purgatory import __version__
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a subcommand."""
     parser = argparse.ArgumentParser("purgatory", description="Operations that wait for a condition or a deadline.")
+    parser.add_argument("--version", action="version", version=f"asyncio-purgatory {__version__}")
     subcommands = parser.add_subparsers(required=True, metavar="COMMAND")
+    missing: dict[str, str] = {}
     for name, extra in (("bench", "bench"), ("pipeline", "spark")):
         try:
             import_module(f"purgatory.{extra}.command").add_to(subcommands)
         except ModuleNotFoundError as error:
-            _tell_what_is_missing(subcommands, name, f"needs {error.name}: pip install 'asyncio-purgatory[{extra}]'")
-    options = parser.parse_args(arguments)
+            missing[name] = f"needs {error.name}: pip install 'asyncio-purgatory[{extra}]'"
+            subcommands.add_parser(name, help=missing[name])
+    given = sys.argv[1:] if arguments is None else arguments
+    if given and given[0] in missing:  # its options are not known
+        sys.exit(f"purgatory {given[0]} {missing[given[0]]}")
+    options = parser.parse_args(given)
     options.run(options)
-
-
-def _tell_what_is_missing(subcommands: "Subcommands", name: str, missing: str) -> None:
-    parser = subcommands.add_parser(name, help=missing, description=missing)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER)
-    parser.set_defaults(run=lambda options: sys.exit(f"purgatory {name} {missing}"))
 
 
 if __name__ == "__main__":

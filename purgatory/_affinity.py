@@ -2,7 +2,7 @@
 
 from asyncio import AbstractEventLoop, _get_running_loop
 
-from purgatory.errors import PurgatoryError
+from purgatory.errors import PurgatoryMisuse
 
 __all__ = ["check_loop", "running_loop", "wrong_thread"]
 
@@ -10,23 +10,23 @@ __all__ = ["check_loop", "running_loop", "wrong_thread"]
 def running_loop(what: object, loop: AbstractEventLoop | None, call: str) -> AbstractEventLoop:
     """Return the running loop, which must be `loop`, the one that `what` belongs to, unless that is `None`.
 
-    Raises `PurgatoryError` if that is closed, if another loop runs or if no loop runs in this thread, `RuntimeError`,
+    Raises `PurgatoryMisuse` if that is closed, if another loop runs or if no loop runs in this thread, `RuntimeError`,
     as asyncio does, if no loop runs and `what` belongs to none yet. `call` is what was called, as code.
     """
     if loop is not None and loop.is_closed():
-        raise PurgatoryError(f"{what!r} belongs to an event loop that is closed")
+        raise PurgatoryMisuse(f"{what!r} belongs to an event loop that is closed")
     running = _get_running_loop()
     if running is None:
         if loop is None:
             raise RuntimeError("no running event loop")
         raise wrong_thread(call)
     if loop is not None and running is not loop:
-        raise PurgatoryError(f"{what!r} belongs to another event loop than the running one")
+        raise PurgatoryMisuse(f"{what!r} belongs to another event loop than the running one")
     return running
 
 
 def check_loop(what: object, loop: AbstractEventLoop, call: str) -> None:
-    """Raise `PurgatoryError` if `call` would not run on `loop`, the one that `what` belongs to.
+    """Raise `PurgatoryMisuse` if `call` would not run on `loop`, the one that `what` belongs to.
 
     That is so if `loop` is closed or runs in another thread, or if another loop runs in this one. No loop need run.
     """
@@ -34,11 +34,11 @@ def check_loop(what: object, loop: AbstractEventLoop, call: str) -> None:
         running_loop(what, loop, call)
 
 
-def wrong_thread(call: str, instead: str = "") -> PurgatoryError:
+def wrong_thread(call: str, instead: str = "") -> PurgatoryMisuse:
     """The error for a `call` that came from another thread than the loop's; `instead` is the right one, as code."""
     called, _, arguments = call.rstrip(")").partition("(")
     if not instead:
         instead = f"loop.call_soon_threadsafe({', '.join(filter(None, (called, arguments)))})"
-    return PurgatoryError(
+    return PurgatoryMisuse(
         f"{called.rpartition('.')[2]}() is not for other threads than that of its event loop: use {instead}"
     )

@@ -1,4 +1,4 @@
-"""The owner: what an operation belongs to while it waits.
+"""The owner of an operation while it waits.
 
 An operation knows its owner and nothing else of the purgatory that took it: the timer, the loop and the thread that may
 call, how deep completions are nested, the listeners, the counts, and when to purge.
@@ -62,7 +62,7 @@ class Owned(Protocol):
 
 
 class Owner:
-    """What the operations of one purgatory belong to."""
+    """The owner of the operations of one purgatory."""
 
     __slots__ = (
         "_purge_handle",
@@ -109,7 +109,7 @@ class Owner:
         self.lists: WatcherLists[Owned] = WatcherLists()
         self.listeners: Listeners | None = None
         self.awaited: dict[int, Any] = {}
-        """What each future that is awaited by a `DelayedFutures` has for all of them, by `id` of the future."""
+        """The shared entry of each future that a `DelayedFutures` awaits, by `id` of the future."""
         self.purge_interval = purge_interval
         self.fast_path_limit = purge_interval
         """While the dead entries are at most this, completion skips the slow path: no listener is attached, and no
@@ -152,7 +152,7 @@ class Owner:
             self.thread = get_ident()
 
     def check_thread(self, call: str, instead: str = "") -> None:
-        """Raise `PurgatoryError`, which names the right call, if this is not the thread of the event loop.
+        """Raise `PurgatoryMisuse`, which names the right call, if this is not the thread of the event loop.
 
         `call` is what was called, as code; `instead` is the right call where it is not `call_soon_threadsafe` of that.
         """

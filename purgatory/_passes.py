@@ -29,11 +29,11 @@ class Pass:
     def __init__(self, key: Hashable, limit: float = 0) -> None:
         self.key = key
         self.limit = limit
-        """How many may complete in this pass; infinity without a limit."""
+        """The most operations that may complete in this pass; infinity without a limit."""
         self.completed = 0
-        """How many have, in this pass."""
+        """The operations that have completed in this pass."""
         self.walk: Iterator[int] | None = None
-        """What is left of the pass, if it has begun."""
+        """The rest of the pass, if it has begun."""
         self.requested: float = 0
         """The limit of the next pass: the sum of those requested since the last one began."""
         self.queued = False

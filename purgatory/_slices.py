@@ -37,13 +37,13 @@ class Slice:
 
     def __init__(self, bounded: bool) -> None:
         """Begin a slice, which ends after a time too if it is `bounded`."""
-        self.bounded = bounded
+        self.bounded: bool = bounded
         """Whether it ends after a time too."""
-        self.began = perf_counter()
+        self.began: float = perf_counter()
         """By `time.perf_counter`."""
-        self.left = SLICE
+        self.left: int = SLICE
         """Entries that may still be worked on."""
-        self._look = SLICE - _CHEAP
+        self._look: int = SLICE - _CHEAP
 
     def seconds(self) -> float:
         """Seconds that it has taken so far."""

@@ -4,11 +4,24 @@ Wrong values raise `ValueError` and wrong types `TypeError`, as everywhere in Py
 operation raises one of these.
 """
 
-__all__ = ["OperationCancelled", "PurgatoryClosed", "PurgatoryError", "PurgatoryFull"]
+import purgatory
+
+__all__ = ["OperationCancelled", "PurgatoryClosed", "PurgatoryError", "PurgatoryFull", "PurgatoryMisuse"]
+
+# Each module imports this one, and the other distribution has no such module.
+if getattr(purgatory, "__distribution__", None) != "asyncio-purgatory":
+    raise ImportError(
+        "another distribution that also imports as `purgatory`, a circuit breaker, has overwritten a part of "
+        "asyncio-purgatory: install each in an environment of its own"
+    )
 
 
 class PurgatoryError(RuntimeError):
-    """Base of all errors of this package. Misuse raises it: an operation used twice, the wrong event loop."""
+    """Base of all errors of this package."""
+
+
+class PurgatoryMisuse(PurgatoryError):
+    """A bug of the caller: an operation is used twice, the wrong event loop or thread calls."""
 
 
 class PurgatoryClosed(PurgatoryError):

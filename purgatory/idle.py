@@ -72,7 +72,8 @@ class IdleTracker(Generic[K]):
         if on_idle is not None:
             check_callback("on_idle", on_idle)
         # With a tick of a hundredth one wheel reaches as far as the timeout, so that nothing cascades.
-        self.timer = WheelTimer(clock, tick=max(self._timeout / 100, 1e-6) if tick is None else tick, wheel_size=128)
+        tick = max(self._timeout / 100, 1e-6) if tick is None else tick
+        self.timer: WheelTimer = WheelTimer(clock, tick=tick, wheel_size=128)
         """The timer: for its statistics."""
         self._on_idle = on_idle
         self._time = self.timer.time
@@ -109,7 +110,7 @@ class IdleTracker(Generic[K]):
     def touch(self, key: K) -> None:
         """Note a sign of life of `key`, and track it if it is new.
 
-        Raises `TypeError` if it is not hashable, `PurgatoryClosed` after `close`, and `PurgatoryError` if a new key is
+        Raises `TypeError` if it is not hashable, `PurgatoryClosed` after `close`, and `PurgatoryMisuse` if a new key is
         touched on another event loop.
         """
         try:

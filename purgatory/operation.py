@@ -33,7 +33,7 @@ from purgatory._failures import Failure, clear_frames, own_frames
 from purgatory._owner import NESTING, Owned, Owner
 from purgatory._slices import call_next
 from purgatory.clock import report
-from purgatory.errors import OperationCancelled, PurgatoryError
+from purgatory.errors import OperationCancelled, PurgatoryError, PurgatoryMisuse
 from purgatory.listeners import Outcome
 from purgatory.timer.task import TimerEntry
 from purgatory.watchers import Entry
@@ -49,10 +49,10 @@ class _State:
     __slots__ = ("after", "name", "outcome")
 
     def __init__(self, name: str, outcome: Outcome | None = None, after: "_State | None" = None) -> None:
-        self.name = name
-        self.outcome = outcome
+        self.name: str = name
+        self.outcome: Outcome | None = outcome
         """The outcome, if it is the same for all operations in this state."""
-        self.after = after
+        self.after: _State | None = after
         """The state that follows, while the operation is being finished; `None` if it is done or pending."""
 
 
@@ -94,7 +94,7 @@ class DelayedOperation(TimerEntry, Generic[T]):
     )
 
     _purgatory_outcome: T | Failure
-    """What `on_complete` has returned, or the failure: set when there is one, and not before."""
+    """The result of `on_complete`, or the failure: set when there is one, and not before."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -215,7 +215,7 @@ class DelayedOperation(TimerEntry, Generic[T]):
     def reschedule(self, timeout: float | None) -> None:
         """Move the deadline to `timeout` seconds from now, earlier or later; `None` is never.
 
-        Raises `ValueError` or `TypeError` as the constructor, `PurgatoryError` unless it waits in a purgatory.
+        Raises `ValueError` or `TypeError` as the constructor, `PurgatoryMisuse` unless it waits in a purgatory.
         """
         # As in __init__, without a call: a fifth of a reschedule.
         if timeout is not None and not (type(timeout) is float and 0.0 <= timeout < _NEVER):
@@ -224,7 +224,7 @@ class DelayedOperation(TimerEntry, Generic[T]):
         if owner is not None and owner.thread is not None:
             owner.check_thread("operation.reschedule(timeout)")
         if self._purgatory_state is not PENDING or owner is None or self._purgatory_entry is None:
-            raise PurgatoryError(f"only an operation that waits in a purgatory is rescheduled, not {self!r}")
+            raise PurgatoryMisuse(f"only an operation that waits in a purgatory is rescheduled, not {self!r}")
         timer = owner.timer
         timer.reschedule(self, _NEVER if timeout is None else owner.time() + timeout)
         if owner.listeners is not None:
@@ -246,7 +246,7 @@ class DelayedOperation(TimerEntry, Generic[T]):
         return self._purgatory_state is _CANCELLED
 
     def result(self) -> T:
-        """What `on_complete` returned. Raises the exception that made the operation fail, `OperationCancelled` if it
+        """The result of `on_complete`. Raises the exception that made the operation fail, `OperationCancelled` if it
         was cancelled, and `asyncio.InvalidStateError` if it is not done.
         """
         try:
@@ -390,7 +390,7 @@ class DelayedOperation(TimerEntry, Generic[T]):
 
     def _purgatory_refute(self, claimed: object) -> NoReturn:
         """Raise, as `try_complete` has claimed to complete the operation and has not."""
-        raise PurgatoryError(f"try_complete() of {self!r} returned {claimed!r}, but did not force_complete()")
+        raise PurgatoryMisuse(f"try_complete() of {self!r} returned {claimed!r}, but did not force_complete()")
 
     def _purgatory_fail_attempt(self, exception: BaseException, owner: Owner | None) -> None:
         """Let the operation fail with `exception`, which is being handled and came out of `try_complete`."""
@@ -472,7 +472,7 @@ class DelayedOperation(TimerEntry, Generic[T]):
         state = self._purgatory_state
         if owner is None:
             if state is PENDING or state.after is not None:
-                raise PurgatoryError(f"{self!r} would never complete: hand it to try_complete_else_watch() first")
+                raise PurgatoryMisuse(f"{self!r} would never complete: hand it to try_complete_else_watch() first")
             return None
         if owner.loop is None:
             loop = asyncio.get_running_loop()

@@ -11,7 +11,7 @@ from purgatory._checks import check_callback, check_count, refuse_copy
 from purgatory._owner import Owned, Owner
 from purgatory._passes import CheckQueue, Pass, try_all, walk
 from purgatory.clock import Clock
-from purgatory.errors import PurgatoryClosed, PurgatoryError, PurgatoryFull
+from purgatory.errors import PurgatoryClosed, PurgatoryError, PurgatoryFull, PurgatoryMisuse
 from purgatory.listeners import Listener, Listeners, Outcome
 from purgatory.operation import PENDING, DelayedOperation
 from purgatory.statistics import PurgatoryStatistics
@@ -142,7 +142,7 @@ class DelayedOperationPurgatory:
         return [cast("DelayedOperation[Any]", operation) for entry in entries for operation in entry]
 
     def statistics(self) -> PurgatoryStatistics:
-        """What the purgatory holds and what it has done so far."""
+        """The contents of the purgatory, and its counts so far."""
         owner = self._owner
         lists = owner.lists
         watched = lists.watched
@@ -174,7 +174,7 @@ class DelayedOperationPurgatory:
         to be awaited or not. Its timeout counts from this call.
 
         Raises, with nothing registered: `PurgatoryClosed`, `PurgatoryFull` (only if it would have to wait),
-        `PurgatoryError` if the operation has been used before or the purgatory belongs to another event loop,
+        `PurgatoryMisuse` if the operation has been used before or the purgatory belongs to another event loop,
         `TypeError` if `operation` or `keys` is of the wrong type or a key is not hashable, `ValueError` if there are no
         keys.
         """
@@ -311,13 +311,13 @@ class DelayedOperationPurgatory:
     def check_and_complete_threadsafe(self, key: Hashable) -> None:
         """`check_and_complete_soon` for other threads, and for signal handlers. Many calls wake the loop once.
 
-        Raises `TypeError` if `key` is not hashable, `PurgatoryError` if the purgatory runs on a clock that is no event
+        Raises `TypeError` if `key` is not hashable, `PurgatoryMisuse` if the purgatory runs on a clock that is no event
         loop, `RuntimeError` if its loop is closed and the purgatory is not.
         """
         hash(key)
         owner = self._owner
         if not owner.live:
-            raise PurgatoryError(f"{self!r} has no event loop that another thread could call")
+            raise PurgatoryMisuse(f"{self!r} has no event loop that another thread could call")
         # Without a loop no operation is pending: one that comes later finds the condition true at its first try.
         loop = owner.loop
         if loop is None or owner.closed:
@@ -445,7 +445,7 @@ class DelayedOperationPurgatory:
             owner.set_fast_path()
 
     def check_thread(self, call: str, instead: str = "") -> None:
-        """For classes that are built on a purgatory: raise `PurgatoryError` in asyncio's debug mode if this is not the
+        """For classes that are built on a purgatory: raise `PurgatoryMisuse` in asyncio's debug mode if this is not the
         thread of the event loop. `call` is the method that was called, as code.
         """
         if self._owner.thread is not None:
@@ -524,4 +524,4 @@ class DelayedOperationPurgatory:
 def _refuse(operation: object) -> NoReturn:
     if isinstance(operation, type):
         raise TypeError(f"an operation is needed, not the class {operation.__qualname__}")
-    raise PurgatoryError(f"{operation!r} has been used: an operation serves once")
+    raise PurgatoryMisuse(f"{operation!r} has been used: an operation serves once")

@@ -9,8 +9,8 @@ operation that waits for a higher one.
 
 A threshold whose waits have all expired or been cancelled stays in the heap until it is passed or swept out. When
 there are too many of these, the heap is put aside as the *old* one and a new one is begun. Each further threshold then
-removes a few from the end of the old one, which leaves the order of the heap as it is. Those that still have a wait
-move into the new one. So no iteration of the loop looks at all of them.
+removes a few from the end of the old one, which leaves the order of the heap as it is. Thresholds that still have a
+wait move into the new one. So no iteration of the loop looks at all of them.
 """
 
 from copy import copy
@@ -42,8 +42,8 @@ class DelayedReach(DelayedOperation[Number]):
 
     def __init__(self, of: "ThresholdPurgatory[Number]", threshold: Number, timeout: float | None) -> None:
         super().__init__(timeout)
-        self.of = of
-        self.threshold = threshold
+        self.of: ThresholdPurgatory[Number] = of
+        self.threshold: Number = threshold
         self.failure: Exception | None = None
 
     def try_complete(self) -> bool:
@@ -89,7 +89,7 @@ class ThresholdPurgatory(Generic[Number]):
         if not isinstance(purgatory, DelayedOperationPurgatory):
             raise TypeError(f"purgatory must be a DelayedOperationPurgatory, not {purgatory!r}")
         self._value = value
-        self.purgatory = purgatory
+        self.purgatory: DelayedOperationPurgatory = purgatory
         """The purgatory that holds the waits: for its statistics, metrics and listeners, and
         `cancel_for_key(threshold)`.
         """

@@ -45,12 +45,12 @@ class Watchers(Generic[W]):
     __slots__ = ("entries", "head", "index", "key")
 
     def __init__(self, key: Hashable, entry: Entry[W]) -> None:
-        self.key = key
+        self.key: Hashable = key
         self.entries: list[Entry[W]] = [entry]
         """In watch order. Replaced as a whole, and never shortened."""
-        self.head = 0
+        self.head: int = 0
         """So many entries at the front are dead: a check with a limit begins behind them."""
-        self.index = -1
+        self.index: int = -1
         """The place in the register of all lists; -1 outside of it, and `_DROPPED` for good."""
 
 
@@ -65,15 +65,15 @@ class WatcherLists(Generic[W]):
         """The same lists, for walks in slices: a dict cannot be walked while it changes."""
         self._size = 0
         """The length of the register."""
-        self.watched = 0
+        self.watched: int = 0
         """Entries in all lists, dead ones included."""
-        self.dead = 0
+        self.dead: int = 0
         """Entries of operations that have finished."""
-        self.clears = 0
+        self.clears: int = 0
         """How often all lists have been dropped."""
-        self.peak = 0
+        self.peak: int = 0
         """The most entries at a time, as of the last removal."""
-        self.purged = 0
+        self.purged: int = 0
         """Dead entries removed so far."""
         self.revived: list[Entry[W]] = []
         """Entries that were watched while their list was being dropped, by the key's own `__hash__`. A check of the key

@@ -1,4 +1,4 @@
-"""What a timer holds."""
+"""The tasks of a timer."""
 
 from abc import ABC, abstractmethod
 from typing import NoReturn, TypeAlias

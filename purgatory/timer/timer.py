@@ -43,7 +43,7 @@ _AWAKE: Final = -math.inf
 
 @dataclass(frozen=True, slots=True)
 class TimerStatistics:
-    """What a `WheelTimer` holds and what it has done since it was made."""
+    """The contents of a `WheelTimer`, and its counts since it was made."""
 
     tasks: int
     """Tasks waiting now."""
@@ -113,7 +113,7 @@ class WheelTimer:
         """The clock, if it is an event loop."""
         self._rate = 1 / self._tick
         self._current = 0 if clock is None else self._now()
-        self.due = self._current / self._rate
+        self.due: float = self._current / self._rate
         """Tasks with a deadline up to this time of the clock are due, while such are being run."""
         self._lowest = TimingWheel(1, 1, wheel_size, self._current)
         self._wheels = [self._lowest]
@@ -135,7 +135,7 @@ class WheelTimer:
         self._wake_ups = 0
         self._buckets = 0
         self._cascaded = 0
-        self.longest_slice = 0.0
+        self.longest_slice: float = 0.0
         """Seconds of the longest slice of work so far."""
 
     def __repr__(self) -> str:
@@ -166,7 +166,7 @@ class WheelTimer:
         return tuple(self._wheels)
 
     def statistics(self) -> TimerStatistics:
-        """What the timer holds and what it has done so far."""
+        """The contents of the timer, and its counts so far."""
         levels = self._levels()
         return TimerStatistics(sum(levels), tuple(levels), self._wake_ups, self._buckets, self._cascaded)
 
@@ -174,8 +174,8 @@ class WheelTimer:
         """Run `task` at `deadline`, on the clock's next iteration if that has passed.
 
         A deadline of 2**52 ticks or more (140,000 years at 1 ms) never comes, and the task does not wait for it.
-        Raises `ValueError` if `deadline` is NaN or the task waits in a timer already, `PurgatoryError` on another event
-        loop than the timer's.
+        Raises `ValueError` if `deadline` is NaN or the task waits in a timer already, `PurgatoryMisuse` on another
+        event loop than the timer's.
         """
         if self._loop is not None and not self._loop.is_running():
             check_loop(self, self._loop, "timer.add(task, deadline)")

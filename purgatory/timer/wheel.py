@@ -19,13 +19,13 @@ class TimingWheel:
 
     def __init__(self, level: int, unit: int, size: int, current: int) -> None:
         """Make the wheel of `level` (1 is the lowest) that stands at tick `current`."""
-        self.level = level
-        self.unit = unit
-        self.size = size
+        self.level: int = level
+        self.unit: int = unit
+        self.size: int = size
         self.buckets: list[list[Bucket] | None] = [None] * size
-        self.limit = (current // unit + size) * unit
+        self.limit: int = (current // unit + size) * unit
         """The first tick that is too far ahead for this wheel."""
-        self.floor = -(2**62)
+        self.floor: int = -(2**62)
         """The first tick that is too far ahead for the wheel below."""
         self.overflow: TimingWheel | None = None
 
