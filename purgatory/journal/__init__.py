@@ -28,8 +28,8 @@ It needs the extra `journal`.
 
 try:
     import pyarrow.parquet  # noqa: F401 - columns and files need it
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"{error}: pip install 'asyncio-purgatory[journal]'", name=error.name) from None
+except ModuleNotFoundError as _error:
+    raise ModuleNotFoundError(f"{_error}: pip install 'asyncio-purgatory[journal]'", name=_error.name) from None
 
 from purgatory.journal.columns import SCHEMA
 from purgatory.journal.errors import JournalError, JournalFull

@@ -26,7 +26,7 @@ from purgatory.listeners import FinishedOperation
 __all__ = ["Journal", "JournalStatistics"]
 
 _CHUNK: Final = 1000
-"""Rows made into columns in one go: that holds the interpreter, and with it the loop, for about a millisecond."""
+"""The rows made into columns in one go, which holds the interpreter, and so the loop, for about a millisecond."""
 
 _RETRY: Final = 1.0
 """Seconds from one attempt to write a file to the next."""
@@ -40,7 +40,7 @@ _log = logging.getLogger("purgatory")
 
 @dataclass(frozen=True, slots=True)
 class JournalStatistics:
-    """What a journal holds and what it has done since it was opened."""
+    """The contents of a journal, and its counts since it was opened."""
 
     rows: int
     """Rows on disk."""
@@ -51,11 +51,11 @@ class JournalStatistics:
     dropped: int
     """Rows lost, because the queue was full or because the journal was closed."""
     failures: int
-    """How often files could not be written; their rows are tried again."""
+    """Failures to write a file; its rows are tried again."""
 
 
 class Journal:
-    """Writes down finished operations, of any number of purgatories. `write` is a listener; it may be called anywhere.
+    """Writes the finished operations of any number of purgatories. `write` is a listener; it may be called anywhere.
 
     Use it as a context manager, of either kind, or call `close` or `aclose`. The interpreter's exit closes it too.
     """
@@ -74,8 +74,8 @@ class Journal:
         """Write to `directory`, which is made if there is none.
 
         `instance` names this process among others that write there: one to 128 of the characters A-Z a-z 0-9 . _ -
-        What more than `max_queued` rows come to, with the disk slow or full, is `when_full`: they are dropped and
-        counted, or `write` raises `JournalFull`, which a purgatory hands to its loop's exception handler. `now` tells
+        With the disk slow or full, rows beyond `max_queued` are dropped and counted if `when_full` is "drop". If it is
+        "raise", `write` raises `JournalFull`, which a purgatory hands to its loop's exception handler. `now` returns
         the time in seconds since 1970: with purgatories on a `VirtualClock`, that clock's `time`. Raises `ValueError`
         or `TypeError` for values out of range, and `OSError` if the directory cannot be written to.
         """
@@ -108,11 +108,11 @@ class Journal:
         self._failing = False
         self._asleep = False
         self._wake = threading.Event()
-        """There is something to do for the thread."""
+        """Set when the thread has work to do."""
         self._closing = threading.Event()
         self._ended = False
         self._lock = threading.Lock()
-        """For counting what is lost, which several threads do."""
+        """The lock of the count of lost rows, which several threads change."""
         self._files = Files(Path(directory), instance)
         self._thread = threading.Thread(target=self._run, name=f"purgatory-journal-{instance}", daemon=True)
         self._thread.start()
@@ -166,12 +166,12 @@ class Journal:
             self._count_the_lost()
 
     def statistics(self) -> JournalStatistics:
-        """What the journal holds and what it has done so far."""
+        """The contents of the journal, and its counts so far."""
         queued = len(self._queue) + self._num_open
         return JournalStatistics(self._rows, self._num_files, queued, self._dropped, self._failures)
 
     def close(self, timeout: float | None = 60.0) -> None:
-        """Write what there is, and end. Harmless when repeated.
+        """Write all rows, and end. Harmless when repeated.
 
         Rows that cannot be written are dropped and counted, or `JournalError` is raised if `when_full` is "raise".
         Raises `TimeoutError` if it takes more than `timeout` seconds; it goes on nevertheless.
@@ -192,7 +192,7 @@ class Journal:
         await asyncio.to_thread(self.close, timeout)
 
     def _count_the_lost(self) -> int:
-        """Drop what will not be written any more. Returns how many rows that are."""
+        """Drop the rows that will not be written any more. Returns their number."""
         with self._lock:
             lost = self._num_open + len(self._queue)
             self._num_open = 0
@@ -210,7 +210,7 @@ class Journal:
             _log.error("%r has to drop rows", self)
 
     def _run(self) -> None:
-        """What the thread does: one file after the other."""
+        """Write one file after the other: the work of the thread."""
         closing = self._closing
         while not closing.is_set() or self._queue:
             self._wait_for_rows()
@@ -276,7 +276,7 @@ class Journal:
             del self._open[day]
         if failure is not None:
             self._failures += 1
-            if not self._failing:  # said once, and not every second
+            if not self._failing:  # logged once, and not every second
                 _log.error("%r cannot write, and goes on trying: %s", self, failure)
         self._failing = failure is not None
         return not self._failing

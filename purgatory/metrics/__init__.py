@@ -1,4 +1,4 @@
-"""Metrics of purgatories: for Prometheus in `purgatory.metrics.prometheus`, for OpenTelemetry in `.opentelemetry`.
+"""Metrics of purgatories, for Prometheus and OpenTelemetry.
 
 Both export the same figures (`measures` has the list): those of Kafka's purgatories, and others that operators need.
 
@@ -14,3 +14,24 @@ and the last try at the deadline found it. It should be 0; in Kafka such an oper
 Counts and sizes are read when they are scraped, and cost nothing in between. A listener records how long operations
 waited and how late they were, when an operation finishes. Both come with the extra `metrics`.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from purgatory.metrics.opentelemetry import PurgatoryInstruments
+    from purgatory.metrics.prometheus import JournalCollector, PurgatoryCollector
+
+__all__ = ["JournalCollector", "PurgatoryCollector", "PurgatoryInstruments"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a class when it is first used: Prometheus' client and OpenTelemetry are not needed both."""
+    if name in ("JournalCollector", "PurgatoryCollector"):
+        from purgatory.metrics import prometheus
+
+        return getattr(prometheus, name)
+    if name == "PurgatoryInstruments":
+        from purgatory.metrics.opentelemetry import PurgatoryInstruments
+
+        return PurgatoryInstruments
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

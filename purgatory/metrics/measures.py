@@ -24,7 +24,7 @@ class Measure:
     """The values, by the value of `label`, or by an empty string if there is none."""
     label: str | None = None
     seconds: bool = False
-    """Whether it is a time; else it is a number of the things in its name."""
+    """Whether it is a time in seconds; else it is a count."""
 
 
 MEASURES: Final = (
@@ -105,7 +105,7 @@ class Exporter(ABC, Generic[L]):
         self.add(*purgatories)
 
     def add(self, *purgatories: DelayedOperationPurgatory) -> None:
-        """Export the figures of these too. Raises `ValueError`, and adds none, if two have the same name."""
+        """Export the figures of more purgatories. Raises `ValueError`, and adds none, if two have the same name."""
         for purgatory in purgatories:
             if not isinstance(purgatory, DelayedOperationPurgatory):
                 raise TypeError(
@@ -121,7 +121,7 @@ class Exporter(ABC, Generic[L]):
             self._listened = {**self._listened, purgatory: listener}  # another thread may be reading it
 
     def remove(self, purgatory: DelayedOperationPurgatory) -> None:
-        """Stop exporting its figures. Raises `KeyError` if they are not exported."""
+        """Stop exporting the figures of a purgatory. Raises `KeyError` if they are not exported."""
         listened = dict(self._listened)
         purgatory.remove_listener(listened.pop(purgatory))
         self._listened = listened

@@ -17,8 +17,8 @@ try:
         get_meter,
         get_meter_provider,
     )
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"{error}: pip install 'asyncio-purgatory[metrics]'", name=error.name) from None
+except ModuleNotFoundError as _error:
+    raise ModuleNotFoundError(f"{_error}: pip install 'asyncio-purgatory[metrics]'", name=_error.name) from None
 
 __all__ = ["PurgatoryInstruments"]
 

@@ -10,8 +10,8 @@ from purgatory.metrics.measures import LATENESS, LATENESS_BOUNDS, MEASURES, WAIT
 try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
     from prometheus_client.registry import Collector
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"{error}: pip install 'asyncio-purgatory[metrics]'", name=error.name) from None
+except ModuleNotFoundError as _error:
+    raise ModuleNotFoundError(f"{_error}: pip install 'asyncio-purgatory[metrics]'", name=_error.name) from None
 
 if TYPE_CHECKING:
     from purgatory.journal import Journal

@@ -32,7 +32,26 @@ A message is JSON: `{"from": "…", "keys": ["topic-1"]}`. A process ignores its
 A publisher on the channel can make processes check keys, and nothing else. It needs the extra `relay`.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from purgatory.relay.broker import Broker, Connection
 from purgatory.relay.relay import Relay, RelayError, RelayStatistics
 
-__all__ = ["Broker", "Connection", "Relay", "RelayError", "RelayStatistics"]
+if TYPE_CHECKING:
+    from purgatory.relay.postgres import PostgresBroker
+    from purgatory.relay.redis import RedisBroker
+
+__all__ = ["Broker", "Connection", "PostgresBroker", "RedisBroker", "Relay", "RelayError", "RelayStatistics"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a broker's class when it is first used: the client of one alone need be there."""
+    if name == "PostgresBroker":
+        from purgatory.relay.postgres import PostgresBroker
+
+        return PostgresBroker
+    if name == "RedisBroker":
+        from purgatory.relay.redis import RedisBroker
+
+        return RedisBroker
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,9 +14,9 @@ class Backlog:
     def __init__(self, max_keys: int) -> None:
         self._max_keys = max_keys
         self._keys: dict[str, None] = {}
-        self.everything = False
+        self.everything: bool = False
         """Whether the keys have collapsed."""
-        self.waiting = asyncio.Event()
+        self.waiting: asyncio.Event = asyncio.Event()
         """Set while the backlog is not empty."""
 
     def __len__(self) -> int:

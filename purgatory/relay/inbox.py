@@ -55,7 +55,7 @@ class Inbox:
         self._failed = Backlog(max_keys)
         """Keys whose refresh has failed. They are tried again, apart from new ones."""
         self._one_at_a_time = asyncio.Lock()
-        self.failures = 0
+        self.failures: int = 0
 
     @property
     def pending(self) -> int:

@@ -20,7 +20,7 @@ from purgatory.relay.retries import is_cancelled, retrying
 __all__ = ["Link"]
 
 _CHUNK: Final = 16
-"""Payloads published in one go: about a millisecond of the loop's time, and little memory."""
+"""The most payloads published in one go: about a millisecond of the loop's time, and little memory."""
 
 _log = logging.getLogger("purgatory")
 
@@ -54,9 +54,9 @@ class Link:
         self._closed = False
         self.first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the first connection is there, or has failed."""
-        self.connected = False
-        self.connections = 0
-        self.published = 0
+        self.connected: bool = False
+        self.connections: int = 0
+        self.published: int = 0
 
     @property
     def pending(self) -> int:
@@ -87,7 +87,7 @@ class Link:
             self._progress.notify_all()
 
     async def run(self) -> None:
-        """Connect, and again whenever the connection is lost. Ends only if that is not possible the first time."""
+        """Connect, and again whenever the connection is lost. Ends only if the first attempt fails."""
         attempts = retrying(self._report, should_retry=lambda: self.connections > 0, reset_backoff=lambda: self._lasts)
         try:
             await attempts(self._attempt)
@@ -126,7 +126,7 @@ class Link:
         try:
             await connection.listen()
         except asyncio.CancelledError:
-            # That of another task would end this one alone, and nothing would listen any more.
+            # The cancellation of another task would end this task alone, and the relay would not listen any more.
             if is_cancelled():
                 raise
         raise ConnectionError("the broker has ended the connection")

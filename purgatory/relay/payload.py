@@ -1,7 +1,7 @@
 """Payloads: JSON with the keys and the sender.
 
-They are plain ASCII, so that their length is the same in characters and in bytes, whatever the keys are made of; JSON
-escapes NUL, which PostgreSQL cannot store, and halves of surrogate pairs, which no encoding can.
+They are plain ASCII, so that their length is the same in characters and in bytes for any keys; JSON escapes NUL, which
+PostgreSQL cannot store, and halves of surrogate pairs, which no encoding can.
 """
 
 import json
@@ -11,10 +11,10 @@ from typing import Final
 __all__ = ["MAX_PAYLOAD", "check_key", "decode", "encode"]
 
 MAX_PAYLOAD: Final = 7999
-"""Bytes. PostgreSQL's NOTIFY takes less than 8000, and no other broker has reason to take less."""
+"""The most bytes of a payload. PostgreSQL's NOTIFY takes less than 8000; no other broker has reason to take less."""
 
 MAX_KEY: Final = MAX_PAYLOAD - 64
-"""Bytes of a key in JSON, its quotes included; the rest is for the JSON around it."""
+"""The most bytes of a key in JSON, its quotes included; the rest is for the JSON around it."""
 
 _quote = json.JSONEncoder().encode
 

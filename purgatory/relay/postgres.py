@@ -14,23 +14,23 @@ from purgatory.relay.broker import Connection
 
 try:
     import asyncpg
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"{error}: pip install 'asyncio-purgatory[relay]'", name=error.name) from None
+except ModuleNotFoundError as _error:
+    raise ModuleNotFoundError(f"{_error}: pip install 'asyncio-purgatory[relay]'", name=_error.name) from None
 
 __all__ = ["PostgresBroker"]
 
 _CLOSING: Final = 1.0
-"""Seconds that the server has to close a connection."""
+"""The time limit for closing a connection, in seconds."""
 
 
 class PostgresBroker:
-    """The channel `channel` of the database that `dsn` names."""
+    """The broker on the channel `channel` of the database that `dsn` names."""
 
     def __init__(self, dsn: str, channel: str = "purgatory") -> None:
-        """`dsn` is asyncpg's: `postgresql://user:password@host:port/database`, or "" for that of the environment.
+        """`dsn` is asyncpg's: `postgresql://user:password@host:port/database`, or "" for the environment's.
 
-        Raises `TypeError` unless both are `str`, `ValueError` for a channel that is empty, has a NUL, or has more than
-        63 bytes: PostgreSQL would not take it as it is.
+        Raises `TypeError` unless both are `str`, `ValueError` for a channel that PostgreSQL would not take as it is: an
+        empty one, one with a NUL, or one of more than 63 bytes.
         """
         if not isinstance(dsn, str):
             raise TypeError(f"dsn must be a str, not {dsn!r}")
@@ -40,7 +40,7 @@ class PostgresBroker:
             raise ValueError(f"channel must be 1 to 63 bytes without NUL, not {channel!r}")
         self._dsn = dsn
         self.channel = channel
-        """For `SELECT pg_notify(channel, payload)`."""
+        """The channel, for `SELECT pg_notify(channel, payload)`."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__qualname__} {self.channel!r}>"  # the DSN may have a password

@@ -13,17 +13,17 @@ try:
     from redis.asyncio.connection import parse_url
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"{error}: pip install 'asyncio-purgatory[relay]'", name=error.name) from None
+except ModuleNotFoundError as _error:
+    raise ModuleNotFoundError(f"{_error}: pip install 'asyncio-purgatory[relay]'", name=_error.name) from None
 
 __all__ = ["RedisBroker"]
 
 _CONNECTING: Final = 5.0
-"""Seconds that it may take to connect, and to close."""
+"""The time limits for connecting and for closing, in seconds."""
 
 
 class RedisBroker:
-    """The channel `channel` of the server that `url` names. Channels are the server's, whatever the database."""
+    """The broker on the channel `channel` of the server that `url` names. All databases of a server share channels."""
 
     def __init__(self, url: str, channel: str = "purgatory") -> None:
         """`url` is redis-py's: `redis://user:password@host:6379`, `rediss://…` for TLS, `unix:///path`.
@@ -38,7 +38,7 @@ class RedisBroker:
             raise ValueError("channel must not be empty")
         self._url = url
         self.channel = channel
-        """For `PUBLISH`, in UTF-8."""
+        """The channel, for `PUBLISH`, in UTF-8."""
         self._name = channel.encode()
         self._client()
 

@@ -27,7 +27,7 @@ __all__ = ["Relay", "RelayError", "RelayStatistics"]
 _log = logging.getLogger("purgatory")
 
 _CLOSING: Final = 5.0
-"""Seconds that a close waits for the broker to take what is left."""
+"""The seconds for which a close waits for the broker to take the last keys."""
 
 
 class RelayError(PurgatoryError):
@@ -36,12 +36,12 @@ class RelayError(PurgatoryError):
 
 @dataclass(frozen=True, slots=True)
 class RelayStatistics:
-    """The counts of a relay since it was opened, and of what is pending."""
+    """The counts of a relay since it was opened, and the numbers of pending keys."""
 
     connected: bool
     """Whether it is connected to the broker."""
     notified: int
-    """Keys given to `notify`, the same one as often as it was."""
+    """Keys given to `notify`, repetitions included."""
     published: int
     """Messages that the broker has taken."""
     received: int
@@ -49,9 +49,9 @@ class RelayStatistics:
     malformed: int
     """Malformed messages, which were ignored."""
     reconnects: int
-    """How often a lost connection was replaced."""
+    """Replacements of a lost connection."""
     failures: int
-    """How often `refresh` or `invalidate` has failed."""
+    """Failures of `refresh` or `invalidate`."""
     unpublished: int
     """Keys that wait to be published; *everything* counts as one."""
     unchecked: int
@@ -162,7 +162,7 @@ class Relay:
         return self._link is not None and self._link.connected
 
     def statistics(self) -> RelayStatistics:
-        """The counts so far, and of what is pending."""
+        """The counts so far, and the numbers of pending keys."""
         link = self._link
         inbox = self._inbox
         return RelayStatistics(

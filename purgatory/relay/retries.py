@@ -6,16 +6,17 @@ from typing import Final
 
 try:
     from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"{error}: pip install 'asyncio-purgatory[relay]'", name=error.name) from None
+except ModuleNotFoundError as _error:
+    raise ModuleNotFoundError(f"{_error}: pip install 'asyncio-purgatory[relay]'", name=_error.name) from None
 
 __all__ = ["LONGEST", "is_cancelled", "retrying"]
 
 LONGEST: Final = 5.0
-"""Seconds between two attempts, at most."""
+"""The most seconds between two attempts."""
 
 _BACK_OFF: Final = wait_random_exponential(multiplier=0.1, max=LONGEST)
-"""Random, so that many processes do not connect at once; at first up to 0.1 seconds, and twice as much each time."""
+"""The pauses. They are random, so that many processes do not connect at once: at first up to 0.1 seconds, and twice as
+much each time."""
 
 
 def retrying(
@@ -27,9 +28,9 @@ def retrying(
     """Repeat an attempt while it raises and `should_retry()` is true; then raise the last exception.
 
     `report` is called with the exception of an attempt, and the seconds until the next one. If `reset_backoff()` is
-    true, because the last attempt did work for a while, these begin small again. A task that is cancelled makes no
-    further attempt, whatever exception that has become. A callback of the user's must run in a task of its own: on
-    CPython 3.11 and 3.12 a `TaskGroup` in it may leave its task counted as cancelled for ever.
+    true, because the last attempt did work for a while, the pauses begin small again. A cancelled task makes no further
+    attempt, even if the cancellation has become another exception. A callback of the user's must run in a task of its
+    own: on CPython 3.11 and 3.12 a `TaskGroup` in it may leave its task counted as cancelled for ever.
     """
 
     def wait(state: RetryCallState) -> float:
