@@ -1,16 +1,15 @@
-"""`purgatory bench`: this library beside what people use today, and beside the design that Kafka's purgatory replaced.
+"""`purgatory bench`: this library beside today's alternatives, and beside the design before Kafka's redesign.
 
-    case        what is to be measured: a scenario's implementation, event loop and parameters
-    scenarios/  one module each: which cases there are, and how one is measured
+    case        a case of a scenario: its implementation, event loop and parameters
+    scenarios/  one module each: the cases of a scenario, and the measurement of one
     rivals      the implementations that ours are compared with
-    stalls      the longest turn of a loop
-    runner      every case in a process of its own, in turn, several rounds
-    report      ratios and tables of what was measured, as JSON and Markdown
-    summary     what matters most of it
+    stalls      the longest iteration of a loop
+    runner      every case in a process of its own, alternately, in several rounds
+    report      ratios and tables of the measured figures, as JSON and Markdown
+    summary     the headlines in one table
     plots       pictures
     command     the command line
 
-Speeds on a machine that does other things too mean little by themselves. So all implementations are measured in
-turn, round by round, and what counts is the ratio of two that were measured in the same round, and its spread over the
-rounds.
+A speed on a busy machine means little by itself. So the implementations are measured alternately, round by round. The
+result is the ratio of two figures of the same round, and its spread over the rounds.
 """

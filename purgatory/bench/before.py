@@ -1,7 +1,7 @@
-"""Measures one case with this bench and the library of another checkout: `python -P before.py CASE`.
+"""The measurement of one case with this bench and the library of another checkout: `python -P before.py CASE`.
 
-The library is the one that `PYTHONPATH` names first. Its own bench, if it has one, is not imported: scenarios that are
-newer than the library can be measured, and both libraries do the same work.
+The library is the first on `PYTHONPATH`. Its own bench, if it has one, is not imported: scenarios that are newer than
+the library can be measured, and both libraries do the same work.
 """
 
 import importlib.util
@@ -12,7 +12,7 @@ import purgatory
 
 
 def _use_this_bench() -> None:
-    """Make this directory the package `purgatory.bench` of the library that was imported."""
+    """Make this directory the package `purgatory.bench` of the imported library."""
     here = Path(__file__).parent
     name = f"{purgatory.__name__}.{here.name}"
     spec = importlib.util.spec_from_file_location(name, here / "__init__.py", submodule_search_locations=[str(here)])

@@ -1,4 +1,4 @@
-"""What is measured, and what is said of it."""
+"""The description of a measurement, and its results."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -7,23 +7,23 @@ from typing import Any, Final, Literal, TypeAlias
 __all__ = ["ALONE", "BEFORE", "LOOPS", "OURS", "UNLIMITED", "Case", "Figures", "Measured", "Metric", "Plot", "Scenario"]
 
 Figures: TypeAlias = "dict[str, float]"
-"""What one run of a case has given, by the keys of its scenario's metrics."""
+"""The figures of one run of a case, by the keys of its scenario's metrics."""
 
 Loop: TypeAlias = Literal["asyncio", "uvloop"]
 
 LOOPS: Final[tuple[Loop, ...]] = ("asyncio", "uvloop")
 
 OURS = "purgatory"
-"""Every scenario's own implementation is called so, or begins so."""
+"""The name of this library's implementation in every scenario, or the beginning of that name."""
 
 BEFORE = ", before"
 """The suffix of an implementation of ours that is measured with the library of another checkout."""
 
 ALONE = "driver alone"
-"""What a scenario's own part costs, with nothing to be measured."""
+"""The implementation that does only the scenario's own part of the work."""
 
 UNLIMITED = "unlimited"
-"""A target rate: as fast as it goes."""
+"""The target rate of a run as fast as possible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +42,17 @@ class Case:
 
 @dataclass(slots=True)
 class Measured:
-    """A case and what each round has given; the rounds of all cases of a scenario went in turn."""
+    """A case and the figures of each round. The cases of a scenario alternate in every round."""
 
     case: Case
     rounds: list[Figures] = field(default_factory=list)
     failed: str | None = None
-    """Why the case is left out, if it is: only the library of another checkout may fail to run a case."""
+    """The reason if the case is left out. Only the library of another checkout may fail to run a case."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One of the figures. Where `compared`, what counts is how many times ours an alternative's is; less is better."""
+    """One of the figures. If `compared`, tables have the ratio of an alternative's figure to ours; less is better."""
 
     key: str
     label: str
@@ -78,17 +78,17 @@ class Scenario:
     name: str
     title: str
     cases: Callable[[bool], list[Case]]
-    """Those of a quick run, or of a full one."""
+    """The cases of a quick run if the argument is true, else of a full one."""
     measure: Callable[[Case], Figures]
     metrics: tuple[Metric, ...]
     plots: tuple[Plot, ...] = ()
     missing: Callable[[], str | None] = lambda: None
-    """Why it cannot be measured here, if it cannot."""
+    """The reason if the scenario cannot be measured here."""
     all_ours: bool = False
     """Whether every implementation is this library, used in different ways."""
 
     def before_and_after(self, cases: Iterable[Case]) -> list[Case]:
-        """Those of `cases` that measure this library, each followed by itself with the library of another checkout."""
+        """The cases that measure this library, each followed by the same one with the library of another checkout."""
         ours = [case for case in cases if self.all_ours or case.implementation.startswith(OURS)]
         return [each for case in ours for each in (case, replace(case, implementation=case.implementation + BEFORE))]
 

@@ -1,4 +1,4 @@
-"""`purgatory bench`: measure, and write what was measured."""
+"""`purgatory bench`: measure, and write the results."""
 
 import argparse
 import shlex
@@ -38,16 +38,16 @@ def add_to(subcommands: "Subcommands") -> None:
     parser = subcommands.add_parser(
         "bench",
         help="measure this library beside today's alternatives",
-        description="Measure this library beside today's alternatives: in turn, in several rounds, on asyncio and"
+        description="Measure this library beside today's alternatives: alternately, in several rounds, on asyncio and"
         " uvloop. Writes results.json, a table of all figures and ratios (results.md) and plots.",
         epilog="scenarios: " + "; ".join(f"{scenario.name}: {scenario.title}" for scenario in SCENARIOS.values()),
     )
     parser.add_argument("scenarios", nargs="*", type=_scenario, metavar="SCENARIO", help="default: all, see below")
     parser.add_argument(
-        "--quick", action="store_true", help="about two minutes, to see that it works; else about an hour"
+        "--quick", action="store_true", help="a check of about two minutes; a full run takes about an hour"
     )
-    parser.add_argument("--rounds", type=rounds, metavar="N", help="default: 3, or 2 of a quick run")
-    parser.add_argument("--loop", choices=("asyncio", "uvloop"), help="only this one")
+    parser.add_argument("--rounds", type=rounds, metavar="N", help="default: 3, or 2 for a quick run")
+    parser.add_argument("--loop", choices=("asyncio", "uvloop"), help="only this event loop")
     parser.add_argument(
         "--output", type=Path, metavar="DIR", help="default: purgatory-bench/full, or quick, or baseline"
     )
@@ -56,16 +56,15 @@ def add_to(subcommands: "Subcommands") -> None:
         type=_checkout,
         metavar="DIR",
         help="compare this library with that of another checkout, and with nothing else: each case of ours is measured"
-        ' with both in turn, in every round, as "purgatory" and "purgatory, before"; a ratio above 1 means that this'
-        " one takes less. The scenarios are those of this checkout; cases that the other library cannot run are left"
-        " out",
+        ' with both in every round, as "purgatory" and "purgatory, before"; a ratio above 1 means that this library'
+        " takes less. The scenarios are of this checkout; cases that the other library cannot run are left out",
     )
-    parser.add_argument("--redraw", action="store_true", help="measure nothing: tables and plots of results.json there")
+    parser.add_argument("--redraw", action="store_true", help="measure nothing: draw the tables and plots again")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measure what the options ask for."""
+    """Measure the scenarios that the options name."""
     baseline: Path | None = options.baseline
     kind = "baseline" if baseline else "quick" if options.quick else "full"
     output: Path = options.output or Path("purgatory-bench", kind)
@@ -112,7 +111,7 @@ def run(options: argparse.Namespace) -> None:
     except runner.CaseFailed as failure:
         sys.exit(f"purgatory bench: {failure}")
     except KeyboardInterrupt:
-        console.print("purgatory bench: interrupted; the same command goes on with the scenario that was not finished")
+        console.print("purgatory bench: interrupted; the same command goes on with the unfinished scenario")
         sys.exit(130)
     finally:
         save()
@@ -131,7 +130,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _measured_before(directory: Path, about: dict[str, Any]) -> dict[str, list[Measured]]:
-    """What an earlier run has left, to which this one adds."""
+    """The results of an earlier run, to which this one adds."""
     path = directory / "results.json"
     if not path.exists():
         return {}
@@ -194,7 +193,7 @@ def _measure(
                 progress.advance(bar)
                 if all(each.failed is not None or len(each.rounds) == rounds for each in finished):
                     measured[name] = finished
-            save()  # a run is long: if it is interrupted, it goes on from here
+            save()  # a run is long: an interrupted one goes on from here
 
 
 def _write(directory: Path, about: dict[str, Any], measured: dict[str, list[Measured]]) -> None:
@@ -227,7 +226,7 @@ def _scenario(text: str) -> str:
 def _checkout(text: str) -> Path:
     path = Path(text).resolve()
     if not (path / "purgatory" / "__init__.py").is_file():
-        raise argparse.ArgumentTypeError(f"there is no library in {text}: it needs a folder purgatory")
+        raise argparse.ArgumentTypeError(f"{text} must be a checkout of this library: it has no folder purgatory")
     return path
 
 

@@ -1,7 +1,7 @@
-"""The long-poll server of the examples, waiting as it is written on asyncio today: for an `Event`, with a time-out.
+"""The long-poll server of the examples without a purgatory: each fetch waits for an `asyncio.Event` with a timeout.
 
-All fetches of a topic share an event, which is replaced when the topic grows. Everything else is the same program. It
-is here to be compared with, and takes the same command line.
+All fetches of a topic share an event, which is replaced when the topic grows. The rest is the same program with the
+same command line. The scenario `http` compares the two.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from purgatory.asgi import closing_on_shutdown
 
 
 class EventServer(LongPollServer):
-    """Fetches wait without a purgatory. Produces do as ever."""
+    """The server with fetches that wait without a purgatory. Produces are unchanged."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -28,13 +28,13 @@ class EventServer(LongPollServer):
         self._closing = False
 
     def has_grown(self, topic: str) -> None:
-        """Called by the log."""
+        """Set the event of the topic. Called by the log."""
         changed = self._changed.pop(topic, None)
         if changed is not None:
             changed.set()
 
     async def wait(self, request: Request, topic: str, offset: int, min_messages: int, wait: float) -> int:
-        """Return the end of the topic when there are enough messages, or when the time is over."""
+        """Return the end of the topic when it has enough messages, or at the deadline."""
         waiting = asyncio.current_task()
         assert waiting is not None
         watching = asyncio.create_task(self._cancel_when_gone(request, waiting))
@@ -55,11 +55,11 @@ class EventServer(LongPollServer):
         return self.log.end(topic)
 
     async def statistics(self, request: Request) -> Response:
-        """As much as is known."""
+        """The number of waiting fetches."""
         return JSONResponse({"fetch": {"num_delayed": self._waiting}})
 
     async def aclose(self) -> None:
-        """Let all go."""
+        """Complete all fetches."""
         self._closing = True
         for topic in list(self._changed):
             self.has_grown(topic)

@@ -1,4 +1,4 @@
-"""What the figures were measured on, and how memory is looked at."""
+"""The machine of a measurement, its memory and its event loops."""
 
 import asyncio
 import platform
@@ -19,18 +19,18 @@ T = TypeVar("T")
 MIB = 1024 * 1024
 
 SOURCE = Path(__file__).parents[2]
-"""Where `examples` is, if this is the project's source and not an installed package."""
+"""The folder with `examples`, if this is the project's source and not an installed package."""
 
 
 def memory() -> float:
-    """MiB that this process has in memory."""
+    """The resident memory of this process, in MiB."""
     return float(psutil.Process().memory_info().rss) / MIB
 
 
 def peak_memory() -> float:
-    """The most MiB that this process has had in memory."""
+    """The peak of the resident memory of this process, in MiB."""
     status = Path("/proc/self/status")
-    if status.exists():  # not getrusage: on Linux a process inherits that figure from the one that started it
+    if status.exists():  # not getrusage: on Linux a process inherits that figure from its parent
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
         return int(line.split()[1]) / 1024
     import resource
@@ -39,9 +39,9 @@ def peak_memory() -> float:
 
 
 def run(loop: Loop, main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` on a new event loop of that kind, and leave everything as it is then.
+    """Run `main` on a new event loop of that kind, without a clean-up afterwards.
 
-    The process is to end without ado: to cancel a million tasks in good order would take longer than to measure them.
+    The process ends at once: the cancellation of a million tasks would take longer than their measurement.
     """
     if loop == "uvloop":
         import uvloop

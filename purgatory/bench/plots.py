@@ -1,4 +1,4 @@
-"""Pictures of what was measured."""
+"""Pictures of the measured figures."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -31,7 +31,7 @@ NAMED = {
     "future + call_later": "#edae49",
     ALONE: "#7a7a7a",
 }
-"""The same colour for the same thing in all pictures."""
+"""The colour of each implementation, the same in all pictures."""
 
 COLOURS = ("#0b6e99", "#d1495b", "#edae49", "#66a182", "#8d6a9f", "#7a7a7a", "#2e4057", "#b0713a", "#5b8e7d", "#c06c84")
 
@@ -46,7 +46,7 @@ def draw(scenario: Scenario, measured: Iterable[Measured], directory: Path) -> l
 
 
 def draw_overview(measured: Mapping[str, Iterable[Measured]], loop: str, directory: Path) -> Path | None:
-    """Draw the headlines: how many times ours each alternative costs, with its spread."""
+    """Draw the headlines: the ratio of each alternative's cost to ours, with its spread."""
     told = [line for line in lines(measured, loop) if line.ratios]
     if not told:
         return None
@@ -103,7 +103,7 @@ def _draw(scenario: Scenario, plot: Plot, found: list[Group], directory: Path) -
         axes[position // columns][position % columns].set_axis_off()
     if plot.x is not None:
         if not plot.log_y:
-            axes[0][0].set_ylim(bottom=0)  # of all, which share it, now that all is drawn
+            axes[0][0].set_ylim(bottom=0)  # all panels share the axis
         handles, labels = axes[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="lower center", ncol=min(len(labels), 5), fontsize=8, frameon=False)
     figure.suptitle(scenario.title, fontsize=11)

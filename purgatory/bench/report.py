@@ -1,4 +1,4 @@
-"""What was measured, as JSON, and as tables of ratios."""
+"""The measured figures, as JSON and as tables of ratios."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ __all__ = ["Group", "Spread", "Table", "groups", "load", "markdown", "save", "ta
 
 
 HOW_MUCH: Final = {"requests", "items", "steps", "waits", "times", "part", "seconds"}
-"""Parameters that say how much is done: they do not tell one group from another."""
+"""The parameters for the amount of work. Groups are told apart by the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,13 @@ class Spread:
 
     @classmethod
     def of(cls, figures: Sequence[float]) -> "Spread":
-        """Of one figure a round."""
+        """The spread of `figures`, one for each round."""
         return cls(median(figures), min(figures), max(figures))
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What is compared with each other: all implementations of one loop, with the same parameters."""
+    """Cases that are compared with each other: all implementations on one loop, with the same parameters."""
 
     loop: str
     parameters: dict[str, Any]
@@ -44,20 +44,20 @@ class Group:
         return ", ".join([self.loop, *parameters])
 
     def shown(self) -> Iterable[tuple[str, Any]]:
-        """The parameters that tell it from other groups, not those that say how much is done."""
+        """The parameters that tell it from other groups, without those for the amount of work."""
         return [(name, value) for name, value in self.parameters.items() if name not in HOW_MUCH]
 
     def spread(self, implementation: str, metric: str) -> Spread:
-        """What was measured."""
+        """The spread of one figure of one implementation."""
         return Spread.of([figures[metric] for figures in self.members[implementation].rounds])
 
     @staticmethod
     def reference(implementation: str) -> str:
-        """The implementation it is compared with: ours, or for that of another checkout, the same one."""
+        """The implementation it is compared with: ours, or for the library of another checkout, the same one."""
         return implementation.removesuffix(BEFORE) if implementation.endswith(BEFORE) else OURS
 
     def ratio(self, implementation: str, metric: str) -> Spread | None:
-        """How many times ours it is, round by round; `None` if ours is nothing."""
+        """The ratio of its figure to ours, round by round; `None` if ours is zero."""
         ours = self.members[self.reference(implementation)].rounds
         theirs = self.members[implementation].rounds
         ratios = [other[metric] / own[metric] for own, other in zip(ours, theirs, strict=False) if own[metric]]
@@ -66,7 +66,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A scenario's figures in words, a row for each implementation of each group."""
+    """A scenario's figures as text, a row for each implementation of each group."""
 
     title: str
     columns: list[str]
@@ -74,7 +74,7 @@ class Table:
 
 
 def groups(measured: Iterable[Measured]) -> list[Group]:
-    """What has been measured of one scenario, put together for comparison, in the order in which it was."""
+    """The measured cases of one scenario as groups, in the order of their measurement."""
     found: dict[str, Group] = {}
     for each in measured:
         if each.rounds:
@@ -86,7 +86,7 @@ def groups(measured: Iterable[Measured]) -> list[Group]:
 
 
 def table(scenario: Scenario, measured: Iterable[Measured]) -> Table:
-    """Figures are medians of all rounds; beside those that are compared stands how many times ours they are."""
+    """The table of a scenario. Figures are medians of all rounds; a compared one has its ratio to ours beside it."""
     columns = ["where", "what"]
     for metric in scenario.metrics:
         columns.append(f"{metric.label} ({metric.unit})" if metric.unit else metric.label)
@@ -111,7 +111,7 @@ def _cells(group: Group, implementation: str, metric: Metric) -> list[str]:
 
 
 def number(value: float) -> str:
-    """Three digits that matter."""
+    """Return `value` with three significant digits."""
     if value == 0 or abs(value) >= 999.5:
         return f"{value:,.0f}"
     return f"{value:.3g}"
@@ -145,7 +145,7 @@ def save(path: Path, about: dict[str, Any], measured: dict[str, list[Measured]],
 
 
 def load(path: Path) -> tuple[dict[str, Any], dict[str, list[Measured]]]:
-    """Read what `save` has written: all that is said about it, and what was measured."""
+    """Read a file that `save` has written: the description of the run, and the measured cases."""
     content = json.loads(path.read_text())
     measured = {
         name: [_read(case) for case in scenario["cases"]] for name, scenario in content.pop("scenarios").items()

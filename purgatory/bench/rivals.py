@@ -1,6 +1,6 @@
-"""What ours is compared with: the old design of Kafka's purgatory, and what people write on asyncio today.
+"""The implementations that ours is compared with: the old design of Kafka's purgatory, and the usual ones on asyncio.
 
-They do without what ours does besides: statistics, checks of what they are given, containment of faults.
+They have no statistics, no checks of arguments and no containment of faults.
 """
 
 import asyncio
@@ -15,33 +15,33 @@ __all__ = ["CallLaterPurgatory", "EventWaiters", "HeapPurgatory", "Request"]
 
 
 class Request(ABC):
-    """An operation of the rivals: completed once, by whoever comes first."""
+    """An operation of the rivals: completed once, by the first call that tries."""
 
     __slots__ = ("completed", "deadline", "handle", "owner", "timeout", "watched")
 
     def __init__(self, timeout: float) -> None:
-        self.timeout = timeout
-        self.deadline = 0.0
-        self.completed = False
+        self.timeout: float = timeout
+        self.deadline: float = 0.0
+        self.completed: bool = False
         self.handle: Handle | None = None
         self.owner: CallLaterPurgatory | None = None
-        self.watched = 0
-        """How many keys it is watched on."""
+        self.watched: int = 0
+        """The number of keys that it is watched on."""
 
     @abstractmethod
     def try_complete(self) -> bool:
-        """If the condition holds, `force_complete`."""
+        """Call `force_complete` if the condition holds."""
 
     @abstractmethod
     def on_complete(self) -> None:
-        """Called once."""
+        """Called once, when the request completes."""
 
     @abstractmethod
     def on_expiration(self) -> None:
-        """Called after it when the deadline did it."""
+        """Called after `on_complete` if the deadline has completed the request."""
 
     def force_complete(self) -> bool:
-        """Complete it, unless it is complete."""
+        """Complete the request, unless it is complete. Returns whether this call did."""
         if self.completed:
             return False
         self.completed = True
@@ -53,7 +53,7 @@ class Request(ABC):
         return True
 
     def expire(self) -> None:
-        """The deadline has come."""
+        """Complete the request at its deadline."""
         if self.force_complete():
             self.on_expiration()
 
@@ -62,7 +62,7 @@ class Request(ABC):
 
 
 class _Watchers:
-    """For each key, the requests that wait on it, in a list. Completed ones stay until somebody comes by."""
+    """For each key, the list of its requests. Completed ones stay until a check or a purge removes them."""
 
     def __init__(self) -> None:
         self.lists: defaultdict[Hashable, list[Request]] = defaultdict(list)
@@ -76,7 +76,7 @@ class _Watchers:
         self.watched = watched
 
     def check_and_complete(self, key: Hashable) -> int:
-        """Try what watches `key`, and remove what is completed. Returns how many that completed."""
+        """Try the requests that watch `key`, and remove the completed ones. Returns how many that completed."""
         completed = sum(not request.completed and request.try_complete() for request in self.lists[key])
         requests = self.lists[key]  # once more: a completion may have started a purge
         self.lists[key] = [request for request in requests if not request.completed]
@@ -84,7 +84,7 @@ class _Watchers:
         return completed
 
     def purge(self) -> None:
-        """Remove what is completed from all lists, in one go."""
+        """Remove the completed requests from all lists, in one go."""
         pending = {
             key: alive
             for key, requests in self.lists.items()
@@ -95,24 +95,24 @@ class _Watchers:
 
 
 class HeapPurgatory:
-    """The design before the redesign (Kafka 0.8): all requests in one heap, from which completed ones are not removed.
+    """The design before the redesign (Kafka 0.8): all requests in one heap, from which completion removes none.
 
-    They leave the heap and the lists when somebody meets them, or when the reaper, which runs when something is due
-    and every 200 ms, finds more than `purge_interval` in the heap, or in the lists, and scans all of it. Kafka's reaper
-    looked after each expiry; this one, in its favour, only once for all that are due.
+    A completed request leaves a list at the next check of the key, and the heap when it is at the top. The reaper runs
+    when a request is due, and every 200 ms. It scans the heap, or the lists, if there are more than `purge_interval`
+    entries in it. Kafka's reaper looked after each expiry; this one, in its favour, only once for all due requests.
     """
 
     REAPER_INTERVAL = 0.2
 
     def __init__(self, clock: Clock, purge_interval: int = 1000) -> None:
-        self.purges = 0
+        self.purges: int = 0
         self._clock = clock
         self._purge_interval = purge_interval
         self._watchers = _Watchers()
         self._heap: list[Request] = []
         self._handle: Handle | None = None
         self._next = 0.0
-        self.check_and_complete = self._watchers.check_and_complete
+        self.check_and_complete: Callable[[Hashable], int] = self._watchers.check_and_complete
 
     def try_complete_else_watch(self, request: Request, keys: Iterable[Hashable]) -> None:
         """Complete `request` if its condition holds, else keep it."""
@@ -155,7 +155,7 @@ class HeapPurgatory:
             heapify(heap)
         if heap:
             now = self._clock.time()
-            # uvloop counts milliseconds: asked for the rest of one, it would call back at once, again and again.
+            # uvloop counts milliseconds: for the rest of one it would call back at once, again and again.
             self._wake_at(max(now + 0.001 if early else 0.0, min(heap[0].deadline, now + self.REAPER_INTERVAL)))
 
 
@@ -163,13 +163,13 @@ class CallLaterPurgatory:
     """The same watcher lists, purged by the same estimate as ours, and a `call_at` of the loop for each request."""
 
     def __init__(self, clock: Clock, purge_interval: int = 1000) -> None:
-        self.purges = 0
+        self.purges: int = 0
         self._clock = clock
         self._purge_interval = purge_interval
         self._watchers = _Watchers()
         self._living = 0
         """Entries of pending requests."""
-        self.check_and_complete = self._watchers.check_and_complete
+        self.check_and_complete: Callable[[Hashable], int] = self._watchers.check_and_complete
 
     def try_complete_else_watch(self, request: Request, keys: Iterable[Hashable]) -> None:
         """Complete `request` if its condition holds, else keep it."""
@@ -185,7 +185,7 @@ class CallLaterPurgatory:
         request.handle = self._clock.call_at(self._clock.time() + request.timeout, request.expire)
 
     def completed(self, request: Request) -> None:
-        """To be called by every request that waited and is complete."""
+        """Count a request that waited and is complete. Called by the request."""
         self._living -= request.watched
         dead = self._watchers.watched - self._living
         if dead > self._purge_interval and dead > self._living:
@@ -193,7 +193,7 @@ class CallLaterPurgatory:
             self._watchers.purge()
 
     def close(self) -> None:
-        """Nothing to stop."""
+        """Do nothing: there is no reaper."""
 
 
 class EventWaiters:
@@ -204,7 +204,7 @@ class EventWaiters:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, keys: Iterable[Hashable], timeout: float, done: Callable[[bool], object]) -> asyncio.Event:
-        """Start a task that calls `done(expired)` once. To set the event completes it."""
+        """Start a task that calls `done(expired)` once. Setting the event completes it."""
         event = asyncio.Event()
         task = asyncio.create_task(self._wait(event, keys, timeout, done))
         self._tasks.add(task)

@@ -1,4 +1,4 @@
-"""Runs cases, each in a process of its own, in turn, several rounds."""
+"""The runs of cases: each in a process of its own, alternately, in several rounds."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from purgatory.bench.case import BEFORE, Case, Figures, Measured
 __all__ = ["CaseFailed", "measure_apart", "run"]
 
 SECONDS = 900.0
-"""A case that takes longer hangs."""
+"""The time limit of a case: a longer one hangs."""
 
 
 class CaseFailed(Exception):
@@ -24,8 +24,8 @@ class CaseFailed(Exception):
 def measure_apart(case: Case, baseline: Path | None = None) -> Figures:
     """Measure `case` in a new process. Raises `CaseFailed`.
 
-    Where the implementation's name ends with `BEFORE`, the library is that of the checkout `baseline`. The scenario is
-    always the one of this checkout.
+    If the implementation's name ends with `BEFORE`, the library is that of the checkout `baseline`. The scenario is
+    always that of this checkout.
     """
     if baseline is not None and case.implementation.endswith(BEFORE):
         source, program = baseline, ["-P", str(Path(__file__).with_name("before.py"))]
@@ -35,7 +35,7 @@ def measure_apart(case: Case, baseline: Path | None = None) -> Figures:
     command = [sys.executable, *program, json.dumps(asdict(described))]
     path = [str(source), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
-    directory = None if source is machine.SOURCE else source  # a `python -m` of the scenario's looks there first
+    directory = None if source is machine.SOURCE else source  # a scenario's own `python -m` looks there first
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=SECONDS, env=environment, cwd=directory
@@ -51,7 +51,7 @@ def measure_apart(case: Case, baseline: Path | None = None) -> Figures:
 def run(
     cases: Iterable[Case], rounds: int, measure: Callable[[Case], Figures] = measure_apart
 ) -> Iterator[list[Measured]]:
-    """Measure all `cases` in turn, `rounds` times. After each run, yield what has been measured so far.
+    """Measure all `cases` alternately, `rounds` times. After each run, yield the results so far.
 
     A case that the library of another checkout cannot run is left out from then on.
     """

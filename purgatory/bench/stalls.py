@@ -1,4 +1,4 @@
-"""The longest turn of an event loop."""
+"""The longest iteration of an event loop."""
 
 import asyncio
 import gc
@@ -9,22 +9,22 @@ __all__ = ["Heartbeat"]
 
 
 class Heartbeat:
-    """Beats once a turn of the loop, and notes the longest turn and what part of it was garbage collection."""
+    """Beats once an iteration of the loop, and notes the longest iteration and the garbage collector's part of it."""
 
     def __init__(self) -> None:
-        self.longest = 0.0
-        """Seconds of the longest turn."""
-        self.collecting = 0.0
-        """Seconds of that which the garbage collector took."""
-        self.own = 0.0
-        """Seconds of the longest turn when the collector's are not counted."""
+        self.longest: float = 0.0
+        """Seconds of the longest iteration."""
+        self.collecting: float = 0.0
+        """Seconds of the garbage collector in that iteration."""
+        self.own: float = 0.0
+        """Seconds of the longest iteration, without the collector's seconds."""
         self._collections = 0.0
         self._began = 0.0
         self._last = 0.0
         self._seen = 0.0
 
     async def until(self, done: Callable[[], bool]) -> None:
-        """Beat until `done()`, which is asked once a turn."""
+        """Beat until `done()` is true, which is called once an iteration."""
         loop = asyncio.get_running_loop()
         gc.callbacks.append(self._collection)
         self._last = time.perf_counter()

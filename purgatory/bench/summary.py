@@ -1,4 +1,4 @@
-"""What matters most of a full run, in one table: what ours costs, and how many times that the alternatives cost."""
+"""The headlines of a full run in one table: the cost of ours, and the ratio of each alternative's cost to it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ __all__ = ["Line", "lines", "summary"]
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """A metric of a scenario where its parameters are these."""
+    """A metric of a scenario, for the cases with these parameters."""
 
     what: str
     scenario: str
@@ -22,7 +22,7 @@ class Headline:
 
 
 ONE_LOOP: Final = {"http"}
-"""Stands in both tables, though the server has only one loop: its name is said there."""
+"""The scenarios that are in both tables though they have one loop only, which the headline names."""
 
 HEADLINES: Final = (
     Headline(
@@ -53,7 +53,7 @@ HEADLINES: Final = (
     Headline("advance past the lowest of 100,000 thresholds", "threshold", "us", {"waiters": 100_000}),
     Headline("one of 10,000 connections is heard of", "silence", "ns", {"members": 10_000}),
     Headline("one of 100,000 members sends a heartbeat", "silence", "ns", {"members": 100_000}),
-    Headline("register and complete, nobody listens", "listeners", "us", {}),
+    Headline("register and complete, no listener", "listeners", "us", {}),
     Headline("a short operation beside 10,000 idle ones", "idle", "us", {"idle": 10_000}),
     Headline("the same beside 1,000,000", "idle", "us", {"idle": 1_000_000}),
     Headline("the same: longest turn of the loop", "idle", "turn_ms", {"idle": 1_000_000}),
@@ -78,7 +78,7 @@ HEADLINES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A headline, ours, and the ratio of each alternative to it."""
+    """A headline, the figure of ours, and the ratio of each alternative to it."""
 
     what: str
     ours: str
@@ -86,7 +86,7 @@ class Line:
 
 
 def lines(measured: Mapping[str, Iterable[Measured]], loop: str) -> list[Line]:
-    """The headlines of what was measured on `loop`; of HTTP on what there is."""
+    """The headlines of the figures measured on `loop`, and of HTTP on the loop that it has."""
     found = {name: groups(cases) for name, cases in measured.items()}
     return [
         _line(headline, group)

@@ -1,4 +1,7 @@
-"""Measures one case in this process: `python -m purgatory.bench.worker CASE`, a JSON object. Prints the figures."""
+"""The measurement of one case in this process: `python -m purgatory.bench.worker CASE`, a JSON object.
+
+It prints the figures.
+"""
 
 import json
 import os
@@ -9,7 +12,7 @@ from purgatory.bench.scenarios import SCENARIOS
 
 
 def main() -> None:
-    """Measure, print, and leave as we are: to take a million waiting tasks down in good order takes longer."""
+    """Measure, print, and exit without a clean-up, which would take longer for a million waiting tasks."""
     case = Case(**json.loads(sys.argv[1]))
     figures = SCENARIOS[case.scenario].measure(case)
     sys.stdout.write(json.dumps(figures))

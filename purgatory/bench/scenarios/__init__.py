@@ -1,4 +1,4 @@
-"""The scenarios, in the order in which they are run."""
+"""The scenarios, in the order of their runs."""
 
 from purgatory.bench.case import Scenario
 from purgatory.bench.scenarios import (

@@ -1,11 +1,11 @@
 """The enqueue benchmark of Kafka's purgatory redesign proposal.
 
 Requests come at exponential intervals and take log-normal times to complete, each watched on 3 of 100 keys, with a
-timeout of 200 ms. Those that would take longer expire: their condition never becomes true, so that a last try at the
-deadline, however late, finds it false. A driver on the same loop makes the requests whose time has
-come, as many as it can when there is no target rate, and completes those whose time to complete has passed. Like
-Kafka's `TestPurgatoryPerformance`, it measures the CPU time of the whole process; what the driver itself takes is
-measured apart, as the implementation "driver alone", whose requests are made and completed but never waited for.
+timeout of 200 ms. Requests that would take longer expire: their condition never becomes true, so that a last try at the
+deadline, however late, finds it false. A driver on the same loop makes the requests that are due, as many as it can if
+there is no target rate, and completes those with their time to complete over. Like Kafka's `TestPurgatoryPerformance`,
+it measures the CPU time of the whole process. The driver's own time is measured apart, as the implementation "driver
+alone": its requests are made and completed but never watched.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import gc
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle, islice
 from typing import Any, Final, TypeAlias
 
@@ -26,7 +26,7 @@ KEYS: Final = 100
 KEYS_A_REQUEST: Final = 3
 SAMPLES: Final = 100_003
 BATCH: Final = 256
-"""How many requests come in one turn of the loop, at most."""
+"""The most requests that come in one iteration of the loop."""
 
 LOADS: Final = {"low": (0.020, 0.060), "high": (0.200, 0.400)}
 """50th and 75th percentile of the time to complete, in seconds: a low and a high rate of timeouts."""
@@ -34,17 +34,17 @@ LOADS: Final = {"low": (0.020, 0.060), "high": (0.200, 0.400)}
 NORMAL_75: Final = 0.674490
 """The 75th percentile of the standard normal distribution."""
 
-monotonic = time.monotonic
+monotonic: Callable[[], float] = time.monotonic
 
 
 class Count:
-    """How many requests have completed, and how many of them expired."""
+    """The numbers of completed requests and of expired ones among them."""
 
     __slots__ = ("completed", "expired")
 
     def __init__(self) -> None:
-        self.completed = 0
-        self.expired = 0
+        self.completed: int = 0
+        self.expired: int = 0
 
 
 class OurRequest(DelayedOperation[None]):
@@ -52,8 +52,8 @@ class OurRequest(DelayedOperation[None]):
 
     def __init__(self, timeout: float, completes_at: float, count: Count) -> None:
         super().__init__(timeout)
-        self.completes_at = completes_at
-        self.count = count
+        self.completes_at: float = completes_at
+        self.count: Count = count
 
     def try_complete(self) -> bool:
         return monotonic() >= self.completes_at and self.force_complete()
@@ -70,8 +70,8 @@ class RivalRequest(Request):
 
     def __init__(self, timeout: float, completes_at: float, count: Count) -> None:
         super().__init__(timeout)
-        self.completes_at = completes_at
-        self.count = count
+        self.completes_at: float = completes_at
+        self.count: Count = count
 
     def try_complete(self) -> bool:
         return monotonic() >= self.completes_at and self.force_complete()
@@ -84,25 +84,25 @@ class RivalRequest(Request):
 
 
 class NoRequest:
-    """Of the driver alone."""
+    """The request of the driver alone."""
 
     __slots__ = ("completes_at", "count", "timeout")
 
     def __init__(self, timeout: float, completes_at: float, count: Count) -> None:
-        self.timeout = timeout
-        self.completes_at = completes_at
-        self.count = count
+        self.timeout: float = timeout
+        self.completes_at: float = completes_at
+        self.count: Count = count
 
     def force_complete(self) -> None:
         self.count.completed += 1
 
 
 Start = Callable[[float, float, Sequence[str]], Any]
-"""Start a request, given the time, how long it takes to complete, and its keys; returns what is to be completed."""
+"""Start a request, by the time, its time to complete and its keys. Returns an object for `Implementation.complete`."""
 
 
 class Implementation:
-    """How requests are started and completed, and what is to be known at the end."""
+    """The functions that start and complete requests, count purges and close."""
 
     def __init__(self, start: Start, purges: Callable[[], int] = lambda: 0, close: Callable[[], object] = int) -> None:
         self.start = start
@@ -116,7 +116,7 @@ class Implementation:
 
 
 class Tasks(Implementation):
-    """What is started is an event."""
+    """The implementation with tasks: a started request is an event."""
 
     def complete(self, started: list[Any]) -> None:
         for event in started:
@@ -187,7 +187,7 @@ Sample: TypeAlias = tuple[float, float, tuple[str, ...]]
 
 
 def samples(randomly: random.Random, load: str, rate: float, longest: float = math.inf) -> list[Sample]:
-    """As many requests as are drawn before they repeat. None takes longer than `longest` to complete."""
+    """The requests that are drawn before they repeat. None takes longer than `longest` to complete."""
     median, upper = LOADS[load]
     sigma = (math.log(upper) - math.log(median)) / NORMAL_75
     names = [f"key-{number}" for number in range(KEYS)]
@@ -202,30 +202,31 @@ def samples(randomly: random.Random, load: str, rate: float, longest: float = ma
 
 
 class Driver:
-    """Makes requests when their time has come, and completes those that are to be completed, once a turn."""
+    """Makes the due requests, and completes those with their time to complete over, once an iteration."""
 
     def __init__(self, implementation: Implementation, requests: int, timeout: float) -> None:
         self.implementation = implementation
-        self.left = requests
+        self.left: int = requests
         self.timeout = timeout
-        # What is to be completed in each of the milliseconds to come; a request that expires is not among it.
+        # The requests to complete in each of the milliseconds to come, without those that expire.
         self.due: list[list[Any]] = [[] for _ in range(int(timeout * 1000) + 2)]
-        self.enqueued_at = 0.0
+        self.enqueued_at: float = 0.0
         self.stopped = False
-        self.longest_turn = 0.0
-        """Seconds from when it was to have its turn, or from its turn before that, to when it had it."""
-        self.expected = math.inf
-        self.all_enqueued = asyncio.get_running_loop().create_future()
+        self.longest_turn: float = 0.0
+        """Seconds from the time for which `turn` was scheduled, or from the call before it, to the call."""
+        self.expected: float = math.inf
+        self.all_enqueued: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def drive(self, drawn: Sequence[Sample]) -> None:
-        """Begin."""
-        self.samples = cycle(drawn)
-        self.began = self.arrival = monotonic()
-        self.millisecond = 0
+        """Start the requests of `drawn`."""
+        self.samples: Iterator[Sample] = cycle(drawn)
+        self.began: float = monotonic()
+        self.arrival: float = self.began
+        self.millisecond: int = 0
         self.turn()
 
     def turn(self) -> None:
-        """What is to be done in this turn of the loop."""
+        """Do the work of this iteration of the loop."""
         now = monotonic()
         if now - self.expected > self.longest_turn:
             self.longest_turn = now - self.expected
@@ -243,7 +244,7 @@ class Driver:
         loop.call_at(self.expected, self.turn)
 
     def complete(self, millisecond: int) -> None:
-        """Complete what is to be completed before `millisecond`."""
+        """Complete the requests that complete before `millisecond`."""
         due = self.due
         size = len(due)
         for number in range(self.millisecond, millisecond):
@@ -294,7 +295,7 @@ async def run(case: Case) -> Figures:
     implementation = IMPLEMENTATIONS[case.implementation](parameters, timeout, count)
     driver = Driver(implementation, requests, timeout)
     gc.collect()
-    gc.freeze()  # what was drawn is not what is measured
+    gc.freeze()  # collections of the drawn requests are not measured
     memory = machine.peak_memory()
     cpu = time.process_time()
     driver.drive(drawn)
@@ -319,7 +320,7 @@ def measure(case: Case) -> Figures:
 
 
 def requests_of(rate: int | str, quick: bool) -> int:
-    """How many requests a run has: a million, or those of two seconds where they would take longer."""
+    """The number of requests of a run: a million, or those of two seconds if they would take longer."""
     most, seconds = (50_000, 0.5) if quick else (1_000_000, 2.0)
     return most if isinstance(rate, str) else min(most, int(rate * seconds))
 

@@ -1,8 +1,8 @@
 """Real HTTP: thousands of clients wait at the long-poll server over loopback, and a message answers them all.
 
-Beside it, the same server that waits for an `asyncio.Event` under `asyncio.timeout`. The clients share a process of
-their own: this one. What they cost is in the time until all are answered, the same for both servers, but not in the
-server's CPU time nor its memory.
+The alternative is the same server with an `asyncio.Event` under `asyncio.timeout`. The clients share this process. The
+time until all are answered includes their work, which is the same for both servers. The server's CPU time and memory do
+not.
 """
 
 import asyncio
@@ -26,19 +26,19 @@ from purgatory.bench.case import OURS, Case, Figures, Metric, Plot, Scenario
 
 SERVERS: Final = {OURS: "examples.long_poll_server", "Event + timeout": "purgatory.bench.event_server"}
 AT_ONCE: Final = 250
-"""Connections that are opened at a time: a server's backlog is not endless."""
+"""The number of connections opened at a time: a server's backlog is bounded."""
 
 
 class Client(asyncio.Protocol):
     """One connection, one request at a time."""
 
     def __init__(self) -> None:
-        self.parser = httptools.HttpResponseParser(self)
-        self.body = b""
+        self.parser: Any = httptools.HttpResponseParser(self)
+        self.body: bytes = b""
         self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
+        self.transport: asyncio.Transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         self.parser.feed_data(data)
@@ -48,16 +48,16 @@ class Client(asyncio.Protocol):
             self.answer.set_exception(exception or ConnectionResetError("the server has hung up"))
 
     def on_body(self, body: bytes) -> None:
-        """Called by the parser."""
+        """A callback of the parser."""
         self.body += body
 
     def on_message_complete(self) -> None:
-        """Called by the parser."""
+        """A callback of the parser."""
         if not self.answer.done():
             self.answer.set_result(json.loads(self.body))
 
     def ask(self, method: str, path: str, body: str = "") -> "asyncio.Future[Any]":
-        """Send a request. The future has the answer, which is JSON."""
+        """Send a request. Returns a future for the answer, which is JSON."""
         self.answer = asyncio.get_running_loop().create_future()
         self.body = b""
         self.parser = httptools.HttpResponseParser(self)
@@ -92,7 +92,7 @@ def _cpu(process: psutil.Process) -> float:
 
 
 async def run(case: Case) -> Figures:
-    """Let all wait, publish, and look at the server."""
+    """Let all clients wait, publish, and measure the server."""
     count = case.parameters["clients"]
     loop = asyncio.get_running_loop()
     with running_server(SERVERS[case.implementation]) as (process, port):
@@ -141,7 +141,7 @@ def cases(quick: bool) -> list[Case]:
 
 
 def missing() -> str | None:
-    """Why this cannot be measured here."""
+    """The reason if the scenario cannot be measured here."""
     if not (machine.SOURCE / "examples" / "long_poll_server").is_dir():
         return "the long-poll server is among the examples, which come with the project's source, not with the package"
     return None

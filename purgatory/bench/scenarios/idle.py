@@ -1,8 +1,8 @@
 """The cost of a short operation beside idle ones: its own work, and its share of purging.
 
-Short operations are handed over and completed at once, twenty in a turn of the loop: half of them by a check of their
-key, the other half by `force_complete`, each on a key that was never used before. The idle ones are watched on keys of
-their own, and nothing happens to them. A measurement lasts from one purge to another: the share of purging is that of
+Short operations are handed over and completed at once, twenty in an iteration of the loop: half of them by a check of
+their key, the other half by `force_complete`, each on a key that was never used before. The idle ones are watched on
+keys of their own, and never checked. A measurement lasts from one purge to another: the share of purging is that of
 whole cycles, however rarely they come. Each run does the same without any idle operation first, so that the ratio is of
 two figures of one process.
 
@@ -24,7 +24,7 @@ from purgatory.bench.rivals import CallLaterPurgatory, HeapPurgatory, Request
 LONG: Final = 3600.0
 SHORT: Final = 30.0
 CHECKED: Final = [f"key-{number}" for number in range(10)]
-"""Keys that are checked once a turn. As many operations more are on keys of their own."""
+"""Keys that are checked once an iteration. As many operations more are on keys of their own."""
 
 A_TURN: Final = 2 * len(CHECKED)
 
@@ -34,13 +34,13 @@ class Ours(DelayedOperation[None]):
 
     def __init__(self, timeout: float) -> None:
         super().__init__(timeout)
-        self.ready = False
+        self.ready: bool = False
 
     def try_complete(self) -> bool:
         return self.ready and self.force_complete()
 
     def on_complete(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 class Rival(Request):
@@ -48,20 +48,20 @@ class Rival(Request):
 
     def __init__(self, timeout: float) -> None:
         super().__init__(timeout)
-        self.ready = False
+        self.ready: bool = False
 
     def try_complete(self) -> bool:
         return self.ready and self.force_complete()
 
     def on_complete(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def on_expiration(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 class Implementation:
-    """How operations are made, watched and checked, and how many purges there were."""
+    """The functions that make, watch and check operations, and count purges."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ IMPLEMENTATIONS: "Final[dict[str, Callable[[], Implementation]]]" = {
 
 
 async def cost(implementation: Implementation, idle: int, seconds: float) -> tuple[float, float]:
-    """CPU of a short operation, and the longest turn of the loop, both in seconds, over at least `seconds` of CPU."""
+    """CPU of a short operation, and the longest iteration, both in seconds, over at least `seconds` of CPU."""
     unused = count()
     for number in range(idle):
         implementation.watch(implementation.make(LONG), (next(unused),))
@@ -123,7 +123,7 @@ async def cost(implementation: Implementation, idle: int, seconds: float) -> tup
     turns = since_purge = 0
     longest = 0.0
     last = time.perf_counter()
-    while since_purge < 50_000 + idle // 2:  # several times the turns until more entries are dead than living
+    while since_purge < 50_000 + idle // 2:  # several times the iterations until more entries are dead than living
         implementation.turn(unused)
         await asyncio.sleep(0)
         turns += 1

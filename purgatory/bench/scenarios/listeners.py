@@ -1,4 +1,4 @@
-"""What it costs when somebody listens: the callback path, with nobody, and with each of those that come with this."""
+"""The cost of listeners: the callback path without one, and with each listener of this library."""
 
 import time
 from collections.abc import Callable
@@ -68,7 +68,7 @@ async def run(case: Case) -> Figures:
         began = time.process_time()
         for _ in range(times):
             await turn()
-        # The threads' time is in it: of a journal that which writes the files.
+        # Includes the time of other threads, such as the journal's, which writes the files.
         used = time.process_time() - began
         close()
         return {"us": 1e6 * used / (AT_A_TIME * times)}
@@ -88,7 +88,7 @@ def cases(quick: bool) -> list[Case]:
 
 SCENARIO = Scenario(
     name="listeners",
-    title="Register and complete, when somebody listens",
+    title="Register and complete, with a listener",
     cases=cases,
     measure=measure,
     metrics=(Metric("us", "CPU an operation", "µs", compared=True),),

@@ -1,4 +1,4 @@
-"""What a pending operation takes of memory, and what a full garbage collection takes of time while they are pending."""
+"""The memory of a pending operation, and the time of a full garbage collection while many are pending."""
 
 import asyncio
 import gc
@@ -65,7 +65,7 @@ IMPLEMENTATIONS: "Final[dict[str, Callable[[], Start]]]" = {
 
 
 async def run(case: Case) -> Figures:
-    """Make as many pending as the case says, one key each, and look."""
+    """Start the operations of the case, with one key each, and measure while they are pending."""
     start = IMPLEMENTATIONS[case.implementation]()
     pending = case.parameters["pending"]
     started: list[Any] = [None] * pending

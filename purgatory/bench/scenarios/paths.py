@@ -1,13 +1,12 @@
 """The callback path and the await path, apart, because they answer different questions.
 
-Callback: what does an operation cost that nobody awaits, from being made to being completed? Beside it, a task for each
-waiter, its creation included, because that is how it is mostly written today; and a `call_at` for each, with watcher
-lists, which somebody who needs no task can write. A thousand, or a hundred thousand, are started, then completed, again
-and again.
+Callback: the cost of an operation without an awaiting task, from its creation to its completion. The alternatives are a
+task for each waiter, its creation included, which is the usual way, and a `call_at` with watcher lists, without a task.
+A thousand, or a hundred thousand, are started, then completed, again and again.
 
-Await: tasks that are there anyway, as request handlers are, wait again and again: what does one wait cost? Beside it,
-what is mostly written, and the least that somebody can write who needs only a timeout: a future and a `call_later` that
-cancels it. The floor is a bare future without any timeout; nothing that can be awaited costs less.
+Await: the cost of one wait of a task that exists anyway, as a request handler does. The alternatives are the usual
+ways, and the least for a timeout alone: a future and a `call_later` that cancels it. The floor is a bare future without
+any timeout; no awaitable costs less.
 """
 
 import asyncio
@@ -33,7 +32,7 @@ class Operation(DelayedOperation[None]):
         return False
 
     def on_complete(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 Turns = Awaitable[None]
@@ -60,10 +59,10 @@ class Call(Request):
         return False
 
     def on_complete(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def on_expiration(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 def _calls(pending: int) -> Callable[[], Turns]:
@@ -102,10 +101,10 @@ CALLBACKS: "Final[dict[str, Callable[[int], Callable[[], Turns]]]]" = {
 
 
 async def run_callbacks(case: Case) -> Figures:
-    """Start that many and complete them, again and again."""
+    """Start as many operations as the case says and complete them, again and again."""
     pending, times = case.parameters["pending"], case.parameters["times"]
     turn = CALLBACKS[case.implementation](pending)
-    await turn()  # to warm up; and what it leaves to be purged stands for what the last one leaves
+    await turn()  # a warm-up; its dead entries stand for those that the last call leaves
     began = time.process_time()
     for _ in range(times):
         await turn()
@@ -113,7 +112,7 @@ async def run_callbacks(case: Case) -> Figures:
 
 
 Waiting = list[Complete]
-"""What completes each of those who wait now."""
+"""The calls that complete the present waits."""
 
 
 def _await_operation(waiting: Waiting) -> Callable[[], Awaitable[object]]:
@@ -184,7 +183,7 @@ AWAITS: "Final[dict[str, Callable[[Waiting], Callable[[], Awaitable[object]]]]]"
 
 
 async def run_awaits(case: Case) -> Figures:
-    """Complete all who wait, again and again."""
+    """Complete all waits, again and again."""
     tasks, waits = case.parameters["tasks"], case.parameters["waits"]
     waiting: Waiting = []
     wait = AWAITS[case.implementation](waiting)
@@ -242,6 +241,6 @@ def _scenario(name: str, title: str, cases: Callable[[bool], list[Case]], measur
 
 
 CALLBACK = _scenario(
-    "callback", "Callback path: register and complete, nobody awaits", _callback_cases, measure_callbacks, "pending"
+    "callback", "Callback path: register and complete, no awaiting task", _callback_cases, measure_callbacks, "pending"
 )
 AWAIT = _scenario("await", "Await path: tasks that are there anyway wait", _await_cases, measure_awaits, "tasks")

@@ -1,7 +1,7 @@
 """One item for one of many takers: job queues, pools and semaphores.
 
-All takers wait on one key. Each put satisfies the first of them and no other; that one then comes again, at the end, or
-leaves. The takers are tasks, except in "purgatory, callback", where an operation's `on_complete` takes the item. Ours
+All takers wait on one key. Each put satisfies the first taker and no other; that one then comes again, at the end, or
+leaves. The takers are tasks, except in "purgatory, callback": there an operation's `on_complete` takes the item. Ours
 have a deadline of an hour; the alternatives wait without one, which is to their advantage.
 """
 
@@ -20,7 +20,7 @@ TIMEOUT: Final = 3600.0
 KEY: Final = "queue"
 KEYS: Final = (KEY,)
 A_TURN: Final = 100
-"""How many items are put in one turn of the loop."""
+"""The number of items that are put in one iteration of the loop."""
 
 Items = deque[int]
 
@@ -30,7 +30,7 @@ class Take(DelayedOperation[int]):
 
     def __init__(self, items: Items) -> None:
         super().__init__(TIMEOUT)
-        self.items = items
+        self.items: Items = items
 
     def try_complete(self) -> bool:
         return bool(self.items) and self.force_complete()
@@ -44,8 +44,8 @@ class TakeAndTell(DelayedOperation[None]):
 
     def __init__(self, items: Items, taken: Callable[[int], object]) -> None:
         super().__init__(TIMEOUT)
-        self.items = items
-        self.taken = taken
+        self.items: Items = items
+        self.taken: Callable[[int], object] = taken
 
     def try_complete(self) -> bool:
         return bool(self.items) and self.force_complete()
@@ -60,18 +60,18 @@ class Run:
     def __init__(self, takers: int, again: bool) -> None:
         self.takers = takers
         self.again = again
-        self.taken = 0
-        self.goal = 0
+        self.taken: int = 0
+        self.goal: int = 0
         self.reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def expect(self, items: int) -> asyncio.Future[None]:
-        """Done when so many more have been taken."""
+        """Return a future that is done when so many more items have been taken."""
         self.goal = self.taken + items
         self.reached = asyncio.get_running_loop().create_future()
         return self.reached
 
     def take(self, item: int) -> None:
-        """A taker has an item."""
+        """Count an item that a taker has taken."""
         self.taken += 1
         if self.taken == self.goal:
             self.reached.set_result(None)
@@ -79,7 +79,7 @@ class Run:
 
 Put = Callable[[int], Awaitable[object]]
 Start = Callable[[], object]
-"""Let all takers come. They wait after the next turn of the loop."""
+"""Start all takers. They wait after the next iteration of the loop."""
 
 
 def _tasks(run: Run, take: Callable[[], Awaitable[int]]) -> Start:
@@ -178,7 +178,7 @@ IMPLEMENTATIONS: "Final[dict[str, Callable[[Run], tuple[Start, Put]]]]" = {
 
 
 async def run(case: Case) -> Figures:
-    """Let all wait and put items until each has been taken. If the takers have left, others come."""
+    """Let all takers wait, and put items until each has been taken. If the takers have left, others come."""
     takers, items = case.parameters["takers"], case.parameters["items"]
     counted = Run(takers, case.parameters["then"] == "come again")
     start, put = IMPLEMENTATIONS[case.implementation](counted)

@@ -1,13 +1,13 @@
-"""Finding out who is silent, of many who are heard of again and again: idle connections, heartbeats, sessions.
+"""The search for the silent members among many with regular signs of life: idle connections, heartbeats, sessions.
 
-Who is not heard of for three seconds is silent. Connections are heard of thirty times in that time, members that send
-heartbeats three times, a hundred thousand times a second all of them together. What is measured is all that the process
-does for eight seconds, so with the timer's or the scan's part of it, by how often somebody was heard of.
+A member is silent after three seconds without a touch. Connections are touched thirty times in that time, members that
+send heartbeats three times, all of them together a hundred thousand times a second. The figure is the CPU time of the
+process over eight seconds, the timer's or the scan's part included, divided by the number of touches.
 
-Beside our tracker, for which a touch is a note of the time, and an operation that is rescheduled at each touch: a
-`loop.call_later` that is cancelled and set anew at each, as it is mostly written, which leaves the cancelled ones in
-the loop's heap until there are enough of them; and a note of the time with a look at all of them now and then, which
-finds the silent late by a thirtieth of the timeout, or a third, and ours by a hundredth.
+Ours are a tracker, which notes the time of a touch, and an operation that is rescheduled at each touch. The usual
+alternative cancels a `loop.call_later` at each touch and sets a new one; the cancelled ones stay in the loop's heap
+until there are enough of them. The other one notes the time and looks at all members now and then; it finds the silent
+ones late by a thirtieth of the timeout, or a third, and ours by a hundredth.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ def call_later(members: int, pause: float) -> Touch:
 
 
 def scan(members: int, pause: float) -> Touch:
-    """Looks as often as members are heard of: for 100,000 connections and 30 seconds that would be every second."""
+    """Look at all members as often as one is touched: for 100,000 connections and 30 seconds, every second."""
     loop = asyncio.get_running_loop()
     now = loop.time
     seen: dict[int, float] = {}
@@ -81,7 +81,7 @@ IMPLEMENTATIONS: Final[dict[str, Callable[[int, float], Touch]]] = {
 
 
 async def run(case: Case) -> Figures:
-    """Hear of all in turn."""
+    """Touch all members, one after the other, again and again."""
     members, beats, seconds = (case.parameters[name] for name in ("members", "beats", "seconds"))
     touch = IMPLEMENTATIONS[case.implementation](members, TIMEOUT / beats)
     rate = members * beats / TIMEOUT
@@ -119,7 +119,7 @@ def cases(quick: bool) -> list[Case]:
 
 SCENARIO = Scenario(
     name="silence",
-    title="Find out who is silent",
+    title="Find out which keys are silent",
     cases=cases,
     measure=measure,
     metrics=(

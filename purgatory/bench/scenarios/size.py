@@ -1,7 +1,7 @@
-"""What it costs to set a timer and to cancel one, depending on how many are pending.
+"""The cost of setting a timer and cancelling one, by the number of pending timers.
 
-As many as the case says are pending at all times: each step cancels the oldest and sets a new one, for 30 to 90 seconds
-from now. The loop gets its turn after every thousand steps, as it needs it to drop what was cancelled.
+That number is constant: each step cancels the oldest timer and sets a new one, for 30 to 90 seconds from now. The loop
+runs an iteration after every thousand steps, in which it drops the cancelled timers.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ STEPS_A_TURN: Final = 1000
 
 
 class Task(TimerTask):
-    """The least that a timer takes."""
+    """The smallest task of a timer."""
 
     __slots__ = ()
 
     def run(self) -> None:
-        """Never called: nothing becomes due here."""
+        """Never called: no task becomes due here."""
 
 
 def _nothing() -> None:
@@ -33,7 +33,7 @@ def _nothing() -> None:
 
 
 Timer = tuple[Callable[[float], Any], Callable[[Any], object]]
-"""Inserts what is due after a delay, and cancels what the insert has returned."""
+"""A call that inserts a task with a delay and returns a handle, and a call that cancels the handle."""
 
 
 def ours() -> Timer:
@@ -70,7 +70,7 @@ async def run(case: Case) -> Figures:
     while len(handles) < pending:
         handles.extend(insert(delay) for delay in delays[: pending - len(handles)])
         await asyncio.sleep(0)
-    for measured in (False, True):  # the first time is to warm up: asyncio has nothing to drop yet
+    for measured in (False, True):  # the first time is a warm-up: asyncio has nothing to drop yet
         start = time.process_time()
         for _ in range(steps // STEPS_A_TURN):
             for delay in delays:

@@ -1,4 +1,4 @@
-"""A great many become due in one tick: how long the loop is held up, and how late they are."""
+"""Very many operations that are due in one tick: their lateness, and the longest iteration of the loop."""
 
 import asyncio
 import gc
@@ -13,23 +13,23 @@ from purgatory.bench.rivals import EventWaiters
 from purgatory.bench.stalls import Heartbeat
 
 PROBE: Final = 2_000
-"""How many are started, to be due much later, to see how long it takes to start one."""
+"""The number of operations that are started first, with a far deadline, to measure the time of a start."""
 
 
 class Storm:
-    """When all are due, and how late each was."""
+    """The deadline of all operations, and the lateness of each."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, deadline: float) -> None:
-        self.time = loop.time
+        self.time: Callable[[], float] = loop.time
         self.deadline = deadline
-        self.late = array("d")
+        self.late: array[float] = array("d")
 
     def note(self) -> None:
-        """One is run."""
+        """Note the lateness of an operation that runs now."""
         self.late.append(self.time() - self.deadline)
 
     def left(self) -> float:
-        """Seconds until all are due."""
+        """Seconds until the deadline."""
         return self.deadline - self.time()
 
 
@@ -38,7 +38,7 @@ class Due(DelayedOperation[None]):
 
     def __init__(self, storm: Storm) -> None:
         super().__init__(storm.left())
-        self.storm = storm
+        self.storm: Storm = storm
 
     def try_complete(self) -> bool:
         return False
@@ -82,7 +82,7 @@ async def _start(case: Case, storm: Storm, count: int) -> None:
 
 
 async def run(case: Case) -> Figures:
-    """Start all, wait for the tick, and look."""
+    """Start all operations, wait for the tick, and measure."""
     count = case.parameters["due"]
     loop = asyncio.get_running_loop()
     gc.disable()
@@ -92,10 +92,10 @@ async def run(case: Case) -> Figures:
     storm = Storm(loop, loop.time() + 0.5 + 3 * count * each)
     await _start(case, storm, count)
     gc.collect()
-    gc.freeze()  # what is there is not what is measured
+    gc.freeze()  # collections of the objects that exist already are not measured
     gc.enable()
     if storm.left() < 0.05:
-        raise RuntimeError(f"this machine is too slow to start {count:,} before the first is due")
+        raise RuntimeError(f"this machine is too slow to start {count:,} operations before the first is due")
     await asyncio.sleep(storm.left() - 0.02)
     heartbeat = Heartbeat()
     await heartbeat.until(lambda: len(storm.late) == count)

@@ -1,7 +1,7 @@
 """The loop's work for changes of one key that another thread announced while the loop was busy.
 
 The calls of `check_and_complete_threadsafe` for one key make one pass. The alternative is the usual way: a
-`loop.call_soon_threadsafe` for each change, with a callback that looks whether the condition is true.
+`loop.call_soon_threadsafe` for each change, with a callback that tests the condition.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ KEY: Final = "key"
 
 
 class State:
-    """A condition that becomes true with the last change, and whether a waiter has noticed it."""
+    """A condition that becomes true with the last change, and a flag for a waiter that has noticed it."""
 
     def __init__(self) -> None:
         self.ready = False
@@ -32,7 +32,7 @@ class Wait(DelayedOperation[None]):
 
     def __init__(self, state: State) -> None:
         super().__init__(3600.0)
-        self.state = state
+        self.state: State = state
 
     def try_complete(self) -> bool:
         return self.state.ready and self.force_complete()
@@ -64,7 +64,7 @@ IMPLEMENTATIONS: "Final[dict[str, Callable[[State], Announce]]]" = {OURS: ours, 
 
 
 async def run(case: Case) -> Figures:
-    """Keep the loop busy until all changes have been announced, and look how long it works on them."""
+    """Keep the loop busy until all changes have been announced, and measure its work on them."""
     calls = case.parameters["calls"]
     loop = asyncio.get_running_loop()
     state = State()

@@ -1,9 +1,8 @@
-"""A value grows past the threshold of one of many who wait: the blocking query of Consul and etcd.
+"""A value grows past the threshold of one of many waiters: the blocking query of Consul and etcd.
 
-Each waiter is a task with a threshold of its own; the value grows by one, past the lowest of them, again and again.
-Beside it, what is mostly written, an `asyncio.Condition`, which wakes all of them every time; a purgatory with one key
-for all, which looks at all of them; and what a careful author writes who needs no deadline, a heap of thresholds with a
-future each.
+Each waiter is a task with a threshold of its own; the value grows by one, past the lowest of them, again and again. The
+usual alternative, an `asyncio.Condition`, wakes all of them every time. A purgatory with one key for all tries all of
+them. The careful alternative without deadlines is a heap of thresholds with a future each.
 """
 
 import asyncio
@@ -45,7 +44,7 @@ def _published(log: Log, made: tuple[Wait, Callable[[], Awaitable[None]]]) -> tu
 
 
 def futures(log: Log) -> tuple[Wait, Advance]:
-    """In the order of their thresholds, and of their coming."""
+    """A heap of futures, in the order of thresholds, then of arrival."""
     heap: list[tuple[int, int, asyncio.Future[None]]] = []
     create_future = asyncio.get_running_loop().create_future
 
@@ -70,7 +69,7 @@ IMPLEMENTATIONS: "Final[dict[str, Callable[[Log], tuple[Wait, Advance]]]]" = {
 
 
 async def run(case: Case) -> Figures:
-    """Let all wait, and advance."""
+    """Let all tasks wait, and advance."""
     waiters, times = case.parameters["waiters"], case.parameters["times"]
     log = Log()
     wait, advance = IMPLEMENTATIONS[case.implementation](log)
@@ -84,7 +83,7 @@ async def run(case: Case) -> Figures:
         await asyncio.sleep(0)
     assert not any(task.done() for task in tasks)
     gc.collect()
-    gc.freeze()  # what is there is not what is measured
+    gc.freeze()  # collections of the objects that exist already are not measured
     took = 0.0
     for value in range(1, times + 1):
         began = time.perf_counter()

@@ -1,9 +1,9 @@
-"""Many wait on one key, and an event satisfies one of them, one in a hundred, or all.
+"""Many tasks wait on one key, and an event satisfies one of them, one in a hundred, or all.
 
-Each waiter is a task that waits for an offset in a log; a publisher moves the log's end. With one `asyncio.Condition`
-or one `asyncio.Event` for all, which is how it is mostly written, every change wakes every waiter, which looks whether
-it is meant, and waits again. A careful author keeps a list of what is waited for with a future each, and looks through
-that. All of these wait without a deadline, which is to their advantage; ours have one of an hour.
+Each waiter is a task that waits for an offset in a log; a publisher moves the log's end. The usual alternatives have
+one `asyncio.Condition` or one `asyncio.Event` for all: every change wakes every waiter, which tests its condition and
+waits again. The careful alternative is a list of offsets with a future each. All of these wait without a deadline,
+which is to their advantage; ours have one of an hour.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ KEY: Final = ("log",)
 
 
 class Log:
-    """Its end, and when those who waited for it ran."""
+    """The end of a log, the number of waiters that ran, and the time of the last one."""
 
     def __init__(self) -> None:
         self.end = 0
-        self.ran = 0
-        self.last = 0.0
+        self.ran: int = 0
+        self.last: float = 0.0
 
     def run(self) -> None:
-        """A waiter has what it waited for."""
+        """Note that a waiter ran."""
         self.ran += 1
         self.last = time.perf_counter()
 
@@ -39,14 +39,14 @@ class Fetch(DelayedOperation[None]):
 
     def __init__(self, log: Log, offset: int) -> None:
         super().__init__(3600.0)
-        self.log = log
-        self.offset = offset
+        self.log: Log = log
+        self.offset: int = offset
 
     def try_complete(self) -> bool:
         return self.log.end > self.offset and self.force_complete()
 
     def on_complete(self) -> None:
-        """Nothing to do: the waiter runs."""
+        """Do nothing: the waiter runs."""
 
 
 Wait = Callable[[int], Awaitable[None]]
@@ -129,7 +129,7 @@ IMPLEMENTATIONS: "Final[dict[str, Callable[[Log], tuple[Wait, Publish]]]]" = {
 
 
 async def run(case: Case) -> Figures:
-    """Let all wait, publish, and look when the right ones have run."""
+    """Let all tasks wait, publish, and measure until the satisfied ones have run."""
     waiters = case.parameters["waiters"]
     right = {"one": 1, "1 %": waiters // 100, "all": waiters}[case.parameters["satisfied"]]
     log = Log()
@@ -139,7 +139,7 @@ async def run(case: Case) -> Figures:
         await wait(offset)
         log.run()
 
-    # Whom the event satisfies is spread over all who wait; if one, it is in the middle.
+    # The satisfied tasks are spread evenly over all; a single one is in the middle.
     stride = waiters // right
     offsets = [n // stride if n % stride == stride // 2 else waiters for n in range(waiters)]
     tasks = [asyncio.create_task(waiter(offset)) for offset in offsets]
@@ -147,7 +147,7 @@ async def run(case: Case) -> Figures:
         await asyncio.sleep(0)
     assert not any(task.done() for task in tasks)
     gc.collect()
-    gc.freeze()  # what is there is not what is measured
+    gc.freeze()  # collections of the objects that exist already are not measured
     heartbeat = Heartbeat()
     beating = asyncio.create_task(heartbeat.until(lambda: log.ran >= right))
     await asyncio.sleep(0)
