@@ -1,9 +1,9 @@
 """A data pipeline on Apache Spark: generate traffic, replay it with other settings, report on it, follow it live.
 
-`purgatory pipeline --help` names the commands. What they are made of can be used from any program with a Spark session:
+`purgatory pipeline --help` names the commands. Their modules can be used from any program with a Spark session:
 
 - `traffic` describes traffic, `generate` makes it;
-- `trace` reads what is there, generated or a server's journal;
+- `trace` reads a trace, generated or a server's journal;
 - `simulate` runs operations through a purgatory, `replay` many of them at once on Spark;
 - `survival` estimates how the rate of timeouts depends on the timeout, `report` makes tables, plots and a page;
 - `stream` follows a journal while it grows, `source` reads a topic of the long-poll server.

@@ -33,16 +33,16 @@ V = TypeVar("V")
 
 _TRAFFIC: Final = {
     "rate": "operations a second that arrive at an instance",
-    "seconds": "for how long they do",
-    "instances": "how many instances there are",
+    "seconds": "the duration of the traffic, in seconds",
+    "instances": "the number of instances",
     "median": "50th percentile of the time to complete, in seconds",
     "upper_quartile": "75th percentile of the time to complete, in seconds",
-    "timeout": "of each operation, in seconds",
-    "keys": "how many keys there are",
-    "keys_per_operation": "how many of them an operation draws; one that it draws twice it waits on once",
-    "zipf": "exponent by which keys are drawn: 0 is all alike, 1 is Zipf's law",
+    "timeout": "the timeout of each operation, in seconds",
+    "keys": "the number of keys",
+    "keys_per_operation": "the number of keys that an operation draws; a key drawn twice is watched once",
+    "zipf": "the exponent of the keys' distribution: 0 is uniform, 1 is Zipf's law",
     "seed": "the same seed gives the same operations",
-    "start": "when it begins, in seconds since 1970",
+    "start": "the start of the traffic, in seconds since 1970",
     "purgatory": "the purgatory's name",
     "operation": "the operations' type",
 }
@@ -84,7 +84,11 @@ def add_to(subcommands: "Subcommands") -> None:
     parser.add_argument("--wheel-size", type=_several(int), default=[20], metavar="N,…")
     parser.add_argument("--purge-interval", type=_several(int), default=[1000], metavar="N,…")
     parser.add_argument(
-        "--timeout", type=_several(_timeout), default=[None], metavar="N,…", help="seconds, or recorded: each its own"
+        "--timeout",
+        type=_several(_timeout),
+        default=[None],
+        metavar="N,…",
+        help="seconds, or recorded: each operation's own timeout",
     )
     parser.add_argument("--purgatory", metavar="NAME", help="only the purgatory of this name")
     parser.add_argument("--operations", action="store_true", help="write a row for each operation too")
@@ -97,17 +101,17 @@ def add_to(subcommands: "Subcommands") -> None:
     )
     _trace(parser)
     parser.add_argument("output", metavar="OUTPUT", help="the directory to write, which must not exist")
-    parser.add_argument("--replay", metavar="DIR", help="what `replay` has written: the cost of its configurations")
+    parser.add_argument("--replay", metavar="DIR", help="the output of `replay`: the cost of its configurations")
     parser.add_argument(
         "--timeout-rate", type=float, default=0.01, metavar="N", help="the share that may time out (default: 0.01)"
     )
     parser.add_argument("--window", type=float, metavar="N", help="seconds of a window of time")
-    parser.add_argument("--top", type=int, default=20, metavar="N", help="how many of the hottest keys (default: 20)")
+    parser.add_argument("--top", type=int, default=20, metavar="N", help="the number of hottest keys (default: 20)")
     parser.add_argument(
         "--max-lateness",
         type=float,
         metavar="N",
-        help="seconds that 99 %% keep to (default: 1 %% of the timeout)",
+        help="seconds, the most for 99 %% of the expiries (default: 1 %% of the timeout)",
     )
 
     parser = _command(
@@ -115,12 +119,12 @@ def add_to(subcommands: "Subcommands") -> None:
     )
     parser.add_argument("journal", metavar="JOURNAL", help="the directory that servers write to")
     parser.add_argument("output", metavar="OUTPUT", help="the directory to write to")
-    parser.add_argument("--checkpoint", required=True, metavar="DIR", help="what has been done; needed to go on")
+    parser.add_argument("--checkpoint", required=True, metavar="DIR", help="the directory for the stream's progress")
     parser.add_argument("--window", type=float, default=60.0, metavar="N", help="seconds (default: 60)")
     parser.add_argument(
         "--watermark", type=float, default=120.0, metavar="N", help="seconds to wait for late rows (default: 120)"
     )
-    once = "take what is there, and end; windows that may get more rows stay open for the next run"
+    once = "read the present files, and end; windows that may get more rows stay open for the next run"
     parser.add_argument("--once", action="store_true", help=once)
     _skip(parser)
 
@@ -131,16 +135,16 @@ Run: TypeAlias = Callable[[SparkSession, argparse.Namespace], object]
 def _command(
     commands: "Subcommands", name: str, prepare: Callable[[argparse.Namespace], Run], title: str
 ) -> argparse.ArgumentParser:
-    """A parser of options that all commands have. `prepare` looks at the options, and returns what is done on Spark."""
+    """Add a command with the common options. `prepare` checks the options, and returns the function to run on Spark."""
     parser = commands.add_parser(name, help=title, description=f"{title[0].upper()}{title[1:]}.")
-    parser.add_argument("--master", default="local[*]", metavar="URL", help="where Spark runs (default: local[*])")
+    parser.add_argument("--master", default="local[*]", metavar="URL", help="the master of Spark (default: local[*])")
     parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark's")
     parser.set_defaults(run=lambda options: _run(prepare, options))
     return parser
 
 
 def _trace(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("trace", metavar="TRACE", help="a directory: a journal, or what `generate` has written")
+    parser.add_argument("trace", metavar="TRACE", help="a directory: a journal, or the output of `generate`")
     _skip(parser)
 
 
@@ -154,7 +158,7 @@ def _run(prepare: Callable[[argparse.Namespace], Run], options: argparse.Namespa
         run = prepare(options)
         settings = _settings(options.conf)
         check_java()
-        submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has started this, and knows where Spark is
+        submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has started this, and has the master
         if not submitted and not is_local(options.master):
             _submit(options.master, settings, sys.argv[sys.argv.index("pipeline") + 1 :])
         with session(None if submitted else options.master, settings) as spark, _telling(spark):
@@ -172,7 +176,7 @@ def _run(prepare: Callable[[argparse.Namespace], Run], options: argparse.Namespa
 
 @contextmanager
 def _telling(spark: SparkSession) -> Iterator[None]:
-    """Say how far Spark has come, now and then, where there is no terminal for its own bar."""
+    """Print Spark's progress every ten seconds, if there is no terminal for its own bar."""
     over = threading.Event()
 
     def tell() -> None:
@@ -203,14 +207,14 @@ def _settings(given: Sequence[str]) -> Mapping[str, str]:
 
 
 def _submit(master: str, settings: Mapping[str, str], arguments: Sequence[str]) -> None:
-    """Become `spark-submit`."""
-    # It starts the Python that these name, here and on the executors, and not the one that runs this.
+    """Replace this process by `spark-submit`."""
+    # spark-submit starts the Python of these variables, here and on the executors, and not the one that runs this.
     environment = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable, **os.environ}
     home = environment.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
     program = os.path.join(home, "bin", "spark-submit")
     script = str(Path(__file__).with_name("submit.py"))
     sys.stderr.flush()
-    # It knows whether this is a terminal, and starts what some of the settings are about.
+    # This process passes on whether stderr is a terminal. spark-submit starts the JVM, so it needs all settings.
     told = {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(), **settings}
     conf = [word for name, value in told.items() for word in ("--conf", f"{name}={value}")]
     os.execve(program, [program, "--master", master, *conf, script, *arguments], environment)
@@ -261,7 +265,7 @@ def _replay(options: argparse.Namespace) -> Run:
 
 
 def _show(summary: DataFrame) -> None:
-    """What it comes to, all instances together."""
+    """Print the summary of a replay, all instances together."""
     names = (
         "operations",
         "expired",
@@ -312,7 +316,7 @@ def _say(text: str) -> None:
 
 
 def _several(one: Callable[[str], V]) -> Callable[[str], list[V]]:
-    """What makes a list of values from text that has commas between them."""
+    """Return a parser for text with commas between values."""
 
     def several(text: str) -> list[V]:
         try:

@@ -1,4 +1,4 @@
-"""What the configurations of a replay cost, how late operations expire with them, and which one to take."""
+"""The configurations of a replay: their costs, the lateness of expired operations, and a recommendation."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 Costs: TypeAlias = Mapping[str, Any]
-"""A row of what `costs` gives."""
+"""A row of the result of `costs`."""
 
 COMPONENTS: Final = {
     "wake_ups": UNITS.wake_up,
@@ -37,14 +37,14 @@ COMPONENTS: Final = {
     "scanned": UNITS.scanned,
     "purges": UNITS.purge,
 }
-"""What the cost is made of: counts, and the seconds of one of them."""
+"""The components of the cost: counts, and the seconds of one of them."""
 
 _SETTINGS: Final = ("tick", "wheel_size", "purge_interval", "timeout")
 _SUMMED: Final = (*COUNTS, "peak_delayed", "peak_dead")
 _WORST: Final = ("late_p50", "late_p99", "late_max")
 
 _NEAR: Final = 1.02
-"""What is dearer than the cheapest by no more than that is as good."""
+"""The share by which a configuration may be dearer than the cheapest and still counts as equal."""
 
 _DEFAULT: Final = Configuration()
 
@@ -56,9 +56,9 @@ class ConfigurationChoice:
     timeout: float | None
     """Seconds; `None` is as recorded."""
     max_lateness: float | None
-    """Seconds that 99 % of what expires may be late, at the most; `None` if there is no bound."""
+    """Seconds by which 99 % of the expired operations may be late, at the most; `None` if there is no bound."""
     configuration: Configuration | None
-    """`None` if none qualifies."""
+    """The configuration; `None` if none qualifies."""
     reason: str
 
     def __str__(self) -> str:
@@ -66,28 +66,28 @@ class ConfigurationChoice:
 
 
 def which(timeout: float | None) -> str:
-    """Which of the sweep's timeouts, in words."""
+    """A timeout of the sweep in words."""
     return "timeouts as recorded" if timeout is None else f"a timeout of {seconds(timeout)}"
 
 
 def of(row: Costs) -> Configuration:
-    """Which configuration a row is about."""
+    """The configuration of a row."""
     return Configuration(*(row[column] for column in _SETTINGS))
 
 
 def settings(row: Costs) -> str:
-    """The settings of a configuration in words, but for the timeout."""
+    """The settings of a configuration in words, without the timeout."""
     return f"tick {seconds(row['tick'])}, wheel {row['wheel_size']}, purge interval {count(row['purge_interval'])}"
 
 
 def read(spark: SparkSession, replay: str) -> DataFrame:
-    """The summary in a replay's directory. Raises `PipelineError`, which names what is missing."""
+    """The summary in a replay's directory. Raises `PipelineError`, which names the missing directory or column."""
     path = f"{replay.rstrip('/')}/summary"
     try:
         summary = spark.read.parquet(path)
     except AnalysisException as error:
         why = "there is no" if error.getCondition() == "PATH_NOT_FOUND" else "no Parquet is in"
-        raise PipelineError(f"{why} {path}: {replay} is not what `replay` has written") from None
+        raise PipelineError(f"{why} {path}: {replay} must be the output of `replay`") from None
     for column in (*_SETTINGS, *_SUMMED, *_WORST):
         if column not in summary.columns:
             raise PipelineError(f"missing column {column} in {path}: it is not a replay's summary")
@@ -97,11 +97,11 @@ def read(spark: SparkSession, replay: str) -> DataFrame:
 
 
 def costs(summary: DataFrame) -> DataFrame:
-    """What each configuration has done and what that costs, all instances and purgatories together.
+    """The counts of each configuration and their costs, all instances and purgatories together.
 
     Counts and peaks are added up; lateness (seconds) is that of the instance and purgatory where it is worst. `cost`
     and its components, such as `cost_wake_ups`, are microseconds of CPU time an operation. `cost_inserts` is not part
-    of it, for it is the same in all configurations.
+    of it, because it is the same in all configurations.
     """
     summed = summary.groupBy(*_SETTINGS).agg(
         *[F.sum(column).alias(column) for column in _SUMMED], *[F.max(column).alias(column) for column in _WORST]
@@ -118,16 +118,16 @@ def costs(summary: DataFrame) -> DataFrame:
 
 
 def by_timeout(rows: Sequence[Costs]) -> dict[float | None, list[Costs]]:
-    """What `costs` gave, for each timeout, the cheapest first."""
+    """The rows of `costs` for each timeout, the cheapest first."""
     return {timeout: list(some) for timeout, some in groupby(rows, key=lambda row: row["timeout"])}
 
 
 def choose(rows: Sequence[Costs], max_lateness: float | None, recorded: float | None) -> list[ConfigurationChoice]:
-    """For each timeout, which configuration to take, and why.
+    """The recommended configuration for each timeout, with the reason.
 
-    That is the cheapest with which 99 % of what expires is at most `max_lateness` seconds late. Without one that is a
-    hundredth of the timeout; where timeouts are as recorded, of `recorded`, which is their median, or `None` if there
-    is none. Among those that are hardly dearer it is the one with the fewest dead entries, then with the finest tick.
+    It is the cheapest with which 99 % of the expired operations are at most `max_lateness` seconds late. The default is
+    a hundredth of the timeout; for timeouts as recorded, of `recorded`, which is their median, or `None` if there is
+    none. Among those within 2 % of the cheapest it is the one with the fewest dead entries, then with the finest tick.
     """
     choices = []
     for timeout, some in by_timeout(rows).items():
@@ -141,11 +141,11 @@ def choose(rows: Sequence[Costs], max_lateness: float | None, recorded: float | 
 def _choose(timeout: float | None, rows: Sequence[Costs], limit: float | None) -> ConfigurationChoice:
     qualified = [row for row in rows if limit is None or row["late_p99"] is None or row["late_p99"] <= limit]
     if not qualified:
-        assert limit is not None, "without a limit all qualify"
+        assert limit is not None, "without a limit all configurations qualify"
         closest = min(rows, key=lambda row: (row["late_p99"], row["cost"]))
         reason = (
             f"none of the {len(rows)} configurations is punctual enough: closest is {settings(closest)}, with which "
-            f"99 % of what expires is at most {seconds(closest['late_p99'])} late, and not {seconds(limit)}"
+            f"99 % of the expiries are at most {seconds(closest['late_p99'])} late, and not {seconds(limit)}"
         )
         return ConfigurationChoice(timeout, limit, None, reason)
     cheapest = min(row["cost"] for row in qualified)
@@ -163,9 +163,9 @@ def _reason(
     if best["late_p99"] is None:
         parts.append("nothing expires")
     elif limit is None:
-        parts.append(f"99 % of what expires is at most {seconds(best['late_p99'])} late, and there is no bound")
+        parts.append(f"99 % of the expiries are at most {seconds(best['late_p99'])} late, and there is no bound")
     else:
-        parts.append(f"99 % of what expires is at most {seconds(best['late_p99'])} late, of {seconds(limit)} allowed")
+        parts.append(f"99 % of the expiries are at most {seconds(best['late_p99'])} late, of {seconds(limit)} allowed")
     parts.append(f"up to {count(best['peak_dead'])} dead entries")
     others = len(rows) - 1
     late = len(rows) - len(qualified)
@@ -181,7 +181,7 @@ def _reason(
 
 
 def _compared(best: Costs, rows: Sequence[Costs]) -> str:
-    """With the library's default, if that is in the sweep."""
+    """The comparison with the library's default, if that is in the sweep."""
     wanted = (_DEFAULT.tick, _DEFAULT.wheel_size, _DEFAULT.purge_interval)
     for row in rows:
         if (row["tick"], row["wheel_size"], row["purge_interval"]) == wanted:

@@ -1,8 +1,8 @@
-"""What the work of a purgatory costs in CPU time, by what it counts, and a measurement of that.
+"""The CPU time of a purgatory's work, for each of its counts, and a measurement of it.
 
-`UNITS` is what `python -m purgatory.spark.costs` measured with CPython 3.11.7 on 2 cores of an AMD EPYC, on asyncio's
-own loop. Elsewhere the figures are others; how they relate to each other, which decides what is cheapest, is much the
-same. Measure your own, and compare.
+`UNITS` was measured by `python -m purgatory.spark.costs` with CPython 3.11.7 on 2 cores of an AMD EPYC, on asyncio's
+own loop. Other machines have other figures. Their ratios, which decide the cheapest configuration, are much the same.
+Measure your own, and compare.
 """
 
 import argparse
@@ -24,20 +24,20 @@ Ts = TypeVarTuple("Ts")
 
 @dataclass(frozen=True, slots=True)
 class UnitCosts:
-    """Seconds of CPU time."""
+    """The unit costs, in seconds of CPU time."""
 
     wake_up: float
-    """For the loop to wake up, to call the timer and to go to sleep again."""
+    """A wake-up of the loop, its call of the timer and its next sleep."""
     bucket: float
-    """For a bucket of the timer to be opened and, when its time has come, emptied."""
+    """A bucket of the timer: opened and, when it is due, emptied."""
     cascaded: float
-    """For a task to be moved down from a higher level."""
+    """A task moved down from a higher level."""
     scanned: float
-    """For a purge to look at an entry of a watcher list, and to free it if it is dead, as most are."""
+    """An entry that a purge looks at, and frees if it is dead, as most are."""
     purge: float
-    """For a purge to be started, and to end, apart from the entries."""
+    """The start and the end of a purge, without the entries."""
     insert: float
-    """For a task to be put into a bucket. The same in all configurations."""
+    """A task put into a bucket. The same in all configurations."""
 
 
 UNITS: Final = UnitCosts(
@@ -68,7 +68,7 @@ class _Waiting(DelayedOperation[None]):
 
 
 class _LateClock:
-    """Calls back when it is told to, by which time several ticks may be due. There is but one call at a time."""
+    """A clock that calls back when it is moved. Several ticks may be due then. It has one call at a time."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -82,10 +82,10 @@ class _LateClock:
         return self
 
     def cancel(self) -> None:
-        """What `call_at` returns does that, and has been replaced already where this timer calls it."""
+        """Do nothing: the timer cancels a handle only when another call has replaced it."""
 
     def turn_to(self, now: float) -> None:
-        """Let everything that is due happen."""
+        """Move to `now`, and make the due calls."""
         self._now = now
         while self._call is not None:
             call, self._call = self._call, None
@@ -93,10 +93,10 @@ class _LateClock:
 
 
 def measure(size: int, wake_ups: int, rounds: int) -> UnitCosts:
-    """Measure with `size` tasks or entries, and for a wake-up with that many of them.
+    """Measure with `size` tasks or entries, and with `wake_ups` wake-ups.
 
-    Of `rounds` the least counts: what else the machine does can only add to it. A figure that is a difference of two
-    may be nothing, or less, if `size` is small.
+    The least of `rounds` counts: other work of the machine can only add to it. A figure that is a difference of two may
+    be zero or negative if `size` is small.
     """
 
     def least(work: Callable[..., float], *args: object) -> float:
@@ -139,7 +139,7 @@ def _timer(size: int, deadline: float, interval: float, wheel_size: int) -> floa
 
 
 def _wake_up(times: int) -> float:
-    """Have an event loop wake up for each of so many tasks. Returns the time for one."""
+    """Let an event loop wake up for each of so many tasks. Returns the time for one."""
 
     async def wake_up() -> float:
         timer = WheelTimer()
@@ -162,7 +162,7 @@ def _purge(size: int, purge_interval: int) -> float:
     operations = [purgatory.try_complete_else_watch(_Waiting(None), (number % 100,)) for number in range(size)]
     for operation in operations:
         operation.force_complete()
-    del operation, operations  # nobody but the purgatory has the entries, as when requests have been answered
+    del operation, operations  # only the purgatory has the entries, as when requests have been answered
     began = thread_time()
     clock.advance(0.0)
     took = thread_time() - began
@@ -171,7 +171,7 @@ def _purge(size: int, purge_interval: int) -> float:
 
 
 def _finish(size: int, purge_interval: int) -> float:
-    """Watch and finish operations one after the other, each with a turn of the clock."""
+    """Watch and finish operations one after the other, each with a move of the clock."""
     clock = VirtualClock()
     purgatory = DelayedOperationPurgatory(purge_interval=purge_interval, clock=clock)
     operations = [_Waiting(None) for _ in range(size)]
@@ -187,7 +187,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m purgatory.spark.costs", description=main.__doc__)
     parser.add_argument("--size", type=int, default=10_000, metavar="N", help="tasks or entries for each figure")
     parser.add_argument("--wake-ups", type=int, default=1_000, metavar="N", help="two milliseconds each")
-    parser.add_argument("--rounds", type=int, default=9, metavar="N", help="of which the least counts")
+    parser.add_argument("--rounds", type=int, default=9, metavar="N", help="rounds, of which the least counts")
     measured = measure(**vars(parser.parse_args()))
     for field in fields(measured):
         sys.stdout.write(f"{field.name:10}{1e6 * getattr(measured, field.name):8.3f} µs\n")

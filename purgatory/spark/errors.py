@@ -1,4 +1,4 @@
-"""What the pipeline refuses."""
+"""The errors of the pipeline."""
 
 from purgatory.errors import PurgatoryError
 
@@ -6,4 +6,4 @@ __all__ = ["PipelineError"]
 
 
 class PipelineError(PurgatoryError):
-    """Something that the pipeline was given is not what it needs; the message names it."""
+    """The pipeline cannot use an argument, a file or an answer; the message names it."""

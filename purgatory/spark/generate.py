@@ -1,7 +1,7 @@
 """Traffic at any scale, made on Spark and written as a trace.
 
 Time is cut into slices, and each slice of each instance is drawn by itself, from a random generator that is seeded by
-(seed, instance, slice): so what is drawn does not depend on how Spark divides the work. Arrivals are a Poisson process
+(seed, instance, slice): so the traffic does not depend on how Spark divides the work. Arrivals are a Poisson process
 all the same: the number in a slice is Poisson distributed, and given their number, they are uniform in it, which is
 the same as exponential intervals from one to the next, across slices too.
 """
@@ -23,7 +23,7 @@ from purgatory.spark.traffic import Traffic
 __all__ = ["generate", "write"]
 
 _SLICE: Final = 50_000
-"""Operations of a slice, on average: some megabytes, and some hundredths of a second of work."""
+"""The average number of operations of a slice: some megabytes, and some hundredths of a second of work."""
 
 _BATCH: Final = 10_000
 """Rows handed to Spark in one go."""
@@ -38,7 +38,7 @@ _DAY: Final = 86_400_000_000
 def generate(spark: SparkSession, traffic: Traffic, partitions: int | None = None) -> DataFrame:
     """The rows of a trace with `traffic`, instance by instance, in order of arrival within each slice.
 
-    They are the same ones in any number of `partitions`.
+    The rows are the same for any number of `partitions`.
     """
     slices = _slices(traffic)
     total = traffic.instances * slices
@@ -56,8 +56,8 @@ def generate(spark: SparkSession, traffic: Traffic, partitions: int | None = Non
 
 
 def write(rows: DataFrame, path: str) -> None:
-    """Write the rows of a trace to `path`, in a journal's directories. Raises `PipelineError` if there is a `path`."""
-    # A task has the rows of few instances and days: with a file open for each there is no need to sort the rows.
+    """Write the rows of a trace to `path`, in a journal's directories. Raises `PipelineError` if `path` exists."""
+    # A task has the rows of few instances and days: with a file open for each the rows need not be sorted.
     rows.sparkSession.conf.set("spark.sql.maxConcurrentOutputFileWriters", 16)
     rows.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     try:
@@ -69,12 +69,12 @@ def write(rows: DataFrame, path: str) -> None:
 
 
 def _slices(traffic: Traffic) -> int:
-    """Into how many slices the time of an instance is cut."""
+    """The number of slices of an instance's time."""
     return max(1, math.ceil(traffic.rate * traffic.seconds / _SLICE))
 
 
 def _draw(traffic: Traffic, keys: "_Keys", instance: int, number: int) -> pa.Table:
-    """What arrives at `instance` in slice `number`."""
+    """The operations that arrive at `instance` in slice `number`."""
     random = np.random.default_rng((traffic.seed, instance, number))
     seconds = traffic.seconds / _slices(traffic)
     count = int(random.poisson(traffic.rate * seconds))
@@ -104,19 +104,19 @@ def _dates(arrived_at: Integers) -> pa.Array:
 
 
 class _Keys:
-    """The key space."""
+    """The keys, and their distribution."""
 
     def __init__(self, traffic: Traffic) -> None:
         self._count = traffic.keys
         self._each = traffic.keys_per_operation
         self._shares: Floats | None = None
-        """Of the keys up to each rank, of all draws."""
+        """The share of the keys up to each rank in all draws."""
         if traffic.zipf > 0:
             shares = np.cumsum(np.arange(1, traffic.keys + 1, dtype=np.float64) ** -traffic.zipf)
             self._shares = shares / shares[-1]
 
     def draw(self, random: np.random.Generator, count: int) -> pa.Array:
-        """The keys of that many operations, in the order in which they draw them, without repetitions."""
+        """The keys of that many operations, in the order of the draws, without repetitions."""
         shape = (count, self._each)
         if self._shares is None:
             drawn = random.integers(0, self._count, shape)

@@ -1,8 +1,8 @@
-"""What Spark adds to a replay, and how its time grows: `python -m purgatory.spark.measure`.
+"""The overhead of Spark in a replay, and the growth of its time: `python -m purgatory.spark.measure`.
 
 The same trace is replayed by a plain loop in this process, and on Spark with one core and with two; then traces of
-twice and four times as many instances on two cores. In turn, in several rounds: what counts is the ratio of two times
-of one round. That Spark starts, some seconds, is measured apart.
+twice and four times as many instances on two cores. They alternate, in several rounds: the result is the ratio of two
+times of one round. The start of Spark, some seconds, is measured apart.
 """
 
 import argparse
@@ -30,7 +30,7 @@ INSTANCES: Final = 4
 
 
 def plain(path: Path) -> int:
-    """Replay the trace in `path` without Spark, one instance after the other. Returns how many operations it has."""
+    """Replay the trace in `path` without Spark, one instance after the other. Returns the number of its operations."""
     operations = 0
     for instance in sorted(path.glob("date=*/instance=*")):
         rows = pq.read_table(instance, partitioning=None).sort_by("arrived_at")
@@ -47,7 +47,7 @@ def plain(path: Path) -> int:
 
 
 def on_spark(path: Path, cores: int) -> tuple[float, float]:
-    """Replay the trace in `path` on Spark. Returns the seconds until Spark has started, and those of the replay."""
+    """Replay the trace in `path` on Spark. Returns the seconds of Spark's start and of the replay."""
     began = time.perf_counter()
     with session(f"local[{cores}]") as spark:
         spark.range(1).mapInArrow(lambda batches: batches, "id bigint").collect()  # the first Python worker, too
@@ -59,7 +59,7 @@ def on_spark(path: Path, cores: int) -> tuple[float, float]:
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser("purgatory.spark.measure", description=__doc__)
-    parser.add_argument("--operations", type=int, default=2_000_000, help="of the smallest trace (default: 2000000)")
+    parser.add_argument("--operations", type=int, default=2_000_000, help="in the smallest trace (default: 2000000)")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     times: dict[str, list[float]] = {}

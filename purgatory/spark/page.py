@@ -1,4 +1,4 @@
-"""The report as a page: one file that holds everything, and asks for nothing else."""
+"""The report as a page: one file that holds everything and loads nothing."""
 
 import math
 from base64 import b64encode
@@ -27,19 +27,19 @@ _MOST_TIMEOUTS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """A table in words."""
+    """A table as text."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     left: int
-    """So many columns are names; the others are numbers."""
+    """The number of columns with names, on the left; the others have numbers."""
     more: str = ""
-    """What is not shown."""
+    """A sentence about the rows that are not shown."""
 
 
 def render(path: Path, **content: Any) -> None:
     """Write the page with `content` to `path`. The pictures become part of it."""
-    # Nothing is marked as safe: whatever a trace holds is text.
+    # No value is marked as safe: all values of a trace are text.
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -52,7 +52,7 @@ def render(path: Path, **content: Any) -> None:
 
 
 def overview(trace: Trace, parts: Sequence[Part]) -> dict[str, str]:
-    """What the report is about."""
+    """The overview of the trace."""
     first, last = (datetime.fromtimestamp(at / 1e6, UTC) for at in _span(parts))
     return {
         "operations": count(sum(part.operations for part in parts)),
@@ -65,7 +65,7 @@ def overview(trace: Trace, parts: Sequence[Part]) -> dict[str, str]:
 
 
 def counted(rows: Sequence[Row], labels: Mapping[str, str], total: int | None = None) -> Cells:
-    """Outcomes and waits; `labels` are the columns before them, and what they are called."""
+    """Outcomes and waits; `labels` are the columns before them, and their titles."""
     columns = [*labels.values(), "operations", *(outcome.replace("_", " ") for outcome in OUTCOMES), "expired share"]
     columns += [f"{wait.removeprefix('wait_p')} % waited at most" for wait in WAITS] + ["longest wait"]
     cells = [
@@ -111,7 +111,7 @@ def rates(curves: Mapping[tuple[str, str], Mapping[str, Floats]], choices: Seque
 
 
 def cost(rows: Sequence[Row], choices: Sequence[ConfigurationChoice]) -> Cells:
-    """What a replay's configurations cost, and do."""
+    """The costs and counts of a replay's configurations."""
     columns = ["timeout", "configuration", "", "µs an operation", *(f"of it {_words(each)}" for each in COMPONENTS)]
     columns += ["not compared: inserts", "99 % at most so late", "latest", "most dead entries", "most pending"]
     columns += ["expired", "unknown end"]

@@ -56,13 +56,13 @@ class Picture:
     path: Path
     title: str
     alt: str
-    """What there is to be seen, for who cannot see it."""
+    """The picture's content in words, for screen readers."""
 
 
 def timeout_rates(
     curves: Mapping[tuple[str, str], Mapping[str, Floats]], choices: Sequence[TimeoutChoice], path: Path
 ) -> Picture:
-    """The rate of timeouts by the timeout, with its band, and what is recommended, of the first few operations."""
+    """The rate of timeouts by the timeout, with its band and the recommended timeout, for the first few operations."""
     shown = choices[: len(_LINES)]
     drawn = [curves[choice.purgatory, choice.operation] for choice in shown]
     times = np.concatenate([points["time"] for points in drawn])
@@ -78,7 +78,7 @@ def timeout_rates(
         axis.set_ylim(lowest, 1.3)
         for number, (choice, points, colour) in enumerate(zip(shown, drawn, _LINES, strict=False)):
             label = _label((choice.purgatory, choice.operation))
-            # From the left edge, for time 0 is not on the axis.
+            # From the left edge, because time 0 is not on the axis.
             begin = rate_at(points, earliest)
             above = points["time"] > 0
             time = np.append(earliest, points["time"][above])
@@ -117,7 +117,7 @@ def timeout_rates(
 
 
 def outcomes_over_time(windows: Sequence[Row], width: float, path: Path) -> Picture:
-    """How many operations there were in each window, by their outcome, stacked."""
+    """The number of operations in each window, by their outcome, stacked."""
     counts: dict[datetime, dict[str, int]] = {}
     for row in windows:
         window = counts.setdefault(row["start"], dict.fromkeys(OUTCOMES, 0))
@@ -168,7 +168,7 @@ def waits_over_time(windows: Sequence[Row], operations: Sequence[Row], width: fl
 
 
 def hottest_keys(keys: Sequence[Row], path: Path) -> Picture:
-    """How many operations waited on each key, and how many of those expired."""
+    """The number of operations on each key, and of expired ones among them."""
     several = len({row["purgatory"] for row in keys}) > 1
     labels = [
         f"{rank}. {_label((row['purgatory'], row['key'])) if several else _drawable(row['key'], 40)}"
@@ -194,7 +194,7 @@ def hottest_keys(keys: Sequence[Row], path: Path) -> Picture:
 
 
 def configurations(rows: Sequence[Row], choices: Sequence[ConfigurationChoice], path: Path) -> Picture:
-    """What each configuration costs, by component, and how late operations expire, for the first few timeouts."""
+    """The cost of each configuration by component, and the lateness of expired operations, for a few timeouts."""
     panels = [_panel(choice, by_timeout(rows)[choice.timeout]) for choice in choices]
     panels = panels[:_MOST_PANELS]
     sizes = [len(some) for some in panels]
@@ -209,7 +209,9 @@ def configurations(rows: Sequence[Row], choices: Sequence[ConfigurationChoice], 
         axes[-1][1].set_xlabel("99 % at most so late")
         _legend(axes[0][0])
     told = "; ".join(str(choice) for choice in choices)
-    return Picture(path, "What the configurations cost", f"Stacked bars, with points for lateness beside them. {told}.")
+    return Picture(
+        path, "The costs of the configurations", f"Stacked bars, with points for lateness beside them. {told}."
+    )
 
 
 def _panel(choice: ConfigurationChoice, rows: list[Row]) -> list[Row]:
@@ -251,7 +253,7 @@ def _lateness(axis: Axes, rows: Sequence[Row], choice: ConfigurationChoice) -> N
 
 @contextmanager
 def _figure(path: Path, height: float) -> Iterator[Figure]:
-    """A figure so many inches high that is written to `path` in the end."""
+    """A figure of that height in inches, written to `path` at the end of the context."""
     with rc_context(_STYLE):
         drawing = Figure(figsize=(9.2, height), layout="constrained")
         yield drawing
@@ -260,7 +262,7 @@ def _figure(path: Path, height: float) -> Iterator[Figure]:
 
 
 def _format(axis: Axes, x: Callable[[float], str] | None = None, y: Callable[[float], str] | None = None) -> None:
-    """Have the numbers at the axes in words."""
+    """Format the numbers at the axes."""
     for side, words in ((axis.xaxis, x), (axis.yaxis, y)):
         if words is not None:
             side.set_major_formatter(_formatter(words))
@@ -272,7 +274,7 @@ def _formatter(words: Callable[[float], str]) -> FuncFormatter:
 
 
 def _legend(axis: Axes) -> None:
-    """Below it all. A label that begins with an underscore would be left out."""
+    """Put the legend below the axes. A label that begins with an underscore would be left out."""
     handles, labels = axis.get_legend_handles_labels()
     drawing = axis.get_figure(root=True)
     assert drawing is not None, "axes are somewhere"
@@ -281,12 +283,12 @@ def _legend(axis: Axes) -> None:
 
 
 def _place(first: datetime, start: datetime, width: float) -> float:
-    """How many windows after the first a window begins."""
+    """The place of a window on the axis: the number of windows since the first."""
     return (start - first) / timedelta(seconds=width)
 
 
 def _times(axis: Axes, starts: Sequence[datetime], width: float) -> None:
-    """Tell when windows begin, at a few of them."""
+    """Label the axis with the start of a few windows."""
     last = round(_place(starts[0], starts[-1], width))
     places = range(0, last + 1, last // 7 + 1)
     shown = [starts[0] + timedelta(seconds=width * place) for place in places]
@@ -299,12 +301,12 @@ def _times(axis: Axes, starts: Sequence[datetime], width: float) -> None:
 
 
 def _label(names: tuple[str, str]) -> str:
-    """Something in a purgatory. It begins with a space, for matplotlib leaves out what begins with an underscore."""
+    """The label of an operation or a key. It begins with a space: matplotlib leaves out labels with a leading `_`."""
     return f" {_drawable(names[0], 24)} / {_drawable(names[1], 24)}"
 
 
 def _drawable(text: str, longest: int) -> str:
-    """`text` shortened, with a box for each character that there is no picture of."""
+    """`text` shortened, with a box for each character that the font does not have."""
     return "".join(each if ord(each) in _charmap() else "▯" for each in name(text, longest))
 
 

@@ -1,17 +1,16 @@
-"""Replay a trace with other settings: what would have happened, and what would it have cost?
+"""Replay a trace with other settings: the outcomes that it would have had, and the costs.
 
-For each purgatory of each instance, and each configuration, there is one simulation (`simulate`), on whichever executor
-it comes to. Spark sorts the trace and streams it to them through Arrow: a simulation keeps what is pending, not what
-has been.
+Each purgatory of each instance has one simulation (`simulate`) for each configuration, on any executor. Spark sorts the
+trace and streams it to the simulations through Arrow: a simulation keeps the pending operations, and no others.
 
-An instance with very many operations would decide alone how long it all takes. So it is cut in time into *segments*,
+One instance with very many operations would make the whole replay wait for it. So it is cut in time into *segments*,
 which are simulated by themselves. Operations that are pending at a cut are handed to both sides: the later segment
 plays them first, so that at the cut its purgatory holds what it would have held. Outcomes, waits and lateness are
 exactly those of one long simulation. The dead entries that finished operations have left in the watcher lists begin
-anew at a cut; that is less than one purge. The trace decides where to cut, so that the same input gives the same
+anew at a cut; that is less than one purge. The cuts depend on the trace alone, so that the same input gives the same
 result, however Spark divides the work.
 
-The trace is sorted once for each configuration, for they run beside each other: a sweep needs as many times its disk.
+The trace is sorted once for each configuration, because they run side by side: a sweep needs as many times its disk.
 """
 
 import math
@@ -41,10 +40,10 @@ __all__ = ["SPLIT", "Replay", "check_split", "replay", "sweep", "write"]
 Batches: TypeAlias = Iterator[pa.RecordBatch]
 
 SPLIT: Final = 1_000_000
-"""Operations of a segment, about: ten seconds of work."""
+"""The approximate number of operations of a segment: ten seconds of work."""
 
 _BINS: Final = 1000
-"""How many parts of a span of time are looked at in one go, at the most."""
+"""The most parts of a span of time that are counted in one go."""
 
 _BATCH: Final = 10_000
 """Rows handed to Spark in one go."""
@@ -55,7 +54,7 @@ _SECOND: Final = 1_000_000
 """Microseconds."""
 
 _FOR_EVER: Final = 1e9
-"""Seconds. Nothing is longer, and sums of it and of times since 1970 still have microseconds."""
+"""Seconds. No time is longer, and sums of it and of times since 1970 still have microseconds."""
 
 _LABELS: Final = [
     pa.field("instance", pa.string()),
@@ -65,14 +64,14 @@ _LABELS: Final = [
     pa.field("purge_interval", pa.int64()),
     pa.field("timeout", pa.float64()),
 ]
-"""Which simulation it is."""
+"""The columns that name a simulation."""
 
 _COUNTED: Final = [
     *(pa.field(name, pa.int64()) for name in (*COUNTS, "peak_delayed", "peak_dead")),
     pa.field("late", pa.list_(pa.int64())),
     pa.field("late_max", pa.float64()),
 ]
-"""What a segment counts."""
+"""The counts of a segment."""
 
 _ENDED: Final = [
     pa.field("operation", pa.string()),
@@ -83,7 +82,7 @@ _ENDED: Final = [
     pa.field("outcome", pa.string()),
     pa.field("late_s", pa.float64()),
 ]
-"""What has become of an operation, as in a journal."""
+"""The end of an operation, as in a journal."""
 
 _RESULT: Final = pa.schema([*_LABELS, *_COUNTED, *_ENDED])
 _SUMMARY: Final = pa.schema(
@@ -108,15 +107,15 @@ _END: Final = """
 _ENDING: Final = """
     CASE WHEN outcome IN ('expired', 'closed') AND completes_s < double('inf') THEN 'satisfied' ELSE outcome END
 """
-"""How it ends then."""
+"""The outcome at that end."""
 
 _TIMEOUT: Final = """
     CASE WHEN outcome = 'expired' AND abs(waited_s - late_s - timeout_s) > 1e-6 THEN greatest(waited_s - late_s, 0.0)
          WHEN outcome <> 'expired' AND waited_s > timeout_s THEN NULL
          ELSE timeout_s END
 """
-"""Seconds from the arrival to the deadline as it was in the end: a journal's `timeout_s` counts from when the operation
-was last rescheduled. Of an operation that ended later than its timeout, without expiring, the deadline is not known.
+"""Seconds from the arrival to the last deadline: a journal's `timeout_s` counts from the last reschedule. The deadline
+of an operation that ended later than its timeout, without expiring, is not known.
 """
 
 
@@ -129,9 +128,9 @@ class Replay:
     operations: DataFrame | None
     """One row for each operation and each configuration, if asked for."""
     simulations: int
-    """How many there are, segments counted."""
+    """The number of simulations, segments counted."""
     results: DataFrame
-    """What both are made of."""
+    """The rows that both are made of."""
 
 
 def sweep(
@@ -140,7 +139,7 @@ def sweep(
     purge_intervals: Sequence[int] = (1000,),
     timeouts: Sequence[float | None] = (None,),
 ) -> list[Configuration]:
-    """All combinations. Raises `PipelineError` if one of them is impossible, or there are none."""
+    """All combinations of the settings. Raises `PipelineError` if one of them is impossible, or there are none."""
     configurations = [Configuration(*values) for values in product(ticks, wheel_sizes, purge_intervals, timeouts)]
     if not configurations:
         raise PipelineError("a sweep needs at least one value of each setting")
@@ -148,7 +147,7 @@ def sweep(
 
 
 def check_split(split: int) -> None:
-    """Raise `PipelineError` unless it is possible to cut after so many operations."""
+    """Raise `PipelineError` unless `split` is a number of operations after which to cut."""
     if split < 1:
         raise PipelineError(f"split must be at least 1, not {split!r}")
 
@@ -164,8 +163,8 @@ def replay(
 ) -> Replay:
     """Run the operations of `recorded` through simulated purgatories, with each of `configurations`.
 
-    `purgatory` is the name of the only one to look at. Instances with more than `split` operations are cut in time.
-    Raises `PipelineError` for impossible values and for a purgatory that is not there.
+    `purgatory` is the name of the only one to replay. Instances with more than `split` operations are cut in time.
+    Raises `PipelineError` for impossible values and for a purgatory that the trace does not have.
     """
     check_split(split)
     rows = recorded.rows
@@ -187,9 +186,9 @@ def replay(
 
 
 def write(replayed: Replay, path: str) -> DataFrame:
-    """Compute it and write it to `path`, as `summary` and, if asked for, `operations`. Returns the summary.
+    """Compute the results and write them to `path`, as `summary` and, if asked for, `operations`. Returns the summary.
 
-    Raises `PipelineError` if there is a `path` already.
+    Raises `PipelineError` if `path` exists already.
     """
     trace.refuse_existing(replayed.results.sparkSession, path)
     if replayed.operations is not None:
@@ -203,24 +202,24 @@ def write(replayed: Replay, path: str) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Which simulations there are. Each has a number, its *unit*: by part, then configuration, then segment."""
+    """The simulations of a replay. Each has a number, its *unit*: by part, then configuration, then segment."""
 
     parts: tuple[Part, ...]
     configurations: tuple[Configuration, ...]
     cuts: tuple[tuple[int, ...], ...]
-    """Where each part is cut, in microseconds since 1970."""
+    """The cuts of each part, in microseconds since 1970."""
 
     @property
     def segments(self) -> int:
-        """The most that a part has."""
+        """The most segments of a part."""
         return max(map(len, self.cuts)) + 1
 
     def count(self) -> int:
-        """How many simulations there are."""
+        """The number of simulations."""
         return sum(len(cuts) + 1 for cuts in self.cuts) * len(self.configurations)
 
     def distribute(self, spark: SparkSession, rows: DataFrame) -> DataFrame:
-        """What each simulation has to know: the rows of a unit together, in order of arrival."""
+        """The input of each simulation: the rows of a unit together, in order of arrival."""
         numbers = [(part.instance, part.purgatory, number, self.cuts[number]) for number, part in enumerate(self.parts)]
         numbered = spark.createDataFrame(numbers, "instance string, purgatory string, part long, cuts array<long>")
         known = rows.join(F.broadcast(numbered), ["instance", "purgatory"]).select(
@@ -244,7 +243,7 @@ class _Plan:
             segment = F.explode(F.sequence(_segment(F.col("arrived")), _segment(leaves)))
         unit = (F.col("part") * len(self.configurations) + F.col("configuration")) * self.segments + F.col("segment")
         columns = ["arrived", "operation", "keys", "timeout_s", "end", "ending"]
-        # With few simulations, several partitions for each, so that not too many come to the same one by chance.
+        # With few simulations, each has several partitions, so that not too many come to the same one by chance.
         count = self.count()
         partitions = min(max(count, min(4 * count, 8 * spark.sparkContext.defaultParallelism)), _MOST_PARTITIONS)
         return (
@@ -255,7 +254,7 @@ class _Plan:
         )
 
     def simulations(self, operations: bool) -> Callable[[Batches], Batches]:
-        """What is done on the executors: simulate one unit after the other, and tell what has been counted."""
+        """The work on the executors: simulate one unit after the other, and yield its counts."""
 
         def run(batches: Batches) -> Batches:
             for unit, pieces in groupby(_pieces(batches), key=itemgetter(0)):
@@ -292,16 +291,16 @@ def _segment(time: Column) -> Column:
 def _cuts(
     spark: SparkSession, rows: DataFrame, parts: Sequence[Part], configurations: Sequence[Configuration], split: int
 ) -> tuple[tuple[int, ...], ...]:
-    """Where to cut each part, so that a segment has about `split` operations.
+    """The cuts of each part, so that a segment has about `split` operations.
 
-    What is pending at a cut is handed to both sides. So that this stays a small part of the work, a segment has at
-    least ten times as many operations as are pending on average.
+    The operations that are pending at a cut are handed to both sides. So that this stays a small part of the work, a
+    segment has at least ten times as many operations as are pending on average.
     """
     cuts: list[list[int]] = [[] for _ in parts]
     large = {number for number, part in enumerate(parts) if part.operations > split}
     pending = _pending(spark, rows, parts, configurations, large) if large else {}
     limits = {number: max(split, math.ceil(10 * many)) for number, many in pending.items()}
-    # From coarse bins to finer ones where there are too many in one of them.
+    # From coarse bins to finer ones, where one of them has too many operations.
     spans = [
         (number, parts[number].first, parts[number].last - parts[number].first + 1, parts[number].operations)
         for number in limits
@@ -335,7 +334,7 @@ def _pending(
     configurations: Sequence[Configuration],
     numbers: Iterable[int],
 ) -> dict[int, float]:
-    """How many operations of each part are pending, on average, with the longest timeout: as they come and stay."""
+    """The average number of pending operations of each part, with the longest timeout: arrivals times their wait."""
     named = [(parts[number].instance, parts[number].purgatory, number) for number in numbers]
     numbered = spark.createDataFrame(named, "instance string, purgatory string, part long")
     recorded = F.coalesce(F.expr(_TIMEOUT), F.lit(_FOR_EVER))
@@ -353,7 +352,7 @@ def _histogram(
     spans: Sequence[tuple[int, int, int, int]],
     widths: Sequence[int],
 ) -> list[Row]:
-    """How many operations arrive in each bin of each span: the span's index, the bin's number, the count."""
+    """The number of operations that arrive in each bin of each span: the span's index, the bin's number, the count."""
     named = [
         (parts[number].instance, parts[number].purgatory, index, first, first + length, widths[index])
         for index, (number, first, length, _) in enumerate(spans)
@@ -431,7 +430,7 @@ def _ended(labels: tuple[Any, ...], ended: list[Ended]) -> pa.RecordBatch:
 
 
 def _batch(columns: Sequence[Any], rows: int) -> pa.RecordBatch:
-    """The columns of a result, as far as there are any; `None` and what is missing is null."""
+    """The columns of a result; `None` and missing values are null."""
     padded = chain(columns, repeat(None))
     arrays = [
         pa.nulls(rows, field.type) if column is None else pa.array(column, field.type)
@@ -441,7 +440,7 @@ def _batch(columns: Sequence[Any], rows: int) -> pa.RecordBatch:
 
 
 def _merge(segments: pa.Table) -> pa.Table:
-    """The segments of one simulation together."""
+    """The counts of one simulation, all its segments together."""
     first = segments.slice(0, 1).to_pylist()[0]
     row = {field.name: first[field.name] for field in _LABELS}
     row |= {name: pc.sum(segments[name]).as_py() for name in COUNTS}

@@ -1,4 +1,4 @@
-"""The report on a trace: tables as Parquet, plots, and a page with both and with what is recommended."""
+"""The report on a trace: tables as Parquet, plots, and a page with both and with the recommendations."""
 
 import math
 import re
@@ -25,7 +25,7 @@ __all__ = ["Recommendations", "report"]
 _MOST_WINDOWS: Final = 1_000
 _MOST_KEYS: Final = 1_000
 _MOST_ROWS: Final = 1_000
-"""Of a table on the page."""
+"""The most rows of a table on the page."""
 
 _TIMEOUTS: Final = pa.schema(
     [
@@ -50,12 +50,12 @@ _CONFIGURATIONS: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Recommendations:
-    """What a report recommends."""
+    """The recommendations of a report."""
 
     timeouts: tuple[TimeoutChoice, ...]
-    """One for each operation, the most frequent first."""
+    """A choice for each operation, the most frequent first."""
     configurations: tuple[ConfigurationChoice, ...]
-    """One for each timeout of the replay's sweep; none without a replay."""
+    """A choice for each timeout of the replay's sweep; none without a replay."""
     page: Path
 
     def __str__(self) -> str:
@@ -77,11 +77,11 @@ def report(
     """Write the report on a trace to the directory `output` of this machine, which must be empty or not exist.
 
     `replay` is a directory that `replay.write` has written. Timeouts are recommended for a share of `timeout_rate` that
-    times out, and configurations for at most `max_lateness` seconds, by default a hundredth of the timeout. What is
-    told over time is told in windows of `window` seconds, by default of a length with which there are at most 60, and
-    `top` is how many keys, and operations on the page, there are at the most. `say` is told of each step before it
-    begins. Raises `PipelineError` for what is out of range, for a trace without operations or with impossible values,
-    and for a `replay` that is none.
+    times out, and configurations for at most `max_lateness` seconds, by default a hundredth of the timeout. Figures
+    over time are in windows of `window` seconds, by default of a length with which there are at most 60. `top` is the
+    most keys, and the most operations on the page. `say` is called with each step before it begins. Raises
+    `PipelineError` for values out of range, for a trace without operations or with impossible values, and for a
+    `replay` that is none.
     """
     if re.match("[a-z][a-z0-9]+:", output):
         raise PipelineError(f"a report is written to a directory of this machine, and not to {output}")
@@ -160,7 +160,7 @@ def report(
 def _configurations(
     directory: Path, summary: DataFrame, rows: DataFrame, max_lateness: float | None
 ) -> tuple[list[dict[str, Any]], list[ConfigurationChoice]]:
-    """What the replay's configurations cost, and which one to take for each timeout."""
+    """The costs of the replay's configurations, and the recommended one for each timeout."""
     costs = _write(directory, "costs", configurations.costs(summary).toArrow())
     as_recorded = any(row["timeout"] is None for row in costs)
     replayed = rows.join(F.broadcast(summary.select("instance", "purgatory").distinct()), ["instance", "purgatory"])
@@ -176,7 +176,7 @@ def _configurations(
 
 
 def _write(directory: Path, name: str, table: pa.Table) -> list[dict[str, Any]]:
-    """Write a table, a small one. Returns its rows."""
+    """Write a small table. Returns its rows."""
     _write_table(directory, name, table)
     rows: list[dict[str, Any]] = table.to_pylist()
     return rows
@@ -189,7 +189,7 @@ def _write_table(directory: Path, name: str, table: pa.Table) -> None:
 
 
 def _window(parts: Sequence[Part], wanted: float | None) -> float:
-    """How long a window is, in seconds."""
+    """The length of a window, in seconds."""
     first, last = min(part.first for part in parts), max(part.last for part in parts)
     if wanted is None:
         return tables.usual_window(first, last)
@@ -210,7 +210,7 @@ def _check(name: str, value: float, least: float, most: float, kind: type = floa
 
 
 def _check_empty(directory: Path) -> None:
-    """Raise `PipelineError` unless there is nothing there that could be overwritten."""
+    """Raise `PipelineError` if the directory has anything that could be overwritten."""
     try:
         occupied = directory.exists() and (not directory.is_dir() or any(directory.iterdir()))
     except OSError as error:

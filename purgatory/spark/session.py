@@ -1,4 +1,4 @@
-"""Sessions of Spark, on this machine or on a cluster, with what the pipeline needs."""
+"""Sessions of Spark, on this machine or on a cluster, with the settings and the code of the pipeline."""
 
 import os
 import re
@@ -35,13 +35,13 @@ _LOCAL_SETTINGS: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "2g",
-    "spark.ui.enabled": "false",  # nobody has asked for a port to be opened
+    "spark.ui.enabled": "false",  # opens no port
     "spark.sql.shuffle.partitions": "16",  # 200 tasks for a few rows take longer than the rows
 }
 
 
 def check_java() -> None:
-    """Raise `PipelineError`, which says how to get it, unless there is a Java that Spark runs on."""
+    """Raise `PipelineError`, which tells how to install it, unless there is a Java that Spark runs on."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     found = "there is none on the PATH"
@@ -67,7 +67,7 @@ def is_local(master: str) -> bool:
 
 
 def settings(master: str) -> dict[str, str]:
-    """What the pipeline sets for Spark where `master` is."""
+    """The settings of the pipeline for Spark on `master`."""
     local = _LOCAL_SETTINGS if is_local(master) else {}
     return {**_SETTINGS, **local}
 
@@ -76,13 +76,13 @@ def settings(master: str) -> dict[str, str]:
 def session(master: str | None = None, extra: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
     """A session, ended with the context. `extra` are further settings of Spark, which win.
 
-    `master` is where it runs: this machine's cores, if it is `None` and `spark-submit` does not say otherwise.
-    Executors run the Python of PYSPARK_PYTHON, or else the one that runs this. Raises as `check_java`.
+    `master` is its master: this machine's cores, if it is `None` and `spark-submit` has named no other. Executors run
+    the Python of PYSPARK_PYTHON, or else the one that runs this. Raises as `check_java`.
     """
     check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("purgatory pipeline")
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has started this, and knows the master
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has started this, and has the master
     where = master or ("spark-submit's" if submitted else "local[*]")
     if master is not None or not submitted:
         builder = builder.master(where).config("spark.ui.showConsoleProgress", str(sys.stderr.isatty()).lower())

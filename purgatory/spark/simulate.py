@@ -1,11 +1,11 @@
 """Operations of a trace run through a purgatory: the library's own, on a `VirtualClock` or on an event loop.
 
-A trace has the arrival of each operation, its keys, its timeout, and how it ended, if not by that. So the same is done
-to an operation here: it is watched at its arrival and, unless its timeout comes first or at the same time, it is
-completed, cancelled or made to fail after as long as it had taken. As in the benchmark of Kafka's purgatory redesign
-proposal, the operation is completed and its key is not checked, for a trace does not say which checks there were.
+A trace has the arrival of each operation, its keys, its timeout and its end. An operation here has the same life: it is
+watched at its arrival and, unless its timeout comes first or at the same time, it is completed, cancelled or made to
+fail after as long as in the trace. As in the benchmark of Kafka's purgatory redesign proposal, the operation is
+completed and its key is not checked, because a trace has no checks.
 
-A closed operation ends when the close ended it, as a cancelled one does. Its true end is not known: with a timeout
+A closed operation ends at the time of its close, as a cancelled one does. Its true end is not known: with a timeout
 longer than it had waited it is counted as *unknown*, like an expired one with a longer timeout than its own.
 """
 
@@ -44,7 +44,7 @@ COUNTS: Final = (
 """The counts of a simulation, which can be added up."""
 
 LATE_BINS: Final = 1000
-"""The parts of a tick by which lateness is counted."""
+"""The number of bins of lateness in a tick."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ class Configuration:
     wheel_size: int = 20
     purge_interval: int = 1000
     timeout: float | None = None
-    """`None` is each operation's own, as recorded."""
+    """The timeout of all operations; `None` is each operation's own, as recorded."""
 
     def __post_init__(self) -> None:
-        """Raise `PipelineError` if no purgatory can have them."""
+        """Raise `PipelineError` if no purgatory can have these settings."""
         try:
             DelayedOperationPurgatory(
                 tick=self.tick, wheel_size=self.wheel_size, purge_interval=self.purge_interval, clock=VirtualClock()
@@ -79,13 +79,13 @@ class Arrival(NamedTuple):
     """Seconds from the beginning of the trace."""
     keys: tuple[str, ...]
     timeout: float | None
-    """As recorded; `None` is for ever."""
+    """The recorded timeout; `None` is for ever."""
     end: float
-    """Seconds from its arrival until it ended by anything but its timeout; infinite if that is not known."""
+    """Seconds from its arrival until its end, other than by its timeout; infinite if that is not known."""
     ending: Outcome
-    """How it ended then; "expired" if that is not known."""
+    """The outcome at that end; "expired" if that is not known."""
     reference: object = None
-    """Handed back with its `Ended`."""
+    """Any object, handed back in the operation's `Ended`."""
 
 
 class Ended(NamedTuple):
@@ -107,10 +107,10 @@ class _Replayed(DelayedOperation[None]):
 
     def __init__(self, timeout: float | None, arrival: Arrival, arrived: float, simulation: "Simulation") -> None:
         super().__init__(timeout)
-        self.timeout = timeout
-        self.arrival = arrival
-        self.arrived = arrived
-        self.simulation = simulation
+        self.timeout: float | None = timeout
+        self.arrival: Arrival = arrival
+        self.arrived: float = arrived
+        self.simulation: Simulation = simulation
 
     def try_complete(self) -> bool:
         # The last try at its deadline completes nothing: `play` completes an operation whose end comes before that.
@@ -126,7 +126,7 @@ class _Replayed(DelayedOperation[None]):
 
 
 class Simulation:
-    """One purgatory, and its counts."""
+    """A simulation of one purgatory, and its counts."""
 
     def __init__(
         self, clock: Clock, configuration: Configuration, record: Callable[[Ended], object] | None = None
@@ -135,18 +135,18 @@ class Simulation:
         self._clock = clock
         self._configuration = configuration
         self._record = record
-        self.purgatory = DelayedOperationPurgatory(
+        self.purgatory: DelayedOperationPurgatory = DelayedOperationPurgatory(
             tick=configuration.tick,
             wheel_size=configuration.wheel_size,
             purge_interval=configuration.purge_interval,
             clock=clock,
         )
-        self.counts = dict.fromkeys(COUNTS, 0)
-        self.late = [0] * (LATE_BINS + 1)
+        self.counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
+        self.late: list[int] = [0] * (LATE_BINS + 1)
         """Expired operations by the parts of a tick that they were late; the last bin has the rest."""
-        self.late_max = 0.0
-        self.peak_dead = 0
-        self.peak_delayed = 0
+        self.late_max: float = 0.0
+        self.peak_dead: int = 0
+        self.peak_delayed: int = 0
         self._closed = 0
         """Operations that ended as a close had ended them. The purgatory counts them as satisfied."""
         self._ends: list[tuple[float, int, _Replayed]] = []
@@ -154,13 +154,13 @@ class Simulation:
         """Entries in the watcher lists that are not dead."""
         self._counting = False
         self._horizon = 0.0
-        """The time by which all operations have come and gone that will."""
+        """The time by which all operations have arrived, and have ended if they ever do."""
 
     def play(self, arrivals: Iterable[Arrival], start: float = -inf, stop: float = inf) -> Iterator[float]:
         """Let `arrivals`, which are in order, come and end. Yields the times until which to wait, in the trace's time.
 
-        What comes or ends before `start` is not counted: these arrivals are there to be pending at `start`. Without a
-        `stop` it goes on until all have ended that will, else until then.
+        Arrivals and ends before `start` are not counted: these operations are there to be pending at `start`. The
+        simulation ends at `stop`, or without it when all operations have ended that ever do.
         """
         ends = self._ends
         before = self._totals()
@@ -216,7 +216,7 @@ class Simulation:
             self._record(Ended(operation.arrival.reference, outcome, timeout, waited, late))
 
     def _until(self, when: float) -> Iterator[float]:
-        """End what ends until `when`, and wait until then if that is not for ever."""
+        """End the operations that end until `when`, and wait until then if that is not for ever."""
         ends = self._ends
         while ends and ends[0][0] <= when:
             yield ends[0][0]
@@ -297,7 +297,7 @@ def simulate(
 
 
 def _is_unknown(arrival: Arrival, timeout: float | None) -> bool:
-    """Whether the trace does not say how the operation ends with `timeout`."""
+    """Whether the end of the operation with `timeout` is unknown from the trace."""
     if arrival.ending == "closed":
         return timeout is None or timeout > arrival.end
     return arrival.end == inf and arrival.timeout is not None and timeout is not None and timeout > arrival.timeout

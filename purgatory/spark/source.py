@@ -5,18 +5,18 @@
 
 The columns are `topic`, `offset`, and `value`, which is JSON text. The options:
 
-- `url` and `topic`: where to read. They must be given.
-- `startingOffset`: where a stream without a checkpoint, or a batch, begins: `earliest`, the default, `latest`, or a
-  number, which must not be beyond the topic's end. Spark notes where that is with the first batch, and not before.
+- `url` and `topic`: the server and the topic to read. They must be given.
+- `startingOffset`: the first offset of a batch, or of a stream without a checkpoint: `earliest`, the default, `latest`,
+  or a number, which must not be beyond the topic's end. Spark notes the offset with the first batch, and not before.
 - `wait`: seconds that a poll waits for messages, at the most (10). An idle stream sends one request in that time.
-- `maxMessagesPerBatch`: how many messages a micro-batch has at the most (100000). A batch has a task for each so many.
+- `maxMessagesPerBatch`: the most messages of a micro-batch (100000). A batch has a task for each so many.
 
-A stream's offsets are the topic's, so with a checkpoint, and a sink that knows what it has written already, each
+A stream's offsets are the topic's. With a checkpoint, and a sink that skips the batches it has written already, each
 message is read exactly once. Each poll begins with the last message that has been read: if the topic does not have it
-any more, messages were lost, and the query fails. So it does if the server refuses a request. While the server cannot
-be reached, or says that it is busy or being restarted, it is tried again, for about two minutes.
+any more, messages were lost, and the query fails. The query also fails if the server refuses a request. A server that
+cannot be reached, is busy or is being restarted is tried again, for about two minutes.
 
-A poll holds up nobody: `query.stop()` ends it, and the server forgets it.
+A poll does not hold up the end of the query: `query.stop()` ends it, and the server forgets it.
 """
 
 import json
@@ -44,7 +44,7 @@ Row: TypeAlias = tuple[str, int, str]
 _SCHEMA: Final = "topic string, offset bigint, value string"
 
 _NAME: Final = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
-"""Of a topic, as the server has it. What is no name might be taken for another path."""
+"""The server's pattern of a topic's name. Other text might be taken for another path."""
 
 _PAGE: Final = 10_000
 """Messages of a request: the most that the server takes."""
@@ -54,7 +54,7 @@ _MAX_OFFSET: Final = 2**62
 _MAX_WAIT: Final = 300.0
 
 _PATIENCE: Final = 10.0
-"""Seconds that an answer may take, beside the time that it was told to wait, and that a connection may."""
+"""The time limit of a connection, and of an answer beyond its `wait`, in seconds."""
 
 _RETRIES: Final = Retry(total=30, backoff_factor=0.5, backoff_max=5, status_forcelist=(502, 503, 504))
 
@@ -65,7 +65,7 @@ def register(spark: SparkSession) -> None:
 
 
 class TopicSource(DataSource):
-    """The format `purgatory`. Raises `PipelineError`, which names the option, for options that cannot be."""
+    """The format `purgatory`. Raises `PipelineError`, which names the option, for impossible options."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(dict(options))
@@ -73,7 +73,7 @@ class TopicSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What it is called."""
+        """The name of the format."""
         return "purgatory"
 
     def schema(self) -> str:
@@ -81,22 +81,22 @@ class TopicSource(DataSource):
         return _SCHEMA
 
     def reader(self, schema: StructType) -> "TopicReader":
-        """What reads up to the end that the topic has when the query is planned."""
+        """A reader up to the end that the topic has when the query is planned."""
         _check_schema(schema)
         return TopicReader(self._topic)
 
     def simpleStreamReader(self, schema: StructType) -> "TopicStreamReader":  # noqa: N802
-        """What follows the topic."""
+        """A reader that follows the topic."""
         _check_schema(schema)
         return TopicStreamReader(self._topic)
 
 
 @dataclass(frozen=True, slots=True)
 class _Topic:
-    """A topic, and how to read it."""
+    """A topic, and the options for reading it."""
 
     url: str
-    """Of the server."""
+    """The URL of the server."""
     name: str
     starting: str
     wait: float
@@ -111,12 +111,12 @@ class _Topic:
 
     def end(self) -> int:
         """The offset that the next message will have."""
-        # The server tells nobody. With some sixty requests for one message, or none, it is found.
+        # The server has no request for it. A search takes some sixty requests for one message, or none.
         return bisect_left(range(_MAX_OFFSET), True, key=lambda offset: not self._fetch(offset, 1, 0, 0.0))
 
     def poll(self, start: int) -> list[Row]:
-        """The messages from `start`, which are waited for. None come if there are none in time."""
-        before = min(start, 1)  # the last message that has been read already: is it still there?
+        """The messages from `start` on, after a wait for the first of them; none if none comes in time."""
+        before = min(start, 1)  # the last message that has been read already must still be there
         page = self._fetch(start - before, min(_PAGE, self.most + before), 1 + before, self.wait)
         if len(page) < before:
             raise PipelineError(f"the topic {self.name} of {self.url} ends before offset {start}: messages were lost")
@@ -156,7 +156,7 @@ class _Topic:
             ) from None
         if [number for number, _ in messages] != list(range(offset, offset + len(messages))):
             raise PipelineError(f"{self.url} does not have the messages from {offset} in their order")
-        # As the server has it: with escapes, for not every string can be written in UTF-8.
+        # As the server has it: with escapes, because not every string can be written in UTF-8.
         return [(self.name, number, json.dumps(value, separators=(",", ":"))) for number, value in messages]
 
 
@@ -168,13 +168,13 @@ class TopicStreamReader(SimpleDataSourceStreamReader):
         self._start: int | None = None
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
-        """Where a stream without a checkpoint begins. Spark asks again and again, until it has seen a message."""
+        """The first offset of a stream without a checkpoint. Spark calls this until it has seen a message."""
         if self._start is None:
             self._start = self._topic.start()
         return {"offset": self._start}
 
     def read(self, start: dict[str, int]) -> tuple[Iterator[tuple[Any, ...]], dict[str, int]]:
-        """The messages from `start` on, and where the next ones begin. Waits for the first of them."""
+        """The messages from `start` on, and the offset of the next one. Waits for the first of them."""
         rows = self._topic.poll(start["offset"])
         return iter(rows), {"offset": start["offset"] + len(rows)}
 
@@ -196,12 +196,12 @@ class TopicReader(DataSourceReader):
         self._topic = topic
 
     def partitions(self) -> Sequence[InputPartition]:
-        """What each task reads."""
+        """The range of offsets of each task."""
         most, first, end = self._topic.most, self._topic.start(), self._topic.end()
         if first > end:
             raise PipelineError(f"the option startingOffset is {first}, and the topic {self._topic.name} ends at {end}")
         parts = [_Range(start, min(start + most, end)) for start in range(first, end, most)]
-        return parts or [_Range(end, end)]  # Spark makes one that is nothing, if there are none
+        return parts or [_Range(end, end)]  # without any, Spark makes one that is `None`
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         """The messages of a task."""
@@ -222,7 +222,7 @@ def _check_schema(schema: StructType) -> None:
 
 
 def _topic(options: Mapping[str, str]) -> _Topic:
-    """What the options say, whose names are in lower case."""
+    """The topic of the options, whose names are in lower case."""
     known = ("url", "topic", "startingOffset", "wait", "maxMessagesPerBatch")
     for name in options:
         if name not in map(str.lower, known):

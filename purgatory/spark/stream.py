@@ -4,14 +4,14 @@
 a directory `OUTPUT/batch=N` of Parquet files. It is written elsewhere, beside the output, and gets its name when it is
 whole, by one rename; a batch that is done once more after a crash finds its directory, and leaves it. So every reader,
 at any time, finds a window once or not yet, if the file system renames directories atomically, as local ones and HDFS
-do. (The exactly-once of Spark's own file sink is for those who read its log of files.)
+do. (Spark's own file sink is exactly-once only for readers of its log of files.)
 
-What has been read, and what is open, is in the checkpoint. It goes with one journal, one output, one length of windows
-and one watermark: they are written down in both directories, and anything else is refused.
+The checkpoint has the progress and the open windows. It goes with one journal, one output, one length of windows and
+one watermark: they are written down in both directories, and any other combination is refused.
 
 Rows may come late, by as much as `watermark` behind the latest operation of all instances: a journal writes a file
-once a minute. What comes later than that is dropped, and counted. An instance whose clock is ahead by more makes the
-rows of all others late. And Spark does not look at files that are more than a week older than the newest.
+once a minute. Later rows are dropped, and counted. An instance whose clock is ahead by more makes the rows of all
+others late. And Spark does not look at files that are more than a week older than the newest.
 """
 
 import json
@@ -51,7 +51,7 @@ _PATIENCE: Final = 30.0
 """Seconds that a batch may take to be finished when the stream is told to stop."""
 
 _LOOK: Final = 0.2
-"""Seconds from one look at what the query has done to the next."""
+"""Seconds from one look at the query's progress to the next."""
 
 _RAISED: Final = re.compile(r"(?:Exception|Error): \[\S+\] (.+)")
 _CODES: Final = re.compile(r" *SQLSTATE: \w+")
@@ -63,16 +63,16 @@ _RENAMED: Final = {"expired_share": "timeout_rate", "wait_max": "waited_max"} | 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a journal is followed."""
+    """The settings of a stream."""
 
     window: float = 60.0
     """Seconds."""
     watermark: float = 120.0
     """Seconds to wait for rows that come late."""
     once: bool = False
-    """Take what is there, and end."""
+    """Whether to read the present files, and end."""
     skip_corrupt: bool = False
-    """Leave out the files that cannot be read: Spark's log names them."""
+    """Whether to leave out the files that cannot be read: Spark's log names them."""
     interval: float = 10.0
     """Seconds from one look for new files to the next."""
 
@@ -113,11 +113,11 @@ def start(
     checkpoint: str,
     settings: Settings = DEFAULTS,
 ) -> StreamingQuery:
-    """Start to write the `windows` of `journal` to `output`, where `checkpoint` says that it was left.
+    """Start to write the `windows` of `journal` to `output`, from the progress in `checkpoint` on.
 
-    A file that cannot be read, or lacks a column, ends the query with an error that names it. Raises `PipelineError`
-    before anything is done if the journal is missing, a number impossible, or if the checkpoint and the output are
-    not of this stream.
+    A file that cannot be read, or lacks a column, ends the query with an error that names it. Raises `PipelineError`,
+    with nothing done, if the journal is missing, a number is impossible, or the checkpoint and the output are not of
+    this stream.
     """
     window, watermark = settings.window, settings.watermark
     for name, least in (("window", 1e-3), ("watermark", 0.0), ("interval", 1e-3)):
@@ -148,7 +148,7 @@ def follow(
     settings: Settings = DEFAULTS,
     say: Callable[[str], object] = print,
 ) -> None:
-    """As `start`, until the query ends, or SIGINT or SIGTERM comes. Tells `say` of every batch, in a line.
+    """As `start`, until the query ends, or SIGINT or SIGTERM comes. Calls `say` with a line for every batch.
 
     A batch that is interrupted is done again by the next run. Raises `PipelineError` also for a query that fails.
     """
@@ -181,7 +181,7 @@ def follow(
 
 
 class _Told:
-    """Tells `say` of each batch of a query once."""
+    """Calls `say` once for each batch of a query."""
 
     def __init__(self, say: Callable[[str], object]) -> None:
         self.say = say
@@ -190,14 +190,14 @@ class _Told:
 
     def of(self, query: StreamingQuery) -> None:
         for progress in query.recentProgress:
-            if progress["batchId"] > self.last and "addBatch" in progress["durationMs"]:  # else it found nothing
+            if progress["batchId"] > self.last and "addBatch" in progress["durationMs"]:  # else it was empty
                 self.last = progress["batchId"]
                 self.dropped += _num_dropped(progress)
                 self.say(progress_line(progress, self.dropped))
 
 
 def progress_line(progress: Mapping[str, Any], dropped: int) -> str:
-    """What a batch has done, by its `StreamingQueryProgress`, and how many entries have been `dropped` so far.
+    """A line about a batch, from its `StreamingQueryProgress`, with the number of entries `dropped` so far.
 
     Each operation has an entry for each of its keys and one for all; those of a window that come together are one.
     """
@@ -205,7 +205,7 @@ def progress_line(progress: Mapping[str, Any], dropped: int) -> str:
     return (
         f"batch {progress['batchId']}: {words.count(progress['numInputRows'])} rows read, "
         f"{words.count(written)} windows written, watermark {progress['eventTime'].get('watermark', 'not yet')}, "
-        f"{words.count(dropped)} entries dropped so far, for they were too late"
+        f"{words.count(dropped)} entries dropped so far because they were too late"
     )
 
 
@@ -214,12 +214,12 @@ def _num_dropped(progress: Mapping[str, Any]) -> int:
 
 
 def _interval(seconds: float) -> str:
-    """In Spark's words."""
+    """The interval in Spark's words."""
     return f"{round(seconds * 1e6)} microseconds"
 
 
 def _checked(rows: DataFrame) -> DataFrame:
-    """The rows of the journal. One that lacks what every row has fails the query, and its file is named."""
+    """The rows of the journal. A row without a value that every row has fails the query; the error names its file."""
     file = F.col("_metadata.file_path")
     arrived_at = F.col("arrived_at")
     impossible = {**trace.IMPOSSIBLE, "instance": "instance is null"}
@@ -230,7 +230,7 @@ def _checked(rows: DataFrame) -> DataFrame:
 
 
 def _sink(spark: SparkSession, output: str) -> Callable[[DataFrame, int], None]:
-    """What writes a batch to `output`, whole and once."""
+    """Return a function that writes a batch to `output`, whole and once."""
     path = _path(spark, output)
     parent = path.getParent()
 
@@ -238,10 +238,10 @@ def _sink(spark: SparkSession, output: str) -> Callable[[DataFrame, int], None]:
         whole = _path(spark, f"{path}/batch={batch}")
         rows.persist()
         try:
-            count = rows.count()  # also if it has been written: this is what brings the state up to date
+            count = rows.count()  # also if it has been written: this brings the state up to date
             if not count or _system(spark, whole).exists(whole):
                 return
-            # Not in the output: there are readers that look into every directory, whatever it is called.
+            # Not in the output: some readers look into every directory, whatever its name.
             unfinished = _path(spark, f"{parent}/.{path.getName()}.unfinished/batch={batch}")
             files = math.ceil(count / _ROWS_PER_FILE)
             rows.coalesce(files).write.mode("overwrite").parquet(str(unfinished))
@@ -255,7 +255,7 @@ def _sink(spark: SparkSession, output: str) -> Callable[[DataFrame, int], None]:
 
 
 def _prepare(spark: SparkSession, journal: str, output: str, checkpoint: str, numbers: Recorded) -> None:
-    """Make the directories, and write down what the stream is, unless that is done: then it has to be the same."""
+    """Make the directories, and write down the stream's settings; refuse a directory with other settings."""
     paths = {"journal": journal, "output": output, "checkpoint": checkpoint}
     places = {name: str(_path(spark, path)) for name, path in paths.items()}
     for inner, outer in permutations(places, 2):
@@ -270,20 +270,20 @@ def _prepare(spark: SparkSession, journal: str, output: str, checkpoint: str, nu
             if before.get(name) != value:
                 raise PipelineError(f"{checkpoint} is of a stream with {name} {before.get(name)}, and not {value}")
         if _read_marker(spark, output) != before:
-            raise PipelineError(f"{output} is not what {checkpoint} is of: its windows are not there")
+            raise PipelineError(f"{output} is not the output of {checkpoint}: its windows are not there")
         return
     if _names(spark, checkpoint):
-        raise PipelineError(f"{checkpoint} is no checkpoint of this: name a directory that is empty or not there")
+        raise PipelineError(f"{checkpoint} is no checkpoint of this stream: name an empty or a new directory")
     if _names(spark, output):
         raise PipelineError(f"{output} is not empty, and {checkpoint} is not the checkpoint that belongs to it")
-    # In this order: with the one in the checkpoint all is done.
+    # In this order: the marker in the checkpoint completes the preparation.
     marked = {**settings, "id": uuid4().hex}
     for place in (output, checkpoint):
         _write_marker(spark, place, marked)
 
 
 def _names(spark: SparkSession, directory: str) -> set[str] | None:
-    """What is there, but for the marker and what is hidden. `None` if there is no such directory."""
+    """The names in `directory`, without the marker and hidden names. `None` if there is no such directory."""
     path = _path(spark, directory)
     if not _system(spark, path).exists(path):
         return None
@@ -321,7 +321,7 @@ def _read_marker(spark: SparkSession, directory: str) -> Recorded | None:
 
 
 def _write_marker(spark: SparkSession, directory: str, settings: Recorded) -> None:
-    """Whole or not at all."""
+    """Write the settings, whole or not at all."""
     path = _path(spark, f"{directory}/{_MARKER}")
     unfinished = _path(spark, f"{directory}/.{_MARKER}.unfinished")
     system = _system(spark, path)
@@ -341,7 +341,7 @@ def _closing(stream: Any) -> Iterator[Any]:
 
 
 def _name_what_is_skipped(spark: SparkSession) -> None:
-    """Have Spark log the files that it skips: by itself it is told to log errors alone."""
+    """Let Spark log the files that it skips: by default it logs errors alone."""
     assert spark.sparkContext._jvm is not None
     log4j = spark.sparkContext._jvm.org.apache.logging.log4j
     log4j.core.config.Configurator.setLevel("org.apache.spark.sql.execution.datasources.FileScanRDD", log4j.Level.WARN)
@@ -349,7 +349,7 @@ def _name_what_is_skipped(spark: SparkSession) -> None:
 
 @contextmanager
 def _told_to_stop() -> Iterator[threading.Event]:
-    """What SIGINT and SIGTERM set meanwhile, if this is the main thread, which alone may say what they do."""
+    """An event that SIGINT and SIGTERM set meanwhile, on the main thread, which alone may set their handlers."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -363,7 +363,7 @@ def _told_to_stop() -> Iterator[threading.Event]:
 
 
 def _let_finish(query: StreamingQuery) -> None:
-    """Wait for the batch that is being worked on, but not for long: one that is interrupted fails with much noise."""
+    """Wait a short time for the present batch: an interrupted one fails with a long traceback."""
     with suppress(Py4JError, OSError):
         until = time.monotonic() + _PATIENCE
         while query.isActive and query.status["isTriggerActive"] and time.monotonic() < until:
@@ -376,7 +376,7 @@ def _stop(query: StreamingQuery) -> None:
 
 
 def _reason(error: StreamingQueryException) -> str:
-    """What is at the bottom of it. An error of the sink has a traceback of its own around it."""
+    """The root cause of a failed query. An error of the sink has a traceback of its own around it."""
     raised = _RAISED.search(str(error))
     reason = raised[1] if raised else str(error).splitlines()[0]
     advice = "; --skip-corrupt leaves such files out" if "FAILED_READ_FILE" in str(error) else ""

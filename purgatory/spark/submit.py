@@ -1,10 +1,10 @@
-"""What `spark-submit` runs: `spark-submit [its options] submit.py COMMAND …`, the commands of `purgatory pipeline`."""
+"""The script for `spark-submit [its options] submit.py COMMAND …`, with the commands of `purgatory pipeline`."""
 
 import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    # In place of this directory, whose modules are no top-level ones, the one that this library lies in.
+    # The directory of the library replaces this one on the path: the modules here are no top-level ones.
     sys.path[0] = str(Path(__file__).parents[2])
     from purgatory.__main__ import main
 

@@ -1,19 +1,19 @@
-"""How the rate of timeouts depends on the timeout: the Kaplan-Meier estimator, for each operation.
+"""The rate of timeouts as a function of the timeout: the Kaplan-Meier estimator, for each operation.
 
-It is not known how long an expired operation would have taken, only that it was longer. Such an operation is
-*censored* at the time until which it was watched; a completed one is an *event*. `S(t)`, the share that takes
+The true time of an expired operation is unknown: it is longer than the time until which it was watched. Such an
+operation is *censored* at that time; a completed one is an *event*. `S(t)`, the share that takes
 longer than `t` and would time out with a timeout of `t`, is the product over all event times up to `t` of
 `1 - events / at risk`, and estimates the rate for any timeout up to the longest that was observed, and for none beyond.
 
 Every operation counts up to its own timeout, and no longer: an expired one is censored at its timeout, though the
 timer may have come to it somewhat later, and so is one that was satisfied even later than that, by the last try at its
 deadline for one. After the timeout, only those operations still wait that the timer or a busy loop has kept: they are
-few, they come together, and they have not waited so long because they take so long. If expired ones were censored when
-they expired, the last steps of the estimate would depend on those few; if only the late and satisfied were kept, they
-would be all that is at risk, and the rate would drop to nothing. A rescheduled operation counts up to its timeout too.
+few, they come together, and a busy loop is the reason for their long wait. If expired ones were censored when they
+expired, the last steps of the estimate would depend on those few; if only the late and satisfied were kept, they
+would be all that is at risk, and the rate would drop to zero. A rescheduled operation counts up to its timeout too.
 
-A closed operation is censored at the time of the close, as a cancelled or failed one is then: a deployment that ends
-waits after some milliseconds says nothing of how long they would have taken.
+A closed operation is censored at the time of the close, a cancelled or failed one at its end: a deployment that ends
+waits after some milliseconds is no evidence of their true time.
 """
 
 import math
@@ -43,7 +43,7 @@ _NORMAL_975: Final = 1.959963984540054
 """The 97.5th percentile of the standard normal distribution: 95 % lie between it and its negative."""
 
 _SAME: Final = 1 + 1e-9
-"""A product of thousands of factors is exact to about that."""
+"""The factor by which equal products of thousands of factors may differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,12 @@ class TimeoutChoice:
     operation: str
     wanted: float
     timeout: float | None
-    """Seconds; `None` if no timeout that was observed is long enough."""
+    """Seconds; `None` if no observed timeout is long enough."""
     earliest: float | None
     latest: float | None
-    """The shortest one if the rate is as low, or as high, as the band has it; `None` if that is not reached."""
+    """The shortest timeouts for the lower and the upper end of the band; `None` if the rate is not reached."""
     longest: float
-    """Up to which the rate is known."""
+    """The longest observed timeout, up to which the rate is known."""
     rate_at_longest: float
 
     @property
@@ -85,10 +85,10 @@ def curve(rows: DataFrame) -> DataFrame:
     """The rate of timeouts as a function of the timeout, for each operation of a trace.
 
     `time` (seconds) is every time at which an operation completed or was censored, rounded up to four digits;
-    `at_risk` those that were watched until then, `events` and `censored` those of which that was the end. From `time`
-    on, up to the next one, the rate is estimated as `timeout_rate`; it lies between `low` and `high` with a confidence
-    of 95 %, by Greenwood's formula for log(-log(rate)), and they are null where none or all have completed. Of timeouts
-    beyond the last `time` the trace knows nothing.
+    `at_risk` counts the operations that were watched until then, `events` and `censored` those that ended then. From
+    `time` on, up to the next one, the rate is estimated as `timeout_rate`; it lies between `low` and `high` with a
+    confidence of 95 %, by Greenwood's formula for log(-log(rate)), and they are null where none or all have completed.
+    The trace has no data for timeouts beyond the last `time`.
     """
     each = Window.partitionBy("purgatory", "operation")
     so_far = each.orderBy("time").rowsBetween(Window.unboundedPreceding, Window.currentRow)
@@ -101,7 +101,7 @@ def curve(rows: DataFrame) -> DataFrame:
     )
     here = F.col("events") + F.col("censored")
     at_risk = times.withColumn("at_risk", F.sum(here).over(each) - F.sum(here).over(so_far) + here)
-    # All that were at risk completed: the logarithm of what is left does not exist, and there are no later times.
+    # All that were at risk completed: the logarithm of zero does not exist, and there are no later times.
     is_end = F.col("events") == F.col("at_risk")
     left = F.col("at_risk") - F.col("events")
     logarithm = F.when(~is_end, F.log1p(-F.col("events") / F.col("at_risk"))).otherwise(0.0)
@@ -126,7 +126,7 @@ def curve(rows: DataFrame) -> DataFrame:
 
 
 def by_operation(curves: pa.Table) -> dict[tuple[str, str], dict[str, Floats]]:
-    """What `curve` gave, in order of time, operation by operation and column by column. NaN is what is not known."""
+    """The result of `curve`, in order of time, operation by operation and column by column. NaN stands for null."""
     names = list(zip(curves["purgatory"].to_pylist(), curves["operation"].to_pylist(), strict=True))
     starts = [at for at, each in enumerate(names) if at == 0 or names[at - 1] != each]
     columns = {
@@ -159,7 +159,7 @@ def choose(curves: Mapping[tuple[str, str], Mapping[str, Floats]], wanted: float
 
 
 def rate_at(points: Mapping[str, Floats], timeout: float) -> tuple[float, float, float] | None:
-    """The estimated rate with `timeout`, and its band, from the curve of an operation; `None` if nobody knows.
+    """The estimated rate with `timeout`, and its band, from the curve of an operation; `None` beyond the curve.
 
     Where there is no band its ends are NaN.
     """
@@ -167,7 +167,7 @@ def rate_at(points: Mapping[str, Floats], timeout: float) -> tuple[float, float,
     if timeout > time[-1]:
         return None
     place = int(np.searchsorted(time, timeout, side="right")) - 1
-    if place < 0:  # nothing has completed so early
+    if place < 0:  # no operation has completed so early
         return 1.0, math.nan, math.nan
     rate, low, high = (float(points[column][place]) for column in ("timeout_rate", "low", "high"))
     return rate, low, high
@@ -183,7 +183,7 @@ def _rounded_up(time: Column) -> Column:
     """`time` in seconds, to the next that has so few digits."""
     decimals = F.least(F.lit(_DIGITS - 1) - F.floor(F.log10(time)), F.lit(_FINEST))
     power = F.pow(F.lit(10.0), F.abs(decimals))
-    # What has so few digits stays as it is, though the product may be off in its last bit.
+    # A time with so few digits stays as it is, though the product may be off in its last bit.
     fine = F.ceil(time * power * (1 - 1e-12)) / power
     coarse = F.ceil(time / power * (1 - 1e-12)) * power
     return F.when(time > 0, F.when(decimals >= 0, fine).otherwise(coarse)).otherwise(0.0)

@@ -27,9 +27,9 @@ _STEPS: Final = (
 
 
 def outcomes(rows: DataFrame, *by: str | Column) -> DataFrame:
-    """How many operations there are, with each outcome, and percentiles of how long they waited, in seconds.
+    """The number of operations with each outcome, and percentiles of their waits, in seconds.
 
-    Of each combination of what `by` names, which is by default the purgatory and the operation.
+    It has a row for each combination of the columns `by`, by default the purgatory and the operation.
     """
     waited = F.percentile_approx("waited_s", list(WAITS.values()), _ACCURACY)
     summed = rows.groupBy(*(by or ("purgatory", "operation"))).agg(
@@ -49,9 +49,9 @@ def outcomes(rows: DataFrame, *by: str | Column) -> DataFrame:
 
 
 def hottest_keys(rows: DataFrame, top: int) -> DataFrame:
-    """As `outcomes`, of the `top` keys with the most operations. An operation on several keys counts for each."""
+    """As `outcomes`, for the `top` keys with the most operations. An operation on several keys counts for each."""
     watched = rows.select("purgatory", F.explode(F.array_distinct("keys")).alias("key"), "outcome", "waited_s")
-    # The percentiles only of those few: there may be millions of keys.
+    # Percentiles are made for those few only: there may be millions of keys.
     ranking = (F.desc("count"), "purgatory", "key")
     hottest = watched.groupBy("purgatory", "key").count().orderBy(*ranking).limit(top).select("purgatory", "key")
     found = outcomes(watched.join(F.broadcast(hottest), ["purgatory", "key"]), "purgatory", "key")
@@ -59,7 +59,7 @@ def hottest_keys(rows: DataFrame, top: int) -> DataFrame:
 
 
 def windows(rows: DataFrame, seconds: float) -> DataFrame:
-    """As `outcomes`, of each operation in windows of `seconds`, by when they arrived; `start` is when one begins."""
+    """As `outcomes`, for each operation in windows of `seconds` by time of arrival; `start` is the start of one."""
     width = round(seconds * 1e6)
     start = F.timestamp_micros(F.floor(F.unix_micros("arrived_at") / F.lit(width)) * width)
     return outcomes(rows.withColumn("start", start), "start", "purgatory", "operation").orderBy(
@@ -68,7 +68,7 @@ def windows(rows: DataFrame, seconds: float) -> DataFrame:
 
 
 def usual_window(first: int, last: int) -> float:
-    """The shortest window, in seconds, of which at most 60 hold all from `first` to `last`, in microseconds."""
+    """The shortest window, in seconds, with at most 60 windows from `first` to `last`, in microseconds."""
     for step in _STEPS:
         if num_windows(first, last, step) <= _MOST_WINDOWS:
             return float(step)
@@ -76,12 +76,12 @@ def usual_window(first: int, last: int) -> float:
 
 
 def num_windows(first: int, last: int, seconds: float) -> int:
-    """How many windows there are from `first` to `last`, in microseconds."""
+    """The number of windows from `first` to `last`, in microseconds."""
     width = round(seconds * 1e6)
     return last // width - first // width + 1
 
 
 def median_timeout(rows: DataFrame) -> float | None:
-    """Seconds; `None` if no operation has a timeout."""
+    """The median timeout in seconds; `None` if no operation has a timeout."""
     found = rows.agg(F.percentile_approx("timeout_s", 0.5, _ACCURACY)).first()
     return None if found is None or found[0] is None else float(found[0])

@@ -1,7 +1,7 @@
-"""Traces: what happened to operations, one row each, as a journal or the generator has written it.
+"""Traces: the lives of operations, one row each, as a journal or the generator has written them.
 
 A trace is a directory of Parquet files with a journal's columns (`purgatory.journal.SCHEMA`), below directories that
-name the instance. Generated ones also have `completes_s`, the true time to complete, which a journal cannot know of
+name the instance. Generated ones also have `completes_s`, the true time to complete, which a journal does not have for
 operations that have expired.
 """
 
@@ -48,7 +48,7 @@ COLUMNS: Final = {
     "date": "string",
     "instance": "string",
 }
-"""The columns of a trace that has been read, by Spark's types. `completes_s` is null where nobody knows it."""
+"""The columns of a trace that has been read, by Spark's types. `completes_s` is null where it is unknown."""
 
 OUTCOMES: Final = ("completed_at_once", "satisfied", "expired", "closed", "cancelled", "failed")
 
@@ -68,7 +68,7 @@ IMPOSSIBLE: Final = {
     "late_s": "late_s < 0 or late_s = double('inf') or isnan(late_s) or (late_s is null) = (outcome = 'expired')",
     "completes_s": "completes_s < 0 or isnan(completes_s) or completes_s = double('inf') and outcome = 'satisfied'",
 }
-"""By column, what no operation can have. What is null is no match."""
+"""The impossible values of each column. A condition that is null does not match."""
 
 
 def schema() -> str:
@@ -78,31 +78,31 @@ def schema() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A trace that has been opened, and found to be one."""
+    """An opened trace with valid columns."""
 
     rows: DataFrame
     files: int
     skipped: tuple[str, ...]
-    """Files that cannot be read, each with the reason: only if it was asked for to skip them."""
+    """Files that cannot be read, each with the reason; empty unless they are to be skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one purgatory of one instance has done in a trace."""
+    """One purgatory of one instance in a trace."""
 
     instance: str
     purgatory: str
     operations: int
     first: int
     last: int
-    """When its first and its last operation arrived, in microseconds since 1970."""
+    """The arrivals of its first and its last operation, in microseconds since 1970."""
 
 
 def read(spark: SparkSession, path: str, *, skip_corrupt: bool = False) -> Trace:
     """Open the trace in the directory `path`. Looks at the footer of every file, on the executors.
 
     With `skip_corrupt` reads every file whole, to leave out those that cannot be read. Raises `PipelineError`, which
-    names the file and the column, for what is no trace.
+    names the file and the column, for a directory that is no trace.
     """
     options = {"recursiveFileLookup": "true", "pathGlobFilter": "*.parquet"}
     try:
@@ -145,7 +145,7 @@ def read(spark: SparkSession, path: str, *, skip_corrupt: bool = False) -> Trace
 
 
 def refuse_existing(spark: SparkSession, path: str) -> None:
-    """Raise `PipelineError` if there is a `path` already."""
+    """Raise `PipelineError` if `path` exists already."""
     try:
         spark.read.format("binaryFile").load(literal(path)).schema  # noqa: B018
     except AnalysisException as error:
@@ -156,7 +156,7 @@ def refuse_existing(spark: SparkSession, path: str) -> None:
 
 
 def parts(trace: Trace) -> list[Part]:
-    """What is in a trace, in order of instances and purgatories. Raises `PipelineError` for impossible values."""
+    """The parts of a trace, in order of instances and purgatories. Raises `PipelineError` for impossible values."""
     wrong = [F.count_if(F.expr(condition)).alias(column) for column, condition in IMPOSSIBLE.items()]
     counted = trace.rows.groupBy("instance", F.col("purgatory").alias("name")).agg(
         F.count("*").alias("operations"),
@@ -181,11 +181,11 @@ def parts(trace: Trace) -> list[Part]:
 
 
 def _problem(file: str, *, whole: bool) -> tuple[str | None, str | None]:
-    """Why `file` cannot be read, or what is wrong with its columns."""
+    """The reason if `file` cannot be read, and the fault of its columns if they have one."""
     try:
         system, path = _place(file)
     except (pa.ArrowException, OSError):
-        return None, None  # not a file system that pyarrow knows: what is wrong is found when Spark reads it
+        return None, None  # not a file system of pyarrow's: a fault is found when Spark reads it
     try:
         with system.open_input_file(path) as opened, pq.ParquetFile(opened) as parquet:
             columns = parquet.schema_arrow
@@ -211,7 +211,7 @@ def _place(file: str) -> tuple[fs.FileSystem, str]:
 
 
 def literal(path: str) -> str:
-    """`path` as Hadoop has to be told it, to which some characters are patterns."""
+    """`path` with escapes for the characters that are patterns to Hadoop."""
     return re.sub(r"([{}\[\]*?\\])", r"\\\1", path)
 
 

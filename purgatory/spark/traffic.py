@@ -1,7 +1,7 @@
-"""What traffic looks like: how often operations come, how long they take, what they wait on.
+"""The model of traffic: the arrivals of operations, their times to complete, and their keys.
 
 The model is that of the benchmark of Kafka's purgatory redesign proposal: operations arrive at exponential intervals,
-and would take a log-normal time to complete, told by its 50th and 75th percentile, if no timeout came first.
+and would take a log-normal time to complete, given by its 50th and 75th percentile, if no timeout came first.
 """
 
 import math
@@ -18,7 +18,7 @@ NORMAL_75: Final = 0.674490
 _YEAR: Final = 366 * 86_400
 
 _MOST: Final = 1e13
-"""Operations: days of a very large service."""
+"""The most operations: days of a very large service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,27 +28,27 @@ class Traffic:
     rate: float = 10_000.0
     """Operations a second that arrive at an instance, on average."""
     seconds: float = 60.0
-    """For how long they do."""
+    """The duration of the traffic."""
     instances: int = 1
     median: float = 0.020
     upper_quartile: float = 0.060
     """50th and 75th percentile of the time to complete."""
     timeout: float = 0.200
     keys: int = 100
-    """How many keys there are."""
+    """The number of keys."""
     keys_per_operation: int = 3
-    """How many of them an operation draws. One that it draws twice it waits on once, as in the proposal's benchmark."""
+    """The number of keys that an operation draws. A key drawn twice is watched once, as in the proposal's benchmark."""
     zipf: float = 0.0
-    """The key of rank r is drawn in proportion to `1 / r ** zipf`: at 0 all alike, at 1 the first of them most."""
+    """The key of rank r is drawn in proportion to `1 / r ** zipf`: 0 is uniform, 1 is Zipf's law."""
     seed: int = 0
     start: float = 1_750_000_000.0
-    """When the first instance's first second begins, in seconds since 1970, in UTC."""
+    """The start of the traffic, in seconds since 1970, in UTC."""
     purgatory: str = "generated"
     operation: str = "Request"
-    """What is written in the columns of these names."""
+    """The values of the columns of these names."""
 
     def __post_init__(self) -> None:
-        """Raise `PipelineError`, which names the field, for what cannot be generated."""
+        """Raise `PipelineError`, which names the field, for traffic that cannot be generated."""
         for name, least, most in (
             ("rate", 1e-6, 1e9),
             ("seconds", 1e-3, _YEAR),
@@ -92,7 +92,7 @@ class Traffic:
         return (math.log(self.upper_quartile) - self.mu) / NORMAL_75
 
     def with_changes(self, **changes: Any) -> "Traffic":
-        """As it is, but for `changes`, of which `None` is none. Raises as making one does."""
+        """A copy with `changes`, of which `None` is none. Raises as the constructor."""
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
 

@@ -6,7 +6,7 @@ __all__ = ["count", "figure", "name", "percent", "seconds"]
 
 
 def figure(value: float) -> str:
-    """Three digits that matter, and never an exponent."""
+    """`value` with three significant digits, without an exponent."""
     if not math.isfinite(value):
         return str(value)
     if value == 0 or abs(value) >= 999.5:
@@ -34,7 +34,7 @@ def count(value: float) -> str:
 
 
 def name(text: str, longest: int = 48) -> str:
-    """`text` as one line of at most so many characters, all of which can be seen. What is too long lacks its middle."""
+    """`text` as one line of at most so many visible characters. A longer one lacks its middle."""
     if len(text) > 2 * longest:
         text = text[:longest] + text[-longest:]
     shown = "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in text)
