@@ -1,4 +1,4 @@
-"""Follow a topic of the long-poll server, whatever happens to the server or to the network. To be copied.
+"""Follow a topic of the long-poll server through failures of the server and of the network. The file is to be copied.
 
     python -m examples.long_poll_client http://127.0.0.1:8000 news [--offset N]
 
@@ -32,12 +32,12 @@ GRACE = 10.0
 """Seconds that an answer may take beyond what the server was asked to wait. A connection is lost then."""
 
 MAX_RETRY_AFTER = 3600.0
-"""Seconds. Longer than that no server sends us away."""
+"""Seconds. A longer `Retry-After` is cut to this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One of a topic."""
+    """A message of a topic."""
 
     offset: int
     value: Any
@@ -48,13 +48,13 @@ async def follow(
 ) -> AsyncGenerator[Message]:
     """Yield the messages of `topic` from `offset` on, each once and in order, and wait for more, for ever.
 
-    Who has handled a message and wants to go on from there another time stores its `offset + 1`.
+    A program that is to go on after a handled message another time stores its `offset + 1`.
 
-    `wait` is for how many seconds the server is asked to hold a poll. What may pass is tried again: connections that
-    fail or break off, time-outs, garbled answers, and the status codes 429 and 5xx. The retries come more and more
-    slowly, each after between half and the whole of `FIRST_DELAY`, then of twice that, and so on up to `max_delay`
-    seconds, and after `Retry-After` where the server says so. They are logged as warnings. As the offset moves only
-    with what has arrived whole, a server that dies and comes back costs no message and repeats none.
+    `wait` is the number of seconds that the server is asked to hold a poll. Temporary failures are tried again:
+    connections that fail or break off, timeouts, garbled answers, and the status codes 429 and 5xx. The retries come
+    more and more slowly, each after between half and the whole of `FIRST_DELAY`, then of twice that, and so on up to
+    `max_delay` seconds, and after `Retry-After` if the server sends it. They are logged as warnings. As the offset
+    moves only with whole answers, a server that dies and comes back costs no message and repeats none.
 
     Raises `httpx.HTTPStatusError`, with the server's words as a note, for every other status code that is no success;
     `httpx.UnsupportedProtocol` or `httpx.InvalidURL` for a wrong `url`; `ValueError` if `wait` or `max_delay` is not
@@ -101,7 +101,7 @@ def _messages(answer: Any) -> list[Message]:
 
 
 def _may_pass(exception: BaseException) -> bool:
-    """Whether it is worth another try."""
+    """Whether the failure is temporary."""
     if isinstance(exception, httpx.HTTPStatusError):
         return exception.response.status_code == 429 or exception.response.is_server_error
     return isinstance(exception, (httpx.TransportError, httpx.DecodingError)) and not isinstance(
@@ -110,7 +110,7 @@ def _may_pass(exception: BaseException) -> bool:
 
 
 def _retry_after(exception: BaseException) -> float:
-    """Seconds for which the server wants to be left alone: it names them, or a date."""
+    """The seconds of `Retry-After`, which has a number or a date; 0.0 without it."""
     if not isinstance(exception, httpx.HTTPStatusError):
         return 0.0
     text = exception.response.headers.get("Retry-After", "").strip()
@@ -133,9 +133,9 @@ async def _print(url: str, topic: str, offset: int) -> None:
 def main() -> None:
     """Print until interrupted."""
     parser = argparse.ArgumentParser("long_poll_client", description="Follow a topic of the long-poll server.")
-    parser.add_argument("url", help="of the server, such as http://127.0.0.1:8000")
+    parser.add_argument("url", help="the server's URL, such as http://127.0.0.1:8000")
     parser.add_argument("topic")
-    parser.add_argument("--offset", type=int, default=0, metavar="N", help="of the first message (default: 0)")
+    parser.add_argument("--offset", type=int, default=0, metavar="N", help="the first offset (default: 0)")
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:

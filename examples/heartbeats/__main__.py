@@ -47,7 +47,7 @@ async def serve(host: str, port: int, session_timeout: float) -> None:
     groups = Groups(purgatory, session_timeout, lambda *change: print(*change, flush=True))
     transport, _ = await loop.create_datagram_endpoint(lambda: Coordinator(groups), (host, port))
     address, port = transport.get_extra_info("sockname")[:2]
-    print(f"listening on {address}:{port}; who is silent for {session_timeout:g} seconds is dropped", flush=True)
+    print(f"listening on {address}:{port}; members are dropped after {session_timeout:g} silent seconds", flush=True)
     await stopped.wait()
     transport.close()
     purgatory.cancel_all()

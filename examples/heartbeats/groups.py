@@ -8,7 +8,7 @@ from purgatory import DelayedOperation, DelayedOperationPurgatory
 
 @dataclass(slots=True)
 class Group:
-    """Its members, each with the operation that waits for its silence, in the order in which they have joined."""
+    """A group: its members in the order of joining, each with the operation that waits for its silence."""
 
     generation: int = 0
     members: "dict[str, DelayedHeartbeat]" = field(default_factory=dict)
@@ -27,14 +27,14 @@ class DelayedHeartbeat(DelayedOperation[None]):
         return False
 
     def on_complete(self) -> None:
-        """Nobody waits for this."""
+        """Do nothing: no task awaits the operation."""
 
     def on_expiration(self) -> None:
         self.groups._remove(self.group, self.member, "silent")
 
 
 class Groups:
-    """Who is in which group. `on_change(group, member, why)` is called when a member has joined, left or is silent."""
+    """The groups. `on_change(group, member, why)` is called when a member has joined, has left or is silent."""
 
     def __init__(
         self,
@@ -49,11 +49,11 @@ class Groups:
         self._groups: dict[str, Group] = {}
 
     def __getitem__(self, group: str) -> Group:
-        """The group; one without members if it is not known."""
+        """The group; an unknown one has no members."""
         return self._groups.get(group, Group())
 
     def beat(self, group: str, member: str) -> Group:
-        """A member lives, or joins. Returns its group."""
+        """Note a heartbeat of a member, which joins if it is new. Returns its group."""
         known = self._groups.setdefault(group, Group())
         heartbeat = known.members.get(member)
         if heartbeat is not None:
@@ -66,7 +66,7 @@ class Groups:
         return known
 
     def leave(self, group: str, member: str) -> None:
-        """A member goes. Harmless if it is none."""
+        """Remove a member. Harmless if it is none."""
         heartbeat = self[group].members.get(member)
         if heartbeat is not None and heartbeat.cancel():
             self._remove(group, member, "left")

@@ -17,7 +17,7 @@ async def serve(host: str, port: int, timeout: float) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with EchoServer(timeout, host, port) as server:
         address, port = server.address
-        print(f"listening on {address}:{port}; who is silent for {timeout:g} seconds is hung up on", flush=True)
+        print(f"listening on {address}:{port}; connections are closed after {timeout:g} silent seconds", flush=True)
         await stopped.wait()
         print(f"connections open {len(server.idle)}, closed because they were silent {server.closed}", flush=True)
 

@@ -1,4 +1,4 @@
-"""The connections and who looks after them."""
+"""The connections and their server."""
 
 import asyncio
 from types import TracebackType
@@ -8,7 +8,7 @@ from purgatory import IdleTracker
 
 
 class Connection(asyncio.Protocol):
-    """Echoes what arrives."""
+    """Echoes all data."""
 
     def __init__(self, server: "EchoServer") -> None:
         self._server = server
@@ -22,7 +22,7 @@ class Connection(asyncio.Protocol):
         self.transport.write(data)
 
     def pause_writing(self) -> None:
-        self.transport.pause_reading()  # who does not read what is sent is not listened to, and silent then
+        self.transport.pause_reading()  # a client that does not read its echo is not read either, and silent then
 
     def resume_writing(self) -> None:
         self.transport.resume_reading()
@@ -31,9 +31,9 @@ class Connection(asyncio.Protocol):
         self._server.idle.discard(self)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self.transport.get_write_buffer_size():
-            self.transport.abort()  # it does not read what it is sent: to wait for that could take for ever
+            self.transport.abort()  # the client does not read its echo: waiting for that could take for ever
         else:
             self.transport.close()
 
@@ -43,7 +43,7 @@ class EchoServer:
 
     def __init__(self, timeout: float, host: str, port: int) -> None:
         self.address = (host, port)
-        """Where it listens: with port 0, which one that is, is known once it does."""
+        """The address of the server; port 0 is replaced by the real one once it listens."""
         self.idle: IdleTracker[Connection] = IdleTracker(timeout, self._close)
         self.closed = 0
         """Connections closed because they were silent."""
@@ -58,7 +58,7 @@ class EchoServer:
     async def __aexit__(
         self, kind: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Hang up on everybody."""
+        """Close the server and all connections."""
         self._server.close()
         for connection in self.idle:
             connection.close()

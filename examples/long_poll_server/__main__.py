@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None, server: type[LongPollServer] = Long
     if options.workers > 1 and options.database is None:
         parser.error("--workers needs a --database: SQLite is for one process")
     if options.workers > 1 and options.demo:
-        parser.error("--demo is for one process: who asks for it may get another worker than who looks")
+        parser.error("--demo is for one process: the worker that starts it may not be the worker that shows it")
     # A waiting client is an open file: take as many as the system lets us.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None, server: type[LongPollServer] = Long
         "headers": HEADERS,
         "server_header": False,
         "access_log": False,
-        # nginx keeps connections for a minute: were it us who close them first, a request could just be on its way.
+        # nginx keeps connections for a minute: if the server closes one first, a request may be on its way.
         "timeout_keep_alive": 75,
         "timeout_graceful_shutdown": 1,
     }

@@ -1,4 +1,4 @@
-"""What a fetch is answered with. A long answer is read from the log as fast as its client takes it.
+"""The answers of fetches. A long answer is read from the log as fast as its client takes it.
 
 A client that asks for much and reads nothing must not cost the server what it has asked for: uvicorn takes a part only
 when nearly all before it is on its way, and the next page is read only then.
@@ -21,7 +21,7 @@ MAX_SENDING_BYTES = 128 * 1024 * 1024
 """Of the pages of all long answers that are being sent."""
 
 NOT_KEPT = {"Cache-Control": "no-store"}
-"""What a poll is answered is of no use to others, and browsers hold back a poll while they await an answer to keep."""
+"""The answer of a poll is of no use to others, and browsers hold back a poll while they await an answer to keep."""
 
 
 class Sending:
@@ -38,7 +38,7 @@ class PagedResponse(StreamingResponse):
 
     It ends when it is cancelled: uvicorn cancels those that are not done a second after shutdown has begun. Of each it
     logs a line, that it is not complete, and not a traceback. Where it cannot go on, the connection is broken off, so
-    that nobody takes it for whole.
+    that it is not taken for whole.
     """
 
     def __init__(self, sending: Sending, first: str, following: AsyncIterator[str] | None = None) -> None:
@@ -100,7 +100,7 @@ async def messages(
 
 
 async def _following(log: Store, topic: str, size: int, offset: int, end: int) -> AsyncIterator[str]:
-    """What follows a first page of that size."""
+    """The pages after a first one of that size."""
     while offset < end and size <= MAX_RESPONSE_BYTES:
         page, offset = await log.read(topic, offset, end, end - offset)
         size += len(page)

@@ -55,7 +55,7 @@ class LongPollServer:
     """The log, the purgatories and the endpoints that tie them together."""
 
     def __init__(self, settings: Settings, journal: "Journal | None" = None) -> None:
-        """Serve as `settings` say. What waits is written down in `journal`."""
+        """Serve as `settings` say. Finished operations are written to `journal`."""
         self.settings = settings
         self.fetches = DelayedOperationPurgatory("fetch", max_pending=settings.max_pending)
         self.produces = DelayedOperationPurgatory("produce", max_pending=settings.max_pending)
@@ -107,7 +107,7 @@ class LongPollServer:
             },
             lifespan=self._lifespan,
         )
-        self.app.router.redirect_slashes = False  # an empty 307 helps nobody
+        self.app.router.redirect_slashes = False  # an empty 307 helps no client
 
     async def produce(self, request: Request) -> Response:
         """`POST /topics/{topic}/messages?acks=0&timeout=5`: store a message, and wait for that many replicas."""
@@ -246,7 +246,7 @@ class LongPollServer:
         if offset > self.log.end(topic):
             raise HTTPException(409, f"the replica is at {offset}, ahead of the topic's end {self.log.end(topic)}")
         if self.log.end(topic) == 0:
-            return  # of topics that nobody has written to there may be any number
+            return  # the number of topics without a message is unbounded
         try:
             await self.log.acknowledge(topic, replica, offset)
         except TooManyReplicas:
@@ -273,7 +273,7 @@ class LongPollServer:
 
 
 def _address(request: Request) -> str:
-    """Of the client, or "" if a proxy has said something else: what anybody may have invented is not kept."""
+    """The address of the client, or "" if a proxy has given something else: an invented text is not kept."""
     host = "" if request.client is None else request.client.host
     try:
         return str(ip_address(host.partition("%")[0]))  # also the zone may be anything
@@ -310,7 +310,7 @@ async def _busy(request: Request, exception: Exception) -> Response:
 
 
 async def _gone(request: Request, exception: Exception) -> Response:
-    # Nobody reads this: the client has disconnected.
+    # This is not read: the client has disconnected.
     return Response(status_code=499)
 
 

@@ -1,4 +1,4 @@
-"""One piece of work for all who ask at the same time."""
+"""One piece of work for all simultaneous requests."""
 
 import asyncio
 from collections import deque
@@ -13,7 +13,7 @@ Outcome = TypeVar("Outcome")
 
 
 class Batches(Generic[Item, Outcome]):
-    """While a batch is being worked on, the next one gathers: a transaction serves all who came during the one before.
+    """While a batch is being worked on, the next one gathers: a transaction serves all items that came meanwhile.
 
     There is one at a time, in the order of coming.
     """
@@ -24,9 +24,9 @@ class Batches(Generic[Item, Outcome]):
         most: int,
         size: Callable[[Item], int] = lambda item: 0,
     ) -> None:
-        """`work(items)`, for up to `most` of them, returns the outcome of each. What it raises, each of them gets.
+        """`work(items)`, for up to `most` of them, returns the outcome of each. Its exception is raised for each.
 
-        A batch ends with the item that makes their `size` 4 MiB or more: large ones hold up nobody for long.
+        A batch ends with the item that makes their `size` 4 MiB or more: large ones hold up the others briefly.
         """
         self._work = work
         self._most = most
@@ -46,7 +46,7 @@ class Batches(Generic[Item, Outcome]):
         return await outcome
 
     async def finish(self) -> None:
-        """Return when all that was given to `do` is done, but for what nobody waits for any more."""
+        """Return when all items given to `do` are done, except those without a waiting caller."""
         while self._working is not None:
             await asyncio.wait([self._working])
 

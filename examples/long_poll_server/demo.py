@@ -24,7 +24,7 @@ RATE = 1.0
 TIMEOUTS = (0.5, 100.0)
 """Seconds, the shortest and the longest, so that each level of the timer has some."""
 UNSEEN = 10.0
-"""Seconds after which the traffic ends by itself if nobody looks, or asks for more."""
+"""Seconds without a viewer, or a request for more, after which the traffic ends by itself."""
 
 
 class DelayedDemo(DelayedOperation[None]):
@@ -54,7 +54,7 @@ class Demo:
         clock: Clock | None = None,
         draw: random.Random | None = None,
     ) -> None:
-        """`unseen` tells for how many seconds nobody has looked. What is read of requests counts among `bodies`."""
+        """`unseen` returns the seconds without a viewer. The bodies that are read count among `bodies`."""
         self.purgatory = DelayedOperationPurgatory("demo", clock=clock)
         self.pending = 0
         """How many are wanted."""

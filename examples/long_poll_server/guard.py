@@ -1,4 +1,4 @@
-"""Pages of other sites, open in somebody's browser, have no business with this server."""
+"""The refusal of requests from pages of other sites."""
 
 from collections.abc import Awaitable, Collection
 from ipaddress import ip_address

@@ -1,4 +1,4 @@
-"""How long, how many, how much: what is beyond is cut or refused before anything has changed."""
+"""Limits of time, number and size: larger values are cut or refused before anything has changed."""
 
 import random
 from collections import Counter
@@ -13,7 +13,7 @@ JITTER = 1 / 16
 """By how much of itself a wait is shortened, at the most."""
 
 SHORT = 1.0
-"""Seconds. Shorter waits are left as they are: who comes back that often is not in step with others for long."""
+"""Seconds. Shorter waits are left as they are: clients that come back that often are not in step for long."""
 
 
 def bounded(seconds: float, most: float) -> float:
@@ -22,7 +22,7 @@ def bounded(seconds: float, most: float) -> float:
 
 
 def jittered(seconds: float, draw: Callable[[], float] = random.random) -> float:
-    """A little less, so that who began to wait at once does not come back at once.
+    """A little less, so that clients that began to wait at once do not come back at once.
 
     By up to a sixteenth, as Consul's blocking queries. Those wait longer than they were told to; here nothing that
     counts on an answer in time, a client's time-out or a proxy's, is disappointed.
@@ -89,7 +89,7 @@ class Held:
 
 
 class Room:
-    """Whether a log may take one more message. What is on its way to the log counts as if it were there."""
+    """Whether a log may take one more message. Messages on their way to the log count as if they were there."""
 
     def __init__(self, log: Store, max_topics: int, max_messages: int) -> None:
         self.log = log

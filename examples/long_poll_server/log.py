@@ -1,4 +1,4 @@
-"""The message log: SQLite in a thread of its own, one transaction for all who publish at the same time."""
+"""The message log: SQLite in a thread of its own, one transaction for all simultaneous publishes."""
 
 import asyncio
 import fcntl
@@ -27,7 +27,7 @@ class MessageLog:
     """The `Store` of a server that is one process. A message counts once it is on disk.
 
     SQLite blocks, so it works in two threads, one that writes and one that reads. While a transaction is on its way to
-    the disk, new messages gather for the next: an fsync serves all who published meanwhile. Where replicas are is kept
+    the disk, new messages gather for the next: an fsync serves all publishes meanwhile. Where replicas are is kept
     in memory: after a restart they fetch again.
     """
 

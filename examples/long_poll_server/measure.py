@@ -1,9 +1,9 @@
-"""What ten thousand waiting clients cost: start the server, let them wait, publish, look on, and print a table.
+"""The cost of ten thousand waiting clients: start the server, let them wait, publish, look on, and print a table.
 
 python -m examples.long_poll_server.measure [--clients 10000] [--topics 100] [--seconds 10] [--plot FILE]
 
-The clients are in processes of their own, each with a loopback address of its own. Whatever is lost, or answered
-otherwise than it should be, is an error.
+The clients are in processes of their own, each with a loopback address of its own. An answer that is lost or
+wrong is an error.
 """
 
 import argparse
@@ -39,7 +39,7 @@ FAN_OUT = 10
 
 @dataclass
 class Measured:
-    """What has been seen."""
+    """The counts of the clients."""
 
     clients: int
     topics: int
@@ -221,7 +221,7 @@ async def _one(client: aiohttp.ClientSession, topic: str, count: int) -> list[fl
 
 @asynccontextmanager
 async def _scraping(server: Server, client: aiohttp.ClientSession, measured: Measured) -> AsyncIterator[None]:
-    """Look at the metrics all the while: what they say must be possible."""
+    """Look at the metrics all the while: their values must be possible."""
 
     async def scrape() -> None:
         answered = 0
@@ -266,7 +266,7 @@ def plot(measured: Measured, path: Path) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser("long_poll_server.measure", description="What waiting clients cost.")
+    parser = argparse.ArgumentParser("long_poll_server.measure", description="The costs of waiting clients.")
     parser.add_argument("--clients", type=int, default=10_000, metavar="N", help="default: 10000")
     parser.add_argument("--topics", type=int, default=100, metavar="N", help="that they wait on (default: 100)")
     parser.add_argument("--seconds", type=float, default=10.0, help="for each of the measurements (default: 10)")

@@ -1,4 +1,4 @@
-"""What the server says of itself at `/openapi.json`: every path, parameter, bound and answer, in OpenAPI 3.1.
+"""The description of the server at `/openapi.json`: every path, parameter, bound and answer, in OpenAPI 3.1.
 
 The bounds are those that the code checks, and tests compare the rest with what the server does.
 """
@@ -94,7 +94,7 @@ def _fetch_live(settings: Settings) -> Json:
     return {
         "operationId": "fetchStatistics",
         "summary": "Follow the server's statistics.",
-        "description": "Snapshots, made while somebody waits for them. Only the last ones are kept: where `offset` is "
+        "description": "Snapshots, made while a client waits for them. Only the last ones are kept: where `offset` is "
         "lower, the answer begins with the oldest, and where it is higher, with the next.",
         "parameters": _range(settings),
         "responses": {"200": {"description": "The snapshots.", **_json("Page")}, **_WAITING, **_ANY},
@@ -156,7 +156,7 @@ def _publish(settings: Settings) -> Json:
 
 
 def _statistics() -> Json:
-    return _get("What each purgatory holds, and has done.", _json("Statistics")["content"])
+    return _get("The counts of each purgatory.", _json("Statistics")["content"])
 
 
 def _metrics() -> Json:

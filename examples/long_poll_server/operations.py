@@ -1,4 +1,4 @@
-"""What waits in the two purgatories: a fetch for messages, a produce for its replicas."""
+"""The operations of the two purgatories: a fetch waits for messages, a produce for its replicas."""
 
 from typing import Protocol
 
@@ -7,7 +7,7 @@ from purgatory import DelayedOperation
 
 
 class Log(Protocol):
-    """What a fetch looks at."""
+    """The state that a fetch looks at."""
 
     def end(self, topic: str) -> int:
         """The offset that the next message of `topic` will have."""

@@ -1,6 +1,6 @@
 """The message log in PostgreSQL, shared by any number of processes, on any number of machines.
 
-What is promised, and why it holds:
+The promises, and their reasons:
 
 - *Offsets are gapless, and the same for all.* A batch is one statement, which is one transaction. It begins by adding
   to the `next_offset` of its topics, whose rows stay locked until it has committed. So the offsets of a topic become
@@ -8,17 +8,17 @@ What is promised, and why it holds:
   of their names: no two processes wait for each other.
 - *Stored is stored.* `append` returns after the commit, and asks for `synchronous_commit`, whatever the database's
   default.
-- *Whoever waits is woken.* The notification is part of the transaction: it is sent if and only if that commits, whether
+- *Every wait is woken.* The notification is part of the transaction: it is sent if and only if that commits, whether
   or not this process lives to see it. An operation is watched first, and `refresh` asks for the topic's end afterwards.
-  What has committed before that question is in its answer. What commits later is notified when the operation is watched
-  already; the relay then awaits `refresh`, and checks the key. While it has no connection the relay hears nothing: it
+  Earlier commits are in the answer. A later commit is notified when the operation is watched already; the relay then
+  awaits `refresh`, and checks the key. While it has no connection the relay hears nothing: it
   treats every watched key like that when it has subscribed again.
 - *What is known here never goes backwards.* Of ends the greater one counts, as answers may overtake each other. Where
   replicas are is known by `refresh` alone, of which there is one at a time.
-- *Whoever is told of a message can read it, everywhere*, as a fetch begins with `refresh`.
+- *An announced message can be read everywhere*, as a fetch begins with `refresh`.
 
 A connection that is lost in the middle of `append` leaves unknown whether that has committed: `StoreUncertain`. If it
-has, the message is there, once, and others may have read it; whoever publishes it again has it there twice.
+has, the message is there, once, and others may have read it; a second publish has it there twice.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ WORKING: Final = 10.0
 HANGING: Final = 15.0
 """Seconds until a database that does not say so is given up."""
 PATIENCE: Final = 20.0
-"""Seconds for who waits for others to be done, too."""
+"""Seconds, the wait for other calls included."""
 CLOSING: Final = 1.0
 """Seconds to say goodbye in."""
 
@@ -171,7 +171,7 @@ async def prepare(dsn: str) -> None:
 class PostgresLog:
     """The `Store` that several processes share. The tables are there: see `prepare`.
 
-    It need not be reachable when this starts. Whatever needs it raises `StoreUnavailable` while it is away.
+    It need not be reachable when this starts. A call that needs it raises `StoreUnavailable` while it is away.
     """
 
     incarnation: str = ""
@@ -321,7 +321,7 @@ class PostgresLog:
     async def _catch_up(self, topics: Collection[str]) -> None:
         async for attempt in _retrying(StoreUnavailable):
             with attempt:
-                # Anybody may notify. The database has no text with, say, a NUL.
+                # Any client of the database may notify. It has no text with, say, a NUL.
                 await self.refresh(filter(NAME.fullmatch, topics))
 
     def _fall_behind(self) -> None:

@@ -75,14 +75,14 @@ class BoundedProtocol(HttpToolsProtocol):
             self._deadline = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
 
     def on_message_begin(self) -> None:
-        # Not with any byte: one that begins no request, of a body that nobody reads, must not keep the connection.
+        # Not with any byte: one that begins no request, of a body that is not read, must not keep the connection.
         self._unset_keepalive_if_required()
         self._in_head = True
         self._field_bytes = 0
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # and not in the trailers, which nobody reads
+        if self._in_head:  # and not in the trailers, which are not read
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:

@@ -17,7 +17,7 @@ class Quotas:
     def __init__(self, rate: float) -> None:
         self.rate = rate
         self._due: dict[str, float] = {}
-        # Whoever is silent for so long has nothing to wait for any more: no delay is longer.
+        # A client that is silent for so long has no delay any more: none is longer.
         self._clients = IdleTracker(FORGOTTEN + min(1 / rate, DAY), self._due.pop)
 
     def __len__(self) -> int:
@@ -38,5 +38,5 @@ class Quotas:
         return max(now, self._due.get(client, 0.0)) + 1 / self.rate
 
     def close(self) -> None:
-        """Forget everybody."""
+        """Forget all clients."""
         self._clients.close()

@@ -1,4 +1,4 @@
-"""What a request may say. Everything else is refused with a sentence that says what is wrong."""
+"""The checks of a request. An invalid one is refused with a sentence about the fault."""
 
 import asyncio
 import json
@@ -65,7 +65,7 @@ def seconds(parameters: Mapping[str, str], key: str, default: float) -> float:
 
 
 def bodies() -> Held:
-    """What counts the bodies that are being read."""
+    """The counter of the bodies that are being read."""
     return Held(MAX_BODIES_BYTES, "the server reads as many bodies as it may")
 
 
@@ -82,7 +82,7 @@ async def value(request: Request, bodies: Held) -> str:
 
 
 async def member(request: Request, key: str, bodies: Held, most: int) -> Any:
-    """What is in the body `{key: any}` of up to `most` bytes, which are counted among `bodies` while they are here."""
+    """The value of the body `{key: any}` of up to `most` bytes, which are counted among `bodies` meanwhile."""
     with bodies.some() as hold:
         body = await _body(request, most, hold)
         try:

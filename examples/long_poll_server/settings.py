@@ -1,4 +1,4 @@
-"""What an operator decides."""
+"""The settings of an operator."""
 
 import socket
 from collections.abc import Sequence

@@ -1,11 +1,11 @@
-"""Minutes of load with clients that come, go and disappear: nobody is lost, nothing is left, memory stays flat.
+"""Minutes of load with clients that come, go and disappear: no client is lost, none is left, memory stays flat.
 
 python -m examples.long_poll_server.soak [--seconds 300]
 
 Followers read every topic from its beginning, some as replicas for which publishers wait; others wait for a message
 that comes at the end; others come for a single answer. Meanwhile clients leave in all ways there are, are killed, and
-read eight MiB byte by byte. Now and then all of those pause, for a census: then exactly those wait who are alive, and
-every follower has read every message, each once and in order. Whatever does not hold is raised.
+read eight MiB byte by byte. Now and then all of those pause, for a census: then exactly the living clients wait, and
+every follower has read every message, each once and in order. A broken promise is raised.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from examples.long_poll_server.load.server import Metrics, Server, raise_file_li
 
 WRITE_TIMEOUT = 5.0
 SERVER_OPTIONS = ("--max-wait", "300", "--max-pending-client", "100000", "--write-timeout", str(WRITE_TIMEOUT))
-"""What is not forgotten when its client has gone waits for longer than a census."""
+"""Seconds. A request that is not forgotten when its client has gone waits for longer than a census."""
 
 
 TOPICS = [f"topic-{number}" for number in range(10)]
@@ -47,7 +47,7 @@ BIG = 9
 
 @dataclass
 class Sample:
-    """What a census has found."""
+    """The result of a census."""
 
     seconds: float
     memory: float
@@ -57,7 +57,7 @@ class Sample:
 
 @dataclass
 class Soaked:
-    """What has been seen."""
+    """The counts of the run."""
 
     seconds: float
     samples: list[Sample] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Soaked:
         return [
             ("messages published, of which acknowledged by replicas", self._count("published", "acknowledged")),
             (
-                f"answers with them to {FOLLOWERS * len(TOPICS)} followers, each of whom got each message once",
+                f"answers with them to {FOLLOWERS * len(TOPICS)} followers, each with each message once",
                 self._count("followed"),
             ),
             ("from publish to answer: 50th, 90th, 99th percentile, most", milliseconds(self.latencies)),
@@ -93,7 +93,7 @@ class Soaked:
             (f"left by {', '.join(WAYS)}", self._count(*(f"left: {way}" for way in WAYS))),
             (f"processes killed, with {KILLED} waiting requests each", self._count("killed")),
             ("slow readers of 8 MiB", self._count("slow")),
-            (f"censuses: exactly those wait who are alive ({self.samples[0].waiting})", f"{len(self.samples):,}"),
+            (f"censuses: exactly the living clients wait ({self.samples[0].waiting})", f"{len(self.samples):,}"),
             ("server's memory at the censuses, and at most", f"{curve}; {max(self.memory) / mib:.0f} MiB"),
             ("`GET /metrics` meanwhile", milliseconds(self.scrapes)),
             ("at the end: pending, open files more than before", f"{self.left}, {self.files}"),
@@ -104,7 +104,7 @@ class Soaked:
 
 
 class Gate:
-    """Holds everybody up for a census."""
+    """A gate that holds all clients up for a census."""
 
     def __init__(self) -> None:
         self._open = asyncio.Event()
@@ -117,7 +117,7 @@ class Gate:
         self._open.set()
 
     async def close(self) -> None:
-        """Nobody starts anything; returns when all who have are done."""
+        """Let no client start a request; return when all started ones are done."""
         self._open.clear()
         while self._inside:
             self._empty.clear()
@@ -136,7 +136,7 @@ class Gate:
 
 
 class Soak:
-    """All who take part, and what they know of one another."""
+    """All clients of the load, and their shared state."""
 
     def __init__(self, server: Server, client: aiohttp.ClientSession, seconds: float, seed: int) -> None:
         self.server = server

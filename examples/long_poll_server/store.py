@@ -1,4 +1,4 @@
-"""What the server needs of a log, of which there are two: SQLite in this process, and PostgreSQL for several."""
+"""The server's interface to a log, of which there are two: SQLite in this process, and PostgreSQL for several."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -14,15 +14,15 @@ class TooManyReplicas(Exception):
 
 
 class StoreUnavailable(Exception):
-    """The database cannot be reached. What was to be stored is not."""
+    """The database cannot be reached. Nothing has been stored."""
 
 
 class StoreUncertain(StoreUnavailable):
-    """The connection was lost before the database had answered. What was to be stored may be, or may not."""
+    """The connection was lost before the database had answered. The messages may have been stored, or not."""
 
 
 class StoreFailed(Exception):
-    """The database has refused. What was to be stored is not."""
+    """The database has refused. Nothing has been stored."""
 
 
 class StoreFull(StoreFailed):

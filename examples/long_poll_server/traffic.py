@@ -31,7 +31,7 @@ async def follow(client: httpx.AsyncClient, draw: random.Random, replica: str | 
 
 
 async def fetch(client: httpx.AsyncClient, topic: str, parameters: dict[str, str | float]) -> dict[str, int]:
-    """What the server answers."""
+    """The answers of the server."""
     response = await client.get(f"/topics/{topic}/messages", params=parameters)
     response.raise_for_status()
     answer: dict[str, int] = response.json()

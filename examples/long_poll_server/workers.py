@@ -49,7 +49,7 @@ def serve(settings: Settings, workers: int, host: str, port: int, **options: Any
 
 
 def application(settings: Settings) -> ASGIApp:
-    """What one worker serves."""
+    """The application of one worker."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=_end_with, args=[parent], daemon=True).start()
@@ -60,7 +60,7 @@ def application(settings: Settings) -> ASGIApp:
 
 
 def _end_with(parent: BaseProcess) -> None:
-    # Whatever ends it: nobody would start, or end, a worker without its supervisor.
+    # A worker without its supervisor would not be ended or replaced.
     parent.join()
     os.kill(os.getpid(), signal.SIGTERM)
 

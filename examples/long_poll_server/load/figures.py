@@ -1,4 +1,4 @@
-"""What is said of many latencies."""
+"""Figures of many latencies."""
 
 from collections.abc import Sequence
 from statistics import quantiles

@@ -49,12 +49,12 @@ async def leave(url: str, draw: random.Random, way: str) -> None:
     loop = asyncio.get_running_loop()
     with await connect(url) as connection:
         if way == "in the head":
-            await loop.sock_sendall(connection, request("/topics/nobody/messages")[: draw.randrange(1, 40)])
+            await loop.sock_sendall(connection, request("/topics/unread/messages")[: draw.randrange(1, 40)])
         elif way == "in the body":
-            head = b"POST /topics/nobody/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"
+            head = b"POST /topics/unread/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"
             await loop.sock_sendall(connection, head + b'{"value": ')
         else:
-            await loop.sock_sendall(connection, request("/topics/nobody/messages?wait=300"))
+            await loop.sock_sendall(connection, request("/topics/unread/messages?wait=300"))
         await asyncio.sleep(draw.uniform(0, 0.2))
         if way == "reset":
             reset(connection)
@@ -96,7 +96,7 @@ async def be_killed(url: str, draw: random.Random) -> None:
         str(parts.hostname),
         str(parts.port),
         str(KILLED),
-        request("/topics/nobody/messages?wait=300").decode(),
+        request("/topics/unread/messages?wait=300").decode(),
     ]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(

@@ -67,7 +67,7 @@ async def session(url: str, source: str | None = None) -> AsyncIterator[aiohttp.
 
 
 class Metrics:
-    """What `GET /metrics` said."""
+    """The answer of `GET /metrics`."""
 
     def __init__(self, text: str) -> None:
         self._samples = {

@@ -1,6 +1,6 @@
 """A process of clients that wait, each on a connection of its own, for one message after the other.
 
-Each looks whether it gets its message, the whole of it and nothing else. What they have seen is printed as JSON.
+Each looks whether it gets its message, the whole of it and nothing else. Their counts are printed as JSON.
 """
 
 import argparse
@@ -22,7 +22,7 @@ WAIT = 300
 
 @dataclass
 class Seen:
-    """What clients have seen."""
+    """The counts of the clients."""
 
     latencies: list[list[float]] = field(default_factory=list)
     """For each message that a client was to get: seconds from when it was published until all of it was there."""

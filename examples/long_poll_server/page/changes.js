@@ -1,4 +1,4 @@
-// What has happened between two snapshots of a purgatory, and where on its wheels.
+// The changes between two snapshots of a purgatory, and their places on its wheels.
 
 const FINISHED = ["satisfied", "expired", "closed", "cancelled", "failed"];
 
@@ -16,7 +16,7 @@ export function changes(before, after, timeBefore, timeAfter) {
     const passed = slotsPassed(Math.floor(timeBefore / tick), Math.floor(timeAfter / tick), unit, counts.length);
     counts.forEach((count, slot) => {
       if (passed.has(slot)) {
-        // The hand has come to it: whoever was in it has moved to lower levels.
+        // The hand has come to it: its operations have moved to lower levels.
         if (level > 0 && old[slot]) cascaded.push({ level, slot, count: old[slot] });
         if (count) entered.push({ level, slot, count });
       } else if (count > old[slot]) {

@@ -34,7 +34,7 @@ export class Demo {
       say(this.note, "This server makes none: start it with --demo, and as one process, to switch this on.");
       return;
     }
-    if (!this.failed) say(this.note, "It ends by itself when nobody looks for ten seconds.");
+    if (!this.failed) say(this.note, "It ends by itself after ten seconds without a viewer.");
     if (this.asked === pending) this.asked = null;
     if (this.timer !== null || this.asked !== null) return;
     const steps = Number(this.slider.max) - 1;

@@ -73,7 +73,7 @@ function show(snapshot) {
   const first = latest === null;
   latest = snapshot;
   offer(Object.keys(snapshot.purgatories));
-  if (first && snapshot.demo) choose("demo"); // somebody is looking at it already
+  if (first && snapshot.demo) choose("demo"); // another viewer has started it already
   const purgatory = snapshot.purgatories[chosen];
   rings.update(purgatory, snapshot.time);
   counters.update(purgatory, snapshot.time);
@@ -81,7 +81,7 @@ function show(snapshot) {
   histogram.update(purgatory, snapshot.bounds);
   demo.update(snapshot.demo);
   say($("centre-count"), count(purgatory.statistics.num_delayed));
-  say($("who"), `${snapshot.instance}, process ${snapshot.process}.`);
+  say($("process"), `${snapshot.instance}, process ${snapshot.process}.`);
   const most = Math.max(0, ...purgatory.wheels.flatMap(({ counts }) => counts));
   const stands = Math.round(rings.particles.stands);
   say($("ramp-text"), `operations in a bucket: 0 to ${count(most)}`);
@@ -100,7 +100,7 @@ function tell(state, text) {
 async function followStatistics() {
   while (true) {
     const looking = new AbortController();
-    // Who does not look costs the server nothing.
+    // A hidden page costs the server nothing.
     const hide = () => document.hidden && looking.abort();
     document.addEventListener("visibilitychange", hide);
     hide();

@@ -107,7 +107,7 @@ export async function follow(topic, offset, { signal, wait, shared = false, late
   }
 }
 
-/** Seconds until the next attempt: twice as long each time, and never the same for all who wait. */
+/** Seconds until the next attempt: twice as long each time, and never the same for all waiting clients. */
 export function backOff(failures, retryAfter) {
   const most = Math.min(LONGEST, SHORTEST * 2 ** failures);
   return Math.max(retryAfter || 0, 0) + most * (0.5 + Math.random() / 2);

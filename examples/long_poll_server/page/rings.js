@@ -81,7 +81,7 @@ export class Rings {
   }
 
   fit() {
-    if (this.shape && !this.still.clientWidth) return; // not laid out: nobody sees it
+    if (this.shape && !this.still.clientWidth) return; // not laid out, so not visible
     const ratio = Math.min(devicePixelRatio || 1, 2);
     const side = Math.max(1, Math.round(this.still.clientWidth * ratio));
     for (const canvas of [this.still, this.moving]) canvas.width = canvas.height = side;
@@ -162,7 +162,7 @@ export class Rings {
     const angle = turn * TURN - TURN / 4;
     context.strokeStyle = this.colours.hand;
     if (revolution < 0.1) {
-      // Fifty times round in a second: nobody can see a hand.
+      // Fifty times round in a second: a hand would not be visible.
       context.globalAlpha = 0.07;
       context.lineWidth = width - 4 * scale;
       context.beginPath();

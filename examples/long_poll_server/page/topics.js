@@ -1,9 +1,9 @@
-// Publishing, and any number of topics that are watched. Whatever comes from others is put in as text, never as markup.
+// Publishing, and any number of topics that are watched. Texts of others are put in as text, never as markup.
 
 import { Refused, address, ask, findEnd, follow, persist } from "./polling.js";
 import { count, make, say } from "./text.js";
 
-const WAIT = 5; // seconds of a poll: those who share a connection take turns
+const WAIT = 5; // seconds of a poll: polls that share a connection alternate
 const SHOWN = 50; // messages of a topic
 const LONG = 2000; // characters of a message
 

@@ -4,7 +4,7 @@
     python -m examples.several_processes increase redis://127.0.0.1       # in another
 
 The state is in a SQLite file that they share, `counter.sqlite3`. Over a broker, Redis or `postgresql://…`, they tell
-each other that it has changed. What a process remembers of it is brought up to date by `refresh`, which the relay
+each other that it has changed. Its memory of the state is brought up to date by `refresh`, which the relay
 awaits before it checks what has changed *elsewhere*; what it changes itself, it remembers itself. It needs the extra
 `relay`.
 """

@@ -1,0 +1,1 @@
+"""Tests of operations in virtual time. [The guide](README.md) goes through them."""
