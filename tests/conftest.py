@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from purgatory import DelayedOperationPurgatory, VirtualClock
 
-# pytest compiles the assertions of test modules into conditions, which `python -O` keeps; helpers' only if told so.
+# pytest compiles the assertions of test modules into conditions, which `python -O` keeps. Helpers must be registered.
 pytest.register_assert_rewrite("tests.support")
 
 from tests.support.figures import FIGURES  # noqa: E402 - after that
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The same examples every time, so that a run can be trusted; HYPOTHESIS_PROFILE=searching looks for new ones, thirty
-# times as many. How fast an example runs is the machine's business.
+# The examples are the same in every run; HYPOTHESIS_PROFILE=searching looks for new ones, thirty times as many. No
+# deadline applies, for the speed of an example depends on the machine.
 settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("searching", settings.get_profile("steady"), derandomize=False, max_examples=3000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))

@@ -15,7 +15,7 @@ from tests.support.paths import ROOT
 
 
 class Server:
-    """The process, and where it listens."""
+    """The process and its URL."""
 
     def __init__(self, *command: str) -> None:
         self.process = subprocess.Popen(
@@ -39,14 +39,14 @@ class Server:
         seen: dict[int, int] = {}
         while not seen or sum(seen.values()) != count:
             async with self.client() as client:
-                # At once, and on connections of their own: so they get to all processes.
+                # Concurrent requests on separate connections reach all processes.
                 with suppress(httpx.ConnectError):  # the workers do not listen yet
                     for answer in await asyncio.gather(*(client.get("/state") for _ in range(10))):
                         state = answer.json()
                         seen[state["pid"]] = state["num_delayed"]
 
     async def end(self) -> str:
-        """Its output, when it has ended by itself."""
+        """Wait until the process ends by itself. Returns its output."""
         _, output = await asyncio.to_thread(self.process.communicate)
         return output
 

@@ -53,7 +53,7 @@ class Client:
                 raise message
             return message
         except asyncio.CancelledError:
-            await turn()  # as a receive does that cleans up behind itself
+            await turn()  # a receive with a cleanup needs an iteration
             raise
         finally:
             self.running -= 1
@@ -84,7 +84,7 @@ async def _until(condition: Callable[[], object]) -> None:
 
 
 class TestUnlessDisconnected:
-    async def test_it_yields_the_result_of_the_operation(self, waiting: DelayedOperationPurgatory) -> None:
+    async def test_result_of_operation_is_returned(self, waiting: DelayedOperationPurgatory) -> None:
         client = Client()
         answering = asyncio.create_task(unless_disconnected(client.receive, _hold(waiting)))
         await _until(lambda: client.running)
@@ -332,7 +332,7 @@ def test_in_any_order_of_events_it_ends_once_and_leaves_nothing(turns: list[list
         if happened.count("interrupt") <= 1:
             assert client.running == 0
             assert asyncio.all_tasks() == {asyncio.current_task()}
-        # An exception without a client to answer.
+        # A reported exception has no client to answer.
         assert all(isinstance(fault["exception"], (ConnectionError, RuntimeError)) for fault in faults)
 
     asyncio.run(run())
@@ -352,7 +352,7 @@ def handled() -> Iterator[list[int]]:
 
 
 class Recorder:
-    """Something to be closed."""
+    """An object that counts its closes, and raises `fault` in each."""
 
     def __init__(self, fault: BaseException | None = None) -> None:
         self.fault = fault
@@ -456,7 +456,7 @@ class TestClosingOnShutdown:
             await _until(lambda: all(recorder.closed for recorder in recorders))
         assert handled == [signal.SIGTERM]
 
-    async def test_one_that_fails_does_not_keep_the_others_from_closing(self, handled: list[int]) -> None:
+    async def test_failed_close_does_not_prevent_further_closes(self, handled: list[int]) -> None:
         recorders = [Recorder(ArithmeticError()), Recorder(), Recorder(LookupError()), Recorder()]
         with pytest.raises(ExceptionGroup) as raised:
             async with closing_on_shutdown(*recorders):

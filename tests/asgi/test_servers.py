@@ -10,7 +10,7 @@ from tests.asgi.processes import serving
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
-# Were it not for what is tested, they would wait for ever.
+# Without `purgatory.asgi` the shutdown of these servers would wait for all pending requests.
 UVICORN = ["uvicorn", "--port", "0", "--loop", "asyncio"]
 HYPERCORN = ["hypercorn", "--bind", "127.0.0.1:0", "--workers", "0", "--graceful-timeout", "300"]
 

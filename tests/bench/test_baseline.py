@@ -70,7 +70,7 @@ def test_results_of_another_baseline_are_not_written_over(baseline: Path, tmp_pa
 def test_a_directory_without_the_library_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         bench("callback", tmp_path, tmp_path / "measured")
-    assert "--baseline: there is no library in" in capsys.readouterr().err
+    assert "must be a checkout of this library" in capsys.readouterr().err
 
 
 def test_every_scenario_has_a_before_and_after() -> None:

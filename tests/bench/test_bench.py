@@ -1,4 +1,4 @@
-"""`purgatory bench`: what it measures is complete and sane. How fast anything is, is not for a test to say."""
+"""`purgatory bench`: its measurements are complete and sane. No test judges a speed."""
 
 import json
 import math
@@ -98,7 +98,7 @@ class TestAQuickRun:
     def test_expires_as_many_as_the_distribution_says(self, quick: Path) -> None:
         # P(time to complete > 200 ms), log-normal with median 20 ms and 75th percentile 60 ms, is 7.9 %.
         for case in results(quick)["scenarios"]["enqueue"]["cases"]:
-            # A machine that stands still for a while lets more expire: that is for one round to say, not for all.
+            # More requests expire while the machine stands still. The minimum of the rounds leaves such a round out.
             least = min(figures["timeouts"] for figures in case["rounds"])
             assert least == 0 if case["implementation"] == "driver alone" else 5 <= least <= 12
 
@@ -168,6 +168,7 @@ class TestTheCommand:
         assert "pip install 'asyncio-purgatory[bench]'" in done.stderr
         assert "Traceback" not in done.stderr
 
+    @pytest.mark.timeout(600)  # it measures twice, beside whatever else the machine does
     def test_goes_on_where_it_was_interrupted(self, tmp_path: Path) -> None:
         command = [*COMMAND, "size", "callback", "--loop", "asyncio", "--quick", "--output", str(tmp_path)]
         callback = len([case for case in SCENARIOS["callback"].cases(True) if case.loop == "asyncio"])
@@ -177,7 +178,7 @@ class TestTheCommand:
                 if line.startswith(SCENARIOS["callback"].title):
                     break
             process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=60)
+            _, said = process.communicate()
         assert process.returncode == 130
         assert "interrupted" in said
         before = results(tmp_path)["scenarios"]
@@ -262,7 +263,7 @@ def measured(name: str, *figures: float, loop: str = "asyncio", **parameters: An
 
 class TestTheReport:
     def test_pairs_the_rounds(self) -> None:
-        # The machine was three times slower in the second round: the ratio does not care.
+        # The machine was three times slower in the second round: the ratio is the same.
         (group,) = report.groups([measured(OURS, 10, 30, 10), measured("theirs", 20, 60, 30)])
         assert group.ratio("theirs", "ns") == report.Spread(median=2, least=2, most=3)
         assert group.spread(OURS, "ns") == report.Spread(median=10, least=10, most=30)

@@ -1,4 +1,4 @@
-"""The long-poll server that waits for an `asyncio.Event`, with which ours is compared, answers as ours does."""
+"""The rival of the long-poll server, which waits for an `asyncio.Event`, gives the same answers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator

@@ -1,4 +1,4 @@
-"""The rivals of the benchmark do their work too: one that loses requests would be fast."""
+"""The rivals of the benchmark do their work too: a rival that loses requests would be fast."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ Rival = HeapPurgatory | CallLaterPurgatory
 
 
 class Waiting(Request):
-    """Completes when it is told to, and notes what happens to it."""
+    """Completes when it is ready, and notes its events."""
 
     def __init__(self, timeout: float) -> None:
         super().__init__(timeout)
@@ -40,7 +40,7 @@ def rival(request: pytest.FixtureRequest, clock: VirtualClock) -> Rival:
     return made
 
 
-def test_one_that_is_ready_does_not_wait(rival: Rival, clock: VirtualClock) -> None:
+def test_ready_request_does_not_wait(rival: Rival, clock: VirtualClock) -> None:
     request = Waiting(1)
     request.ready = True
     rival.try_complete_else_watch(request, ["key"])
@@ -49,7 +49,7 @@ def test_one_that_is_ready_does_not_wait(rival: Rival, clock: VirtualClock) -> N
     assert rival.check_and_complete("key") == 0
 
 
-def test_a_check_completes_those_that_are_ready(rival: Rival, clock: VirtualClock) -> None:
+def test_check_completes_ready_requests(rival: Rival, clock: VirtualClock) -> None:
     requests = [Waiting(1) for _ in range(4)]
     for request in requests:
         rival.try_complete_else_watch(request, ["key", "other"])
@@ -74,7 +74,7 @@ def test_a_deadline_is_kept(rival: Rival, clock: VirtualClock) -> None:
     assert [request.completed for request in requests] == [True, True, True]
 
 
-def test_dead_ones_are_purged(rival: Rival, clock: VirtualClock) -> None:
+def test_dead_requests_are_purged(rival: Rival, clock: VirtualClock) -> None:
     alive = Waiting(1)
     rival.try_complete_else_watch(alive, ["key"])
     for _ in range(30):
@@ -129,7 +129,7 @@ def test_the_old_design_keeps_a_complete_request_until_it_is_met(clock: VirtualC
     complete.force_complete()
     clock.advance(0.9)
     assert old._heap == [alive, complete]
-    clock.advance(0.2)  # the one before it has expired: it is the next to be met
+    clock.advance(0.2)  # the request before it has expired: it is the next in the heap
     assert old._heap == []
     assert complete.events == ["complete"]
 

@@ -9,7 +9,7 @@ METHODS = ["try_complete", "on_complete", "on_expiration", "on_undelivered"]
 
 
 async def method(self: object, *args: object) -> None:
-    """Never awaited."""
+    """This method is never awaited."""
 
 
 @pytest.mark.parametrize("name", METHODS)

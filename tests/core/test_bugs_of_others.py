@@ -210,7 +210,7 @@ def test_a_finished_operation_is_not_kept_until_the_purge(
 
 
 def test_an_operation_completed_while_its_keys_are_watched_leaves_nothing(clock: FaultLog) -> None:
-    """KAFKA-18027: it stayed in the lists of the keys that came after, and in the timer."""
+    """KAFKA-18027: the operation stayed in the lists of the keys that came after, and in the timer."""
 
     class Completing(str):
         """A key whose lookup completes the operation, as another thread would while it is being added."""
@@ -235,7 +235,7 @@ def test_an_operation_completed_while_its_keys_are_watched_leaves_nothing(clock:
 
 
 class TestUnbounded:
-    """netty #5647: nothing kept a timer from growing until the memory was used up."""
+    """netty #5647: a timer had no bound and grew until the memory was used up."""
 
     def test_no_more_than_max_pending_operations_wait(self, clock: FaultLog) -> None:
         purgatory = DelayedOperationPurgatory(max_pending=100, clock=clock)
@@ -260,7 +260,7 @@ class TestTheLoopsOwnHeap:
     """aiohttp #8608: cancelled timers piled up in the event loop's heap until their time came."""
 
     @pytest.mark.asyncio(loop_factories=["asyncio"])  # uvloop's timers leave when they are cancelled
-    async def test_it_stays_small_while_each_operation_arms_earlier_and_is_cancelled(self) -> None:
+    async def test_heap_stays_small_while_each_operation_arms_earlier_and_is_cancelled(self) -> None:
         loop = asyncio.get_running_loop()
         async with DelayedOperationPurgatory() as purgatory:
             largest = 0
@@ -282,3 +282,103 @@ class TestTheLoopsOwnHeap:
         assert len(clock._heap) <= 200
         clock.advance(5000.0)
         assert len(timer) == 0
+
+
+@pytest.mark.parametrize("days", [11, 12, 13, 400, 800])
+def test_short_timers_run_after_weeks_beside_one_that_is_years_ahead(days: int) -> None:
+    """tokio #8320, #8334: after 12 days of uptime, timers of a second waited for the timer that was years ahead."""
+    clock = FaultLog()
+    timer = WheelTimer(clock)
+    for deadline in (2.0**31, 2.0**33):
+        timer.add(Note(clock), deadline)
+    clock.advance(days * 86_400.0 - 5.0)
+    ran: list[float] = []
+    for _ in range(20):
+        timer.call_later(0.333, ran.append, clock.time() + 0.333)
+        clock.advance(1.0)
+    assert len(ran) == 20
+    assert not clock.faults
+    check_timer(timer)
+
+
+def test_a_task_cancelled_while_it_is_inserted_leaves_the_wheel(clock: FaultLog) -> None:
+    """tokio #8252: an entry that was cancelled before its registration stayed in the wheel until its deadline."""
+    purgatory = DelayedOperationPurgatory(clock=clock)
+
+    class Cancelling(Flag):
+        """An operation that is cancelled in its second try, as the timer is about to take it."""
+
+        tries = 0
+
+        def try_complete(self) -> bool:
+            self.tries += 1
+            if self.tries == 2:
+                self.cancel()
+            return False
+
+    for _ in range(100):
+        purgatory.try_complete_else_watch(Cancelling(1e8), ["key"])
+    assert (purgatory.num_delayed, len(purgatory.timer)) == (0, 0)
+    check_purgatory(purgatory)
+
+
+def test_a_condition_without_a_check_is_counted_at_the_deadline(clock: FaultLog) -> None:
+    """KAFKA-14334: fetches from followers waited for their deadline, as replication checked no key.
+
+    KAFKA-19567: share fetches did so after a change of the leader, and their dead entries stayed until a purge.
+    """
+    purgatory = DelayedOperationPurgatory(purge_interval=0, clock=clock)
+    fetch = purgatory.try_complete_else_watch(Flag(0.5), ["partition"])
+    fetch.ready = True
+    clock.advance(0.5)
+    assert (fetch.outcome, purgatory.statistics().missed) == ("satisfied", 1)
+    clock.advance(0)
+    assert purgatory.watched == 0
+
+
+def test_a_cancelled_handle_keeps_nothing_until_its_time() -> None:
+    """uvicorn's keep-alive timer: after a reset it kept the connection and its request until the timeout.
+
+    (Soju06/codex-lb #2041.) The loop's own handle keeps its place in the heap too.
+    """
+
+    class Connection:
+        def close(self) -> None:
+            raise AssertionError("cancelled")
+
+    gc.disable()
+    try:
+        clock = VirtualClock()
+        timer = WheelTimer(clock)
+        connection = Connection()
+        alive = weakref.ref(connection)
+        handle = timer.call_later(7200.0, connection.close)
+        del connection
+        assert alive() is not None
+        handle.cancel()
+        assert alive() is None
+        assert len(timer) == 0
+    finally:
+        gc.enable()
+
+
+async def test_a_wait_for_that_times_out_loses_no_result() -> None:
+    """CPython #86296: `wait_for` hid a cancellation that came with the result; bpo-37658: the result was lost."""
+    undelivered = []
+
+    class Job(Flag):
+        def on_undelivered(self, result: str) -> None:
+            undelivered.append(result)
+
+    async with DelayedOperationPurgatory() as purgatory:
+        for _ in range(100):
+            operation = purgatory.try_complete_else_watch(Job(None), ["jobs"])
+            worker = asyncio.create_task(asyncio.wait_for(operation, 60.0))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            operation.ready = True
+            assert purgatory.check_and_complete("jobs", limit=1) == 1
+            worker.cancel()
+            taken = (await asyncio.gather(worker, return_exceptions=True))[0]
+            assert isinstance(taken, asyncio.CancelledError) == (len(undelivered) == 1), "taken or undelivered"
+            undelivered.clear()

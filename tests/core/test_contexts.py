@@ -82,7 +82,7 @@ async def test_a_deadline_is_not_in_the_context_of_the_first_request() -> None:
         operation.seen.clear()
     for operation in operations:
         await operation
-        # The last try, on_complete, on_expiration.
+        # The calls are the last try, on_complete and on_expiration.
         assert operation.seen == ["no user"] * 3
     await purgatory.aclose()
 

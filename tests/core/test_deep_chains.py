@@ -28,7 +28,7 @@ def _check_soon(purgatory: DelayedOperationPurgatory, operations: list[Flag], n:
 
 
 def _watch(purgatory: DelayedOperationPurgatory, operations: list[Flag], n: int) -> None:
-    # An operation that completes at once, and whose completion watches the next one.
+    # The operation completes at once, and its completion watches the next one.
     then = partial(_watch, purgatory, operations, n + 1) if n + 1 < DEEP else operations[n].force_complete
     purgatory.try_complete_else_watch(Flag(ready=True, then=then), ["key"])
     operations[n].force_complete()

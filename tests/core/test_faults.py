@@ -70,7 +70,7 @@ def test_any_error_of_any_method_is_contained_under_any_trigger(
         operations += [Flag(10.0), Faulty(method, error), Faulty(method, error), Flag(10.0)]
     for operation in operations:
         purgatory.try_complete_else_watch(operation, ["key", id(operation)])
-        # At the deadline, too, an operation is tried: one that is to expire must not be ready.
+        # An operation is tried at its deadline too: it must not be ready if it is to expire.
         operation.ready = trigger != "deadline" or method == "try_complete"
     try:  # a request to exit is raised when all others are done
         TRIGGERS[trigger](purgatory, clock)
@@ -203,7 +203,7 @@ class TestAClosedLoop:
         assert not task.done()
         coroutine = task.get_coro()
         assert coroutine is not None
-        coroutine.close()  # as happens when the task is destroyed
+        coroutine.close()  # the destruction of a task closes its coroutine
 
     @pytest.mark.parametrize("way", ["force", "complete all", "check", "close"])
     def test_pending_operations_can_be_completed(
@@ -256,7 +256,7 @@ class TestAClosedLoop:
 
 
 class Moody:
-    """A key that cannot be looked up in a bad mood."""
+    """A key whose lookup fails in `__hash__` or `__eq__`, as `mood` says."""
 
     def __init__(self) -> None:
         self.mood = "good"

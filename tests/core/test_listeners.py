@@ -203,7 +203,7 @@ class TestListenersOfAPurgatory:
         purgatory.try_complete_else_watch(Flag(ready=True), ["a"])
         assert [each.keys for each in heard] == [("a",), ("b",)]
 
-    def test_one_that_is_added_while_another_is_removed_stays(self, purgatory: DelayedOperationPurgatory) -> None:
+    def test_listener_added_during_removal_of_another_stays(self, purgatory: DelayedOperationPurgatory) -> None:
         heard: Heard = []
         more = [heard.append]
 
@@ -211,7 +211,7 @@ class TestListenersOfAPurgatory:
             """Adds another listener when it is compared first."""
 
             def __call__(self, finished: FinishedOperation) -> None:
-                """Not of interest."""
+                """Ignore the record."""
 
             def __eq__(self, other: object) -> bool:
                 while more:
@@ -226,7 +226,7 @@ class TestListenersOfAPurgatory:
 
     @pytest.mark.parametrize("present", [0, 1])
     @pytest.mark.parametrize("nth", range(12))
-    def test_one_that_a_finalizer_adds_while_another_is_added_stays(
+    def test_listener_added_by_finalizer_during_addition_of_another_stays(
         self, purgatory: DelayedOperationPurgatory, nth: int, present: int
     ) -> None:
         heard: Heard = []
@@ -251,7 +251,7 @@ class TestListenersOfAPurgatory:
             purgatory.add_listener(journal)
 
         async def listen(_: FinishedOperation) -> None:
-            """Never awaited."""
+            """This listener is never awaited."""
 
         with pytest.raises(TypeError, match="a listener must not be async"):
             purgatory.add_listener(listen)

@@ -121,7 +121,7 @@ class TestFramesOfTheCaller:
         raise AssertionError
 
     @pytest.mark.parametrize("retrieved", [True, False])
-    def test_they_keep_their_variables_on_a_virtual_clock(
+    def test_frames_keep_their_variables_on_a_virtual_clock(
         self, purgatory: DelayedOperationPurgatory, clock: VirtualClock, retrieved: bool
     ) -> None:
         operation = purgatory.try_complete_else_watch(Broken(), ["key"])
@@ -136,7 +136,7 @@ class TestFramesOfTheCaller:
         clock.advance(1.0)
         assert self.variables(error)["secret"] == "request 7"
 
-    async def test_they_keep_their_variables_on_a_loop(self, reports: list[str]) -> None:
+    async def test_frames_keep_their_variables_on_a_loop(self, reports: list[str]) -> None:
         async with DelayedOperationPurgatory() as purgatory:
             operation = purgatory.try_complete_else_watch(Broken(), ["key"])
             task = asyncio.ensure_future(wait(operation))

@@ -55,7 +55,7 @@ def test_all_tasks_run_in_order_after_a_clock_has_jumped_far_ahead(jump: float) 
         timer._wake()
         wake_ups += 1
     assert all(first < second + 0.001 for first, second in pairwise(order))
-    # As many as there are slices of buckets, cascades and tasks, however many years have passed.
+    # The wake-ups are as many as the slices of buckets, cascades and tasks, however many years have passed.
     assert wake_ups <= 2 * (2000 + timer.statistics().buckets + timer.statistics().cascaded) // 1000 + 1
     assert later.ran == []
     assert timer.statistics().tasks == 1
@@ -119,7 +119,7 @@ def test_operations_expire_once_when_the_clock_calls_early_or_late(seconds: floa
 
 
 class Behind(CallingClock):
-    """Its time can go backwards."""
+    """A clock whose time can go backwards."""
 
     behind = 0.0
 

@@ -157,8 +157,9 @@ def test_an_operation_that_comes_while_two_lists_are_merged_is_found(purgatory: 
 
 
 class Revived:
-    """A key that is watched anew while its list is being dropped; the operation is made ready, and its key checked, at
-    a moment at which the list is not found.
+    """A key that is watched anew while its list is being dropped.
+
+    The operation becomes ready, and its key is checked, while the list is not found.
     """
 
     def __init__(self, purgatory: DelayedOperationPurgatory, *, cancel: bool = False) -> None:
@@ -168,7 +169,7 @@ class Revived:
         self.key = Key(0, int)
 
     def arm(self) -> None:
-        """From now on: the key's list is dropped next."""
+        """Watch the key anew at its next `__hash__`, which is in the drop of its list."""
         self._at_next_hash(self._watch)
 
     def _at_next_hash(self, call: Callable[[], object]) -> None:
@@ -208,7 +209,7 @@ def test_a_key_that_is_watched_anew_while_its_list_is_dropped_loses_no_wake_up(
     check_purgatory(purgatory)
 
 
-def test_one_that_is_cancelled_while_the_list_of_its_key_is_dropped_is_not_tried_again(
+def test_operation_cancelled_while_watcher_list_is_dropped_is_not_tried_again(
     purgatory: DelayedOperationPurgatory, clock: FaultLog
 ) -> None:
     revived = Revived(purgatory, cancel=True)

@@ -148,7 +148,7 @@ def test_the_deadline_of_a_finished_operation_does_nothing(purgatory: DelayedOpe
 
 
 class TestAwait:
-    async def test_it_yields_the_value_that_on_complete_returns(self) -> None:
+    async def test_await_yields_value_returned_by_on_complete(self) -> None:
         async with DelayedOperationPurgatory() as purgatory:
             operation = purgatory.try_complete_else_watch(Flag(), ["key"])
             task = asyncio.create_task(_wait(operation))

@@ -245,7 +245,7 @@ class TestTheLastTry:
         assert counts(purgatory) == {"failed": 1, "expired": 1}
         assert (purgatory.num_delayed, len(purgatory.timer)) == (0, 0)
 
-    def test_one_that_claims_what_is_not_so_makes_the_operation_fail(
+    def test_last_try_that_returns_true_without_completing_makes_operation_fail(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog
     ) -> None:
         class Forgetful(Flag):
@@ -260,7 +260,7 @@ class TestTheLastTry:
     @pytest.mark.parametrize(
         ("does", "outcome"), [("cancel", "cancelled"), ("force", "satisfied"), ("close", "closed")]
     )
-    def test_it_may_finish_the_operation_itself(
+    def test_last_try_may_finish_the_operation_itself(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, does: str, outcome: str
     ) -> None:
         class Finishing(Flag):

@@ -208,7 +208,7 @@ class TestCheck:
 
 class TestALimit:
     @pytest.mark.parametrize("way", ["returns nothing", "raises", "exits"])
-    def test_it_holds_for_operations_that_do_not_return_that_they_complete(
+    def test_limit_counts_operations_that_complete_without_returning_true(
         self, purgatory: DelayedOperationPurgatory, way: str
     ) -> None:
         class Odd(Flag):
@@ -385,7 +385,9 @@ class TestReentrancy:
         assert not operation.done()
         assert purgatory.num_delayed == 0
 
-    def test_one_that_completes_while_it_is_being_refused_is_taken(self, purgatory: DelayedOperationPurgatory) -> None:
+    def test_operation_that_completes_during_its_refusal_is_accepted(
+        self, purgatory: DelayedOperationPurgatory
+    ) -> None:
         class Closing(Flag):
             def try_complete(self) -> bool:
                 purgatory.close()
@@ -420,7 +422,7 @@ class TestReentrancy:
 
 
 class TestFull:
-    def test_it_refuses_operations_that_would_have_to_wait(
+    def test_full_purgatory_refuses_operations_that_would_have_to_wait(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog
     ) -> None:
         purgatory = DelayedOperationPurgatory("small", max_pending=2, clock=clock)
@@ -436,7 +438,7 @@ class TestFull:
         clock.advance(1.0)
         assert refused.expired()
 
-    async def test_one_that_is_awaited_already_is_cancelled_when_it_is_refused(self) -> None:
+    async def test_operation_that_is_already_awaited_is_cancelled_by_its_refusal(self) -> None:
         waits: list[Generator[object, None, str]] = []
 
         class Awaited(Flag):
@@ -511,7 +513,7 @@ class TestStatistics:
         assert (statistics.num_delayed, statistics.peak_delayed) == (1, 3)
         assert (statistics.watched, statistics.peak_watched) == (1, 6)
 
-    def test_they_are_a_snapshot(self, purgatory: DelayedOperationPurgatory) -> None:
+    def test_statistics_are_a_snapshot(self, purgatory: DelayedOperationPurgatory) -> None:
         statistics = purgatory.statistics()
         for name in ("purges", "num_delayed"):
             with pytest.raises(FrozenInstanceError):

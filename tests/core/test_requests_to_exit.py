@@ -71,7 +71,7 @@ def test_the_other_operations_are_completed_first(
     error: type[BaseException],
 ) -> None:
     if method == "try_complete" and way in ("complete_all", "close", "aclose"):
-        method = "on_complete"  # these ways do not try
+        method = "on_complete"  # these triggers do not try
     operations: list[Flag] = [Flag(1.0) for _ in range(4)]
     exiting = Exiting(method, error)
     operations.insert(position, exiting)
@@ -172,7 +172,7 @@ def test_at_a_deadline_further_buckets_are_not_forgotten(
 @pytest.mark.parametrize("error", [*EXITS, GeneratorExit])
 def test_a_purge_that_an_exit_has_ended_is_begun_anew(error: type[BaseException]) -> None:
     class Key:
-        """A key whose `__hash__` raises when it is in the mood."""
+        """A key whose `__hash__` raises the errors in `errors`."""
 
         def __hash__(self) -> int:
             if errors:

@@ -64,7 +64,7 @@ class TestWorkedExample:
         for when in (9, 88, 222, 520, 521, 522):
             timer.add(Note(clock), when)
         clock.advance_to(1000)
-        # Wake-ups at 9, 80, 88, 200, 220, 222, 500, 520, 521 and 522; at 520 for buckets of levels 2 and 1.
+        # The wake-ups are at 9, 80, 88, 200, 220, 222, 500, 520, 521 and 522; at 520 for buckets of levels 2 and 1.
         assert timer.statistics() == TimerStatistics(0, (0, 0, 0), wake_ups=10, buckets=11, cascaded=9)
 
 
@@ -222,7 +222,7 @@ class TestLongBuckets:
         assert len(timer) == 0
         assert note.ran == []
 
-    def test_closing_forgets_those_of_the_bucket_that_is_being_drained(self, clock: VirtualClock) -> None:
+    def test_close_forgets_tasks_of_bucket_that_is_being_drained(self, clock: VirtualClock) -> None:
         timer = WheelTimer(clock)
         timer.call_at(10.0, timer.close)
         notes = [Note(clock) for _ in range(30_000)]
@@ -230,11 +230,11 @@ class TestLongBuckets:
             timer.add(note, 10.0)
         clock.advance(10.0)
         for note in notes:
-            timer.add(note, 20.0)  # refused, if it still waited
+            timer.add(note, 20.0)  # a task that still waits would be refused
         assert len(timer) == 30_000
         assert notes[0].ran == notes[-1].ran == []
 
-    def test_one_that_others_leave_at_any_step_of_its_growth_loses_no_task(
+    def test_bucket_left_by_tasks_at_any_step_of_its_growth_loses_no_task(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("purgatory.timer.timer._LONG", 4)
@@ -262,7 +262,7 @@ class TestLongBuckets:
             )
 
     @pytest.mark.parametrize("tasks", [4, 8, 12])
-    def test_one_that_is_drained_at_any_step_of_its_growth_loses_no_task(
+    def test_bucket_drained_at_any_step_of_its_growth_loses_no_task(
         self, monkeypatch: pytest.MonkeyPatch, tasks: int
     ) -> None:
         monkeypatch.setattr("purgatory.timer.timer._LONG", 4)
@@ -280,9 +280,7 @@ class TestLongBuckets:
             assert {note.ran[0] for note in notes} <= {1.0, 2.0}
             assert [len(note.ran) for note in notes] == [1] * tasks
 
-    def test_one_that_is_drained_at_any_step_of_a_move_into_it_loses_no_task(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_bucket_drained_at_any_step_of_a_move_into_it_loses_no_task(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("purgatory.timer.timer._LONG", 2)
         for injector in each_step():
             clock = VirtualClock()
@@ -341,7 +339,7 @@ class TestBehindTime:
         def time(self) -> float:
             return super().time() + self.ahead
 
-    def test_one_wake_up_runs_at_most_a_slice_over_all_due_buckets(self) -> None:
+    def test_wake_up_runs_at_most_a_slice_over_all_due_buckets(self) -> None:
         clock = self.Clock()
         timer = WheelTimer(clock)
         ran: list[int] = []
@@ -388,7 +386,7 @@ async def test_after_the_loop_was_blocked_due_tasks_run_in_deadline_order_with_f
     before = timer.statistics().wake_ups
     await asyncio.wait_for(done.wait(), 30)
     assert order == sorted(delays)
-    # A slice is 1000 entries or a millisecond: a few wake-ups, not one for each of the 550 buckets.
+    # A slice is 1000 entries or a millisecond: the wake-ups are few, not one for each of the 550 buckets.
     assert timer.statistics().wake_ups - before < 200
 
 

@@ -62,7 +62,7 @@ def test_tasks_run_in_order_never_early_and_late_by_less_than_a_tick(tick: float
                 timer.reschedule(tasks[number], deadline)
                 insort(expected, (deadline, number))
         else:
-            # Mostly to about the next deadline, at times far beyond many.
+            # Most advances end near the next deadline, some far beyond many deadlines.
             target = expected[min(int(randomly.expovariate(0.5)), len(expected) - 1)][0]
             clock.advance_to(max(now, target + randomly.choice([0.0, tick, -tick * randomly.random()])))
             slack = tick + (abs(clock.time()) + tick) * 1e-15

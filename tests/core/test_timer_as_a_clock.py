@@ -129,7 +129,7 @@ class TestFaults:
 
 
 class TestClose:
-    def test_it_forgets_all_tasks_and_leaves_the_clock_alone(self, clock: FaultLog) -> None:
+    def test_close_forgets_all_tasks_and_leaves_clock_alone(self, clock: FaultLog) -> None:
         timer = WheelTimer(clock)
         notes = [Note(clock) for _ in range(5)]
         for n, note in enumerate(notes):

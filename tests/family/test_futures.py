@@ -29,7 +29,7 @@ def _true(value: bool) -> None:
 
 
 class TestWhenItCompletes:
-    async def test_it_completes_when_all_futures_are_done(self, purgatory: DelayedOperationPurgatory) -> None:
+    async def test_operation_completes_when_all_futures_are_done(self, purgatory: DelayedOperationPurgatory) -> None:
         futures = _futures(3)
         waiting = purgatory.try_complete_else_watch(DelayedFutures(futures, None), ["a"])
         for number, future in enumerate(futures):
@@ -40,7 +40,9 @@ class TestWhenItCompletes:
         assert (done, late) == (set(futures), set())
         assert not waiting.expired()
 
-    async def test_it_completes_at_once_when_all_are_done_already(self, purgatory: DelayedOperationPurgatory) -> None:
+    async def test_operation_completes_at_once_when_all_futures_are_already_done(
+        self, purgatory: DelayedOperationPurgatory
+    ) -> None:
         futures = _futures(2)
         for future in futures:
             future.set_result(1)
@@ -49,7 +51,7 @@ class TestWhenItCompletes:
             assert waiting.result() == (set(some), set())
         assert purgatory.statistics().completed_at_once == 2
 
-    async def test_it_completes_at_the_deadline_with_the_futures_done_by_then(
+    async def test_operation_completes_at_deadline_with_futures_done_by_then(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog
     ) -> None:
         early, in_time, late = _futures(3)
@@ -83,7 +85,7 @@ class TestWhenItCompletes:
         assert (done, late) == (set(futures), set())
         assert isinstance(failing.exception(), LookupError)
 
-    async def test_it_takes_tasks_on_a_real_loop(self) -> None:
+    async def test_operation_accepts_tasks_on_a_real_loop(self) -> None:
         async def answer(number: int) -> int:
             return number
 
@@ -99,7 +101,7 @@ class TestWhenItCompletes:
 
 
 class TestCallback:
-    async def test_it_is_called_once_with_the_done_and_the_late_ones(
+    async def test_callback_is_called_once_with_done_and_late_futures(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog
     ) -> None:
         called: list[tuple[set[Future], set[Future]]] = []
@@ -144,7 +146,7 @@ class TestCallback:
         assert isinstance(operations[0].exception(), error)
         assert operations[1].done()
 
-    async def test_it_is_not_called_when_the_operation_is_cancelled(self, purgatory: DelayedOperationPurgatory) -> None:
+    async def test_callback_is_not_called_for_cancelled_operation(self, purgatory: DelayedOperationPurgatory) -> None:
         called: list[object] = []
         future = _futures(1)[0]
         operation = DelayedFutures([future], 1.0, callback=lambda *futures: called.append(futures))
@@ -160,7 +162,7 @@ class TestCallback:
 class TestLateFutures:
     @pytest.mark.parametrize("cancel_late", [False, True])
     @pytest.mark.parametrize("how", ["deadline", "cancel", "force", "close"])
-    async def test_they_are_cancelled_only_with_cancel_late(
+    async def test_late_futures_are_cancelled_only_with_cancel_late(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, how: str, cancel_late: bool
     ) -> None:
         done, late = futures = _futures(2)
@@ -177,7 +179,7 @@ class TestLateFutures:
         assert done.result() == 1
 
     @pytest.mark.parametrize("how", ["deadline", "cancel"])
-    async def test_they_keep_no_reference_to_the_operation(
+    async def test_late_futures_keep_no_reference_to_operation(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, how: str
     ) -> None:
         gc.disable()
@@ -194,7 +196,7 @@ class TestLateFutures:
         finally:
             gc.enable()
 
-    async def test_those_of_a_refused_operation_are_left_alone(self, clock: FaultLog) -> None:
+    async def test_futures_of_refused_operation_are_left_alone(self, clock: FaultLog) -> None:
         purgatory = DelayedOperationPurgatory(max_pending=1, clock=clock)
         called: list[object] = []
         futures = _futures(2)

@@ -159,7 +159,7 @@ class TestAClockOfTheUser:
 
 
 class TestOnIdle:
-    def test_it_may_touch_and_discard(self, clock: FaultLog) -> None:
+    def test_on_idle_may_touch_and_discard(self, clock: FaultLog) -> None:
         idle: list[str] = []
 
         def on_idle(key: str) -> None:
@@ -213,7 +213,7 @@ class TestOnIdle:
 
 
 class TestIteration:
-    async def test_it_yields_idle_keys_until_it_is_closed(self, clock: FaultLog) -> None:
+    async def test_iteration_yields_idle_keys_until_tracker_is_closed(self, clock: FaultLog) -> None:
         tracker: IdleTracker[str] = IdleTracker(1.0, clock=clock)
         seen: list[str] = []
 
@@ -288,7 +288,7 @@ class TestIteration:
                 tracker.close()
         assert len(tracker) == 0
 
-    async def test_it_is_refused_beside_on_idle(self, tracker: IdleTracker[str]) -> None:
+    async def test_iteration_is_refused_beside_on_idle(self, tracker: IdleTracker[str]) -> None:
         with pytest.raises(RuntimeError, match="idle keys are passed to on_idle"):
             await anext(aiter(tracker))
 
@@ -351,7 +351,7 @@ class TestClosing:
 
 
 class TestKeysThatCannotBeLookedUp:
-    def test_one_that_fails_at_its_deadline_becomes_idle_later(self, clock: FaultLog) -> None:
+    def test_key_with_failed_lookup_at_deadline_becomes_idle_later(self, clock: FaultLog) -> None:
         class Key:
             fails = False
 

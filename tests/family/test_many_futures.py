@@ -121,7 +121,7 @@ async def test_operations_that_end_among_others_leave_nothing_either() -> None:
 
 
 @pytest.mark.parametrize("end", ["cancel", "force_complete"])
-async def test_one_that_ends_at_any_step_of_another_that_begins_does_not_deafen_it(
+async def test_operation_that_ends_at_any_step_of_another_registration_leaves_its_callback(
     purgatory: DelayedOperationPurgatory, end: str
 ) -> None:
     for injector in each_step():

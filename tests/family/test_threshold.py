@@ -79,14 +79,16 @@ def index(clock: FaultLog) -> ThresholdPurgatory[int]:
 
 
 class TestReach:
-    def test_it_completes_when_the_value_exceeds_the_threshold(self, index: ThresholdPurgatory[int]) -> None:
+    def test_operation_completes_when_value_exceeds_threshold(self, index: ThresholdPurgatory[int]) -> None:
         reach = index.reach(5, None)
         assert index.advance(5) == 0
         assert (reach.done(), index.num_waiting) == (False, 1)
         assert index.advance(7) == 1
         assert (reach.result(), index.num_waiting, index.value) == (7, 0, 7)
 
-    def test_it_completes_at_once_if_the_value_exceeds_it_already(self, index: ThresholdPurgatory[int]) -> None:
+    def test_operation_completes_at_once_when_value_already_exceeds_threshold(
+        self, index: ThresholdPurgatory[int]
+    ) -> None:
         index.advance(6)
         assert index.reach(5, None).result() == 6
         assert not index.reach(6, None).done()
@@ -100,7 +102,7 @@ class TestReach:
         assert (reach.expired(), reach.result()) == (True, 3)
         assert index.advance(6) == 0
 
-    async def test_it_can_be_awaited(self) -> None:
+    async def test_operation_can_be_awaited(self) -> None:
         async with ThresholdPurgatory(0) as index:
             asyncio.get_running_loop().call_soon(index.advance, 1)
             assert await index.reach(0, 30.0) == 1
@@ -113,7 +115,7 @@ class TestReach:
                     await index.reach(0, None)
             assert index.num_waiting == 0
 
-    def test_it_can_be_cancelled_for_its_threshold(self, index: ThresholdPurgatory[int]) -> None:
+    def test_operation_can_be_cancelled_by_its_threshold(self, index: ThresholdPurgatory[int]) -> None:
         reach = index.reach(5, None)
         assert index.purgatory.cancel_for_key(5) == [reach]
         with pytest.raises(OperationCancelled):
@@ -455,7 +457,7 @@ class TestRefusals:
 
 
 class TestAbandonedThresholds:
-    def test_they_do_not_pile_up(self, clock: FaultLog) -> None:
+    def test_abandoned_thresholds_do_not_pile_up(self, clock: FaultLog) -> None:
         index = ThresholdPurgatory(0, DelayedOperationPurgatory(clock=clock))
         forever = index.reach(0, None)
         longest = 0

@@ -56,7 +56,7 @@ class TestASlowDisk:
         await journal.aclose()
         assert len(read(tmp_path)) == 100 - journal.statistics().dropped
 
-    def test_or_the_loops_exception_handler_hears_of_it(
+    def test_dropped_row_can_be_reported_to_exception_handler(
         self, tmp_path: Path, slow_disk: threading.Event, purgatory: DelayedOperationPurgatory, clock: FaultLog
     ) -> None:
         with Journal(tmp_path, "web-1", rows_per_file=1, max_queued=1, when_full="raise") as journal:
@@ -83,7 +83,7 @@ class TestASlowDisk:
 
 @pytest.fixture
 def full_disk() -> Iterator[Callable[[], None]]:
-    """No file can have more than a few bytes; to be called when there is room again."""
+    """No file can have more than a few bytes until the yielded function is called."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
 
@@ -132,7 +132,9 @@ class TestAFullDisk:
             obstacle.unlink()
         assert [count for *_, count in partitions(tmp_path)] == [1, 2, 1]
 
-    def test_it_is_not_tried_more_often_because_rows_come(self, tmp_path: Path, full_disk: Callable[[], None]) -> None:
+    def test_new_rows_do_not_make_write_attempts_more_frequent(
+        self, tmp_path: Path, full_disk: Callable[[], None]
+    ) -> None:
         journal = Journal(tmp_path, "web-1", rows_per_file=10, max_queued=100_000, now=lambda: NOON)
         for number in range(10):
             journal.write(row(number))

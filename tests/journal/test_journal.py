@@ -1,4 +1,4 @@
-"""The journal: what it writes, when, and what becomes of rows when the disk is slow, full, or the process killed."""
+"""The journal: its rows and files, their times, its close, and the rows that outlive a killed process."""
 
 import math
 import os
@@ -25,7 +25,7 @@ from tests.support.operations import FaultLog, Flag
 from tests.support.paths import ROOT
 
 
-class TestWhatIsWritten:
+class TestRows:
     def test_a_row_for_each_finished_operation_of_a_purgatory(
         self, tmp_path: Path, purgatory: DelayedOperationPurgatory, clock: FaultLog
     ) -> None:
@@ -104,7 +104,7 @@ class TestWhatIsWritten:
         [found] = read(directory)
         assert found["keys"] == [str(key).encode(errors="backslashreplace").decode() for key in keys]
 
-    def test_also_one_that_does_not_want_to_be_text(self, tmp_path: Path) -> None:
+    def test_key_with_failing_str_is_written_by_default_repr(self, tmp_path: Path) -> None:
         class Odd:
             def __str__(self) -> str:
                 raise LookupError
@@ -275,10 +275,8 @@ class TestAKilledProcess:
         assert all(path.suffix == ".parquet" for path in files(tmp_path))
 
 
-class TestAName:
-    def test_that_cannot_be_synced_does_not_write_the_file_twice(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+class TestFileName:
+    def test_failed_directory_sync_writes_file_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         sync = os.fsync
 
         def fail_for_directories(descriptor: int) -> None:
@@ -293,7 +291,7 @@ class TestAName:
         assert len(files(tmp_path)) == 1
 
 
-class TestWhatIsRefused:
+class TestRefusals:
     @pytest.mark.parametrize("instance", ["7", "-1.5", "1e9", "2026-11-21"])
     def test_names_that_readers_would_take_for_numbers(self, tmp_path: Path, instance: str) -> None:
         with pytest.raises(ValueError, match="for a number or a date"):

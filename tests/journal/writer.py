@@ -11,14 +11,14 @@ from purgatory.journal import Journal
 
 
 def main() -> None:
-    """Write."""
+    """Write the journal."""
     directory, rows = sys.argv[1:]
     number = 0
     pause = threading.Event()
     journal = Journal(directory, "writer", rows_per_file=2000, max_queued=5000, now=lambda: float(number))
     while number < int(rows):
         if journal.statistics().queued > 4000:
-            pause.wait(0.0001)  # it would drop rows
+            pause.wait(0.0001)  # a full queue would drop rows
             continue
         journal.write(FinishedOperation("fetch", "DelayedFetch", (number,), 0.0, None, 0.0, "satisfied", None))
         number += 1

@@ -113,7 +113,7 @@ class TestPrometheus:
     ) -> None:
         flags = [purgatory.try_complete_else_watch(Flag(1.5), ["a"]) for _ in range(3)]
         for flag in flags[:2]:
-            flag.ready = True  # and the check of its key is forgotten
+            flag.ready = True  # its key is not checked
         clock.advance(2.0)
         samples = _samples(registry)
         assert samples["purgatory_missed_operations_total", ""] == 2
@@ -202,7 +202,9 @@ def _journal(registry: CollectorRegistry, instance: str) -> dict[str, float]:
 
 
 class TestOpenTelemetry:
-    def test_it_exports_the_same(self, purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+    def test_exported_metrics_agree_with_statistics(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
+    ) -> None:
         reader = InMemoryMetricReader()
         PurgatoryInstruments(purgatory, meter_provider=MeterProvider([reader]))
         _one_of_each(purgatory, clock)
@@ -236,7 +238,9 @@ class TestOpenTelemetry:
         assert isinstance(lateness, HistogramDataPoint)
         assert (lateness.count, lateness.sum) == (1, 0.5)
 
-    def test_one_set_serves_a_meter_provider(self, purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+    def test_meter_provider_has_single_set_of_instruments(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
+    ) -> None:
         reader = InMemoryMetricReader()
         provider = MeterProvider([reader])
         instruments = PurgatoryInstruments(purgatory, meter_provider=provider)

@@ -1,4 +1,4 @@
-"""Traces and replays for reports, and what a report has made of them."""
+"""Traces and replays for reports, and the reports on them."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -54,7 +54,7 @@ def write_trace(directory: Path, rows: Iterable[Row]) -> str:
 
 
 def made_up() -> list[Row]:
-    """Some hundred operations of all kinds. Some have keys that were different and are the same as text."""
+    """Some hundred operations of all kinds. Some keys are different and have the same text."""
     random = np.random.default_rng(5)
     rows = []
     for number in range(600):

@@ -32,11 +32,11 @@ class TestTheRecommendedConfiguration:
         ],
         ids=["cheapest", "cheapest in time", "2 % is too far", "fewest dead", "finest tick", "nothing expires"],
     )
-    def test_it_is_the_cheapest_that_is_punctual_enough(self, rows: list[Row], tick: float) -> None:
+    def test_choice_is_cheapest_punctual_configuration(self, rows: list[Row], tick: float) -> None:
         [choice] = choose(rows, 0.01, None)
         assert choice.configuration == Configuration(tick, timeout=1.0)
 
-    def test_it_says_why(self) -> None:
+    def test_choice_has_a_reason(self) -> None:
         rows = [
             _costs(0.005, 2.0, late=0.0045, dead=700),
             _costs(0.005, 2.01, late=0.0046, dead=90, purge_interval=100),
@@ -50,7 +50,7 @@ class TestTheRecommendedConfiguration:
             Configuration(0.005, 20, 100, 1.0),
             "tick 5 ms, wheel 20, purge interval 100: 2.01 µs of CPU time an operation for wake-ups, cascades "
             "and purges (50 % less than the default), "
-            "99 % of what expires is at most 4.6 ms late, of 10 ms allowed, up to 90 dead entries; of 2 that cost the "
+            "99 % of the expiries are at most 4.6 ms late, of 10 ms allowed, up to 90 dead entries; of 2 that cost the "
             "same within 2 %, the one with the fewest dead entries",
         )
         assert str(choice).startswith("a timeout of 1 s: tick 5 ms")
@@ -81,7 +81,7 @@ class TestTheRecommendedConfiguration:
         assert choice.configuration is None
         assert choice.reason == (
             "none of the 3 configurations is punctual enough: closest is tick 1 ms, wheel 20, purge interval 1,000, "
-            "with which 99 % of what expires is at most 1 ms late, and not 500 µs"
+            "with which 99 % of the expiries are at most 1 ms late, and not 500 µs"
         )
 
     def test_without_timeouts_anything_is_punctual(self) -> None:
@@ -136,6 +136,6 @@ def test_costs_can_be_measured(capsys: pytest.CaptureFixture[str], monkeypatch: 
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     measured = {name: float(microseconds) / 1e6 for name, microseconds, _ in lines}
     assert measured.keys() == {"wake_up", "bucket", "cascaded", "scanned", "purge", "insert"}
-    # On any machine: a wake-up is a system call and more, and to look at an entry is next to nothing.
+    # On any machine a wake-up costs more than a system call, and a scanned entry costs next to nothing.
     assert measured["wake_up"] > measured["scanned"]
     assert 0 < measured["insert"] < 1e-3

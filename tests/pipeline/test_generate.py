@@ -1,4 +1,4 @@
-"""Generated traffic: its distributions, and that the seed alone decides what comes."""
+"""Generated traffic: its distributions. The seed alone determines the rows."""
 
 import math
 from collections import Counter
@@ -42,7 +42,7 @@ def columns(spark: SparkSession, written: Path) -> dict[str, np.ndarray[Any, Any
 
 
 def _digest(rows: DataFrame) -> Any:
-    """The same for the same rows in any order."""
+    """A digest of the rows that does not depend on their order."""
     hashes = rows.select(F.xxhash64(*rows.columns).alias("row"))
     return hashes.agg(F.count("row"), F.sum(F.col("row").cast("decimal(20, 0)")), F.bit_xor("row")).first()
 
@@ -112,7 +112,7 @@ def test_a_key_that_is_drawn_twice_is_waited_on_once(spark: SparkSession) -> Non
         assert len(set(row.keys)) == len(row.keys)
         lengths[len(row.keys)] += 1
     total = sum(lengths.values())
-    # Of three draws from four: all alike 1 / 16, none alike 4 * 3 * 2 / 64.
+    # The probabilities of three draws from four: all equal 1 / 16, all different 4 * 3 * 2 / 64.
     assert lengths[1] / total == pytest.approx(1 / 16, abs=0.02)
     assert lengths[3] / total == pytest.approx(24 / 64, abs=0.03)
 

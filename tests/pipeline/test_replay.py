@@ -1,4 +1,4 @@
-"""Replays on Spark: what a plain loop gives, however the work is divided."""
+"""Replays on Spark: their results are those of a plain loop, however the work is divided."""
 
 import math
 from pathlib import Path
@@ -46,7 +46,7 @@ def _rows(frame: Any) -> list[Any]:
 
 
 def _plain(recorded: trace.Trace, instance: str, configuration: Configuration) -> tuple[Simulation, list[Ended]]:
-    """The same without Spark: a loop over the rows."""
+    """The replay without Spark: a loop over the rows."""
     rows = recorded.rows.where(f"instance = '{instance}'").orderBy("arrived_at").collect()
     base = math.floor(rows[0].arrived_at.timestamp())
     ended: list[Ended] = []
@@ -66,7 +66,7 @@ def _plain(recorded: trace.Trace, instance: str, configuration: Configuration) -
 
 @pytest.mark.parametrize("instance", ["instance-0", "instance-1"])
 @pytest.mark.parametrize("configuration", SWEEP)
-def test_each_simulation_is_what_a_plain_loop_gives(
+def test_each_simulation_equals_that_of_a_plain_loop(
     recorded: trace.Trace, replayed: tuple[list[Any], list[Any]], instance: str, configuration: Configuration
 ) -> None:
     def is_it(row: Any) -> bool:
@@ -92,7 +92,7 @@ def test_operations_keep_their_recorded_values(recorded: trace.Trace, replayed: 
         assert len(some) == len(known)
 
 
-def test_it_does_not_depend_on_how_the_work_is_divided(
+def test_replay_does_not_depend_on_division_of_work(
     spark: SparkSession, recorded: trace.Trace, replayed: tuple[list[Any], list[Any]]
 ) -> None:
     shuffled = trace.Trace(recorded.rows.repartition(7).orderBy("waited_s"), recorded.files, ())

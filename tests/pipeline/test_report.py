@@ -78,14 +78,14 @@ class TestTables:
             expected, key=lambda row: (-row["operations"], row["purgatory"], row["operation"])
         )
 
-    def test_of_the_hottest_keys(self, made: Made) -> None:
+    def test_outcomes_and_waits_by_hottest_key(self, made: Made) -> None:
         expected = _grouped(({**row, "key": key} for row in made.rows for key in set(row["keys"])), "purgatory", "key")
         expected.sort(key=lambda row: (-row["operations"], row["purgatory"], row["key"]))
         assert len(expected) > 7
         assert made.table("keys") == expected[:7]
 
-    def test_by_window_of_arrival(self, made: Made) -> None:
-        """It is 90 seconds that arrivals are spread over."""
+    def test_outcomes_and_waits_by_window_of_arrival(self, made: Made) -> None:
+        """Arrivals are spread over 90 seconds."""
         second = timedelta(seconds=1)
         windows = [
             {**row, "start": NOON + (row["arrived_at"] - NOON) // (2 * second) * 2 * second} for row in made.rows
@@ -95,7 +95,7 @@ class TestTables:
         assert made.table("windows") == expected
 
     def test_recommended_timeouts_are_those_of_the_curves(self, made: Made) -> None:
-        """The product over all times, one after the other."""
+        """The expected rate is the product over all times, one after the other."""
         curves = made.table("timeout_rates")
         for choice in made.recommended.timeouts:
             names = (choice.purgatory, choice.operation)
@@ -152,7 +152,7 @@ class TestTables:
             f"written to {made.directory / 'index.html'}",
         ]
         assert [choice.timeout for choice in recommended.configurations] == [None, 1.0]
-        # A hundredth of the median timeout, which is 0.2 s, and of the sweep's own.
+        # The allowed lateness is a hundredth of the median timeout, 0.2 s, and of the timeout in the sweep, 1 s.
         assert [choice.max_lateness for choice in recommended.configurations] == [0.002, 0.01]
         assert [row["tick"] for row in made.table("recommended_configurations")] == [0.001, 0.001]
 
@@ -162,7 +162,7 @@ class TestWindows:
         ("seconds", "width"),
         [(0, 0.001), (0.05, 0.001), (59, 1), (61, 2), (3599, 120), (86_399, 1800), (1e9, 19_353_600)],
     )
-    def test_they_are_round_and_at_most_sixty(self, seconds: float, width: float) -> None:
+    def test_windows_are_round_and_at_most_sixty(self, seconds: float, width: float) -> None:
         first = 1_700_000_000_000_000
         last = first + round(seconds * 1e6)
         assert tables.usual_window(first, last) == width
@@ -177,7 +177,7 @@ class TestWindows:
 
 
 class TestThePage:
-    def test_it_asks_for_nothing_else(self, made: Made) -> None:
+    def test_page_loads_no_other_resource(self, made: Made) -> None:
         text = made.recommended.page.read_text("utf-8")
         page = made.page
         assert not re.search(r"https?:|//[a-z]|@import|url\(", re.sub(r'src="data:[^"]*"', "", text))
@@ -193,7 +193,7 @@ class TestThePage:
             assert (attributes["src"] or "").startswith("data:image/png;base64,iVBOR")
             assert len(attributes["alt"] or "") > 50
 
-    def test_it_shows_the_recommendation_and_warns_of_percentiles(self, made: Made) -> None:
+    def test_page_shows_recommendation_and_warns_of_percentiles(self, made: Made) -> None:
         text = " ".join(made.page.text.split())
         for choice in (*made.recommended.timeouts, *made.recommended.configurations):
             assert str(choice) in text
@@ -202,7 +202,7 @@ class TestThePage:
     def test_names_are_text_and_nothing_else(self, make: Maker, tmp_path: Path) -> None:
         rows = [operation(keys=[key]) for key in HOSTILE]
         rows += [operation(purgatory=name or " ", operation=name) for name in HOSTILE]
-        # Often enough to be drawn, with characters that matplotlib's font does not have.
+        # These rows are enough to be drawn, with characters that matplotlib's font does not have.
         rows += [operation(purgatory=name, operation=name, keys=[name]) for name in ["😀漢字ع"] * 5]
         replay = write_replay(tmp_path / "replay", [summary_row(purgatory=name) for name in HOSTILE])
         page = make(rows, top=100, replay=replay).page
@@ -215,7 +215,7 @@ class TestThePage:
         assert r"line\x0abreak\x09tab\x00nul\x202egnirts" in page.text
         assert "k" * 60 not in page.text
 
-    def test_of_files_that_could_not_be_read(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_page_names_files_that_could_not_be_read(self, spark: SparkSession, tmp_path: Path) -> None:
         path = write_trace(tmp_path / "trace", [operation()])
         (tmp_path / "trace/date=2026-11-21/instance=web-1/bad<i>.parquet").write_bytes(b"PAR1")
         made = report(spark, trace.read(spark, path, skip_corrupt=True), str(tmp_path / "report"))
@@ -269,7 +269,7 @@ class TestSmallTraces:
         assert len(made.table("windows")) == 4
 
 
-class TestWhatIsRefused:
+class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
@@ -282,7 +282,7 @@ class TestWhatIsRefused:
             ({"window": 0.0}, "window must be a number from 0.001 to 1e\\+09, not 0.0"),
             ({"window": 0.001}, "window must be longer: with 0.001 s there would be 60,001 windows, of at most 1,000"),
             ({"max_lateness": -1.0}, "max_lateness must be a number"),
-            ({"replay": "/nowhere"}, "there is no /nowhere/summary: /nowhere is not what `replay` has written"),
+            ({"replay": "/nowhere"}, "there is no /nowhere/summary: /nowhere must be the output of `replay`"),
         ],
     )
     def test_options_out_of_range_are_refused(

@@ -1,4 +1,4 @@
-"""Simulations of a purgatory: what becomes of each operation, computed without one, and on a real loop."""
+"""Simulations of a purgatory: the end of each operation, computed without a purgatory, and on a real loop."""
 
 import asyncio
 import math
@@ -48,7 +48,7 @@ _CONFIGURATIONS = st.builds(
 
 
 def _naive(arrival: Arrival, configuration: Configuration) -> Ended:
-    """The fate of `arrival`, without a clock and wheels."""
+    """The end of `arrival`, without a clock and wheels."""
     if arrival.ending == "completed_at_once":
         timeout = arrival.timeout if configuration.timeout is None else configuration.timeout
         return Ended(arrival.reference, "completed_at_once", timeout, 0.0, None)
@@ -68,7 +68,7 @@ def _naive(arrival: Arrival, configuration: Configuration) -> Ended:
 
 
 def _rounded(ended: Sequence[Ended]) -> list[Ended]:
-    """In order, and to a billionth of a second."""
+    """The ends in order, with times to a billionth of a second."""
     return sorted(
         each._replace(waited=round(each.waited, 9), late=None if each.late is None else abs(round(each.late, 9)))
         for each in ended
@@ -115,7 +115,7 @@ def test_a_trace_that_is_cut_in_time_gives_the_same(
 
 
 def _traffic(count: int, timeout: float = 0.2) -> list[Arrival]:
-    """Low timeout rate of the redesign proposal."""
+    """Traffic with the low timeout rate of the redesign proposal."""
     draw = random.Random(7)
     arrived = 0.0
     arrivals = []
@@ -183,7 +183,7 @@ def test_an_operation_without_a_deadline_that_never_ends_is_pending_at_the_end()
 
 
 def test_the_memory_kept_does_not_grow_with_the_trace() -> None:
-    # Each would take an hour, and expires after a millisecond.
+    # Each operation would take an hour, and expires after a millisecond.
     arrivals = (Arrival(n * 0.01, ("a",), 0.001, 3600.0, "satisfied") for n in range(5000))
     most = 0
     simulation: Simulation
@@ -206,7 +206,7 @@ def _reference(ended: Ended) -> int:
 
 
 async def test_a_live_replay_has_the_same_outcomes() -> None:
-    """But for the loop's lag: here no operation ends within 80 ms of its deadline."""
+    """Only the loop's lag may differ: no operation ends within 80 ms of its deadline."""
     draw = random.Random(3)
     arrivals = []
     for number in range(300):
@@ -215,7 +215,7 @@ async def test_a_live_replay_has_the_same_outcomes() -> None:
         arrivals.append(
             Arrival(number * 0.003, ("a", "b"), 0.15, math.inf if ending == "expired" else end, ending, number)
         )
-    # By the time that it comes all others have ended, be the loop as late as it may.
+    # This operation arrives after all others have ended, however late the loop is.
     arrivals.append(Arrival(3.0, ("a",), None, 0.0, "completed_at_once", len(arrivals)))
     configuration = Configuration(tick=0.005)
     virtual: list[Ended] = []

@@ -64,7 +64,7 @@ class Following:
         self.lines: list[str] = []
 
     def __call__(self, say: Callable[[str], object] | None = None, **changes: Any) -> None:
-        """Take what is there."""
+        """Follow the journal, by default only to its present end."""
         settings = replace(SETTINGS, **{"once": True, **changes})
         say = say or self.lines.append
         follow(self.spark, str(self.journal), str(self.output), str(self.checkpoint), settings, say)
@@ -74,7 +74,7 @@ class Following:
         return _found(self.output)
 
     def expected(self) -> list[Window]:
-        """The windows of the whole journal but for those that are open still, made in one go."""
+        """The closed windows of the whole journal, made in one go."""
         rows = trace.read(self.spark, str(self.journal)).rows
         latest = rows.agg(F.max(F.unix_micros("arrived_at") + F.round(F.col("waited_s") * 1e6))).first()
         assert latest is not None
@@ -85,7 +85,7 @@ class Following:
 
 
 def _until(process: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:
-    """Return when it holds: the time-out of the test is the bound, unless the process ends."""
+    """Return when `condition()` holds: the time-out of the test is the bound, unless the process ends."""
     pause = threading.Event()
     while not condition():
         assert process.poll() is None
@@ -116,7 +116,8 @@ def following(spark: SparkSession, journal: Path) -> Following:
 class TestFigures:
     def test_by_window_of_the_finish_and_key(self, spark: SparkSession, journal: Path) -> None:
         with Journal(journal, "web-1", now=lambda: NOON) as opened:
-            opened.write(row(keys=("a", "b", "b"), waited=2.0, outcome="expired", late=0.5))  # arrived at noon less 2 s
+            # This operation arrived 2 s before noon.
+            opened.write(row(keys=("a", "b", "b"), waited=2.0, outcome="expired", late=0.5))
             opened.write(row(keys=("a",), waited=1.0))
         with Journal(journal, "web-2", now=lambda: NOON + 4.999) as opened:
             opened.write(row(keys=("a",), waited=30.0, outcome="failed"))
@@ -154,11 +155,11 @@ class TestFollowing:
         _write(following.journal, 0, "late", rows=1)
         _write(following.journal, 4)
         following()
-        assert "3 entries dropped" in following.lines[-1]  # itself, and those of two keys
+        assert "3 entries dropped" in following.lines[-1]  # the entry without a key, and those of two keys
         added = [window for window in following.found() if window not in expected]
         assert {window[0] for window in added} == {round((NOON + 5) * 1e6)}
         batches = list(following.output.glob("batch=*"))
-        assert len(batches) == 2  # none for those that had no windows
+        assert len(batches) == 2  # a batch without windows has no directory
         following()
         assert list(following.output.glob("batch=*")) == batches
 

@@ -22,7 +22,7 @@ TIMEOUT: Final = 0.2
 
 
 def _sample(operation: str, waited: Any, completed: Any, timeout: float | None = None) -> list[dict[str, Any]]:
-    """Operations that have waited so long, and whether they then completed."""
+    """Operations with these waits; `completed` tells whether each wait ended with a completion."""
     return [
         {
             "purgatory": "test",
@@ -48,7 +48,7 @@ def _points(spark: SparkSession, rows: list[dict[str, Any]]) -> list[dict[str, A
 
 
 class TestTheEstimate:
-    def test_it_is_that_of_scipy_with_the_same_band(self, spark: SparkSession) -> None:
+    def test_estimate_and_band_equal_those_of_scipy(self, spark: SparkSession) -> None:
         random = np.random.default_rng(7)
         samples: dict[str, tuple[Any, Any]] = {
             "one event": ([0.5], [True]),
@@ -72,7 +72,7 @@ class TestTheEstimate:
         assert len(curves) == len(samples)
         for name, (times, completed) in samples.items():
             waited, done = np.array(times), np.array(completed)
-            with warnings.catch_warnings(action="ignore"):  # where there is no band it says so, and has NaN there
+            with warnings.catch_warnings(action="ignore"):  # scipy warns where there is no band, and has NaN there
                 estimate = stats.ecdf(stats.CensoredData(uncensored=waited[done], right=waited[~done])).sf
                 band = estimate.confidence_interval(method="log-log")
             points = curves["test", name]
@@ -98,7 +98,7 @@ class TestTheEstimate:
             assert 270 <= covered <= 298, f"of {samples}, at the timeout that {share:.0%} do not exceed"
 
 
-class TestWhatCounts:
+class TestEventsAndCensoring:
     def test_completed_is_an_event_and_everything_else_is_censored(self, spark: SparkSession) -> None:
         outcomes = {"completed_at_once": 0.0, "satisfied": 0.1, "expired": 0.2, "cancelled": 0.3, "failed": 0.4}
         outcomes["closed"] = 0.5
@@ -115,7 +115,7 @@ class TestWhatCounts:
         assert [each["timeout_rate"] for each in points] == pytest.approx([5 / 6, *[2 / 3] * 5])
 
     def test_waits_that_a_deployment_ends_do_not_shorten_the_advised_timeout(self, spark: SparkSession) -> None:
-        """Ten take 20 s each. Three more were to take as long, and a close ended them after 10 ms."""
+        """Ten operations take 20 s each. A close ends three more such waits after 10 ms."""
         rows = _sample("a", [20.0] * 10, [True] * 10, 60.0)
         closed = [row | {"outcome": "closed"} for row in _sample("a", [0.01] * 3, [False] * 3, 60.0)]
         [without] = choose(by_operation(_table(spark, rows)), 0.8)
@@ -124,16 +124,16 @@ class TestWhatCounts:
         [as_success] = choose(
             by_operation(_table(spark, rows + [row | {"outcome": "satisfied"} for row in closed])), 0.8
         )
-        assert as_success.timeout == 0.01, "which is what it would be if they counted as satisfied"
+        assert as_success.timeout == 0.01, "the timeout if closed operations counted as satisfied"
 
     def test_a_condition_found_at_the_deadline_is_no_event_beyond_it(self, spark: SparkSession) -> None:
-        """It came true before, at a time that is not known: the last try finds it up to a tick later."""
+        """The condition came true before, at an unknown time: the last try finds it up to a tick later."""
         rows = _sample("a", [0.1, 0.2005], [True, True], 0.2)
         points = _points(spark, rows)
         assert [(each["time"], each["events"], each["censored"]) for each in points] == [(0.1, 1, 0), (0.2, 0, 1)]
 
     def test_no_operation_counts_for_longer_than_its_timeout(self, spark: SparkSession) -> None:
-        """The timer came late, to some of them too late, or a busy loop kept both waiting."""
+        """A late timer or a busy loop can make a wait longer than its timeout."""
         late = _sample("a", [0.2004, 0.25, 0.2001], [True, False, False], TIMEOUT)
         in_time = _sample("a", [0.1, 0.2], [True, True], TIMEOUT)
         for row in late[1:]:
@@ -142,7 +142,7 @@ class TestWhatCounts:
         assert [(each["time"], each["events"], each["censored"]) for each in points] == [(0.1, 1, 0), (0.2, 1, 3)]
         assert points[-1]["timeout_rate"] == pytest.approx(0.6)
 
-    def test_those_with_longer_timeouts_tell_of_longer_ones(self, spark: SparkSession) -> None:
+    def test_operations_with_longer_timeouts_extend_the_curve(self, spark: SparkSession) -> None:
         rows = _sample("a", [0.1] * 8, [False] * 8, 0.1) + _sample("a", [0.15, 0.5], [True, False], 0.5)
         assert [each["timeout_rate"] for each in _points(spark, rows)] == pytest.approx([1.0, 0.5, 0.5])
 
@@ -181,13 +181,13 @@ CURVE: Final = _curve(
 
 
 class TestTheChoice:
-    def test_it_is_the_shortest_timeout_with_the_wanted_rate_and_its_range(self) -> None:
+    def test_choice_is_shortest_timeout_with_wanted_rate_and_its_range(self) -> None:
         [choice] = choose(CURVE, 0.1)
         assert choice == TimeoutChoice("test", "a", 0.1, 0.3, 0.2, 0.4, 0.5, 0.05)
         assert str(choice) == ("test / a: 300 ms so that at most 10 % time out; 200 ms to 400 ms by the 95 % band")
 
     def test_a_rate_that_is_met_exactly_is_met(self, spark: SparkSession) -> None:
-        """Though it is a product of many factors."""
+        """The rate is a product of many factors, and rounding does not matter."""
         times = [number / 1000 for number in range(1, 101)]
         for wanted in (0.01, 0.29, 0.57):
             [choice] = choose(by_operation(_table(spark, _sample("a", times, [True] * 100))), wanted)
@@ -226,5 +226,7 @@ class TestTheRateWithATimeout:
             (0.05, (1.0, math.nan, math.nan)),
         ],
     )
-    def test_it_is_known_up_to_the_longest(self, timeout: float, rate: tuple[float, float, float] | None) -> None:
+    def test_rate_is_known_up_to_longest_observed_timeout(
+        self, timeout: float, rate: tuple[float, float, float] | None
+    ) -> None:
         assert rate_at(CURVE["test", "a"], timeout) == pytest.approx(rate, nan_ok=True)

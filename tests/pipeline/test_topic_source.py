@@ -67,7 +67,7 @@ def _following(
 
 
 def _until(query: StreamingQuery, condition: Callable[[], bool]) -> None:
-    """Return when it holds: the time-out of the test is the bound, unless the query fails."""
+    """Return when `condition()` holds: the time-out of the test is the bound, unless the query fails."""
     pause = threading.Event()
     while not condition() and query.isActive:
         pause.wait(0.01)
@@ -75,13 +75,13 @@ def _until(query: StreamingQuery, condition: Callable[[], bool]) -> None:
 
 
 def _uncommit(checkpoint: Path) -> None:
-    """As if Spark had been killed when the sink had the first batch, and the checkpoint did not say so yet."""
+    """Remove the commit of the first batch, as if Spark had been killed between the sink and the checkpoint."""
     for name in ("0", ".0.crc"):
         (checkpoint / "commits" / name).unlink()
 
 
 def _values(batches: Batches) -> list[Any]:
-    """In the order in which they came; their offsets are looked at."""
+    """The values in order of arrival, with their offsets checked."""
     rows = [row for _, batch in sorted(batches.items()) for row in batch]
     assert [offset for _, offset, _ in rows] == list(range(rows[0][1], rows[0][1] + len(rows))) if rows else True
     return [json.loads(value) for _, _, value in rows]
@@ -200,7 +200,7 @@ class TestStream:
             assert found["expired"] - before <= elapsed / 0.5 + 1
             assert sum(found[outcome] for outcome in ("satisfied", "completed_at_once", "cancelled", "failed")) == 0
 
-    def test_it_can_be_stopped_while_it_waits(self, source: SparkSession, tmp_path: Path) -> None:
+    def test_waiting_query_can_be_stopped(self, source: SparkSession, tmp_path: Path) -> None:
         with running(tmp_path / "data") as server:
             with _following(source, server, "silent", {}, tmp_path / "checkpoint", wait=100) as query:
                 _until(query, lambda: _fetches(server)["num_delayed"] == 1)
@@ -228,11 +228,11 @@ class TestBatch:
         assert [json.loads(value) for _, _, value in found] == odd
 
     def test_a_start_beyond_the_end_is_refused(self, source: SparkSession, server: ServerProcess) -> None:
-        with pytest.raises(PySparkException, match="startingOffset is 1, and the topic nobody ends at 0"):
-            _read(source, server, "nobody", startingOffset=1).collect()
+        with pytest.raises(PySparkException, match="startingOffset is 1, and the topic empty ends at 0"):
+            _read(source, server, "empty", startingOffset=1).collect()
 
     def test_a_topic_without_messages_has_no_rows(self, source: SparkSession, server: ServerProcess) -> None:
-        assert _read(source, server, "nobody").collect() == []
+        assert _read(source, server, "empty").collect() == []
 
 
 class TestRefused:

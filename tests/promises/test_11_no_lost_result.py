@@ -71,7 +71,7 @@ async def test_no_result_is_lost_by_a_completion_after_the_cancellation() -> Non
 
 
 @pytest.mark.parametrize("taker", [0, 1, 2])
-async def test_one_awaiter_that_takes_the_result_is_enough(taker: int) -> None:
+async def test_result_is_delivered_when_a_single_awaiter_takes_it(taker: int) -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation, tasks = await waiting(purgatory, 3)
         operation.force_complete()

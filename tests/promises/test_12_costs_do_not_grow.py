@@ -83,7 +83,7 @@ class TestBesideIdleOperations:
             if n % 10 == 0:
                 clock.advance(0)
         statistics = purgatory.statistics()
-        # Of the entries that a purge looks at, at least half are dead, or nearly.
+        # At least about half of the entries that a purge looks at are dead.
         assert statistics.scanned <= 2.1 * finished + 2 * count
         assert statistics.purges <= finished / max(1000, count)
         assert purgatory.watched - purgatory.num_delayed <= max(1000, count) + 20
@@ -162,7 +162,7 @@ class TestDeadEntries:
         purgatory.check_and_complete("a")
         assert purgatory.statistics().estimated_total == purgatory.watched == 4
 
-    def test_they_are_purged_when_they_are_more_than_the_living(self, clock: FaultLog) -> None:
+    def test_dead_entries_are_purged_when_they_outnumber_living_ones(self, clock: FaultLog) -> None:
         purgatory = DelayedOperationPurgatory(purge_interval=10, clock=clock)
         idle(purgatory, 100)
         for _ in range(100):

@@ -67,7 +67,7 @@ def test_a_trigger_from_inside_on_complete_finds_the_operation_taken(
     assert clock.exceptions == []
 
 
-def test_one_caller_of_force_complete_gets_true(purgatory: DelayedOperationPurgatory) -> None:
+def test_force_complete_returns_true_to_exactly_one_caller(purgatory: DelayedOperationPurgatory) -> None:
     operation = purgatory.try_complete_else_watch(Flag(10.0), ["a"])
     assert [operation.force_complete() for _ in range(5)] == [True, False, False, False, False]
 

@@ -95,7 +95,7 @@ def _check_soon(purgatory: DelayedOperationPurgatory, clock: FaultLog, held: lis
 
 
 def _nested(purgatory: DelayedOperationPurgatory, clock: FaultLog, held: list[Flag]) -> None:
-    # Deeper than the nesting limit of completions.
+    # The chain is deeper than the nesting limit of completions.
     for _ in range(40):
         held.append(purgatory.try_complete_else_watch(Flag(then=lambda: held.pop().force_complete()), ["a"]))
     held.pop().force_complete()

@@ -1,4 +1,4 @@
-"""Promise 5: a purge starts when dead entries are more than `max(purge_interval, living entries)`. No other scan."""
+"""Promise 5: a purge starts when dead entries exceed `max(purge_interval, living entries)`. No other scan is made."""
 
 import pytest
 

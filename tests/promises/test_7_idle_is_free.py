@@ -24,7 +24,7 @@ def test_operations_an_hour_away_arm_one_call_and_nothing_runs_till_then(
     assert len(clock.armed) == 1
     clock.advance(3600.0)
     assert purgatory.num_delayed == 0
-    # One for each level on the way down and one for each slice of a thousand, not one for each of 3.6 million ticks.
+    # A wake-up is for a level on the way down or for a slice of a thousand, not for each of 3.6 million ticks.
     assert purgatory.timer.statistics().wake_ups <= 6 + 6 * 11
 
 

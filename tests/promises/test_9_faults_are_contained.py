@@ -221,7 +221,7 @@ def test_a_request_to_exit_of_a_finished_operation_is_raised_too(
 
 
 class Moody:
-    """A key that can be looked up only in a good mood."""
+    """A key whose lookup fails while `mood` is false."""
 
     mood = True
 
@@ -239,7 +239,7 @@ def test_a_key_that_fails_when_it_is_watched_leaves_nothing_behind(purgatory: De
     operation = Flag()
 
     class Souring(Flag):
-        """Spoils the mood after the keys were hashed and before they are watched."""
+        """Makes the lookup of `bad` fail after the keys were hashed and before they are watched."""
 
         def try_complete(self) -> bool:
             bad.mood = self.ready

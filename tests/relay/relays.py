@@ -1,5 +1,5 @@
-"""What the tests of the relay are made of: a state that several share, a broker in memory, a loop that skips the waits,
-and a proxy whose connections can be broken in several ways.
+"""Parts for the tests of the relay: a shared state, a broker in memory, a loop that skips the waits, and a proxy whose
+connections can be broken in several ways.
 """
 
 import asyncio
@@ -37,13 +37,13 @@ class Numbers(Protocol):
 
 
 class Process:
-    """One of several that share `state`: it remembers what it has read of it, and waits for that to grow."""
+    """A process that shares `state` with others: it caches numbers of it, and its operations wait for them to grow."""
 
     def __init__(self, state: Numbers, broker: Broker | None = None, **options: Any) -> None:
         self.state = state
         self.known: dict[str, int] = {}
         self.failing = 0
-        """How many of the next times the state cannot be read."""
+        """The number of following reads of the state that fail."""
         self.refreshed: list[Collection[str]] = []
         self.purgatory = DelayedOperationPurgatory()
         self.relay = Relay(self.purgatory, broker=broker, refresh=self.refresh, invalidate=self.known.clear, **options)
@@ -60,7 +60,7 @@ class Process:
     async def refresh(self, keys: Collection[str]) -> None:
         self.refreshed.append(keys)
         found = {key: self.state.get(key, 0) for key in keys}
-        await asyncio.sleep(0)  # what has been read takes a while to come, and may be outdated by then
+        await asyncio.sleep(0)  # the numbers take a while to arrive, and may be outdated by then
         if self.failing:
             self.failing -= 1
             raise OSError("the state cannot be read")
@@ -74,7 +74,7 @@ class Process:
         self.relay.notify(key)
 
     def watch(self, key: str, more: int = 1) -> Grown:
-        """Wait until the number of `key` is so much more than what is remembered of it, or read now."""
+        """Wait until the number of `key` has grown by `more` from its cached value, or from the value now."""
         number = self.known.setdefault(key, self.state.get(key, 0))
         return self.purgatory.try_complete_else_watch(Grown(self.known, key, number + more), [key])
 
@@ -86,7 +86,7 @@ class MemoryBroker:
         self.away = False
         self.takes = asyncio.Event()
         self.takes.set()
-        """Cleared, it takes its time with what is published."""
+        """Publishing waits while this event is not set."""
         self.connections: list[MemoryConnection] = []
         self.taken: list[str] = []
 
@@ -110,7 +110,7 @@ class MemoryConnection:
         self.arriving: asyncio.Queue[str | None] = asyncio.Queue()
         self.lost = False
         self.deaf = False
-        """Whether it takes everything, and answers nothing."""
+        """Whether the connection takes everything and answers nothing."""
 
     def lose(self) -> None:
         if not self.lost:
@@ -125,7 +125,7 @@ class MemoryConnection:
             self.broker.taken.append(payload)
             for connection in list(self.broker.connections):
                 connection.arriving.put_nowait(payload)
-        # It may be lost before, among, and after them.
+        # The connection may be lost before, between and after the payloads.
         await self._answer()
 
     async def ping(self) -> None:
@@ -226,7 +226,7 @@ class Proxy:
         self._thawed.clear()
 
     def thaw(self) -> None:
-        """Forward again, what has been held back included."""
+        """Forward again, including all bytes held back."""
         self._thawed.set()
 
     def cut(self) -> None:

@@ -59,7 +59,7 @@ def test_an_iteration_looks_at_a_bounded_number_of_keys(broker: MemoryBroker, re
                     for _ in range(100):
                         await asyncio.sleep(0)
                 heart.stop()
-        # A thousand keys, and a thousand passes of these keys in the purgatory, each of which hashes a key a few times.
+        # An iteration has a thousand keys and a thousand passes in the purgatory. A pass hashes a key a few times.
         assert heart.most < MANY / 3
 
     run(main)

@@ -78,13 +78,13 @@ class Outside:
             await self.postgres.execute(f"SELECT pg_terminate_backend(pid) {CONNECTIONS}", self.channel)
 
     async def connections(self) -> int:
-        """How many connections the relays have."""
+        """The number of connections of the relays."""
         if self.redis is not None:
             return sum(client["name"] == self.channel for client in await self.redis.client_list())
         return int(await self.postgres.fetchval(f"SELECT count(*) {CONNECTIONS}", self.channel))
 
     async def pings(self) -> int:
-        """How often the server has been pinged; for PostgreSQL, whether it has been."""
+        """The number of pings so far; for PostgreSQL, of connections whose last query is a ping."""
         if self.redis is not None:
             return int((await self.redis.info("commandstats")).get("cmdstat_ping", {}).get("calls", 0))
         return int(await self.postgres.fetchval(f"SELECT count(*) {CONNECTIONS} AND query = 'SELECT 1'", self.channel))
@@ -211,7 +211,7 @@ async def test_a_peer_that_has_vanished_without_a_word_is_noticed(server: Server
             await here.relay.flush()
             await until(there.relay, connected=False)
             assert not any(operation.done() for operation in waiting)
-            # The new connections go through; what was held back on the old ones comes late or never.
+            # The new connections go through; bytes held back on the old ones arrive late or never.
             proxy.cut()
             proxy.thaw()
             assert [await operation for operation in waiting] == [1, 1]
@@ -255,7 +255,7 @@ class Writer:
         assert await asyncio.to_thread(self._stdout.readline) == f"{number}\n"
 
     async def end(self) -> None:
-        """Tell it that this was all. Whatever it says is about connections that it has lost."""
+        """Close the input of the process and wait for its end. Its errors may only be lost connections."""
         _, errors = await asyncio.to_thread(self.process.communicate)
         assert self.process.returncode == 0, errors
         assert all("the relay has no connection to its broker" in line for line in errors.splitlines()), errors
@@ -289,7 +289,7 @@ async def test_no_wake_up_is_lost_when_the_broker_is_killed_again_and_again(serv
             waiting = [
                 here.purgatory.try_complete_else_watch(Grown(here.known, key, 1, timeout=600.0), [key]) for key in keys
             ]
-            # While it runs and dies, while it is away, and while all clients connect again.
+            # Keys are written while the broker runs and dies, while it is away, and while all clients connect again.
             for each in writers:
                 each.write(share)
             await asyncio.to_thread(server.process.kill)
@@ -305,7 +305,7 @@ async def test_no_wake_up_is_lost_when_the_broker_is_killed_again_and_again(serv
             for each in writers:
                 await each.has_written(number + 3 * share)
             await until(here.relay, connected=True)
-            # Looking at everything has made up for the others: these have to be told of.
+            # The check of all keys has made up for the earlier keys. The following keys need notifications.
             for each in writers:
                 each.write(share)
             for operation in waiting:

@@ -31,7 +31,7 @@ async def _fails_in_a_group() -> None:
 
 class TestLeaving:
     @pytest.mark.parametrize("iterations", range(8))
-    def test_it_ends_when_the_connection_is_lost_at_that_time(self, broker: MemoryBroker, iterations: int) -> None:
+    def test_leaving_ends_when_connection_is_lost_meanwhile(self, broker: MemoryBroker, iterations: int) -> None:
         async def main() -> None:
             async with Relay(broker=broker):
                 await pass_time(1)
@@ -42,7 +42,7 @@ class TestLeaving:
 
         run(main)
 
-    def test_it_ends_when_the_cancelled_task_raises_another_exception(self, broker: MemoryBroker) -> None:
+    def test_leaving_ends_when_cancelled_task_raises_another_exception(self, broker: MemoryBroker) -> None:
         reading = asyncio.Event()
 
         async def refresh(keys: Collection[str]) -> None:

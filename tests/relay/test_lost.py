@@ -181,7 +181,7 @@ class TestLostConnections:
 
 
 class TestRefreshThatFails:
-    def test_it_is_reported_and_tried_again(self, broker: MemoryBroker, state: dict[str, int]) -> None:
+    def test_failed_refresh_is_reported_and_tried_again(self, broker: MemoryBroker, state: dict[str, int]) -> None:
         async def main() -> None:
             faults: list[dict[str, Any]] = []
             asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
@@ -219,7 +219,7 @@ class TestRefreshThatFails:
         poisoned=st.sets(st.integers(0, 2999), max_size=5),
     )
     @settings(max_examples=30)
-    def test_one_that_is_poisoned_delays_no_others(self, batches: list[list[int]], poisoned: set[int]) -> None:
+    def test_poisoned_keys_delay_no_other_keys(self, batches: list[list[int]], poisoned: set[int]) -> None:
         bad = {str(number) for number in poisoned}
 
         async def main() -> None:
@@ -241,9 +241,9 @@ class TestRefreshThatFails:
                     flags = [purgatory.try_complete_else_watch(Flag(), [key]) for key in good]
                     for flag in flags:
                         flag.ready = True
-                    # The poisoned ones come each time, and last those that are told of alone.
+                    # A batch has all poisoned keys in one notification. The key `alone` comes last, in its own.
                     other.notify(*bad, *map(str, batch))
-                    await pass_time(0.3)  # about the refreshes that it takes to find the poisoned ones
+                    await pass_time(0.3)  # about the time of the refreshes that find the poisoned keys
                     assert all(flag.done() for flag in flags)
                     alone = purgatory.try_complete_else_watch(Flag(), [f"alone-{number}"])
                     alone.ready = True
@@ -255,7 +255,7 @@ class TestRefreshThatFails:
 
         run(main)
 
-    def test_a_row_of_poisoned_ones_is_passed(self, broker: MemoryBroker) -> None:
+    def test_row_of_poisoned_keys_is_passed(self, broker: MemoryBroker) -> None:
         async def main() -> None:
             asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
 

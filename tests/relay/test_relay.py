@@ -99,7 +99,7 @@ class TestBadInput:
             assert not flag.done()
             assert relay.statistics().notified == 0
 
-    def test_one_str_is_not_an_iterable_of_keys(self) -> None:
+    def test_single_str_is_refused_as_iterable_of_keys(self) -> None:
         with pytest.raises(TypeError, match="not the str 'key'"):
             Relay().payloads("key")
 
@@ -123,7 +123,9 @@ class TestBadInput:
 
 class TestPayloads:
     @given(st.lists(TEXT | LONG, unique=True, max_size=40), st.sampled_from([None, "0123456789abcdef" * 2]))
-    def test_they_say_exactly_the_keys_in_less_than_8000_bytes_each(self, keys: list[str], sender: str | None) -> None:
+    def test_payloads_have_exactly_the_keys_in_less_than_8000_bytes_each(
+        self, keys: list[str], sender: str | None
+    ) -> None:
         for key in keys:
             check_key(key)
         payloads = list(encode(keys, sender))
@@ -143,7 +145,7 @@ class TestPayloads:
             assert fits
             assert all(len(payload) <= MAX_PAYLOAD for payload in encode([key, key], "0123456789abcdef" * 2))
 
-    def test_they_are_as_few_as_the_limit_allows(self) -> None:
+    def test_payloads_are_as_few_as_limit_allows(self) -> None:
         keys = [f"topic-{n}" for n in range(10_000)]
         needed = sum(len(key) + 3 for key in keys) / MAX_PAYLOAD
         payloads = Relay().payloads(keys * 2)

@@ -32,7 +32,7 @@ async def test_a_batch_ends_when_it_is_large() -> None:
     assert await _batches(100, [half, half, 1, half, half, 1]) == [[half, half], [1, half, half], [1]]
 
 
-async def test_one_that_is_larger_than_a_batch_is_one() -> None:
+async def test_item_larger_than_batch_size_is_batch_of_its_own() -> None:
     large = 2 * BATCH_SIZE
     assert await _batches(100, [large, large, 1]) == [[large], [large], [1]]
 

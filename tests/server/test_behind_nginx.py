@@ -22,7 +22,7 @@ pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 SITE = (ROOT / "examples" / "long_poll_server" / "nginx.conf").read_text()
 HOST = "poll.example.org"
 
-# What Debian's nginx.conf has around a site, with its files elsewhere, and no more processes than it needs.
+# The frame of a site in Debian's nginx.conf, with its files elsewhere, and no more processes than needed.
 AROUND = """
 daemon off;
 worker_processes 1;
@@ -112,8 +112,8 @@ async def test_a_client_that_disconnects_is_removed_at_once(client: httpx.AsyncC
         poll.cancel()
     await until_waiting(client, 1)
     assert (await statistics(client))["cancelled"] == before + 2
-    await publish(client, "left", "for who stayed")
-    assert await polls[2] == (["for who stayed"], 1)
+    await publish(client, "left", "for the others")
+    assert await polls[2] == (["for the others"], 1)
 
 
 async def test_connections_to_the_server_are_kept(client: httpx.AsyncClient) -> None:

@@ -106,7 +106,7 @@ async def test_a_server_that_is_stopped_and_restarted_costs_no_message_and_repea
     assert {offset: values[offset] for offset in stored} == stored
 
 
-async def test_it_goes_on_at_the_offset_that_it_is_given_and_waits_there(tmp_path: Path) -> None:
+async def test_client_starts_at_given_offset_and_waits_at_end(tmp_path: Path) -> None:
     with running(tmp_path) as server:
         async with server.client() as client:
             for number in range(5):

@@ -40,7 +40,7 @@ def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
         (["--port", "70000"], "a port is a number from 0 to 65535, not 70000"),
         (
             ["--demo", "--workers", "2", "--database", "postgresql://localhost/test"],
-            "--demo is for one process: who asks for it may get another worker than who looks",
+            "--demo is for one process: the worker that starts it may not be the worker that shows it",
         ),
         (["--port", "http"], "invalid _port value: 'http'"),
         (["--max-pending", "0"], "must be at least 1, not 0"),
@@ -67,7 +67,7 @@ def test_a_journal_that_cannot_be_written(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
-def test_it_starts_where_the_system_has_no_write_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_socket_options_for_write_timeout_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     for option in ("TCP_USER_TIMEOUT", "TCP_NOTSENT_LOWAT"):
         monkeypatch.delattr(socket, option, raising=False)
     with socket.create_server(("127.0.0.1", 0)) as listening:

@@ -109,7 +109,7 @@ class TestLog:
         assert len(grown) == statements.count("COMMIT")
         await log.close()
 
-    async def test_it_is_written_through_to_the_disk(self, tmp_path: Path) -> None:
+    async def test_log_writes_through_to_disk(self, tmp_path: Path) -> None:
         log = MessageLog(tmp_path, print)
         pragmas = [
             log._write_connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")

@@ -1,7 +1,7 @@
-"""Whatever bytes come, in whatever pieces, from clients that leave whenever they like: the long-poll server goes on.
+"""The long-poll server goes on, whatever bytes come, in whatever pieces, from clients that leave at any time.
 
-Each connection is answered or closed, with nothing worse than a 4xx, or the 503 and 504 that are described; nobody else
-is kept from anything; and in the end nothing waits that nobody waits for.
+Each connection is answered or closed, with nothing worse than a 4xx, or the 503 and 504 that are described; no other
+client is affected; and in the end no operation waits without a client.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ CONNECTIONS = 8
 """At once, in one example."""
 
 ALLOWED = {b"200", b"201", b"304", b"503", b"504"}
-"""And every 4xx."""
+"""Every 4xx is allowed too."""
 
 
 @pytest.fixture(scope="module")

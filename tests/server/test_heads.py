@@ -45,13 +45,13 @@ class TestHeads:
         ],
         ids=["long header", "many headers", "long path", "header without end", "path without end"],
     )
-    async def test_one_that_is_too_long_is_a_431(self, server: ServerProcess, head: bytes) -> None:
+    async def test_too_long_head_is_a_431(self, server: ServerProcess, head: bytes) -> None:
         status, headers, body = await raw(server, head)
         assert status == 431
         assert json.loads(body) == {"error": "the request line and the headers must not be longer than 16384 bytes"}
         assert headers["connection"] == "close"
 
-    async def test_one_that_is_nearly_too_long_is_answered(self, server: ServerProcess) -> None:
+    async def test_head_just_below_limit_is_answered(self, server: ServerProcess) -> None:
         assert (await raw(server, HEAD + b"X: " + b"x" * 16_000 + b"\r\n\r\n"))[0] == 200
 
     async def test_bytes_that_are_not_http_get_a_400(self, server: ServerProcess) -> None:

@@ -63,7 +63,7 @@ class TestWaits:
 
 
 class TestPendingByClient:
-    async def test_one_more_is_refused_and_there_is_room_again_whatever_ends_one(
+    async def test_request_beyond_limit_is_refused_until_waiting_request_ends(
         self, server: ServerProcess, client: httpx.AsyncClient
     ) -> None:
         async def refused() -> None:
@@ -78,7 +78,7 @@ class TestPendingByClient:
             # By its client's disconnect.
             polls.pop().cancel()
             await until_waiting(client, 2)
-            # By its deadline, or at once: what need not wait is let in anyway.
+            # By its deadline, or at once: a request that need not wait is let in anyway.
             assert await fetch(client, "room", offset=99, wait=0.01) == ([], 99)
             polls.append(asyncio.create_task(fetch(client, "room", offset=offset, wait=300)))
             await until_waiting(client, 3)
@@ -153,7 +153,7 @@ class TestPendingByClient:
         assert [response.status_code for response in await asyncio.gather(*posts)] == [201, 201]
 
     @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans())))
-    async def test_it_counts_as_a_list_does(self, steps: list[tuple[str, bool]]) -> None:
+    async def test_waiting_requests_are_counted_as_in_a_list(self, steps: list[tuple[str, bool]]) -> None:
         pending = PendingByClient(2)
         waiting: list[tuple[str, ExitStack]] = []
         for client, comes in steps:
@@ -176,7 +176,7 @@ class TestPendingByClient:
 
 
 class TestBodies:
-    async def test_they_are_bounded_together_and_there_is_room_again(self, tmp_path: Path) -> None:
+    async def test_bodies_are_bounded_together_and_free_their_room(self, tmp_path: Path) -> None:
         with running(tmp_path, "--demo") as server:
             async with server.client() as client:
                 port = httpx.URL(server.url).port
@@ -306,7 +306,7 @@ class TestRoom:
         for n in range(101):
             await fetch(client, "empty", replica=f"r{n}", wait=0)
 
-    async def test_it_counts_messages_that_are_on_their_way(self, tmp_path: Path) -> None:
+    async def test_messages_in_flight_are_counted(self, tmp_path: Path) -> None:
         log = MessageLog(tmp_path, lambda topic: None)
         room = Room(log, max_topics=2, max_messages=2)
 
@@ -350,7 +350,9 @@ class TestOtherOrigins:
             ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}, 403),
         ],
     )
-    async def test_it_cannot_publish(self, client: httpx.AsyncClient, headers: dict[str, str], status: int) -> None:
+    async def test_page_of_other_origin_cannot_publish(
+        self, client: httpx.AsyncClient, headers: dict[str, str], status: int
+    ) -> None:
         own = str(client.base_url).rstrip("/")
         headers = {name: value.format(own=own) for name, value in headers.items()}
         # As a form sends it, without asking first.
@@ -359,7 +361,7 @@ class TestOtherOrigins:
         assert response.status_code == status
         assert not [name for name in response.headers if name.startswith("access-control")]
 
-    async def test_it_cannot_fetch_but_may_lead_here(self, client: httpx.AsyncClient) -> None:
+    async def test_page_of_other_origin_cannot_fetch_but_may_link_here(self, client: httpx.AsyncClient) -> None:
         other = {"Sec-Fetch-Site": "cross-site"}
         assert (await client.get("/topics/site/messages?wait=0", headers=other)).status_code == 403
         link = {**other, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
@@ -374,7 +376,7 @@ class TestOtherOrigins:
             response = await client.get(f"/topics/linked/messages?{query}&wait=0", headers=link)
             assert response.status_code == status, query
 
-    async def test_it_is_not_allowed_to_by_a_preflight(self, client: httpx.AsyncClient) -> None:
+    async def test_preflight_of_other_origin_is_refused(self, client: httpx.AsyncClient) -> None:
         asked = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
         response = await client.options("/topics/site/messages", headers=asked)
         assert response.status_code == 403
@@ -416,7 +418,7 @@ class TestOtherOrigins:
         assert await statuses("--allowed-host", "*") == [200] * 4
 
 
-async def test_it_listens_on_loopback_alone(server: ServerProcess) -> None:
+async def test_server_listens_on_loopback_alone(server: ServerProcess) -> None:
     connections = psutil.Process(server.process.pid).net_connections()
     assert {each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
 

@@ -35,7 +35,7 @@ def _of(samples: Samples, name: str, **labels: str) -> float:
 
 
 class TestMetrics:
-    async def test_they_agree_with_the_statistics(self, tmp_path: Path) -> None:
+    async def test_metrics_agree_with_statistics(self, tmp_path: Path) -> None:
         with running(tmp_path) as server:
             async with server.client() as client:
                 polls = [asyncio.create_task(fetch(client, "news", wait=300)) for _ in range(3)]
@@ -90,7 +90,7 @@ class TestMetrics:
 
 
 class TestJournal:
-    async def test_it_has_a_row_for_each_request_that_waited_or_did_not(self, tmp_path: Path) -> None:
+    async def test_journal_has_row_for_each_request_with_or_without_wait(self, tmp_path: Path) -> None:
         journal = tmp_path / "journal"
         with running(tmp_path / "data", "--journal", str(journal), "--instance", "web-1") as server:
             async with server.client() as client:

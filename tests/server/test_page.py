@@ -45,7 +45,7 @@ def test_a_message_published_in_one_tab_appears_in_the_other(page: Page) -> None
     page.until_watched(topic, ['{"a":[1,null]}', "hello from there"])
 
 
-class TestWhatThePageShows:
+class TestPageContents:
     """It is what the server says of itself."""
 
     COUNTERS = (
@@ -79,7 +79,7 @@ class TestWhatThePageShows:
         )
         return shown
 
-    def test_it_is_the_same(self, page: Page, page_server: ServerProcess, page_http: httpx.Client) -> None:
+    def test_page_shows_counts_of_server(self, page: Page, page_server: ServerProcess, page_http: httpx.Client) -> None:
         topic = next(TOPICS)
         page.choose("produce")
         before = self.of_the_server(page_http, "produce")
@@ -103,7 +103,7 @@ class TestWhatThePageShows:
         assert page.number("#centre-count") == 0
         assert "34 have waited" in page.text("#waits-text")
 
-    def test_they_go_on_when_they_were_not_laid_out_for_a_while(self, page: Page) -> None:
+    def test_canvas_is_drawn_again_after_it_was_hidden(self, page: Page) -> None:
         two_frames = "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done(true)))"
         for display in ("none", ""):
             page.run("document.querySelector('main').style.display = arguments[0]", display)
@@ -200,13 +200,13 @@ def test_the_page_comes_back_after_a_restart_without_loss_or_repetition(chrome: 
             page.watch("news")
             page.publish("news", "before")
             page.until_watched("news", ["before"])
-            who = page.text("#who")
+            process = page.text("#process")
             before.stop()
             page.until(lambda: page.text("#state-text") == "reconnecting…")
             assert page.publish("news", "meanwhile") == "The server cannot be reached."
             with running(tmp_path, "--port", port) as after:
                 httpx.post(f"{after.url}/topics/news/messages", json={"value": "after"})
-                page.until(lambda: page.text("#state-text") == "live" and page.text("#who") != who)
+                page.until(lambda: page.text("#state-text") == "live" and page.text("#process") != process)
                 page.publish("news", "and more")
                 page.until_watched("news", ["and more", "after", "before"])
                 # Offline pages must not keep the server from stopping.
@@ -272,9 +272,9 @@ def test_a_hidden_tab_makes_no_snapshots_but_follows_its_topics(page: Page, page
     polls = page_http.get("/statistics").json()["fetch"]
     page_http.get(f"/topics/{next(TOPICS)}/messages", params={"wait": 1.0})
     assert page_http.get("/statistics").json()["fetch"]["satisfied"] <= polls["satisfied"] + 1
-    page_http.post(f"/topics/{topic}/messages", json={"value": "for who hides"})
+    page_http.post(f"/topics/{topic}/messages", json={"value": "for hidden pages"})
     page.driver.switch_to.window(first)
-    page.until_watched(topic, ["for who hides"])
+    page.until_watched(topic, ["for hidden pages"])
 
 
 def test_all_of_it_can_be_done_with_the_keyboard(page: Page) -> None:

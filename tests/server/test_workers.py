@@ -394,9 +394,7 @@ class TestCommand:
         refused = _run("--workers", "2", "--database", postgres.dsn("none"))
         assert (refused.returncode, refused.stderr) == (1, 'cannot use the database: database "none" does not exist\n')
 
-    def test_one_process_on_a_database_says_its_name_too_and_a_port_is_used_by_one_server(
-        self, postgres: PostgresServer
-    ) -> None:
+    def test_single_process_sends_instance_name_and_port_is_used_by_one_server(self, postgres: PostgresServer) -> None:
         dsn = postgres.create_database()
         with running(None, "--database", dsn, "--instance", "web") as server:
             assert httpx.get(f"{server.url}/statistics").headers["x-instance"] == "web"

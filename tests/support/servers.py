@@ -120,7 +120,7 @@ class PostgresServer:
     def frozen(self) -> Iterator[None]:
         """All of its processes are stopped while the context lasts: it takes connections, and never answers."""
         server = psutil.Process(int((self._data / "postmaster.pid").read_text().split("\n")[0]))
-        # Stopped, it starts no more of them meanwhile.
+        # A stopped server starts no more processes meanwhile.
         server.suspend()
         processes = [server, *server.children(recursive=True)]
         try:
@@ -135,7 +135,7 @@ class PostgresServer:
         """`kill -9`, of all of its processes at once, as if the power had failed."""
         with suppress(FileNotFoundError):
             server = psutil.Process(int((self._data / "postmaster.pid").read_text().split("\n")[0]))
-            # Stopped, it starts no more of them meanwhile.
+            # A stopped server starts no more processes meanwhile.
             server.suspend()
             processes = [server, *server.children(recursive=True)]
             for process in processes:
@@ -161,7 +161,7 @@ class PostgresServer:
         self._run(self._pg_ctl, "start", "-w", "-t", "60", "-D", str(self._data), "-l", str(self._log), "-o", options)
 
     def _run(self, *command: str) -> str:
-        # Into files: a server that is started holds them open as long as it runs.
+        # The output goes to a file: a started server holds it open as long as it runs.
         with tempfile.TemporaryFile("w+") as output:
             done = subprocess.run(
                 command, cwd=self._data.parent, user=self._user, stdout=output, stderr=subprocess.STDOUT, check=False

@@ -70,7 +70,7 @@ class Samples:
         warm = len(self.memory) // 5
         growth = max(self.memory[-warm:]) / max(self.memory[: 2 * warm])
         assert growth < 1.1, f"memory has grown by {growth - 1:.0%}"
-        # Up to three entries an operation; as many dead ones as living, and more that come while a purge runs.
+        # An operation has up to three entries. Dead entries are as many as living ones, and more while a purge runs.
         most = 3 * (2 * max(self.pending) + held._owner.purge_interval + 10_000)
         assert max(self.watched) <= most, f"{max(self.watched)} entries watched"
         assert max(self.scheduled) <= 300, f"{max(self.scheduled)} calls scheduled"

@@ -1,11 +1,11 @@
-"""The longest turn of the loop while a million entries are worked on.
+"""The longest iteration of the loop while a million entries are worked on.
 
     python -m tests.support.stalls [--operations N]
 
-A heartbeat on the loop measures its longest turn while N operations expire in one tick, a bucket of N cascades, N dead
-entries are purged, `check_and_complete_soon` meets N watchers, and half as many again come while N are pending; the
-same in one go, without slices; and both with the garbage collector as it is, tuned as a server should (`gc.freeze`, a
-higher threshold), and off. Each measurement has a process of its own.
+A heartbeat on the loop measures its longest iteration while N operations expire in one tick, a bucket of N cascades, N
+dead entries are purged, `check_and_complete_soon` meets N watchers, and half as many again come while N are pending.
+The same work is measured in one go, without slices. Both are measured with the garbage collector as it is, tuned as a
+server should (`gc.freeze`, a higher threshold), and off. Each measurement has a process of its own.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from itertools import product
 from typing import Any
 
+import purgatory._owner
 import purgatory._slices
 import purgatory.timer.timer
 import purgatory.watchers
@@ -117,7 +118,7 @@ WORK: "dict[str, Callable[[DelayedOperationPurgatory, int], Awaitable[Prepared]]
 
 
 async def measure(work: str, operations: int, collector: str) -> dict[str, float]:
-    """Do `work` in this process. Returns the longest turn, and the garbage collection in it, in seconds."""
+    """Do `work` in this process. Returns the longest iteration, and the garbage collection in it, in seconds."""
     gc.disable()
     held = DelayedOperationPurgatory(purge_interval=10 * operations)
     begin, done = await WORK[work](held, operations)
@@ -152,7 +153,7 @@ def rows(operations: int, collectors: Iterable[str] = COLLECTORS) -> Iterable[tu
 
 
 def describe(measured: dict[str, float]) -> str:
-    """The longest turn, and the part of it that was garbage collection."""
+    """The longest iteration, and the part of it that was garbage collection."""
     part = measured["collecting"] / measured["longest"]
     return f"{1e3 * measured['longest']:.1f} ms" + (f" ({part:.0%} collecting)" if part > 0.01 else "")
 
@@ -168,6 +169,8 @@ def main() -> None:
             for module, name in (
                 (purgatory._slices, "SLICE"),
                 (purgatory._slices, "SLICE_SECONDS"),
+                (purgatory._owner, "SLICE"),
+                (purgatory.timer.timer, "SLICE_SECONDS"),
                 (purgatory.watchers, "_SHORT"),
                 (purgatory.timer.timer, "_LONG"),
             ):

@@ -1,0 +1,158 @@
+"""The code of every README runs as it stands there, and prints its comments; every command is known to a test."""
+
+import ast
+import contextlib
+import inspect
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+READMES = sorted(
+    path
+    for folder in (ROOT, ROOT / "purgatory", ROOT / "examples", ROOT / "tests")
+    for path in ([folder / "README.md"] if folder == ROOT else folder.rglob("README.md"))
+)
+PAGES = [*READMES, ROOT / "CONTRIBUTING.md"]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize(
+    ("page", "block"), [pytest.param(page, block, id=name(page)) for page in PAGES for block in blocks(page, "python")]
+)
+async def test_code_runs_and_prints_its_comments(
+    page: Path, block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        # As `python -m asyncio` does: await is allowed at the top level.
+        running = eval(compile(block, name(page), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), {"__name__": "readme"})
+        if inspect.isawaitable(running):
+            await running
+    printed = output.getvalue().splitlines()
+    assert printed
+    for line in printed:
+        assert f"# {line}\n" in block
+
+
+PRINTED = {
+    ".venv/bin/python -m examples.job_queue": "jobs done: [0, 1, 2, 3, 4, 5, 6, 7, 8]\n",
+    ".venv/bin/python -m examples.quorum_writes": "two replicas: True\none of them has stopped: False\n",
+    ".venv/bin/python -m examples.production --metrics-port 0": "rows written: ",
+    ".venv/bin/pytest -q examples/testing": "3 passed",
+}
+"""Short programs, and a part of their output."""
+
+ENVIRONMENT = "python3 -m venv .venv && .venv/bin/pip install -e "
+
+TESTED = {
+    ENVIRONMENT + "'.[server]' && .venv/bin/python -m examples.long_poll_server --demo": "tests/server/test_command.py",
+    ENVIRONMENT + "'.[test]' && .venv/bin/pytest --cov -n 2": ".ci/run",
+    ENVIRONMENT + "'.[test]' && .venv/bin/pre-commit install": ".ci/run",
+    ENVIRONMENT + "'.[bench]' && .venv/bin/purgatory bench --quick": "tests/bench/test_bench.py",
+    "pip install asyncio-purgatory": "tests/docs/test_wheel.py",
+    ".ci/run": ".ci/run",
+    ".venv/bin/pytest -q -n 2 tests/core tests/promises tests/family": ".ci/run",
+    ".venv/bin/pytest -q tests/core/test_injection.py": ".ci/run",
+    ".venv/bin/pytest -q tests/relay": ".ci/run",
+    ".venv/bin/purgatory bench --quick": "tests/bench/test_bench.py",
+    "git worktree add ../before main && .venv/bin/purgatory bench --baseline ../before --loop asyncio callback": (
+        "tests/bench/test_baseline.py"
+    ),
+    ".venv/bin/pip install -e '.[server,client,spark]'": ".ci/run",
+    ".venv/bin/python -m examples.long_poll_server --journal journal --instance web-1": "tests/server/test_operated.py",
+    ".venv/bin/python -m examples.long_poll_server.traffic --seconds 60": "tests/server/test_operated.py",
+    ".venv/bin/purgatory pipeline replay journal replayed --purgatory fetch --tick 0.001,0.005,0.01,0.02 "
+    "--wheel-size 20,64": "tests/pipeline/test_command.py",
+    ".venv/bin/purgatory pipeline report journal report --replay replayed --timeout-rate 0.1": (
+        "tests/pipeline/test_command.py"
+    ),
+    ".venv/bin/uvicorn examples.long_poll.app:app": "tests/examples/test_long_poll.py",
+    "curl 'http://127.0.0.1:8000/topics/news?offset=0' & sleep 1; "
+    "curl -d hello http://127.0.0.1:8000/topics/news; wait": ("tests/examples/test_long_poll.py"),
+    ".venv/bin/uvicorn examples.blocking_queries.app:app": "tests/examples/test_blocking_queries.py",
+    "curl 'http://127.0.0.1:8000/?index=0' & sleep 1; curl -X PUT -d blue http://127.0.0.1:8000/; wait": (
+        "tests/examples/test_blocking_queries.py"
+    ),
+    ".venv/bin/python -m examples.idle_connections --timeout 5": "tests/examples/test_examples.py",
+    ".venv/bin/python -m examples.heartbeats --session-timeout 5": "tests/examples/test_examples.py",
+    ".venv/bin/python -m examples.several_processes wait redis://127.0.0.1": "tests/examples/test_examples.py",
+    ".venv/bin/python -m examples.several_processes increase redis://127.0.0.1": "tests/examples/test_examples.py",
+    'sudo apt-get install postgresql && sudo -u postgres createuser "$USER" && '
+    'sudo -u postgres createdb -O "$USER" long_poll': "tests/server/test_workers.py",
+    ".venv/bin/pip install -e '.[server,relay]'": ".ci/run",
+    ".venv/bin/python -m examples.long_poll_server --database "
+    '"postgresql:///long_poll?host=/var/run/postgresql" --workers 4': "tests/server/test_workers.py",
+    ".venv/bin/python -m examples.long_poll_server.soak": "tests/server/test_load.py",
+    ".venv/bin/python -m examples.long_poll_server.measure": "tests/server/test_load.py",
+    ".venv/bin/python -m tests.support.soak": "tests/core/test_soak.py",
+    ".venv/bin/python -m tests.support.stalls": "tests/promises/test_6_bounded_turns.py",
+    'HYPOTHESIS_PROFILE=searching .venv/bin/pytest --timeout 7200 -k "model or properties or watchers"': ".ci/run",
+    "SCHEMATHESIS_EXAMPLES=400 .venv/bin/pytest tests/server/test_openapi.py": "tests/server/test_openapi.py",
+    'for n in $(seq 50); do .venv/bin/pytest -q -x -k "loops or threads or early" || break; done': ".ci/run",
+}
+"""Commands that take long, or need a server or a package index, and the file that runs them or a short form."""
+
+
+def commands(page: Path) -> list[str]:
+    lines = "".join(blocks(page, "sh")).replace("\\\n", "").splitlines()
+    return [re.sub(r"\s+# .*", "", line).strip() for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("page", "command"), [pytest.param(page, command, id=name(page)) for page in PAGES for command in commands(page)]
+)
+def test_command_is_run_by_a_test(page: Path, command: str) -> None:
+    if page.parent.name == "long_poll_server" and command.startswith("curl"):
+        return  # tests/docs/test_readme.py compares the answer
+    assert command in PRINTED or (ROOT / TESTED[command]).exists()
+
+
+@pytest.mark.parametrize("command", PRINTED)
+def test_short_program_prints_its_result(command: str, tmp_path: Path) -> None:
+    arguments = command.removeprefix(".venv/bin/").split()
+    if arguments[0] == "python":
+        del arguments[:2]
+    if arguments[0] == "examples.production":
+        arguments += ["--journal", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=100, check=True
+    )
+    assert PRINTED[command] in done.stdout
+    assert not done.stderr
+
+
+LINKS = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+HOME = "https://github.com/asyncio-purgatory/asyncio-purgatory/blob/main/"
+RAW = "https://raw.githubusercontent.com/asyncio-purgatory/asyncio-purgatory/main/"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_to_files_of_the_project(page: Path) -> None:
+    for link in LINKS.findall(page.read_text()):
+        target = link.removeprefix(HOME).removeprefix(RAW)
+        if target == link:
+            if link.startswith(("http://", "https://", "#")):
+                continue
+            assert page != ROOT / "README.md", f"{link} is relative: it does not lead anywhere on PyPI"
+            path = page.parent / link
+        else:
+            path = ROOT / target
+        assert path.exists(), link
+
+
+def test_readme_has_at_most_200_lines() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200

@@ -1,0 +1,58 @@
+"""The contents of a wheel, and of each extra."""
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
+    subprocess.run(command, check=True, timeout=100)
+    return next(folder.glob("*.whl"))
+
+
+def first_column(page: Path, heading: str) -> set[str]:
+    """The names in the first column of a table."""
+    rows = page.read_text().partition(heading)[2].partition("\n\n")[0]
+    return {
+        name for cell in re.findall(r"^\| (`[^|]+) \|", rows, re.MULTILINE) for name in re.findall("`([^`]+)`", cell)
+    }
+
+
+def test_wheel_contains_the_parts_of_the_table(wheel: Path) -> None:
+    names = [name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name]
+    assert all(name.startswith("purgatory/") for name in names)
+    assert "purgatory/py.typed" in names
+    assert not [name for name in names if "/measured/" in name]
+    parts = {f"{name.split('/')[1]}/" if name.count("/") > 1 else "*.py" for name in names if name.endswith(".py")}
+    assert parts == first_column(ROOT / "CONTRIBUTING.md", "| part of the wheel | extra |")
+
+
+def test_each_extra_is_in_the_table() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    shown = first_column(ROOT / "README.md", "| extra | brings | needs |")
+    assert shown | {"all", "test", "test-core"} == set(extras)
+
+
+@pytest.mark.parametrize("module", ["purgatory.asgi", "purgatory.relay", "purgatory.operation"])
+def test_import_names_the_other_distribution_that_has_overwritten_this_one(
+    wheel: Path, tmp_path: Path, module: str
+) -> None:
+    """As after `pip install asyncio-purgatory purgatory`, whose second one is a circuit breaker."""
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    (tmp_path / "purgatory" / "__init__.py").write_text(
+        '__version__ = "3.0.1"\nclass AsyncCircuitBreakerFactory: ...\n'
+    )
+    command = [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import {module}"]
+    imported = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert imported.returncode == 1
+    assert "ImportError: another distribution that also imports as `purgatory`" in imported.stderr
