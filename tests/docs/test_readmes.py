@@ -61,7 +61,7 @@ ENVIRONMENT = "python3 -m venv .venv && .venv/bin/pip install -e "
 TESTED = {
     ENVIRONMENT + "'.[server]' && .venv/bin/python -m examples.long_poll_server --demo": "tests/server/test_command.py",
     ENVIRONMENT + "'.[test]' && .venv/bin/pytest --cov -n 2": ".ci/run",
-    ENVIRONMENT + "'.[test]' && .venv/bin/pre-commit install": ".ci/run",
+    ENVIRONMENT + "'.[test]' && .venv/bin/pre-commit install": "tests/docs/test_habits.py",
     ENVIRONMENT + "'.[bench]' && .venv/bin/purgatory bench --quick": "tests/bench/test_bench.py",
     "pip install asyncio-purgatory": "tests/docs/test_wheel.py",
     ".ci/run": ".ci/run",

@@ -1,0 +1,44 @@
+"""The hooks, the matrix and the checks of the prose."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs import prose
+from tests.support.paths import ROOT
+
+
+def test_hooks_are_valid() -> None:
+    command = [sys.executable, "-m", "pre_commit", "validate-config", str(ROOT / ".pre-commit-config.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_job_of_the_matrix_calls_what_ci_calls() -> None:
+    run = (ROOT / ".ci" / "run").read_text()
+    called = re.findall(r"run: (?:sudo )?(\.ci/\w+)", (ROOT / ".github" / "workflows" / "tests.yml").read_text())
+    assert len(called) == 3
+    for script in called:
+        assert script in run
+        assert os.access(ROOT / script, os.X_OK)
+
+
+@pytest.mark.parametrize(
+    ("text", "offence"),
+    [
+        ("# Nobody waits for it.\n", "'Nobody'"),
+        ('"""What is cancelled is dropped."""\n', "'What'"),
+        ("def test_one_that_ends() -> None: ...\n", "test_one_that_ends"),
+        ("# The entry of `who` is dropped. A key whose list is empty leaves.\n", None),
+    ],
+)
+def test_prose_is_checked(tmp_path: Path, text: str, offence: str | None) -> None:
+    page = tmp_path / "page.py"
+    page.write_text(text)
+    found = [each for _, each in prose.offences(page)]
+    assert len(found) == (offence is not None)
+    assert offence is None or offence in found[0]
