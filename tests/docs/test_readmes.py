@@ -65,6 +65,7 @@ TESTED = {
     ENVIRONMENT + "'.[bench]' && .venv/bin/purgatory bench --quick": "tests/bench/test_bench.py",
     "pip install asyncio-purgatory": "tests/docs/test_wheel.py",
     ".ci/run": ".ci/run",
+    ".venv/bin/python -m tests.docs.reference": ".ci/everything",
     ".venv/bin/pytest -q -n 2 tests/core tests/promises tests/family": ".ci/run",
     ".venv/bin/pytest -q tests/core/test_injection.py": ".ci/run",
     ".venv/bin/pytest -q tests/relay": ".ci/run",
@@ -142,7 +143,7 @@ RAW = "https://raw.githubusercontent.com/asyncio-purgatory/asyncio-purgatory/mai
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_to_files_of_the_project(page: Path) -> None:
-    for link in LINKS.findall(page.read_text()):
+    for link in (link.partition("#")[0] or "#" for link in LINKS.findall(page.read_text())):
         target = link.removeprefix(HOME).removeprefix(RAW)
         if target == link:
             if link.startswith(("http://", "https://", "#")):
