@@ -40,7 +40,8 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.timeout(300)
 def test_readmes_way_from_a_running_server_to_a_report(tmp_path: Path) -> None:
-    lines = re.findall(r"^\.venv/bin/purgatory pipeline (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    page = (ROOT / "purgatory" / "spark" / "README.md").read_text()
+    lines = re.findall(r"^\.venv/bin/purgatory pipeline (.*)$", page, re.MULTILINE)
     commands = {line.split()[0]: line.split() for line in lines}
     with running(tmp_path / "data", "--journal", str(tmp_path / "journal"), "--instance", "web-1") as server:
         traffic = [sys.executable, "-m", "examples.long_poll_server.traffic", "--seconds", "6", "--url", server.url]
