@@ -43,7 +43,7 @@ def results(directory: Path) -> dict[str, Any]:
     return content
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1800)
 class TestAQuickRun:
     def test_measures_every_case_in_every_round(self, quick: Path) -> None:
         measured = results(quick)["scenarios"]
@@ -168,7 +168,7 @@ class TestTheCommand:
         assert "pip install 'asyncio-purgatory[bench]'" in done.stderr
         assert "Traceback" not in done.stderr
 
-    @pytest.mark.timeout(600)  # it measures twice, beside whatever else the machine does
+    @pytest.mark.timeout(1800)  # it measures twice, beside whatever else the machine does
     def test_goes_on_where_it_was_interrupted(self, tmp_path: Path) -> None:
         command = [*COMMAND, "size", "callback", "--loop", "asyncio", "--quick", "--output", str(tmp_path)]
         callback = len([case for case in SCENARIOS["callback"].cases(True) if case.loop == "asyncio"])

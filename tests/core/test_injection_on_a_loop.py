@@ -23,7 +23,7 @@ def _by_reference_count_alone() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.timeout(3600 if SEARCHING else 300)
+@pytest.mark.timeout(3600 if SEARCHING else 1200)
 @pytest.mark.parametrize("debug", [False, True], ids=["", "debug"])
 @pytest.mark.parametrize("outer", OUTER, ids=lambda value: value.replace(" ", "_"))
 def test_any_call_may_come_at_any_step(outer: str, debug: bool) -> None:

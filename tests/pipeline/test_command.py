@@ -38,7 +38,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_readmes_way_from_a_running_server_to_a_report(tmp_path: Path) -> None:
     page = (ROOT / "purgatory" / "spark" / "README.md").read_text()
     lines = re.findall(r"^\.venv/bin/purgatory pipeline (.*)$", page, re.MULTILINE)
@@ -75,7 +75,7 @@ def test_a_trace_is_generated_as_asked(trace: Path) -> None:
     assert expired / len(rows) == pytest.approx(0.5, abs=0.05)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(1200)
 def test_a_cluster_gives_the_same_replay_as_this_machine(spark: SparkSession, trace: Path, tmp_path: Path) -> None:
     file = next(trace.glob("date=*/instance=instance-1/*.parquet"))
     corrupt = file.with_name("corrupt.parquet")

@@ -177,7 +177,7 @@ class TestFollowing:
         following()
         assert following.found() == following.expected()
 
-    @pytest.mark.timeout(400)  # three starts of Spark
+    @pytest.mark.timeout(1200)  # three starts of Spark
     def test_killed_twice_nothing_is_lost_or_repeated(self, following: Following) -> None:
         ended = threading.Event()
 

@@ -137,7 +137,7 @@ async def test_a_close_is_done_in_slices(purgatory: DelayedOperationPurgatory) -
     assert steps == [1000, 2000, 3000, 4000, 5000, *[5000] * 5]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_hundred_thousand_entries_on_a_real_loop() -> None:
     # The length of an iteration depends on the machine and is only shown. The tests above assert the slices.
     measured = []

@@ -41,7 +41,7 @@ async def description(server: ServerProcess) -> Json:
         return answer
 
 
-@pytest.mark.timeout(120 + 10 * EXAMPLES)
+@pytest.mark.timeout(600 + 10 * EXAMPLES)
 async def test_schemathesis_finds_no_answer_that_is_not_described(server: ServerProcess, tmp_path: Path) -> None:
     # In another directory, for it leaves a database there.
     command = [
