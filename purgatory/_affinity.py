@@ -30,7 +30,8 @@ def check_loop(what: object, loop: AbstractEventLoop, call: str) -> None:
 
     That is so if `loop` is closed or runs in another thread, or if another loop runs in this one. No loop need run.
     """
-    if loop.is_closed() or (_get_running_loop() is not loop and (loop.is_running() or _get_running_loop() is not None)):
+    running = _get_running_loop()
+    if loop.is_closed() or (running is not loop and (running is not None or loop.is_running())):
         running_loop(what, loop, call)
 
 

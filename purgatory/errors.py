@@ -9,7 +9,7 @@ import purgatory
 __all__ = ["OperationCancelled", "PurgatoryClosed", "PurgatoryError", "PurgatoryFull", "PurgatoryMisuse"]
 
 # Each module imports this one, and the other distribution has no such module.
-if getattr(purgatory, "__distribution__", None) != "asyncio-purgatory":  # pragma: no cover - tested in another process
+if getattr(purgatory, "__distribution__", None) != "asyncio-purgatory":
     raise ImportError(
         "another distribution that also imports as `purgatory`, a circuit breaker, has overwritten a part of "
         "asyncio-purgatory: install each in an environment of its own"

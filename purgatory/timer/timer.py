@@ -449,7 +449,7 @@ class WheelTimer:
         slot = tick // wheel.unit % wheel.size
         item = (start, -wheel.level, wheel)
         # No call from here: the wheel is one of this timer's still.
-        if epoch != self._epoch:  # pragma: no cover - the collector alone gets in between
+        if epoch != self._epoch:
             return
         heappush(self._heap, item)
         if start < self._armed:

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import venv
 from pathlib import Path
 from typing import Any
 
@@ -154,19 +153,6 @@ class TestTheCommand:
             (tmp_path / "results.json").write_text(content)
         with pytest.raises(SystemExit, match=r"cannot read .*results.json: No such file|results.json holds no results"):
             main(["bench", "--redraw", "--output", str(tmp_path)])
-
-    def test_says_which_extra_is_missing(self, tmp_path: Path) -> None:
-        venv.create(tmp_path, symlinks=True)
-        done = subprocess.run(
-            [tmp_path / "bin" / "python", "-m", "purgatory", "bench"],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=ROOT,
-        )
-        assert done.returncode == 1
-        assert "pip install 'asyncio-purgatory[bench]'" in done.stderr
-        assert "Traceback" not in done.stderr
 
     @pytest.mark.timeout(1800)  # it measures twice, beside whatever else the machine does
     def test_goes_on_where_it_was_interrupted(self, tmp_path: Path) -> None:

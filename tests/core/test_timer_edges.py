@@ -4,7 +4,8 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from purgatory import WheelTimer
+import purgatory.timer.timer
+from purgatory import TimingWheel, WheelTimer
 from tests.support.invariants import check_timer
 from tests.support.operations import FaultLog, Note
 
@@ -103,3 +104,29 @@ def test_statistics_are_a_snapshot(clock: FaultLog) -> None:
             setattr(statistics, name, 1)
     timer.add(Note(clock), 1.0)
     assert (statistics.tasks, timer.statistics().tasks) == (0, 1)
+
+
+@pytest.mark.parametrize("closes", range(8))
+def test_closes_while_wheels_are_made_do_not_lose_the_task(
+    clock: FaultLog, monkeypatch: pytest.MonkeyPatch, closes: int
+) -> None:
+    """As by finalizers: the wheel that has just been made is none of the timer's any more."""
+    timer = WheelTimer(clock)
+    left = [timer.close] * closes
+
+    class Closing(TimingWheel):
+        __slots__ = ()
+
+        def __init__(self, level: int, unit: int, size: int, current: int) -> None:
+            super().__init__(level, unit, size, current)
+            if left and level > 1:
+                left.pop()()
+
+    monkeypatch.setattr(purgatory.timer.timer, "TimingWheel", Closing)
+    note = Note(clock)
+    timer.add(note, 50.0)
+    assert not left
+    assert len(timer) == 1
+    check_timer(timer)
+    clock.advance(50.0)
+    assert note.ran == [50.0]

@@ -1,12 +1,9 @@
 """The requests shown get the answers shown, the parameters and figures are the real ones."""
 
-import ast
 import inspect
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,20 +56,6 @@ def test_the_parameters_shown_are_the_parameters_there_are() -> None:
     signature = ", ".join(f"{parameter.name}={parameter.default!r}" for parameter in parameters).replace("'", '"')
     assert shown[1].replace("*, ", "") == signature
     assert [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY] == ["name"]
-
-
-def test_importing_the_core_needs_the_standard_library_alone() -> None:
-    core = Path(purgatory.__file__).parent
-    imported = {
-        (alias.name if isinstance(node, ast.Import) else node.module or "").split(".")[0]
-        for path in [*core.glob("*.py"), *(core / "timer").glob("*.py")]  # each other folder has an extra
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        for alias in node.names
-    }
-    assert imported <= sys.stdlib_module_names | {"purgatory"}
-    command = "import purgatory, sys; print([name for name in sys.modules if name.startswith('purgatory.bench')])"
-    assert subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_the_figures_are_those_that_were_measured() -> None:

@@ -1,9 +1,6 @@
 """The exported metrics are those of the purgatory, and Prometheus and OpenTelemetry can read them."""
 
-import importlib
 import math
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -270,45 +267,3 @@ def test_an_object_that_is_no_purgatory_is_refused() -> None:
     threshold: Any = ThresholdPurgatory(0)
     with pytest.raises(TypeError, match=r"a DelayedOperationPurgatory is needed .*, not <ThresholdPurgatory"):
         PurgatoryCollector(threshold)
-
-
-@pytest.mark.parametrize(
-    ("module", "missing", "extra"),
-    [
-        ("purgatory.metrics.prometheus", "prometheus_client", "metrics"),
-        ("purgatory.metrics.opentelemetry", "opentelemetry", "metrics"),
-        ("purgatory.journal", "pyarrow", "journal"),
-        ("purgatory.relay.redis", "redis", "relay"),
-        ("purgatory.relay.postgres", "asyncpg", "relay"),
-        ("purgatory.relay.retries", "tenacity", "relay"),
-    ],
-)
-def test_a_missing_requirement_is_reported_with_its_extra(
-    module: str, missing: str, extra: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    importlib.import_module(module)
-    for name in list(sys.modules):
-        if name == module or name.partition(".")[0] == missing:
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "path_importer_cache", {})
-    monkeypatch.setattr(sys, "meta_path", [_Without(missing), *sys.meta_path])
-    with pytest.raises(ModuleNotFoundError, match=rf"asyncio-purgatory\[{extra}\]"):
-        importlib.import_module(module)
-
-
-class _Without:
-    """Finds everything but one package."""
-
-    def __init__(self, missing: str) -> None:
-        self._missing = missing
-
-    def find_spec(self, name: str, *_: object) -> None:
-        if name.partition(".")[0] == self._missing:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
-def test_the_core_alone_imports_none_of_it() -> None:
-    command = (
-        "import purgatory, sys; print(sorted({'prometheus_client', 'opentelemetry', 'pyarrow'} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,5 +1,6 @@
 """The contents of a wheel, and of each extra."""
 
+import importlib
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import purgatory.errors
 from tests.support.paths import ROOT
 
 
@@ -56,3 +58,11 @@ def test_import_names_the_other_distribution_that_has_overwritten_this_one(
     imported = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert imported.returncode == 1
     assert "ImportError: another distribution that also imports as `purgatory`" in imported.stderr
+
+
+def test_an_import_without_the_mark_of_this_distribution_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(purgatory, "__distribution__")
+    before = purgatory.errors.PurgatoryError
+    with pytest.raises(ImportError, match="a circuit breaker, has overwritten a part of asyncio-purgatory"):
+        importlib.reload(purgatory.errors)
+    assert purgatory.errors.PurgatoryError is before

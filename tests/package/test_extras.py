@@ -1,0 +1,77 @@
+"""Names and modules that need an extra, and a core that needs none."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import purgatory
+import purgatory.metrics
+import purgatory.relay
+
+
+@pytest.mark.parametrize(
+    ("module", "missing", "extra"),
+    [
+        ("purgatory.metrics.prometheus", "prometheus_client", "metrics"),
+        ("purgatory.metrics.opentelemetry", "opentelemetry", "metrics"),
+        ("purgatory.journal", "pyarrow", "journal"),
+        ("purgatory.relay.redis", "redis", "relay"),
+        ("purgatory.relay.postgres", "asyncpg", "relay"),
+        ("purgatory.relay.retries", "tenacity", "relay"),
+    ],
+)
+def test_a_missing_requirement_is_reported_with_its_extra(
+    module: str, missing: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    importlib.import_module(module)
+    for name in list(sys.modules):
+        if name == module or name.partition(".")[0] == missing:
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path_importer_cache", {})
+    monkeypatch.setattr(sys, "meta_path", [_Without(missing), *sys.meta_path])
+    with pytest.raises(ModuleNotFoundError, match=rf"asyncio-purgatory\[{extra}\]"):
+        importlib.import_module(module)
+
+
+class _Without:
+    """Finds everything but one package."""
+
+    def __init__(self, missing: str) -> None:
+        self._missing = missing
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name.partition(".")[0] == self._missing:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def test_the_core_alone_imports_none_of_it() -> None:
+    command = (
+        "import purgatory, sys; print(sorted({'prometheus_client', 'opentelemetry', 'pyarrow'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_importing_the_core_needs_the_standard_library_alone() -> None:
+    core = Path(purgatory.__file__).parent
+    imported = {
+        (alias.name if isinstance(node, ast.Import) else node.module or "").split(".")[0]
+        for path in [*core.glob("*.py"), *(core / "timer").glob("*.py")]  # each other folder has an extra
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+    }
+    assert imported <= sys.stdlib_module_names | {"purgatory"}
+    command = "import purgatory, sys; print([name for name in sys.modules if name.startswith('purgatory.bench')])"
+    assert subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("package", [purgatory.metrics, purgatory.relay])
+def test_each_public_name_is_there(package: object) -> None:
+    for name in vars(package)["__all__"]:
+        assert getattr(package, name).__name__ == name
+    with pytest.raises(AttributeError, match="has no attribute 'Missing'"):
+        getattr(package, "Missing")  # noqa: B009 - mypy refuses the attribute
