@@ -32,7 +32,7 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [(["bench"], "bench"), (["bench", "--quick"], "bench"), (["pipeline", "report", "--help"], "spark")],
 )
 def test_missing_extra_is_named_whatever_the_options(bare_python: Path, arguments: list[str], extra: str) -> None:
-    command = [bare_python, "-m", "purgatory", *arguments]
+    command = [str(bare_python), "-m", "purgatory", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 1
     assert f"pip install 'asyncio-purgatory[{extra}]'" in done.stderr
@@ -40,6 +40,6 @@ def test_missing_extra_is_named_whatever_the_options(bare_python: Path, argument
 
 
 def test_help_lists_commands_with_their_missing_extras(bare_python: Path) -> None:
-    command = [bare_python, "-m", "purgatory", "--help"]
+    command = [str(bare_python), "-m", "purgatory", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.count("asyncio-purgatory[") == 2

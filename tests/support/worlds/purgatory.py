@@ -1,0 +1,343 @@
+"""A purgatory with operations in all states, and the calls of it."""
+
+import weakref
+from collections.abc import Callable, Collection, Hashable, Iterable
+from typing import Final
+
+import purgatory as package
+from purgatory import DelayedOperation, DelayedOperationPurgatory
+from tests.support.injection import is_step, require
+from tests.support.invariants import check_purgatory
+from tests.support.operations import FaultLog
+from tests.support.worlds.common import FAR, START, Moves, OddKey
+
+
+class Operation(DelayedOperation[str]):
+    """Counts its tries, completions and expirations."""
+
+    def __init__(
+        self, clock: FaultLog, name: str, timeout: float | None, keys: Collection[Hashable], ready_at: int | None = None
+    ) -> None:
+        super().__init__(timeout)
+        self.clock = clock
+        self.name = name
+        self.seconds = timeout
+        self.keys = tuple(keys)
+        self.ready = False
+        self.ready_at = ready_at
+        """The try at which it becomes ready."""
+        self.tries = 0
+        self.accepted = False
+        self.handing_over = 0
+        self.moves = Moves()
+        self.won = 0
+        self.completed = 0
+        self.expirations: list[float] = []
+        """Seconds by which each was early."""
+        self.woken = False
+        """Whether one of its keys was checked when its condition held."""
+
+    def __repr__(self) -> str:
+        return f"<{self.name} {self.outcome}>"
+
+    @is_step
+    def try_complete(self) -> bool:
+        if self.tries == self.ready_at:
+            self.ready = True
+        self.tries += 1
+        return self.ready and self.force_complete()
+
+    def force_complete(self) -> bool:
+        won = super().force_complete()
+        self.won += won
+        return won
+
+    @is_step
+    def on_complete(self) -> str:
+        self.completed += 1
+        return self.name
+
+    @is_step
+    def on_expiration(self) -> None:
+        self.expirations.append(self.moves.earliest - self.clock.time())
+
+
+class World:
+    """A purgatory with operations that wait on three keys, some dead entries, one operation that is due now."""
+
+    def __init__(self, variant: str) -> None:
+        self.variant = variant
+        self.clock = FaultLog(START)
+        self.purgatory = self.make_purgatory()
+        self.heard: list[str] | None = None
+        if variant == "listener":
+            self.heard = []
+            self.purgatory.add_listener(self.listen)
+        self.quiet: list[object] = []
+        self.removed = False
+        self.operations: list[Operation] = []
+        self.spare = 0
+        self.subject: Operation = self.watch(self.operation(["a", "b"], 0.005))
+        self.moved = self.watch(self.operation(["a"], 2.0))
+        self.watch(self.operation(["a"], None))
+        self.watch(self.operation(["b"], 0.1))
+        self.late = self.watch(self.operation(["c"], 50.0))
+        self.watch(self.operation(["b"], 0.0))
+        self.other = self.watch(self.operation(["a", "b", "c"], 0.015))
+        for keys in (["a"], ["a", "c"]):
+            self.watch(self.operation(keys, 1.0)).force_complete()
+        self.extra: list[Callable[[], None]] = []
+        """Further checks at the end."""
+
+    def make_purgatory(self) -> DelayedOperationPurgatory:
+        variant = self.variant
+        return DelayedOperationPurgatory(
+            clock=self.clock,
+            max_pending=8 if variant == "max_pending" else None,
+            purge_interval=2 if variant == "purge" else 1000,
+        )
+
+    def key(self, name: str) -> Hashable:
+        """A new key, equal to all of that name."""
+        return OddKey(name) if self.variant == "odd keys" else name
+
+    @is_step
+    def listen(self, finished: package.FinishedOperation) -> None:
+        if self.heard is not None:
+            self.heard.append(finished.outcome)
+
+    def operation(self, keys: Iterable[str], timeout: float | None, ready_at: int | None = None) -> Operation:
+        self.spare += 1
+        return Operation(self.clock, f"operation {self.spare}", timeout, list(map(self.key, keys)), ready_at)
+
+    def watch(self, operation: Operation) -> Operation:
+        if operation not in self.operations:
+            self.operations.append(operation)
+        now = self.clock.time()
+        operation.handing_over += 1
+        try:
+            with operation.moves.to(None if operation.seconds is None else now + operation.seconds):
+                self.purgatory.try_complete_else_watch(operation, operation.keys)
+                operation.accepted = True
+        finally:
+            operation.handing_over -= 1
+        return operation
+
+    def watch_subject(self, keys: Iterable[str], timeout: float | None, ready_at: int | None = None) -> None:
+        """Hand over a new subject of the injected calls."""
+        self.subject = self.operation(keys, timeout, ready_at)
+        self.watch(self.subject)
+
+    def reschedule(self, operation: Operation, timeout: float | None) -> None:
+        with operation.moves.to(None if timeout is None else self.clock.time() + timeout):
+            operation.reschedule(timeout)
+
+    def wake(self, operation: Operation, which: int = 0) -> None:
+        """Make its condition true and check one of its keys."""
+        operation.ready = True
+        if operation.accepted or operation.handing_over:
+            operation.woken = True
+        self.purgatory.check_and_complete(operation.keys[which % len(operation.keys)])
+
+    def check(self, name: str, ready: int, limit: int | None = None, soon: bool = False) -> None:
+        """Check a key, on which the conditions of the first `ready` operations hold."""
+        key = self.key(name)
+        watching = [operation for operation in self.operations if operation.accepted and not operation.done()]
+        makes_true = [operation for operation in watching if key in operation.keys][:ready]
+        for operation in makes_true:
+            operation.ready = True
+        if soon:
+            self.purgatory.check_and_complete_soon(key, limit)
+            self.clock.advance(0)
+        else:
+            completed = self.purgatory.check_and_complete(key, limit)
+            require(0 <= completed <= (len(self.operations) if limit is None else limit), f"{completed} have completed")
+        if not self.purgatory.closed:
+            # An operation that is being completed has its outcome already.
+            done = sum(operation.outcome is not None for operation in makes_true)
+            least = len(makes_true) if limit is None else min(limit, len(makes_true))
+            require(done >= least, f"of {len(makes_true)} whose condition held, {done} are done, the limit was {limit}")
+
+    def aclose(self) -> None:
+        for _ in self.purgatory.aclose().__await__():
+            pass
+
+    def finish_many(self) -> None:
+        """Finish enough operations for a purge to be due."""
+        for _ in range(6):
+            self.watch(self.operation(["a", "b", "d"], None)).force_complete()
+        self.clock.advance(0)
+
+    def listen_for_a_while(self) -> None:
+        heard: list[object] = []
+        self.purgatory.add_listener(heard.append)
+        self.purgatory.remove_listener(heard.append)
+
+    def add_and_remove(self) -> None:
+        """Add and remove a listener, which an injected call may have removed already."""
+        self.purgatory.add_listener(self.quiet.append)
+        self.remove()
+        require(self.removed, "the listener that was added could not be removed")
+
+    def remove(self) -> None:
+        try:
+            self.purgatory.remove_listener(self.quiet.append)
+        except ValueError as error:
+            require("is not a listener" in str(error), str(error))
+        else:
+            self.removed = True
+
+    def call_at(self) -> None:
+        ran: list[float] = []
+        self.clock.call_at(self.clock.time() + 0.003, lambda: ran.append(self.clock.time()))
+        self.extra.append(lambda: require(len(ran) == 1, f"a call of the clock ran {len(ran)} times"))
+        self.clock.call_at(self.clock.time(), int).cancel()
+
+    def check_now(self) -> None:
+        """Check the invariants when the outer call has returned."""
+        purgatory = self.purgatory
+        pending = []
+        for operation in self.operations:
+            self._check_operation(operation)
+            if operation.accepted and not operation.done():
+                pending.append(operation)
+        require(purgatory.num_delayed == len(pending), f"num_delayed is {purgatory.num_delayed}, pending are {pending}")
+        require(purgatory.watched >= 0, f"watched is {purgatory.watched}")
+        statistics = purgatory.statistics()
+        finished = [operation.outcome for operation in self.operations if operation.accepted and operation.done()]
+        for outcome in ("completed_at_once", "satisfied", "expired", "closed", "cancelled", "failed"):
+            counted = getattr(statistics, outcome)
+            require(counted == finished.count(outcome), f"{outcome}: {counted} counted, of {finished}")
+        if self.heard is not None:
+            require(sorted(self.heard) == sorted(map(str, finished)), f"listeners heard {self.heard}, of {finished}")
+        if purgatory.closed:
+            require(not pending, f"closed, and {pending} are pending")
+            require(len(purgatory.timer) == 0, f"closed, and {len(purgatory.timer)} are in the timer")
+        check_purgatory(purgatory)
+
+    def _check_operation(self, operation: Operation) -> None:
+        outcome = operation.outcome
+        completes = outcome in ("completed_at_once", "satisfied", "expired", "closed")
+        require(operation.completed == completes, f"{operation}: on_complete ran {operation.completed} times")
+        require(operation.won <= 1, f"{operation}: force_complete returned True {operation.won} times")
+        if outcome in ("completed_at_once", "satisfied"):
+            require(operation.won == 1, f"{operation}: force_complete returned True {operation.won} times")
+        expirations = operation.expirations
+        require(len(expirations) == (outcome == "expired"), f"{operation}: on_expiration ran {len(expirations)} times")
+        require(max(expirations, default=0) <= 0, f"{operation}: expired {expirations} s before its deadline")
+        require(operation.done() == (outcome is not None), f"{operation}: done() is {operation.done()}")
+        if operation.woken and operation.accepted:
+            require(operation.done(), f"{operation}: lost wake-up")
+
+    def check_later(self, by_deadlines_first: bool, which: int) -> None:
+        """Check that the rest completes and that no object is retained."""
+        if by_deadlines_first:
+            self._expire()
+        self._wake_all(which)
+        if not by_deadlines_first:
+            self._expire()
+        self.check_now()
+        require(self.purgatory.num_delayed == 0, f"num_delayed is {self.purgatory.num_delayed}")
+        require(len(self.purgatory.timer) == 0, f"{len(self.purgatory.timer)} are in the timer")
+        for check in self.extra:
+            check()
+        self._check_that_nothing_is_retained()
+        self.purgatory.close()
+        self.clock.advance(1.0)
+        require(self.purgatory.watched == 0, f"watched is {self.purgatory.watched} after a close")
+
+    def _wake_all(self, which: int) -> None:
+        for operation in self.operations:
+            if operation.accepted and not operation.done():
+                self.wake(operation, which)
+                key = operation.keys[which % len(operation.keys)]
+                require(operation.done(), f"{operation}: not found by a check of {key}")
+
+    def _expire(self) -> None:
+        self.clock.advance(FAR)
+        for operation in self.operations:
+            if operation.accepted and not operation.done():
+                require(operation.moves.never, f"{operation}: its deadline, {operation.moves.possible}, never came")
+
+    def _check_that_nothing_is_retained(self) -> None:
+        references = [weakref.ref(operation) for operation in self.operations if operation.accepted]
+        self.operations.clear()
+        del self.subject, self.other, self.moved, self.late
+        retained = [operation for operation in (reference() for reference in references) if operation is not None]
+        require(not retained, f"{retained} are retained")
+
+
+_BOTH: Final[dict[str, Callable[[World], object]]] = {
+    "check, all complete": lambda world: world.check("a", 10),
+    "complete_all": lambda world: world.purgatory.complete_all(),
+    "cancel_all": lambda world: world.purgatory.cancel_all(),
+    "close": lambda world: world.purgatory.close(),
+    "aclose": lambda world: world.aclose(),
+    "force_complete": lambda world: world.subject.force_complete(),
+    "cancel": lambda world: world.subject.cancel(),
+    "advance by nothing": lambda world: world.clock.advance(0.0),
+    "advance to a deadline": lambda world: world.clock.advance(0.006),
+    "advance by a cascade": lambda world: world.clock.advance(0.2),
+    "advance by everything": lambda world: world.clock.advance(100.0),
+    "purge": lambda world: world.finish_many(),
+    "listeners": lambda world: world.listen_for_a_while(),
+}
+"""The calls that are made inside others, and others inside them."""
+
+OF_A_PURGATORY: Final[dict[str, Callable[[World], object]]] = {
+    **_BOTH,
+    "watch": lambda world: world.watch_subject(["a"], 0.05),
+    "watch on several keys": lambda world: world.watch_subject(["a", "new", "b", "another"], 3.0),
+    "watch without a deadline": lambda world: world.watch_subject(["b"], None),
+    "watch on a new key": lambda world: world.watch_subject(["new"], 0.05),
+    "watch, due at once": lambda world: world.watch_subject(["a", "c"], 0.0),
+    "watch, ready at the first try": lambda world: world.watch_subject(["a", "b"], 0.05, 0),
+    "watch, ready at the second try": lambda world: world.watch_subject(["a", "b"], 0.05, 1),
+    "check, none completes": lambda world: world.check("a", 0),
+    "check, one completes": lambda world: world.check("a", 1),
+    "check, all complete, limit 1": lambda world: world.check("a", 10, 1),
+    "check, all complete, limit 2": lambda world: world.check("a", 10, 2),
+    "check soon, none completes": lambda world: world.check("b", 0, soon=True),
+    "check soon, all complete": lambda world: world.check("b", 10, soon=True),
+    "check soon, limit 1": lambda world: world.check("a", 10, 1, soon=True),
+    "check soon, limit 2": lambda world: world.check("a", 10, 2, soon=True),
+    "cancel_for_key": lambda world: world.purgatory.cancel_for_key(world.key("a")),
+    "reschedule earlier": lambda world: world.reschedule(world.moved, 0.007),
+    "reschedule later": lambda world: world.reschedule(world.moved, 5.0),
+    "reschedule to never": lambda world: world.reschedule(world.moved, None),
+    "reschedule within the bucket": lambda world: world.reschedule(world.moved, 2.001),
+    "reschedule to now": lambda world: world.reschedule(world.moved, 0.0),
+    "a listener": lambda world: world.add_and_remove(),
+    "call_at of the clock": lambda world: world.call_at(),
+}
+
+INTO_A_PURGATORY: Final[dict[str, Callable[[World], object]]] = {
+    **_BOTH,
+    "watch": lambda world: world.watch(world.operation(["a"], 0.05)),
+    "watch, earlier than all": lambda world: world.watch(world.operation(["a", "b", "new"], 0.002)),
+    "watch without a deadline": lambda world: world.watch(world.operation(["b", "new"], None)),
+    "watch, ready": lambda world: world.watch(world.operation(["a"], 0.05, 0)),
+    "watch the same operation": lambda world: world.watch(world.subject),
+    "check": lambda world: world.purgatory.check_and_complete(world.key("a")),
+    "check, limit 1": lambda world: world.check("a", 10, 1),
+    "wake the operation": lambda world: world.wake(world.subject),
+    "wake the operation, last key": lambda world: world.wake(world.subject, -1),
+    "wake another": lambda world: world.wake(world.other, 1),
+    "check soon": lambda world: world.purgatory.check_and_complete_soon(world.key("a")),
+    "check soon, limit 1": lambda world: world.purgatory.check_and_complete_soon(world.key("a"), 1),
+    "cancel_for_key a": lambda world: world.purgatory.cancel_for_key(world.key("a")),
+    "cancel_for_key b": lambda world: world.purgatory.cancel_for_key(world.key("b")),
+    "cancel_for_key new": lambda world: world.purgatory.cancel_for_key(world.key("new")),
+    "force_complete another": lambda world: world.other.force_complete(),
+    "cancel another": lambda world: world.other.cancel(),
+    "reschedule earlier": lambda world: world.reschedule(world.subject, 0.001),
+    "reschedule later": lambda world: world.reschedule(world.subject, 7.0),
+    "reschedule to never": lambda world: world.reschedule(world.subject, None),
+    "reschedule another": lambda world: world.reschedule(world.moved, 0.003),
+    "reschedule another later": lambda world: world.reschedule(world.moved, 7.0),
+    "reschedule another to never": lambda world: world.reschedule(world.moved, None),
+    "reschedule another within the bucket": lambda world: world.reschedule(world.late, 50.001),
+    "remove the listener": lambda world: world.remove(),
+    "look": lambda world: (world.purgatory.statistics(), world.purgatory.watched_keys(), repr(world.purgatory)),
+    "collect": lambda world: world.clock.call_at(world.clock.time(), int).cancel(),
+}
