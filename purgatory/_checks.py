@@ -50,7 +50,7 @@ def check_callback(name: str, callback: Callable[..., object]) -> None:
     """Raise `TypeError` unless `callback` is callable, and not `async`."""
     if not callable(callback):
         raise TypeError(f"{name} must be callable, not {callback!r}")
-    if is_async(callback) or is_async(getattr(callback, "__call__", None)):  # noqa: B004 - of the type, not the instance
+    if is_async(callback) or is_async(type(callback).__call__):
         raise TypeError(f"{name} must not be async, as its result is not awaited: {callback!r}")
 
 

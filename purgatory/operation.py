@@ -25,7 +25,7 @@ from abc import abstractmethod
 from asyncio import _get_running_loop
 from collections.abc import Generator
 from contextlib import suppress
-from typing import Any, Final, Generic, NoReturn, TypeVar, cast
+from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar, cast, overload
 
 from purgatory._affinity import running_loop
 from purgatory._checks import is_async, seconds
@@ -41,6 +41,14 @@ from purgatory.watchers import Entry
 __all__ = ["PENDING", "DelayedOperation"]
 
 T = TypeVar("T")
+
+
+class Waiter(Protocol):
+    """An object that is told that an operation is done: a future, or a parked request."""
+
+    def done(self) -> bool: ...
+    def set_result(self, result: None, /) -> None: ...
+    def get_loop(self) -> asyncio.AbstractEventLoop: ...
 
 
 class _State:
@@ -122,9 +130,9 @@ class DelayedOperation(TimerEntry, Generic[T]):
         """Set when the operation is watched, and kept."""
         self._purgatory_keys = 0
         """How many watcher lists have the entry."""
-        self._purgatory_waiters: list[asyncio.Future[None]] | None = None
-        """The futures of the tasks that await. `None` again when one of them has taken the result; an empty list if all
-        have left while `on_complete` was running."""
+        self._purgatory_waiters: list[Waiter] | None = None
+        """The futures of the tasks that await, and parked requests. `None` again when one of them has taken the result;
+        an empty list if all have left while `on_complete` was running."""
 
     def __repr__(self) -> str:
         state = self._purgatory_state.name
@@ -466,8 +474,12 @@ class DelayedOperation(TimerEntry, Generic[T]):
                     if owner.listeners is not None:
                         owner.listeners.finish(self, cast(Outcome, self.outcome), owner.time())
 
-    def _purgatory_add_waiter(self) -> "asyncio.Future[None] | None":
-        """A future that is done when the operation is; `None` if that is done already."""
+    @overload
+    def _purgatory_add_waiter(self) -> "asyncio.Future[None] | None": ...
+    @overload
+    def _purgatory_add_waiter(self, waiter: Waiter) -> Waiter | None: ...
+    def _purgatory_add_waiter(self, waiter: Waiter | None = None) -> Waiter | None:
+        """`waiter`, by default a new future, that is done when the operation is; `None` if that is done already."""
         owner = self._purgatory_owner
         state = self._purgatory_state
         if owner is None:
@@ -478,7 +490,8 @@ class DelayedOperation(TimerEntry, Generic[T]):
             loop = asyncio.get_running_loop()
         else:
             loop = running_loop(self, owner.loop, "operation.__await__()")
-        waiter: asyncio.Future[None] = loop.create_future()
+        if waiter is None:
+            waiter = loop.create_future()
         waiters = [waiter]
         # No call from here: the future is seen by the completion, or the completion by the caller.
         if self._purgatory_waiters is None:
@@ -488,8 +501,11 @@ class DelayedOperation(TimerEntry, Generic[T]):
         state = self._purgatory_state
         return waiter if state is PENDING or state.after is not None else None
 
-    def _purgatory_remove_waiter(self, waiter: "asyncio.Future[None]") -> None:
-        """A task stops awaiting. The last one to leave cancels the operation, or leaves its result undelivered."""
+    def _purgatory_remove_waiter(self, waiter: Waiter) -> None:
+        """A task stops awaiting, or the client of a parked request disconnects.
+
+        The last one to leave cancels the operation, or leaves its result undelivered.
+        """
         waiters = self._purgatory_waiters
         if waiters is None:
             return  # another task has taken the result
@@ -504,7 +520,7 @@ class DelayedOperation(TimerEntry, Generic[T]):
                 self._purgatory_waiters = None
                 self._purgatory_undelivered()
 
-    def _purgatory_wake_waiters(self, waiters: "list[asyncio.Future[None]]") -> None:
+    def _purgatory_wake_waiters(self, waiters: list[Waiter]) -> None:
         if not waiters:
             self._purgatory_waiters = None
             self._purgatory_undelivered()

@@ -1,0 +1,134 @@
+"""uvicorn's protocol of a connection, while there is a request to parse or to handle."""
+
+import asyncio
+from typing import Any, ClassVar, cast
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from purgatory.asgi.parking import EXTENSION, Listener, Send
+from purgatory.idle import IdleTracker
+from purgatory.uvicorn.quiet import QuietConnection, Shared
+
+__all__ = ["ParkingProtocol"]
+
+
+class ParkingProtocol(HttpToolsProtocol):
+    """uvicorn's own httptools protocol, with the ASGI extension `purgatory.parking`.
+
+    When a request is parked, and when the connection has been idle for `settle_after` seconds, a small
+    `QuietConnection` takes its place (`transport.set_protocol`, as uvicorn does for a WebSocket). When data comes, a
+    new one of these takes the place back.
+    """
+
+    settle_after: ClassVar[float] = 0.1
+    """Seconds. A connection that is used more often keeps its parser, which takes 10 µs to make."""
+    write_timeout: ClassVar[float] = 30.0
+    """Seconds in which the client of a parked request takes something of what was sent. Else it is disconnected."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        state: Any = server_state
+        try:
+            self.shared: SharedByConnections = state.purgatory
+        except AttributeError:
+            self.shared = state.purgatory = SharedByConnections(type(self), config, server_state, app_state)
+        self.parking = {"park": self.park}
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.shared.settling.touch(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.shared.settling.discard(self)
+        super().connection_lost(exc)
+        self.parking = {}  # a cycle of references is not left to the garbage collector
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        cast(dict[str, Any], self.scope).setdefault("extensions", {})[EXTENSION] = self.parking
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.timeout_keep_alive_task is not None:
+            self.shared.settling.touch(self)
+
+    def park(self, send: Send, listener: Listener) -> QuietConnection | None:
+        """Park the request that is being handled. As the extension says."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if (
+            cycle is None
+            or send != cycle.send
+            or cycle.more_body
+            or cycle.response_started
+            or cycle.disconnected
+            or self.pipeline
+            or self.scope is not cycle.scope  # the parser has begun with the next request
+            or self.transport.is_closing()
+        ):
+            return None
+        quiet = QuietConnection(self.shared, self.transport, self.flow.write_paused)
+        quiet.park(cycle, listener)
+        # The application has nothing more to receive and to send, and uvicorn nothing to say about that.
+        cycle.disconnected = True
+        cycle.message_event.set()
+        self._retire(quiet)
+        return quiet
+
+    def settle(self) -> None:
+        """Called when the connection has been idle for some time, or has a request again."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if (
+            self.scope is (None if cycle is None else cycle.scope)  # else the parser has begun with a request
+            and (cycle is None or cycle.response_complete)
+            and not self.flow.write_paused
+            and not self.transport.is_closing()
+        ):
+            keep_alive = None if cycle is None else max(self.timeout_keep_alive - self.settle_after, 0.0)
+            quiet = QuietConnection(self.shared, self.transport, False)
+            quiet.keep_alive_for(keep_alive)
+            self._retire(quiet)
+
+    def _retire(self, quiet: QuietConnection) -> None:
+        self._unset_keepalive_if_required()
+        self.shared.settling.discard(self)
+        self.connections.discard(self)
+        self.connections.add(cast(Any, quiet))
+        self.flow.resume_reading()
+        self.transport.set_protocol(quiet)
+        # What refers to this object is dropped, so that no garbage collection is needed to free it.
+        self.parser = self.cycle = self.scope = self.headers = None  # type: ignore[assignment]
+        self.parking = {}
+
+
+class SharedByConnections(Shared):
+    """What the connections of a server share."""
+
+    __slots__ = ("protocol_class", "settling")
+
+    def __init__(
+        self,
+        protocol_class: type[ParkingProtocol],
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+    ) -> None:
+        super().__init__(config, server_state, app_state, protocol_class.write_timeout)
+        self.protocol_class = protocol_class
+        self.settling: IdleTracker[ParkingProtocol] = IdleTracker(
+            protocol_class.settle_after, on_idle=protocol_class.settle, tick=protocol_class.settle_after / 10
+        )
+        """The connections that keep their parser, by the time of their last response."""
+
+    def busy(self, transport: asyncio.Transport) -> HttpToolsProtocol:
+        """The protocol that takes the place of a quiet one."""
+        protocol = self.protocol_class(self.config, self.server_state, self.app_state)
+        HttpToolsProtocol.connection_made(protocol, transport)
+        return protocol

@@ -1,0 +1,239 @@
+"""A connection without a request to parse or to handle: idle, or with a parked request."""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from typing import Any, Final
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.utils import get_path_with_query_string
+from uvicorn.server import ServerState
+
+from purgatory.asgi.parking import Listener, Message
+from purgatory.timer import WheelTimer
+from purgatory.timer.task import TimerEntry
+from purgatory.uvicorn.framing import CHUNKED, CLOSE, HEAD, HTTP_1_0, PAUSED, STARTED, Framing
+
+__all__ = ["QuietConnection", "Shared"]
+
+_LARGE: Final = 16_384
+"""Bytes of a body from which on it is not copied behind its head: many connections may be sent the same one."""
+
+
+class Shared(ABC):
+    """What the connections of a server share."""
+
+    __slots__ = ("access_logger", "app_state", "config", "framing", "server_state", "timer", "write_timeout")
+
+    def __init__(
+        self, config: Config, server_state: ServerState, app_state: dict[str, Any], write_timeout: float
+    ) -> None:
+        self.config = config
+        self.server_state = server_state
+        self.app_state = app_state
+        self.write_timeout = write_timeout
+        access_logger = logging.getLogger("uvicorn.access")
+        self.access_logger = access_logger if access_logger.hasHandlers() else None
+        self.timer = WheelTimer(tick=0.02, wheel_size=256)
+        """For keep-alive and for clients that do not take what was sent."""
+        self.framing = Framing()
+
+    @abstractmethod
+    def busy(self, transport: asyncio.Transport) -> HttpToolsProtocol:
+        """The protocol for a connection on which data comes."""
+
+
+class QuietConnection(asyncio.Protocol, TimerEntry):
+    """A connection that is idle or has a parked request, in few bytes.
+
+    As a timer's entry it waits for one of two: the end of keep-alive, or of the patience with a client that does not
+    take what was sent.
+    """
+
+    # Few slots, as there are very many of these: what is true or false is a bit of `flags`.
+    __slots__ = ("buffered", "client", "flags", "held", "listener", "remaining", "request", "shared", "transport")
+
+    def __init__(self, shared: Shared, transport: asyncio.Transport, paused: bool) -> None:
+        self._timer_bucket = None
+        self._timer_deadline = 0.0
+        self.shared = shared
+        self.transport = transport
+        self.flags = 0
+        self.buffered = 0
+        """Bytes that the transport held when the client was last looked at."""
+        self.held = b""
+        """Data that has come behind a parked request."""
+        self.listener: Listener | None = None
+        """The application's side of the parked request, until the last message."""
+        self.remaining: int | None = None
+        """Bytes left of those that the head of the response has promised."""
+        self.client: tuple[str, int] | None = None
+        """The client of the parked request, for the access log."""
+        self.request: str | None = None
+        """Method and path of the parked request, for the access log."""
+        if paused:
+            self.pause_writing()
+
+    def park(self, cycle: RequestResponseCycle, listener: Listener) -> None:
+        """Take what is needed of the request for its response."""
+        scope = cycle.scope
+        self.listener = listener
+        if scope["method"] == "HEAD":
+            self.flags |= HEAD
+        if scope["http_version"] == "1.0":
+            self.flags |= HTTP_1_0
+        if not cycle.keep_alive:
+            self.flags |= CLOSE
+        if self.shared.access_logger is not None:
+            self.client = scope["client"]
+            self.request = f"{scope['method']} {get_path_with_query_string(scope)}"
+
+    def keep_alive_for(self, seconds: float | None) -> None:
+        """Close the connection unless data comes in `seconds`."""
+        timer = self.shared.timer
+        if seconds is None:
+            timer.cancel(self)
+        else:
+            timer.reschedule(self, timer.time() + seconds)
+
+    # A parked request, as the application sees it.
+
+    def send(self, *messages: Message) -> None:
+        """Write messages of ASGI's `send`. Raises `RuntimeError` for wrong ones, before anything is written."""
+        if self.listener is None:
+            raise RuntimeError("the response is complete")
+        if self.transport.is_closing():
+            return  # connection_lost follows
+        chunks: list[bytes] = []
+        flags, remaining, status, complete = self.flags, self.remaining, 0, False
+        for message in messages:
+            kind = message["type"]
+            if kind == "http.response.start" and not flags & STARTED:
+                status = message["status"]
+                head, flags, remaining = self.shared.framing.head(
+                    message, self.shared.server_state.default_headers, flags
+                )
+                chunks.append(head)
+            elif kind == "http.response.body" and flags & STARTED and not complete:
+                complete = not message.get("more_body", False)
+                if flags & HEAD:
+                    continue
+                body = message.get("body", b"")
+                if remaining is not None:
+                    remaining -= len(body)
+                    if remaining < 0:
+                        raise RuntimeError("Response content longer than Content-Length")
+                    if complete and remaining:
+                        raise RuntimeError("Response content shorter than Content-Length")
+                if not flags & CHUNKED:
+                    chunks.append(body)
+                    continue
+                if body:
+                    chunks += (b"%x\r\n" % len(body), body, b"\r\n")
+                if complete:
+                    chunks.append(b"0\r\n\r\n")
+            else:
+                raise RuntimeError(f"Unexpected ASGI message {kind!r}.")
+        self.flags, self.remaining = flags, remaining
+        if status:
+            self._log(status)
+        if len(chunks) == 2 and len(chunks[1]) >= _LARGE:
+            self.transport.writelines(chunks)
+        else:
+            self.transport.write(b"".join(chunks))
+        if complete:
+            self._completed()
+
+    def close(self) -> None:
+        """Close the connection without the rest of the response."""
+        self.listener = None
+        self.transport.close()
+
+    def _log(self, status: int) -> None:
+        logger, request = self.shared.access_logger, self.request
+        if logger is not None and request is not None:
+            client = "" if self.client is None else f"{self.client[0]}:{self.client[1]}"
+            version = "1.0" if self.flags & HTTP_1_0 else "1.1"
+            logger.info('%s - "%s %s HTTP/%s" %d', client, *request.split(" ", 1), version, status)
+
+    def _completed(self) -> None:
+        self.listener = self.client = self.request = None
+        self.shared.server_state.total_requests += 1
+        if self.flags & CLOSE:
+            self.transport.close()
+        elif self.held:
+            data, self.held = self.held, b""
+            self.transport.resume_reading()
+            self._wake(data)
+        else:
+            self.flags &= PAUSED
+            if not self.flags:
+                self.keep_alive_for(self.shared.config.timeout_keep_alive)
+
+    # As uvicorn's server sees it.
+
+    def shutdown(self) -> None:
+        """The server shuts down."""
+        if self.listener is None:
+            self.transport.close()
+        else:
+            self.flags |= CLOSE
+            self.listener.shutdown()
+
+    # As the transport sees it.
+
+    def data_received(self, data: bytes) -> None:
+        if self.listener is None:
+            self._wake(data)
+        else:
+            self.held += data
+            self.transport.pause_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.shared.timer.cancel(self)
+        self.shared.server_state.connections.discard(self)
+        listener, self.listener = self.listener, None
+        if listener is not None:
+            listener.disconnected()
+
+    def pause_writing(self) -> None:
+        self.flags |= PAUSED
+        self.buffered = self.transport.get_write_buffer_size()
+        self.keep_alive_for(self.shared.write_timeout)
+        if self.listener is not None:
+            self.listener.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.flags &= ~PAUSED
+        if self.listener is None:
+            self.keep_alive_for(self.shared.config.timeout_keep_alive)
+        else:
+            self.keep_alive_for(None)
+            self.listener.resume_writing()
+
+    # As the timer sees it.
+
+    def _timer_expire(self) -> None:
+        if self._timer_bucket is not None:
+            return  # set anew on the way here
+        if not self.flags & PAUSED:
+            if self.listener is None:
+                self.transport.close()
+            return
+        buffered = self.transport.get_write_buffer_size()
+        if buffered < self.buffered:
+            self.buffered = buffered
+            self.keep_alive_for(self.shared.write_timeout)
+        else:
+            self.transport.abort()
+
+    def _wake(self, data: bytes) -> None:
+        """Give way to uvicorn's protocol."""
+        self.shared.timer.cancel(self)
+        self.shared.server_state.connections.discard(self)
+        protocol = self.shared.busy(self.transport)
+        if self.flags & PAUSED:
+            protocol.pause_writing()
+        self.transport.set_protocol(protocol)
+        protocol.data_received(data)

@@ -1,0 +1,270 @@
+"""`EventStream`, parked and not."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from purgatory.asgi import Event, EventStream
+from purgatory.uvicorn import ParkingProtocol
+from tests.uvicorn.board import Board
+from tests.uvicorn.serving import PROTOCOLS, Client, Server, connected, serving
+
+QUIET = "QuietConnection"
+
+
+@pytest.fixture(params=PROTOCOLS)
+def http(request: pytest.FixtureRequest) -> Any:
+    """With parking, and as uvicorn is without."""
+    return PROTOCOLS[request.param]
+
+
+@pytest.fixture
+def board() -> Board:
+    return Board()
+
+
+@pytest.fixture
+async def server(board: Board, http: Any) -> AsyncIterator[Server]:
+    async with serving(board.app, http) as server:
+        yield server
+
+
+@pytest.fixture
+async def client(server: Server) -> AsyncIterator[Client]:
+    async with connected(server) as client:
+        yield client
+
+
+async def chunk(client: Client) -> bytes:
+    """The next chunk of the response."""
+    size = int(await client.until(b"\r\n"), 16)
+    data = b""
+    while len(data) < size + 2:
+        if not client.left:
+            client.left = await client.reader.read(2**20)
+            if not client.left:
+                raise ConnectionResetError
+        part, client.left = client.left[: size + 2 - len(data)], client.left[size + 2 - len(data) :]
+        data += part
+    return data[:-2]
+
+
+async def open_stream(board: Board, client: Client, *headers: str, target: str = "/events") -> bytes:
+    """Open a stream. Returns the head of the response."""
+    await client.send("GET", target, *headers)
+    return await client.until(b"\r\n\r\n")
+
+
+class TestStreams:
+    async def test_head(self, board: Board, client: Client) -> None:
+        head = (await open_stream(board, client)).lower()
+        assert head.startswith(b"http/1.1 200 ok\r\n")
+        for line in (b"content-type: text/event-stream; charset=utf-8", b"cache-control: no-store", b"chunked"):
+            assert line in head
+
+    async def test_events_come_as_they_happen(self, board: Board, server: Server, client: Client) -> None:
+        board.notes.append("before")
+        await open_stream(board, client)
+        assert await chunk(client) == b"id: 1\ndata: before\n\n"
+        for number in range(2, 5):
+            await board.until_waiting(1)
+            board.pin(f"note {number}")
+            assert await chunk(client) == f"id: {number}\ndata: note {number}\n\n".encode()
+        await board.until_waiting(1)
+        if server.config.http is ParkingProtocol:
+            assert server.connections == [QUIET]
+            assert not server.server_state.tasks
+
+    async def test_stream_goes_on_after_the_last_event_id(self, board: Board, client: Client) -> None:
+        board.notes += ["a", "b", "c"]
+        await open_stream(board, client, "Last-Event-ID: 2")
+        assert await chunk(client) == b"id: 3\ndata: c\n\n"
+
+    async def test_comment_is_the_heartbeat(self, board: Board, client: Client) -> None:
+        await open_stream(board, client, target="/events?timeout=0.01")
+        assert [await chunk(client) for _ in range(3)] == [b":\n\n"] * 3
+        board.pin("hello")
+        while (data := await chunk(client)) == b":\n\n":
+            pass
+        assert data == b"id: 1\ndata: hello\n\n"
+
+    async def test_stream_ends_and_the_connection_goes_on(self, board: Board, client: Client) -> None:
+        await open_stream(board, client)
+        await board.until_waiting(1)
+        board.pin("end")
+        assert await chunk(client) == b"id: 1\ndata: end\n\n"
+        assert await chunk(client) == b""
+        assert (await client.request("GET", "/now")).body == b"now 0"
+
+    async def test_stream_ends_with_its_purgatory(self, board: Board, client: Client) -> None:
+        await open_stream(board, client)
+        await board.until_waiting(1)
+        await board.purgatory.aclose()
+        assert await chunk(client) == b":\n\n"
+        assert await chunk(client) == b""
+
+    async def test_stream_ends_when_its_operation_is_cancelled(self, board: Board, client: Client) -> None:
+        await open_stream(board, client)
+        await board.until_waiting(1)
+        board.purgatory.cancel_for_key("board")
+        assert await chunk(client) == b""
+        assert (await client.request("GET", "/now")).body == b"now 0"
+
+    async def test_head_request_opens_no_stream(self, board: Board, client: Client) -> None:
+        await client.send("HEAD", "/events")
+        assert (await client.receive("HEAD")).headers["content-type"].startswith("text/event-stream")
+        assert board.looks == []
+        assert (await client.request("GET", "/now")).body == b"now 0"
+
+    async def test_stream_for_http_1_0_ends_with_the_connection(self, board: Board) -> None:
+        async with serving(board.app) as server, connected(server) as client:
+            await client.send("GET", "/events", version="1.0")
+            assert b"chunked" not in await client.until(b"\r\n\r\n")
+            await board.until_waiting(1)
+            board.pin("end")
+            assert await client.until(b"\n\n") == b"id: 1\ndata: end\n\n"
+            assert await client.ended()
+
+    @pytest.mark.parametrize("how", ["close", "reset"])
+    async def test_operation_is_cancelled_when_the_client_disconnects(
+        self, board: Board, server: Server, client: Client, how: str
+    ) -> None:
+        await open_stream(board, client)
+        await board.until_waiting(1)
+        if how == "close":
+            client.writer.close()
+        else:
+            client.reset()
+        await board.until_waiting(0)
+        assert board.looks[-1].cancelled()
+        await server.until()
+
+    async def test_failing_operation_closes_the_connection(
+        self, board: Board, client: Client, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        await open_stream(board, client)
+        await board.until_waiting(1)
+        board.pin("fail")
+        assert await client.ended()
+        assert "a bad note" in caplog.text
+
+    async def test_failing_follow_closes_the_connection(
+        self, board: Board, client: Client, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        board.watch = lambda look: 1 / 0  # type: ignore[assignment,method-assign,return-value]
+        await client.send("GET", "/events")
+        with pytest.raises(ConnectionResetError):
+            await client.until(b"never")
+        assert "division by zero" in caplog.text
+
+    async def test_follow_must_return_an_operation(
+        self, board: Board, client: Client, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        board.watch = lambda look: "no operation"  # type: ignore[assignment,method-assign,return-value]
+        await client.send("GET", "/events")
+        with pytest.raises(ConnectionResetError):
+            await client.until(b"never")
+        assert "follow must return a DelayedOperation or None, not 'no operation'" in caplog.text
+
+
+class TestParkedStreams:
+    async def test_streams_end_when_shutdown_begins(self) -> None:
+        board = Board()
+        server = Server(board.app)
+        serve = asyncio.create_task(server._serve())
+        while not server.started:
+            await asyncio.sleep(0.005)
+        async with connected(server) as client:
+            await open_stream(board, client)
+            await board.until_waiting(1)
+            server.should_exit = True
+            assert await chunk(client) == b":\n\n"
+            assert await chunk(client) == b""
+            assert await client.ended()
+            await serve
+
+    async def test_events_with_one_key_are_rendered_once(self, board: Board) -> None:
+        board.key = tuple
+        async with serving(board.app) as server, AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(connected(server)) for _ in range(20)]
+            for client in clients:
+                await open_stream(board, client)
+            await board.until_waiting(20)
+            board.pin("hello")
+            assert [await chunk(client) for client in clients] == [b"id: 1\ndata: hello\n\n"] * 20
+            assert len(board.rendered) < 20
+            await board.until_waiting(20)
+            board.pin("again")
+            assert [await chunk(client) for client in clients] == [b"id: 2\ndata: again\n\n"] * 20
+
+    async def test_reader_that_takes_no_events_is_dropped_and_holds_little(self, board: Board) -> None:
+        class Impatient(ParkingProtocol):
+            write_timeout = 0.5
+
+        async with serving(board.app, Impatient) as server, connected(server) as client:
+            await open_stream(board, client)
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            held = 0
+            for _ in range(300):
+                board.pin("x" * 100_000)
+                await asyncio.sleep(0.001)
+                for connection in server.server_state.connections:
+                    held = max(held, connection.transport.get_write_buffer_size())
+            assert 0 < held < 400_000  # a batch more than the transport's high-water mark
+            await server.until()
+            assert board.purgatory.num_delayed == 0
+
+    async def test_reader_that_takes_events_late_gets_all(self, board: Board) -> None:
+        async with serving(board.app) as server, connected(server) as client:
+            await open_stream(board, client)
+            for number in range(200):
+                board.pin(f"{number} " + "x" * 100_000)
+                await asyncio.sleep(0.001)
+            received = b""
+            while b"id: 200\n" not in received:
+                received += await chunk(client)
+            found = [line.split()[0] for line in received.split(b"data: ")[1:]]
+            assert found == [str(number).encode() for number in range(200)]
+
+    async def test_paused_stream_ends_at_shutdown(self, board: Board) -> None:
+        class Impatient(ParkingProtocol):
+            write_timeout = 0.5
+
+        server = Server(board.app, Impatient)
+        serve = asyncio.create_task(server._serve())
+        while not server.started:
+            await asyncio.sleep(0.005)
+        async with connected(server) as client:
+            await open_stream(board, client)
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            while board.purgatory.num_delayed or not board.looks[0].done():
+                board.pin("x" * 1_000_000)
+                await asyncio.sleep(0.001)
+            server.should_exit = True
+            await serve
+
+
+class TestEvents:
+    def test_fields(self) -> None:
+        event = Event("a\nb\r\nc\rd", id="7", event="news", retry=1000)
+        assert event.encode() == b"event: news\nid: 7\nretry: 1000\ndata: a\ndata: b\ndata: c\ndata: d\n\n"
+        assert Event("").encode() == b"data: \n\n"
+
+    @pytest.mark.parametrize(
+        "fields", [{"id": ""}, {"id": "a\nb"}, {"id": "a\0"}, {"event": "a\rb"}, {"event": ""}, {"retry": -1}]
+    )
+    def test_bad_fields_are_refused(self, fields: Any) -> None:
+        with pytest.raises(ValueError, match=next(iter(fields))):
+            Event("data", **fields)
+
+    @pytest.mark.parametrize("argument", ["follow", "render", "key"])
+    def test_arguments_must_be_plain_functions(self, argument: str) -> None:
+        async def wrong(value: object) -> Any: ...
+
+        arguments: Any = {"follow": id, "render": id, "key": id}
+        for bad, match in ((wrong, f"{argument} must not be async"), (5, f"{argument} must be callable, not 5")):
+            with pytest.raises(TypeError, match=match):
+                EventStream(**{**arguments, argument: bad})

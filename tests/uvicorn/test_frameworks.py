@@ -1,0 +1,164 @@
+"""Starlette, FastAPI and Quart, on servers that park requests and on others; and real clients."""
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import aiohttp
+import httpx
+import pytest
+
+from purgatory import DelayedOperationPurgatory
+from tests.asgi.processes import Server, serving
+from tests.support.servers import program
+from tests.uvicorn import frameworks
+from tests.uvicorn.serving import Client, connected
+from tests.uvicorn.serving import serving as serving_here
+
+FRAMEWORKS = ["starlette", "fastapi", "quart"]
+COMMANDS = {
+    "parked": ["purgatory.uvicorn", "--port", "0"],
+    "uvicorn": ["uvicorn", "--port", "0"],
+    "h11": ["uvicorn", "--port", "0", "--http", "h11"],
+    "hypercorn": ["hypercorn", "--bind", "127.0.0.1:0"],
+}
+
+
+@pytest.fixture(autouse=True)
+def new_purgatory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A purgatory belongs to one event loop, and each test has its own."""
+    monkeypatch.setattr(frameworks, "purgatory", DelayedOperationPurgatory())
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+async def test_requests_are_parked(framework: str) -> None:
+    app = getattr(frameworks, framework)
+    async with serving_here(app, lifespan="off") as server, connected(server) as one, connected(server) as other:
+        await one.send("GET", "/wait")
+        await other.send("GET", "/events")
+        await server.until("QuietConnection", "QuietConnection")
+        while server.server_state.tasks:
+            await asyncio.sleep(0.005)
+        assert frameworks.purgatory.complete_all() == 2
+        assert (await one.receive()).body == b'"gone"'
+        assert b"id: 1\ndata: gone\n\n" in await other.until(b"0\r\n\r\n")
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_answers_are_the_same_on_each_server(framework: str, name: str) -> None:
+    with serving(*COMMANDS[name], f"tests.uvicorn.frameworks:{framework}") as server:
+        async with server.client() as client, server.client() as other:
+            waiting = [asyncio.create_task(client.get(path)) for path in ("/wait", "/events")]
+            while (await other.post("/go")).json() != 0 or not all(task.done() for task in waiting):
+                await asyncio.sleep(0.02)
+            answer, stream = [await task for task in waiting]
+        assert (answer.status_code, answer.json()) == (200, "gone")
+        assert stream.text.replace(":\n\n", "") == "id: 1\ndata: gone\n\n"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """An application in a process of its own."""
+    with serving(*COMMANDS["parked"], "tests.uvicorn.frameworks:starlette") as server:
+        yield server
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+class TestRealClients:
+    async def test_curl(self, server: Server) -> None:
+        curl = program("curl", "curl")
+        command = [curl, "-sN", f"{server.url}/wait", "-w", "%{http_code}", f"{server.url}/events"]
+        process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+        await self.go(server, 2)
+        output, _ = await process.communicate()
+        assert output == b'"gone"200id: 1\ndata: gone\n\n200'
+
+    async def test_httpx_keeps_the_connection(self, server: Server) -> None:
+        async with httpx.AsyncClient(base_url=server.url, limits=httpx.Limits(max_connections=1)) as client:
+            for _ in range(3):
+                waiting = asyncio.create_task(client.get("/wait"))
+                await self.go(server)
+                assert (await waiting).json() == "gone"
+
+    async def test_aiohttp_keeps_the_connection(self, server: Server) -> None:
+        async with aiohttp.ClientSession(server.url, connector=aiohttp.TCPConnector(limit=1)) as client:
+            for _ in range(3):
+                waiting = asyncio.create_task(self.get(client))
+                await self.go(server)
+                assert await waiting == "gone"
+
+    @staticmethod
+    async def get(client: aiohttp.ClientSession) -> object:
+        async with client.get("/wait") as response:
+            return await response.json()
+
+    @staticmethod
+    async def go(server: Server, times: int = 1) -> None:
+        """Answer that many requests, one after the other."""
+        async with server.client() as client:
+            while times:
+                times -= (await client.post("/go")).json()
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("options", [["--workers", "2"], ["--reload"]])
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_command_line_takes_uvicorns_options(options: list[str], tmp_path: Path) -> None:
+    app = tmp_path / "app.py"
+    app.write_text(
+        "from purgatory import Delay, DelayedOperationPurgatory\n"
+        "from purgatory.asgi import DelayedResponse\n"
+        "from starlette.responses import JSONResponse\n"
+        "purgatory = DelayedOperationPurgatory()\n"
+        "async def app(scope, receive, send):\n"
+        "    if scope['type'] == 'http':\n"
+        "        operation = purgatory.try_complete_else_watch(Delay(0.05), ['x'])\n"
+        "        parks = 'purgatory.parking' in scope['extensions']\n"
+        "        await DelayedResponse(operation, lambda result: JSONResponse(parks))(scope, receive, send)\n"
+    )
+    with serving("purgatory.uvicorn", "--port", "0", "--app-dir", str(tmp_path), *options, "app:app") as server:
+        async with server.client() as client:
+            answer = None
+            while answer is None:
+                with suppress(httpx.TransportError):  # the workers do not listen yet
+                    answer = await client.get("/")
+    assert answer.json() is True
+
+
+async def test_clients_that_come_and_go_leave_nothing(tmp_path: Path) -> None:
+    """A soak: clients wait, take their answers, leave, reset; then nothing is pending."""
+    async with serving_here(frameworks.starlette, lifespan="off") as server:
+
+        async def visit(number: int) -> None:
+            async with connected(server) as client:
+                for turn in range(4):
+                    await client.send("GET", "/wait" if (number + turn) % 3 else "/events")
+                    await asyncio.sleep(0.001 * (number % 7))
+                    if (number + turn) % 5 == 0:
+                        client.reset()
+                        return
+                    if (number + turn) % 7 == 0:
+                        return
+                    await _taken(client)
+
+        async def keep_going() -> None:
+            while True:
+                await asyncio.sleep(0.003)
+                frameworks.purgatory.complete_all()
+
+        going = asyncio.create_task(keep_going())
+        for _ in range(5):
+            await asyncio.gather(*map(visit, range(100)))
+        going.cancel()
+        await server.until()
+        frameworks.purgatory.complete_all()
+        assert frameworks.purgatory.num_delayed == 0
+        assert not server.server_state.tasks
+
+
+async def _taken(client: Client) -> None:
+    await client.receive()
