@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from purgatory import PurgatoryClosed, ThresholdPurgatory
-from purgatory.asgi import ClientDisconnected, closing_on_shutdown, unless_disconnected
+from purgatory.asgi import DelayedResponse, closing_on_shutdown
 
 
 @dataclass
@@ -36,9 +36,9 @@ async def lifespan(app: Starlette) -> AsyncIterator[State]:
         yield {"configuration": Configuration(), "index": index}
 
 
-def answer(request: Request, index: int) -> Response:
+def answer(configuration: Configuration, index: int) -> Response:
     """The value and its index."""
-    return JSONResponse({"index": index, "value": request.state.configuration.value})
+    return JSONResponse({"index": index, "value": configuration.value})
 
 
 async def read(request: Request) -> Response:
@@ -48,14 +48,15 @@ async def read(request: Request) -> Response:
         change = request.state.index.reach(seen, timeout=float(request.query_params.get("wait", "60")))
     except ValueError as error:
         return JSONResponse({"error": str(error)}, 400)
-    return answer(request, await unless_disconnected(request.receive, change))
+    configuration = request.state.configuration
+    return DelayedResponse(change, lambda index: answer(configuration, index))
 
 
 async def write(request: Request) -> Response:
     """Change the value first, then advance the index: a reader never sees a new index with an old value."""
     request.state.configuration.value = (await request.body()).decode(errors="replace")
     request.state.index.advance(request.state.index.value + 1)
-    return answer(request, request.state.index.value)
+    return answer(request.state.configuration, request.state.index.value)
 
 
 async def unavailable(request: Request, error: Exception) -> Response:
@@ -63,13 +64,8 @@ async def unavailable(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": str(error)}, 503, {"Retry-After": "1"})
 
 
-async def gone(request: Request, error: Exception) -> Response:
-    """The client has disconnected. No part of this response is sent."""
-    return Response(status_code=499)
-
-
 app = Starlette(
     routes=[Route("/", read), Route("/", write, methods=["PUT"])],
-    exception_handlers={PurgatoryClosed: unavailable, ClientDisconnected: gone},
+    exception_handlers={PurgatoryClosed: unavailable},
     lifespan=lifespan,
 )

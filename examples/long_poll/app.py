@@ -1,9 +1,9 @@
-"""The application: topics in memory, with long polling."""
+"""The application: topics in memory, with long polling and server-sent events."""
 
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -11,13 +11,22 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory, PurgatoryClosed, PurgatoryFull
-from purgatory.asgi import ClientDisconnected, closing_on_shutdown, unless_disconnected
+from purgatory.asgi import DelayedResponse, Event, EventStream, closing_on_shutdown
 
 MAX_PENDING = 100_000
+HEARTBEAT = 15.0
+"""Seconds without a message after which an event stream gets a comment."""
 
 
-class Fetch(DelayedOperation[list[str]]):
-    """Waits until a topic has messages after an offset; yields them, or an empty list at the deadline."""
+class Batch(NamedTuple):
+    """Messages of a topic, from an offset on."""
+
+    offset: int
+    messages: list[str]
+
+
+class Fetch(DelayedOperation[Batch]):
+    """Waits until a topic has messages after an offset; yields them, or an empty batch at the deadline."""
 
     def __init__(self, messages: list[str], offset: int, timeout: float) -> None:
         super().__init__(timeout)
@@ -27,8 +36,8 @@ class Fetch(DelayedOperation[list[str]]):
     def try_complete(self) -> bool:
         return len(self.messages) > self.offset and self.force_complete()
 
-    def on_complete(self) -> list[str]:
-        return self.messages[self.offset :]
+    def on_complete(self) -> Batch:
+        return Batch(self.offset, self.messages[self.offset :])
 
 
 class State(TypedDict):
@@ -55,8 +64,32 @@ async def fetch(request: Request) -> Response:
     except ValueError as error:
         return JSONResponse({"error": str(error)}, 400)
     request.state.purgatory.try_complete_else_watch(operation, [topic])
-    messages = await unless_disconnected(request.receive, operation)
-    return JSONResponse({"messages": messages, "next_offset": max(offset, 0) + len(messages)})
+    return DelayedResponse(operation, answer)
+
+
+def answer(batch: Batch) -> Response:
+    """The response for a batch."""
+    return JSONResponse({"messages": batch.messages, "next_offset": batch.offset + len(batch.messages)})
+
+
+async def events(request: Request) -> Response:
+    """All messages of the topic as server-sent events, after `Last-Event-ID`, as they come."""
+    topic, topics, purgatory = request.path_params["topic"], request.state.topics, request.state.purgatory
+
+    def follow(last_event_id: str | None) -> Fetch:
+        operation = Fetch(topics[topic], int(last_event_id or 0), HEARTBEAT)
+        purgatory.try_complete_else_watch(operation, [topic])
+        return operation
+
+    last_event_id = request.headers.get("last-event-id")
+    if last_event_id is not None and not last_event_id.isdecimal():
+        return JSONResponse({"error": "Last-Event-ID is not one of this topic"}, 400)
+    return EventStream(follow, to_events, last_event_id)
+
+
+def to_events(batch: Batch) -> list[Event]:
+    """The events for a batch. The id of an event is the offset of the next message."""
+    return [Event(message, id=str(number)) for number, message in enumerate(batch.messages, batch.offset + 1)]
 
 
 async def publish(request: Request) -> Response:
@@ -73,13 +106,12 @@ async def unavailable(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": str(error)}, 503, {"Retry-After": "1"})
 
 
-async def gone(request: Request, error: Exception) -> Response:
-    """The client has disconnected. No part of this response is sent."""
-    return Response(status_code=499)
-
-
 app = Starlette(
-    routes=[Route("/topics/{topic}", fetch), Route("/topics/{topic}", publish, methods=["POST"])],
-    exception_handlers={PurgatoryClosed: unavailable, PurgatoryFull: unavailable, ClientDisconnected: gone},
+    routes=[
+        Route("/topics/{topic}", fetch),
+        Route("/topics/{topic}", publish, methods=["POST"]),
+        Route("/topics/{topic}/events", events),
+    ],
+    exception_handlers={PurgatoryClosed: unavailable, PurgatoryFull: unavailable},
     lifespan=lifespan,
 )

@@ -82,8 +82,8 @@ class Scenario:
     measure: Callable[[Case], Figures]
     metrics: tuple[Metric, ...]
     plots: tuple[Plot, ...] = ()
-    missing: Callable[[], str | None] = lambda: None
-    """The reason if the scenario cannot be measured here."""
+    missing: Callable[[Case], str | None] = lambda case: None
+    """The reason if a case cannot be measured here."""
     all_ours: bool = False
     """Whether every implementation is this library, used in different ways."""
 

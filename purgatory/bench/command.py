@@ -73,15 +73,19 @@ def run(options: argparse.Namespace) -> None:
         return
     console = Console(stderr=True)
     names: list[str] = list(dict.fromkeys(options.scenarios)) or list(SCENARIOS)
-    missing = {name: why for name in names if (why := SCENARIOS[name].missing())}
+    missing: dict[str, str] = {}
     cases: dict[str, list[Case]] = {}
     for name in names:
-        if name not in missing:
-            some = [case for case in SCENARIOS[name].cases(options.quick) if options.loop in (None, case.loop)]
-            if some:
-                cases[name] = SCENARIOS[name].before_and_after(some) if baseline else some
-            else:
-                missing[name] = f"it has no cases on {options.loop}"
+        some = []
+        for case in SCENARIOS[name].cases(options.quick):
+            if why := SCENARIOS[name].missing(case):
+                missing[str(case)] = why
+            elif options.loop in (None, case.loop):
+                some.append(case)
+        if some:
+            cases[name] = SCENARIOS[name].before_and_after(some) if baseline else some
+        else:
+            missing[name] = f"it has no cases on {options.loop}"
     times = options.rounds or (2 if options.quick else 3)
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -118,14 +122,14 @@ def run(options: argparse.Namespace) -> None:
         if measured:
             _write(output, about, measured)
     for name in names:
-        if name in missing:
-            console.print(f"[yellow]{name} was not measured: {missing[name]}")
-        else:
+        if name not in missing:
             _show(report.table(SCENARIOS[name], measured[name]))
             for each in measured[name]:
                 if each.failed is not None:
                     why = each.failed.splitlines()[-1]
                     console.print(f"left out: {each.case}: {why}", style="yellow", markup=False, highlight=False)
+    for what, why in missing.items():
+        console.print(f"{what} was not measured: {why}", style="yellow", markup=False, highlight=False)
     console.print(f"written to {output}: results.json, results.md and plots")
 
 

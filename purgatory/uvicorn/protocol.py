@@ -51,12 +51,14 @@ class ParkingProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         self.parking = {}  # a cycle of references is not left to the garbage collector
 
+    # For each request: not by way of super(), which is a tenth of a microsecond.
+
     def on_message_begin(self) -> None:
-        super().on_message_begin()
-        cast(dict[str, Any], self.scope).setdefault("extensions", {})[EXTENSION] = self.parking
+        HttpToolsProtocol.on_message_begin(self)
+        self.scope["extensions"] = {EXTENSION: self.parking}  # type: ignore[dict-item]
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
+        HttpToolsProtocol.on_response_complete(self)
         if self.timeout_keep_alive_task is not None:
             self.shared.settling.touch(self)
 

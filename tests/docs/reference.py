@@ -11,7 +11,14 @@ from typing import Final
 
 import pdoc
 
-MODULES: Final = ("purgatory", "purgatory.asgi", "purgatory.journal", "purgatory.metrics", "purgatory.relay")
+MODULES: Final = (
+    "purgatory",
+    "purgatory.asgi",
+    "purgatory.journal",
+    "purgatory.metrics",
+    "purgatory.relay",
+    "purgatory.uvicorn",
+)
 """The modules whose names are public."""
 
 

@@ -93,10 +93,13 @@ TESTED = {
         "tests/pipeline/test_command.py",
         "spark",
     ),
-    ".venv/bin/uvicorn examples.long_poll.app:app": ("tests/examples/test_long_poll.py", "examples.long_poll.app:app"),
+    ".venv/bin/python -m purgatory.uvicorn examples.long_poll.app:app": (
+        "tests/examples/test_long_poll.py",
+        "examples.long_poll.app:app",
+    ),
     "curl 'http://127.0.0.1:8000/topics/news?offset=0' & sleep 1; "
     "curl -d hello http://127.0.0.1:8000/topics/news; wait": ("tests/examples/test_long_poll.py", "/topics/news"),
-    ".venv/bin/uvicorn examples.blocking_queries.app:app": (
+    ".venv/bin/python -m purgatory.uvicorn examples.blocking_queries.app:app": (
         "tests/examples/test_blocking_queries.py",
         "examples.blocking_queries.app:app",
     ),
@@ -124,6 +127,7 @@ TESTED = {
     '"postgresql:///long_poll?host=/var/run/postgresql" --workers 4': ("tests/server/test_workers.py", "--workers"),
     ".venv/bin/python -m examples.long_poll_server.soak": ("tests/server/test_load.py", "soak"),
     ".venv/bin/python -m examples.long_poll_server.measure": ("tests/server/test_load.py", "measure"),
+    ".venv/bin/python -m tests.support.parked": ("tests/uvicorn/test_frameworks.py", "tests.support.parked"),
     ".venv/bin/python -m tests.support.soak": ("tests/core/test_soak.py", "tests.support.soak"),
     ".venv/bin/python -m tests.support.stalls": ("tests/promises/test_6_bounded_turns.py", "stalls.rows"),
     'HYPOTHESIS_PROFILE=searching .venv/bin/pytest --timeout 7200 -k "model or properties or watchers"': (

@@ -9,7 +9,7 @@ from tests.asgi.processes import serving
 
 
 async def test_query_waits_until_the_index_exceeds_the_one_seen() -> None:
-    with serving("uvicorn", "--port", "0", "examples.blocking_queries.app:app") as server:
+    with serving("purgatory.uvicorn", "--port", "0", "examples.blocking_queries.app:app") as server:
         async with server.client() as client:
             assert (await client.get("/")).json() == {"index": 0, "value": ""}
             query = asyncio.create_task(client.get("/", params={"index": 0}))

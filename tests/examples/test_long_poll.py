@@ -9,7 +9,7 @@ from tests.asgi.processes import serving
 
 
 async def test_request_waits_until_a_message_is_published() -> None:
-    with serving("uvicorn", "--port", "0", "examples.long_poll.app:app") as server:
+    with serving("purgatory.uvicorn", "--port", "0", "examples.long_poll.app:app") as server:
         async with server.client() as client:
             poll = asyncio.create_task(client.get("/topics/news", params={"offset": 0}))
             await asyncio.wait([poll], timeout=0.1)
@@ -18,8 +18,22 @@ async def test_request_waits_until_a_message_is_published() -> None:
             assert (await poll).json() == {"messages": ["hello"], "next_offset": 1}
 
 
+async def test_event_stream_goes_on_where_it_was_left() -> None:
+    with serving("purgatory.uvicorn", "--port", "0", "examples.long_poll.app:app") as server:
+        async with server.client() as client:
+            for message in ("a", "b", "c"):
+                await client.post("/topics/news", content=message)
+            async with client.stream("GET", "/topics/news/events", headers={"Last-Event-ID": "1"}) as stream:
+                lines = stream.aiter_lines()
+                read = [await anext(lines) for _ in range(6)]
+                await client.post("/topics/news", content="d")
+                read += [await anext(lines) for _ in range(3)]
+            assert read == ["id: 2", "data: b", "", "id: 3", "data: c", "", "id: 4", "data: d", ""]
+            assert (await client.get("/topics/news/events", headers={"Last-Event-ID": "x"})).status_code == 400
+
+
 async def test_disconnect_leaves_no_traceback() -> None:
-    with serving("uvicorn", "--port", "0", "examples.long_poll.app:app") as server:
+    with serving("purgatory.uvicorn", "--port", "0", "examples.long_poll.app:app") as server:
         async with server.client() as client:
             poll = asyncio.create_task(client.get("/topics/news", params={"offset": 0}))
             await asyncio.wait([poll], timeout=0.3)

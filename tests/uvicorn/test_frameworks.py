@@ -2,6 +2,7 @@
 
 import asyncio
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from purgatory import DelayedOperationPurgatory
 from tests.asgi.processes import Server, serving
+from tests.support.paths import ROOT
 from tests.support.servers import program
 from tests.uvicorn import frameworks
 from tests.uvicorn.serving import Client, connected
@@ -127,6 +129,13 @@ async def test_command_line_takes_uvicorns_options(options: list[str], tmp_path:
                 with suppress(httpx.TransportError):  # the workers do not listen yet
                     answer = await client.get("/")
     assert answer.json() is True
+
+
+def test_very_many_clients_can_be_shown() -> None:
+    command = [sys.executable, "-m", "tests.support.parked", "--clients", "300", "--seconds", "0.5"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=100)
+    assert done.stdout.startswith("300 clients wait: ")
+    assert "answered by one publish within " in done.stdout
 
 
 async def test_clients_that_come_and_go_leave_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""The servers of the scenario `http` give the same answers."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+
+import psutil
+import pytest
+
+from purgatory.bench.web.client import SERVERS, Client, connect, missing, running
+from tests.support.servers import program
+
+pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
+
+
+@pytest.fixture(params=SERVERS)
+async def server(request: pytest.FixtureRequest) -> AsyncIterator[tuple[psutil.Process, int]]:
+    """The process and its port."""
+    name: str = request.param
+    if missing(name) is not None:
+        program("node", "nodejs")
+    with running(name) as (process, port):
+        yield process, port
+
+
+@pytest.fixture
+def port(server: tuple[psutil.Process, int]) -> int:
+    return server[1]
+
+
+async def until_waiting(client: Client, count: int) -> None:
+    while int(await client.ask("GET", "/waiting")) != count:
+        await asyncio.sleep(0.01)
+
+
+async def test_a_publish_answers_all_clients_that_wait_for_it(port: int) -> None:
+    control, *clients, late, other = await connect(23, port)
+    waiting = [client.ask("GET", "/wait?topic=news&after=0") for client in clients]
+    more = late.ask("GET", "/wait?topic=news&after=1")
+    elsewhere = other.ask("GET", "/wait?topic=other&after=0")
+    await until_waiting(control, 22)
+    assert await control.ask("POST", "/publish?topic=news") == b"1"
+    assert await asyncio.gather(*waiting) == [b"1"] * 20
+    await until_waiting(control, 2)
+    assert await control.ask("POST", "/publish?topic=news") == b"2"
+    assert await more == b"2"
+    assert await late.ask("GET", "/wait?topic=news&after=1") == b"2"
+    assert not elsewhere.done()
+    other.transport.abort()
+    await until_waiting(control, 0)
+    assert await clients[0].ask("GET", "/now") == b'"now"'
+
+
+async def test_a_deadline_answers_with_the_count(port: int) -> None:
+    (client,) = await connect(1, port)
+    assert await client.ask("GET", "/wait?topic=news&after=0&timeout=0.05") == b"0"
+    await until_waiting(client, 0)
+
+
+async def test_all_are_answered_when_it_stops(server: tuple[psutil.Process, int]) -> None:
+    process, port = server
+    control, *clients = await connect(11, port)
+    waiting = [client.ask("GET", "/wait?topic=news&after=0") for client in clients]
+    await until_waiting(control, 10)
+    process.terminate()
+    assert await asyncio.gather(*waiting) == [b"0"] * 10
+    # uvicorn raises the signal again when it has shut down.
+    assert await asyncio.to_thread(process.wait, 30) in (0, -signal.SIGTERM)
