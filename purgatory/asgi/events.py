@@ -220,8 +220,8 @@ class _WaitingStream(Waiting, Generic[T]):
         """Log the exception that is being handled, and close the connection."""
         logger.exception("an event stream fails")
         parked, self.parked = self.parked, None
-        if parked is not None:
-            parked.close()
+        assert parked is not None
+        parked.close()
 
     def shutdown(self) -> None:
         self.ending = True

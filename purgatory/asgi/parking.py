@@ -52,7 +52,9 @@ BaseResponse: type[Any]
 try:  # FastAPI takes an object for a response only if it is one of Starlette's
     from starlette.responses import Response as BaseResponse
 except ImportError:
-    BaseResponse = object
+
+    class BaseResponse:  # type: ignore[no-redef]
+        """Nothing is needed of it."""
 
 
 class Parked(Protocol):
@@ -167,8 +169,7 @@ class Waiting(ABC):
         return False
 
     def set_result(self, result: None, /) -> None:
-        if self.operation is not None:
-            self.answers.add(self)
+        self.answers.add(self)
 
     def get_loop(self) -> AbstractEventLoop:
         return self.answers.get_loop()

@@ -91,8 +91,8 @@ class DelayedResponse(BaseResponse, Generic[T]):  # type: ignore[misc]  # Starle
             await unless_disconnected(receive, operation)
         except ClientDisconnected:
             return
-        except Exception:
-            if not operation.done():
+        except Exception as exception:
+            if not _is_outcome(operation, exception):
                 raise
         for message in _rendered(operation, self.renderer):
             await send(message)
@@ -166,6 +166,13 @@ def _rendered(operation: DelayedOperation[T], render: Callable[[T], Answer]) -> 
     except Exception:
         logger.exception("no response for %r", operation)
         return INTERNAL_SERVER_ERROR
+
+
+def _is_outcome(operation: DelayedOperation[Any], exception: Exception) -> bool:
+    """Whether awaiting `operation` has raised `exception`, and not `receive`."""
+    if operation.cancelled():
+        return isinstance(exception, OperationCancelled)
+    return operation.done() and operation.exception() is exception
 
 
 def check_operation(operation: object) -> None:

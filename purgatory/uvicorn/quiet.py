@@ -215,11 +215,8 @@ class QuietConnection(asyncio.Protocol, TimerEntry):
     # As the timer sees it.
 
     def _timer_expire(self) -> None:
-        if self._timer_bucket is not None:
-            return  # set anew on the way here
         if not self.flags & PAUSED:
-            if self.listener is None:
-                self.transport.close()
+            self.transport.close()  # the end of keep-alive
             return
         buffered = self.transport.get_write_buffer_size()
         if buffered < self.buffered:

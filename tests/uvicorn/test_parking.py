@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import logging
+import runpy
+import sys
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
@@ -516,6 +518,7 @@ class TestTheServer:
             await asyncio.sleep(0.005)
         async with connected(server) as one, connected(server) as other, connected(server) as idle:
             assert (await idle.request("GET", "/now")).status == 200
+            await server.until(QUIET, QUIET, QUIET)
             await one.send("GET", "/look")
             await other.send("GET", "/look")
             await board.until_waiting(2)
@@ -554,11 +557,13 @@ class TestTheServer:
             f'127.0.0.1:{port} - "GET /look?timeout=0.01 HTTP/1.0" 200',
         ]
 
-    async def test_no_access_log_if_it_is_off(self, board: Board, client: Client, server: Server) -> None:
-        await client.send("GET", "/look")
-        await board.until_waiting(1)
-        board.pin("hello")
-        assert (await client.receive()).status == 200
+    async def test_no_access_log_if_it_is_off(
+        self, board: Board, http: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(logging.getLogger("uvicorn.access"), "propagate", True)  # put back at the end
+        async with serving(board.app, http, access_log=False) as server, connected(server) as client:
+            assert (await client.request("GET", "/look?timeout=0.01")).status == 200
+        assert not [record for record in caplog.records if record.name == "uvicorn.access"]
 
     async def test_requests_are_counted(self, board: Board, http: Any) -> None:
         async with serving(board.app, http) as server, connected(server) as client:
@@ -594,6 +599,69 @@ class TestTheServer:
             client.left = b""
             assert (await client.request("GET", "/now")).status == 200
             writer.close()
+
+    async def test_next_request_of_a_client_that_has_not_taken_its_answer(self, board: Board) -> None:
+        body = b"x" * 20_000_000
+        board.render = lambda notes: Response(body)
+        async with serving(board.app) as server, connected(server) as client:
+            await client.send("GET", "/look?timeout=0.01")
+            while server.connections != [QUIET]:
+                await asyncio.sleep(0.005)
+            (quiet,) = server.server_state.connections
+            while not quiet.transport.get_write_buffer_size():
+                await asyncio.sleep(0.005)
+            await client.send("GET", "/look?timeout=0.1")
+            await board.until_waiting(1)
+            await server.until(QUIET)
+            await client.send("GET", "/now")
+            for expected in (body, body, b"now 0"):
+                assert (await client.receive()).body == expected
+
+
+class TestTheExtension:
+    async def test_wrong_messages_are_refused_and_change_nothing(self) -> None:
+        parked: list[Any] = []
+
+        class Listener:
+            def disconnected(self) -> None: ...
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            park = scope["extensions"][EXTENSION]["park"]
+            assert park(receive, Listener()) is None
+            parked.append(park(send, Listener()))
+            assert (await receive())["type"] == "http.disconnect"
+            await send({"type": "http.response.start", "status": 200})
+
+        async with serving(app, lifespan="off") as server, connected(server) as client:
+            await client.send("GET", "/")
+            await server.until(QUIET)
+            start = {"type": "http.response.start", "status": 200, "headers": [(b"Transfer-Encoding", b"chunked")]}
+            body = {"type": "http.response.body", "body": b"abc"}
+            for wrong in ((body,), (start, start), (start, {"type": "other"}), (start, body, body)):
+                with pytest.raises(RuntimeError, match="Unexpected ASGI message"):
+                    parked[0].send(*wrong)
+            parked[0].send(start)
+            parked[0].send({**body, "more_body": True}, {**body, "body": b"", "more_body": True})
+            parked[0].send(body)
+            assert (await client.receive()).body == b"abcabc"
+            with pytest.raises(RuntimeError, match="the response is complete"):
+                parked[0].send(body)
+
+    async def test_messages_after_a_disconnect_are_dropped(self, board: Board, server: Server, client: Client) -> None:
+        await client.send("GET", "/look")
+        await board.until_waiting(1)
+        (quiet,) = server.server_state.connections
+        board.pin("hello")
+        quiet.transport.abort()  # its protocol is told after the answer
+        await server.until()
+        assert board.rendered == [["hello"]]
+
+
+def test_command_is_uvicorns_own(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["purgatory.uvicorn", "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_module("purgatory.uvicorn", run_name="__main__")
+    assert "python -m purgatory.uvicorn [OPTIONS] APP" in capsys.readouterr().out
 
 
 class TestOneAnswerForMany:

@@ -9,6 +9,8 @@ import statistics
 import time
 from typing import Final
 
+import psutil
+
 from purgatory.bench import machine
 from purgatory.bench.case import Case, Figures, Metric, Plot, Scenario
 from purgatory.bench.web.client import (
@@ -34,10 +36,8 @@ async def run(case: Case) -> Figures:
     with running(case.implementation) as (process, port):
         busy = await connect(20, port)
         await asyncio.gather(*(_ask_often(client, requests // 100) for client in busy))  # to warm up
-        cpu, began = cpu_seconds(process), time.perf_counter()
-        await asyncio.gather(*(_ask_often(client, requests // 20) for client in busy))
-        figures["now_rate"] = requests / (time.perf_counter() - began)
-        figures["now_us"] = 1e6 * (cpu_seconds(process) - cpu) / requests
+        parts = [await _now(process, busy, requests // 10) for _ in range(10)]
+        figures["now_us"], figures["now_rate"] = min(cpu for cpu, _ in parts), max(rate for _, rate in parts)
         empty = process.memory_info().rss
         idle = [client async for client in arriving(count, port)]
         await idle[-1].ask("GET", "/now")
@@ -70,6 +70,14 @@ async def run(case: Case) -> Figures:
     return figures
 
 
+async def _now(process: psutil.Process, clients: list[Client], requests: int) -> tuple[float, float]:
+    """The CPU time of a request in µs, and the requests a second."""
+    cpu, began = cpu_seconds(process), time.perf_counter()
+    await asyncio.gather(*(_ask_often(client, requests // len(clients)) for client in clients))
+    took = time.perf_counter() - began
+    return 1e6 * (cpu_seconds(process) - cpu) / requests, requests / took
+
+
 async def _ask_often(client: Client, times: int) -> None:
     for _ in range(times):
         await client.ask("GET", "/now")
@@ -94,7 +102,7 @@ def measure(case: Case) -> Figures:
 
 def cases(quick: bool) -> list[Case]:
     counts = (200,) if quick else (1_000, 10_000)
-    requests = 2_000 if quick else 20_000
+    requests = 2_000 if quick else 40_000
     return [
         Case("http", implementation, "uvloop", {"clients": count, "requests": requests})
         for count in counts
@@ -114,7 +122,7 @@ SCENARIO = Scenario(
         Metric("cpu_answer_us", "the server's CPU for it, a client", "µs", compared=True),
         Metric("cpu_us", "the server's CPU from connect to answer, a client", "µs", compared=True),
         Metric("latency_us", "from publish to the answer of one among all", "µs", compared=True),
-        Metric("now_us", "the server's CPU, a request that does not wait", "µs", compared=True),
+        Metric("now_us", "the server's CPU, a request that does not wait (least of ten parts)", "µs", compared=True),
         Metric("now_rate", "requests a second that do not wait", "/s"),
         Metric("wrong", "wrong answers", ""),
     ),
