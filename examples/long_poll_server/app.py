@@ -117,8 +117,8 @@ class LongPollServer:
         acks = requests.integer(parameters, "acks", 0, 0, requests.MAX_ACKS)
         timeout = bounded(requests.seconds(parameters, "timeout", 5.0), self.settings.max_wait)
         with self.producing.one_more(_address(request)):
+            due = self._due(request)  # a refusal comes before the body is read
             value = await requests.value(request, self.bodies)
-            due = self._due(request)
             if acks == 0:
                 offset = await self._append(topic, value)
                 acknowledged = True

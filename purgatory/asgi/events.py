@@ -43,7 +43,7 @@ class Event:
     """A server-sent event."""
 
     data: str
-    """What the client gets as `event.data`. Line ends become those of the format."""
+    """The text that the client gets as `event.data`. Line ends become those of the format."""
     id: str | None = None
     """Sent back as `Last-Event-ID` when the client connects again. Not empty, without line ends and NUL."""
     event: str | None = None
@@ -260,7 +260,7 @@ def _followed(follow: Callable[[str | None], Any], last_event_id: str | None) ->
 
 
 def _encoded(events: Iterable[Event]) -> tuple[bytes, str | None]:
-    """What is sent for `events`, and the last id that they have."""
+    """The bytes that are sent for `events`, and the last id that they have."""
     chunks = []
     last_event_id = None
     for event in events:

@@ -214,7 +214,7 @@ class Answers:
         self._due.append(waiting)
 
     def shared(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make()` returned for the first one with `key` in this slice."""
+        """The object that `make()` returned for the first one with `key` in this slice."""
         try:
             made: T = self._shared[key]
         except KeyError:

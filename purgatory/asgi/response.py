@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Answer(Protocol):
-    """What `render` returns: Starlette's `Response`, for one."""
+    """The object that `render` returns: Starlette's `Response`, for one."""
 
     status_code: int
     raw_headers: list[tuple[bytes, bytes]]

@@ -354,7 +354,8 @@ class WheelTimer:
                 task._timer_bucket = bucket
                 bucket[number] = task
             else:
-                if expected is not bucket and dicts[-1] is not bucket:
+                # In a cascade the task is in a dict that has left its ring: no look through the others.
+                if expected is not bucket and dicts[-1] is not bucket and expected is not self._drained:
                     if _holds(dicts, expected):
                         bucket = expected
                     # A call was made: everything is looked at again.

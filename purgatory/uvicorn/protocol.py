@@ -111,7 +111,7 @@ class ParkingProtocol(HttpToolsProtocol):
 
 
 class SharedByConnections(Shared):
-    """What the connections of a server share."""
+    """The state that the connections of a server share."""
 
     __slots__ = ("protocol_class", "settling")
 

@@ -22,7 +22,7 @@ _LARGE: Final = 16_384
 
 
 class Shared(ABC):
-    """What the connections of a server share."""
+    """The state that the connections of a server share."""
 
     __slots__ = ("access_logger", "app_state", "config", "framing", "server_state", "timer", "write_timeout")
 

@@ -43,7 +43,7 @@ class ParkingServer:
     def close(self) -> None:
         self.closed = True
 
-    async def asend(self, message: Any) -> None:
+    async def send_later(self, message: Any) -> None:
         self.sent.append(message)
 
     async def receive(self) -> Any:
@@ -53,7 +53,7 @@ class ParkingServer:
         return message
 
     async def call(self, app: Any) -> None:
-        await app(self.scope, self.receive, self.asend)
+        await app(self.scope, self.receive, self.send_later)
 
     @property
     def body(self) -> bytes:

@@ -74,5 +74,9 @@ def test_the_figures_are_those_that_were_measured() -> None:
     assert table.startswith(f"{header}\n{rule}\n")
     assert len(rows) == 6
     assert set(rows) <= set(table.splitlines())
+    parking = (ROOT / "purgatory" / "uvicorn" / "README.md").read_text()
+    http = re.search(r"<!-- http -->\n(.*?)<!-- /http -->", parking, re.DOTALL)
+    assert http is not None
+    assert set(http[1].splitlines()[2:]) <= set(table.splitlines())
     for picture in re.findall(r"measured/(\S+\.png)\)", README + BENCH):
         assert (measured / picture).exists()

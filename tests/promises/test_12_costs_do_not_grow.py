@@ -322,3 +322,22 @@ class TestALimit:
         assert purgatory.check_and_complete("key", limit=1) == 1
         assert [flag.done() for flag in flags] == [True, False, False]
         assert isinstance(broken.exception(), LookupError)
+
+
+class TestACascade:
+    def test_costs_a_task_the_same_however_many_cascade(self, clock: FaultLog) -> None:
+        """A bucket of 100,000 tasks has five dicts. To look through them for each task made a cascade quadratic."""
+
+        def cascade(count: int) -> float:
+            timer = WheelTimer(clock)
+            when = clock.time() + 9.0
+            for _ in range(count):
+                timer.call_at(when, print)
+            cascaded = timer.statistics().cascaded
+            ran = lines(lambda: clock.advance_to(when - 0.001))
+            cascaded = timer.statistics().cascaded - cascaded
+            assert cascaded >= count
+            timer.close()
+            return ran / cascaded
+
+        assert cascade(100_000) < 1.1 * cascade(10_000)

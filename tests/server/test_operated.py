@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -161,6 +162,16 @@ class TestQuotas:
                 assert await asyncio.to_thread(server.stop) == 0
                 answers = await asyncio.gather(*waiting)
         assert [answer.status_code for answer in answers] == [201]
+
+    async def test_a_refusal_comes_before_the_body_is_read(self, tmp_path: Path) -> None:
+        with running(tmp_path, "--publish-rate", "0.01") as server:
+            async with server.client() as client:
+                await publish(client, "news", "the first is free")
+            reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(server.url).port)
+            head = "POST /topics/news/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
+            writer.write(f"{head}Expect: 100-continue\r\n\r\n".encode())
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 429 ")
+            writer.close()
 
     async def test_a_publish_that_cannot_wait_is_answered_at_once_as_it_is_stored(self, tmp_path: Path) -> None:
         with running(tmp_path, "--publish-rate", "2", "--max-pending", "1") as server:

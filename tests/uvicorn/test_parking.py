@@ -4,13 +4,17 @@ import asyncio
 import gc
 import logging
 import runpy
+import ssl
+import subprocess
 import sys
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
+import websockets
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.cors import CORSMiddleware
@@ -22,6 +26,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from purgatory.asgi.parking import EXTENSION, park
 from purgatory.uvicorn import ParkingProtocol
+from tests.support.servers import program
 from tests.uvicorn.board import Board
 from tests.uvicorn.serving import PROTOCOLS, Client, Server, connected, serving
 
@@ -655,6 +660,53 @@ class TestTheExtension:
         quiet.transport.abort()  # its protocol is told after the answer
         await server.until()
         assert board.rendered == [["hello"]]
+
+
+async def test_websocket_stays_a_websocket() -> None:
+    async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await Response("now")(scope, receive, send)
+            return
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (message := await receive())["type"] == "websocket.receive":
+            await send({"type": "websocket.send", "text": message["text"]})
+
+    async with serving(echo, lifespan="off") as server:
+        async with websockets.connect(f"ws://127.0.0.1:{server.port}/") as websocket:
+            for _ in range(2):
+                await asyncio.sleep(3 * ParkingProtocol.settle_after)  # a connection that were idle would be small now
+                await websocket.send("hello")
+                assert await websocket.recv() == "hello"
+        await server.until()
+
+
+async def test_requests_over_tls_are_parked(board: Board, tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    request = "req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -days 1"
+    command = [program("openssl", "openssl"), *request.split(), "-keyout", str(key), "-out", str(certificate)]
+    await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True, timeout=60)
+    async with serving(board.app, ssl_keyfile=str(key), ssl_certfile=str(certificate)) as server:
+        trusting = ssl.create_default_context(cafile=str(certificate))
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", server.port, ssl=trusting, server_hostname="localhost"
+        )
+        client = Client(reader, writer)
+        for seen in range(2):
+            await client.send("GET", f"/look?seen={seen}")
+            await board.until_waiting(1)
+            await server.until(QUIET)
+            await client.write(b"GET /now HTTP/1.1\r\n")
+            await client.write(b"Host: localhost\r\n\r\n")
+            await asyncio.sleep(0.05)
+            board.pin("hello")
+            assert (await client.receive()).body == b'["hello"]'
+            assert (await client.receive()).body == b"now 0"
+        await client.send("GET", "/look?seen=2")
+        await board.until_waiting(1)
+        writer.close()
+        await board.until_waiting(0)
+        await server.until()
 
 
 def test_command_is_uvicorns_own(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Whatever bytes a client sends, in whatever packets: the server answers with the same bytes as without parking."""
+"""For any bytes of a client, in any packets, the server answers with the same bytes as without parking."""
 
 import asyncio
 import re

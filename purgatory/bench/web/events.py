@@ -21,7 +21,7 @@ from purgatory.bench.web.delayed import now
 
 @dataclass
 class Topics:
-    """What the handlers share."""
+    """The state that the handlers share."""
 
     counts: Counter[str] = field(default_factory=Counter)
     changed: dict[str, asyncio.Event] = field(default_factory=dict)
