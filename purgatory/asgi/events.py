@@ -3,6 +3,7 @@
 Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
+import asyncio
 import re
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
@@ -126,7 +127,7 @@ class EventStream(BaseResponse, Generic[T]):  # type: ignore[misc]  # Starlette'
         start: Message = {"type": "http.response.start", "status": 200, "headers": list(_HEADERS)}
         if scope["method"] == "HEAD":
             await send(start)
-            await send(_END)
+            await send(_end())
             return
         if self.background is None:
             stream = _WaitingStream(answers(), self.follow, self.renderer, self.last_event_id, self.key)
@@ -145,7 +146,7 @@ class EventStream(BaseResponse, Generic[T]):  # type: ignore[misc]  # Starlette'
             return
         except OperationCancelled:
             pass
-        await send(_END)
+        await send(_end())
         if self.background is not None:
             await self.background()
 
@@ -177,7 +178,10 @@ class _WaitingStream(Waiting, Generic[T]):
         if parked is None:
             return False
         self.parked = parked
-        parked.send(start, _chunk(b""))
+        try:
+            parked.send(start, _chunk(b""))
+        except Exception:
+            self.log_and_fail()
         self.advance()
         return True
 
@@ -190,11 +194,11 @@ class _WaitingStream(Waiting, Generic[T]):
             if operation is not None:
                 self.wait(operation)
                 return
-        except Exception:
-            self.fail()
+        except (Exception, asyncio.CancelledError):
+            self.log_and_fail()
             return
         parked, self.parked = self.parked, None
-        parked.send(_END)
+        parked.send(_end())
 
     def answer(self) -> None:
         if self.parked is None or self.operation is None:
@@ -205,23 +209,23 @@ class _WaitingStream(Waiting, Generic[T]):
             if self.key is None:
                 chunk, last = _encoded(self.render(result))
             else:
-                chunk, last = self.answers.shared(self.key(result), lambda: _encoded(self.render(result)))
+                chunk, last = self.answers.shared(
+                    (EventStream, self.key(result)), lambda: _encoded(self.render(result))
+                )
             if last is not None:
                 self.last_event_id = last
             self.parked.send(_chunk(chunk))
         except OperationCancelled:
             self.ending = True
-        except Exception:
-            self.fail()
+        except (Exception, asyncio.CancelledError):
+            self.log_and_fail()
             return
         self.advance()
 
-    def fail(self) -> None:
+    def log_and_fail(self) -> None:
         """Log the exception that is being handled, and close the connection."""
         logger.exception("an event stream fails")
-        parked, self.parked = self.parked, None
-        assert parked is not None
-        parked.close()
+        self.fail()
 
     def shutdown(self) -> None:
         self.ending = True
@@ -239,7 +243,11 @@ class _WaitingStream(Waiting, Generic[T]):
         self.advance()
 
 
-_END: Final[Message] = {"type": "http.response.body", "body": b""}
+# New messages each time: a middleware may change them in place.
+
+
+def _end() -> Message:
+    return {"type": "http.response.body", "body": b""}
 
 
 def _chunk(body: bytes) -> Message:

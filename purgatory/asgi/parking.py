@@ -21,7 +21,6 @@ from purgatory.operation import DelayedOperation
 
 __all__ = [
     "EXTENSION",
-    "INTERNAL_SERVER_ERROR",
     "Answers",
     "BaseResponse",
     "Listener",
@@ -33,7 +32,6 @@ __all__ = [
     "Waiting",
     "logger",
     "park",
-    "plain",
 ]
 
 T = TypeVar("T")
@@ -61,7 +59,7 @@ class Parked(Protocol):
     """A parked request, on the server's side."""
 
     def send(self, *messages: Message) -> None:
-        """Write messages of ASGI's `send`, those of one call together. Raises `RuntimeError` for a wrong message."""
+        """Write messages of ASGI's `send`, those of one call together. Raises an exception for a wrong message."""
 
     def close(self) -> None:
         """Close the connection without the rest of the response."""
@@ -81,20 +79,6 @@ class Listener(Protocol):
 
     def resume_writing(self) -> None:
         """More may be sent."""
-
-
-def plain(status: int, text: str) -> tuple[Message, Message]:
-    """The messages of a response of plain text."""
-    body = text.encode()
-    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(body))]
-    return (
-        {"type": "http.response.start", "status": status, "headers": headers},
-        {"type": "http.response.body", "body": body},
-    )
-
-
-INTERNAL_SERVER_ERROR: Final = plain(500, "Internal Server Error")
-_SERVICE_UNAVAILABLE: Final = plain(503, "Service Unavailable")
 
 
 def park(scope: Scope, send: Send, listener: Listener) -> Parked | None:
@@ -163,6 +147,12 @@ class Waiting(ABC):
         if operation is not None:
             operation._purgatory_remove_waiter(self)
 
+    def fail(self) -> None:
+        """Close the connection, as no response can be sent."""
+        parked, self.parked = self.parked, None
+        if parked is not None:
+            parked.close()
+
     # As the operation's waiter.
 
     def done(self) -> bool:
@@ -229,7 +219,10 @@ class Answers:
                 waiting = due[0]
                 try:
                     waiting.answer()
-                except Exception as exception:
+                except BaseException as exception:
+                    waiting.fail()
+                    if isinstance(exception, (SystemExit, KeyboardInterrupt)):
+                        raise
                     report(self._loop(), "the answer of a parked request could not be sent", exception, request=waiting)
                 finally:
                     due.popleft()

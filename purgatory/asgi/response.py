@@ -1,12 +1,12 @@
 """A response that waits for an operation."""
 
-from collections.abc import Callable, Hashable
-from typing import Any, Generic, Protocol, TypeVar
+import asyncio
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from purgatory._checks import check_callback
 from purgatory.asgi.disconnects import ClientDisconnected, unless_disconnected
 from purgatory.asgi.parking import (
-    INTERNAL_SERVER_ERROR,
     Answers,
     BaseResponse,
     Message,
@@ -17,7 +17,6 @@ from purgatory.asgi.parking import (
     answers,
     logger,
     park,
-    plain,
 )
 from purgatory.errors import OperationCancelled
 from purgatory.operation import DelayedOperation
@@ -94,7 +93,7 @@ class DelayedResponse(BaseResponse, Generic[T]):  # type: ignore[misc]  # Starle
         except Exception as exception:
             if not _is_outcome(operation, exception):
                 raise
-        for message in _rendered(operation, self.renderer):
+        for message in _messages(_rendered(operation, self.renderer)):
             await send(message)
         if self.background is not None:
             await self.background()
@@ -118,23 +117,31 @@ class _WaitingResponse(Waiting, Generic[T]):
         self.parked = parked
         try:
             self.wait(operation)
-        except BaseException:
-            self.parked = None
+        except Exception:
             logger.exception("a parked request cannot wait for %r", operation)
-            parked.send(*INTERNAL_SERVER_ERROR)
+            self._send(_FAILED)
         return True
 
     def answer(self) -> None:
-        parked, self.parked = self.parked, None
-        if parked is None or self.operation is None:
+        if self.parked is None or self.operation is None:
             return  # disconnected meanwhile
         operation = self.take()
-        messages = self._messages(operation)
         try:
-            parked.send(*messages)
+            self._send(self._rendered(operation))
         except Exception:
             logger.exception("the response of %r cannot be sent", self.render)
-            parked.send(*INTERNAL_SERVER_ERROR)
+            self._send(_FAILED)
+
+    def _send(self, rendered: "Rendered") -> None:
+        """Send the response, or close the connection and raise if that is wrong."""
+        assert self.parked is not None
+        try:
+            self.parked.send(*_messages(rendered))
+        except BaseException:
+            if rendered is _FAILED:
+                self.fail()
+            raise
+        self.parked = None
 
     def pause_writing(self) -> None:
         """Nothing more is sent anyway."""
@@ -142,30 +149,52 @@ class _WaitingResponse(Waiting, Generic[T]):
     def resume_writing(self) -> None:
         """Nothing more is sent anyway."""
 
-    def _messages(self, operation: DelayedOperation[T]) -> tuple[Message, Message]:
-        if self.key is None or not operation.done() or operation.cancelled() or operation.exception() is not None:
+    def _rendered(self, operation: DelayedOperation[T]) -> "Rendered":
+        if self.key is None or operation.cancelled() or operation.exception() is not None:
             return _rendered(operation, self.render)
         try:
-            key = self.key(operation.result())
+            key = (DelayedResponse, self.key(operation.result()))
             return self.answers.shared(key, lambda: _rendered(operation, self.render))
-        except Exception:
+        except _FAULTS:
             logger.exception("key raised")
-            return INTERNAL_SERVER_ERROR
+            return _FAILED
 
 
-def _rendered(operation: DelayedOperation[T], render: Callable[[T], Answer]) -> tuple[Message, Message]:
-    """The messages of the response for the outcome of `operation`, which is done."""
+Rendered: TypeAlias = tuple[int, Sequence[tuple[bytes, bytes]], bytes | memoryview]
+"""Status, headers and body of a response. It is never changed: many may be sent the same one."""
+
+_FAULTS: Final = (Exception, asyncio.CancelledError)
+"""The latter is raised by `result()` of a cancelled future, for one, and would end no task here."""
+
+
+def _text(status: int, text: str) -> Rendered:
+    body = text.encode()
+    return status, ((b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(body))), body
+
+
+_FAILED: Final = _text(500, "Internal Server Error")
+_CANCELLED: Final = _text(503, "Service Unavailable")
+
+
+def _rendered(operation: DelayedOperation[T], render: Callable[[T], Answer]) -> Rendered:
+    """The response for the outcome of `operation`, which is done."""
     try:
         answer = render(operation.result())
-        return (
-            {"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers},
-            {"type": "http.response.body", "body": answer.body},
-        )
+        return answer.status_code, tuple(answer.raw_headers), answer.body
     except OperationCancelled:
-        return plain(503, "Service Unavailable")
-    except Exception:
+        return _CANCELLED
+    except _FAULTS:
         logger.exception("no response for %r", operation)
-        return INTERNAL_SERVER_ERROR
+        return _FAILED
+
+
+def _messages(rendered: Rendered) -> tuple[Message, Message]:
+    """The messages of a response, new ones: a middleware may change them in place."""
+    status, headers, body = rendered
+    return (
+        {"type": "http.response.start", "status": status, "headers": list(headers)},
+        {"type": "http.response.body", "body": body},
+    )
 
 
 def _is_outcome(operation: DelayedOperation[Any], exception: Exception) -> bool:

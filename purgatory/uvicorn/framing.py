@@ -29,38 +29,41 @@ _WITHOUT_BODY: Final = frozenset((204, 304))
 class Framing:
     """Encodes heads, by uvicorn's rules. The last one is kept: very many connections may be sent the same one."""
 
-    __slots__ = ("_defaults", "_encoded", "_start")
+    __slots__ = ("_defaults", "_encoded", "_headers", "_status")
 
     def __init__(self) -> None:
-        self._start: Message | None = None
-        self._defaults: list[tuple[bytes, bytes]] | None = None
-        self._encoded: Encoded | None = None
+        self._status = 0
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._defaults: list[tuple[bytes, bytes]] = []
+        self._encoded: Encoded = (b"", 0, None)
 
     def head(self, start: Message, defaults: list[tuple[bytes, bytes]], flags: int) -> Encoded:
         """Encode ASGI's `http.response.start`, after the server's own headers `defaults`.
 
         Raises `RuntimeError` for a wrong header, `KeyError` for a wrong status.
         """
+        status = start["status"]
+        headers = list(start.get("headers", ()))
         if flags:
-            return _encode(start, defaults, flags)
-        if self._encoded is None or start is not self._start or defaults is not self._defaults:
-            self._encoded = _encode(start, defaults, flags)
-            self._start, self._defaults = start, defaults
+            return _encode(status, [*defaults, *headers], flags)
+        # By value, and not by identity: a middleware may have changed a message in place.
+        if status != self._status or headers != self._headers or defaults is not self._defaults:
+            self._encoded = _encode(status, [*defaults, *headers], flags)
+            self._status, self._headers, self._defaults = status, headers, defaults
         return self._encoded
 
 
-def _encode(start: Message, defaults: list[tuple[bytes, bytes]], flags: int) -> Encoded:
-    status = start["status"]
+def _encode(status: int, headers: list[tuple[bytes, bytes]], flags: int) -> Encoded:
     content = [STATUS_LINE[status]]
     says_close = False
     length: int | None = None
-    for name, value in [*defaults, *start.get("headers", ())]:
+    for name, value in headers:
         if HEADER_RE.search(name):
             raise RuntimeError("Invalid HTTP header name.")
         if HEADER_VALUE_RE.search(value):
             raise RuntimeError("Invalid HTTP header value.")
         name = name.lower()
-        if name == b"content-length" and not flags & CHUNKED:
+        if name == b"content-length" and length is None and not flags & CHUNKED:
             length = int(value)
         elif name == b"transfer-encoding" and value.lower() == b"chunked":
             flags |= CHUNKED
@@ -69,10 +72,11 @@ def _encode(start: Message, defaults: list[tuple[bytes, bytes]], flags: int) -> 
             flags |= CLOSE
             says_close = True
         content += (name, b": ", value, b"\r\n")
-    if length is None and not flags & (CHUNKED | HEAD):
-        if status in _WITHOUT_BODY:
-            length = 0
-        elif flags & HTTP_1_0:
+    if status in _WITHOUT_BODY:
+        length = 0
+        flags &= ~CHUNKED
+    elif length is None and not flags & (CHUNKED | HEAD):
+        if flags & HTTP_1_0:
             flags |= CLOSE  # the end of the connection is the end of the body
         else:
             flags |= CHUNKED

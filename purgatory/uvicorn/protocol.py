@@ -80,20 +80,39 @@ class ParkingProtocol(HttpToolsProtocol):
         quiet.park(cycle, listener)
         # The application has nothing more to receive and to send, and uvicorn nothing to say about that.
         cycle.disconnected = True
+        cycle.waiting_for_100_continue = False
         cycle.message_event.set()
         self._retire(quiet)
+        if self.shared.is_stopping:
+            self.loop.call_soon(quiet.shutdown)
         return quiet
+
+    def shutdown(self) -> None:
+        """The server shuts down."""
+        self.shared.is_stopping = True
+        super().shutdown()
+
+    def wait_for_more(self) -> None:
+        """Begin keep-alive, unless a request has come."""
+        if self.cycle is None:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+            self.shared.settling.touch(self)
 
     def settle(self) -> None:
         """Called when the connection has been idle for some time, or has a request again."""
         cycle: RequestResponseCycle | None = self.cycle
         if (
             self.scope is (None if cycle is None else cycle.scope)  # else the parser has begun with a request
-            and (cycle is None or cycle.response_complete)
+            # The rest of a body that comes after its response is for this parser to skip.
+            and (cycle is None or (cycle.response_complete and not cycle.more_body))
             and not self.flow.write_paused
             and not self.transport.is_closing()
         ):
-            keep_alive = None if cycle is None else max(self.timeout_keep_alive - self.settle_after, 0.0)
+            keep_alive = None
+            if self.timeout_keep_alive_task is not None:
+                keep_alive = max(self.timeout_keep_alive - self.settle_after, 0.0)
             quiet = QuietConnection(self.shared, self.transport, False)
             quiet.keep_alive_for(keep_alive)
             self._retire(quiet)
@@ -129,7 +148,7 @@ class SharedByConnections(Shared):
         )
         """The connections that keep their parser, by the time of their last response."""
 
-    def busy(self, transport: asyncio.Transport) -> HttpToolsProtocol:
+    def busy(self, transport: asyncio.Transport) -> ParkingProtocol:
         """The protocol that takes the place of a quiet one."""
         protocol = self.protocol_class(self.config, self.server_state, self.app_state)
         HttpToolsProtocol.connection_made(protocol, transport)

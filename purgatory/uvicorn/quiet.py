@@ -3,10 +3,11 @@
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from typing import Any, Final
+from contextvars import copy_context
+from typing import Any, Final, Protocol, cast
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.protocols.utils import get_path_with_query_string
 from uvicorn.server import ServerState
 
@@ -17,14 +18,37 @@ from purgatory.uvicorn.framing import CHUNKED, CLOSE, HEAD, HTTP_1_0, PAUSED, ST
 
 __all__ = ["QuietConnection", "Shared"]
 
+logger: Final = logging.getLogger("uvicorn.error")
+
+_HELD: Final = 65_536
+"""Bytes behind a parked request from which on no more are read."""
+
 _LARGE: Final = 16_384
 """Bytes of a body from which on it is not copied behind its head: many connections may be sent the same one."""
+
+
+class Busy(Protocol):
+    """uvicorn's protocol, for a connection on which data comes."""
+
+    def data_received(self, data: bytes) -> None: ...
+    def pause_writing(self) -> None: ...
+    def wait_for_more(self) -> None: ...
 
 
 class Shared(ABC):
     """The state that the connections of a server share."""
 
-    __slots__ = ("access_logger", "app_state", "config", "framing", "server_state", "timer", "write_timeout")
+    __slots__ = (
+        "access_logger",
+        "app_state",
+        "config",
+        "context",
+        "framing",
+        "is_stopping",
+        "server_state",
+        "timer",
+        "write_timeout",
+    )
 
     def __init__(
         self, config: Config, server_state: ServerState, app_state: dict[str, Any], write_timeout: float
@@ -38,9 +62,13 @@ class Shared(ABC):
         self.timer = WheelTimer(tick=0.02, wheel_size=256)
         """For keep-alive and for clients that do not take what was sent."""
         self.framing = Framing()
+        self.is_stopping = False
+        """Whether the server shuts down."""
+        self.context = copy_context()
+        """The server's own, for requests that are begun by the end of another one."""
 
     @abstractmethod
-    def busy(self, transport: asyncio.Transport) -> HttpToolsProtocol:
+    def busy(self, transport: asyncio.Transport) -> Busy:
         """The protocol for a connection on which data comes."""
 
 
@@ -88,6 +116,8 @@ class QuietConnection(asyncio.Protocol, TimerEntry):
         if self.shared.access_logger is not None:
             self.client = scope["client"]
             self.request = f"{scope['method']} {get_path_with_query_string(scope)}"
+        if self.flags & PAUSED:
+            listener.pause_writing()
 
     def keep_alive_for(self, seconds: float | None) -> None:
         """Close the connection unless data comes in `seconds`."""
@@ -100,12 +130,12 @@ class QuietConnection(asyncio.Protocol, TimerEntry):
     # A parked request, as the application sees it.
 
     def send(self, *messages: Message) -> None:
-        """Write messages of ASGI's `send`. Raises `RuntimeError` for wrong ones, before anything is written."""
+        """Write messages of ASGI's `send`. Raises an exception for wrong ones, before anything is written."""
+        if self.transport.is_closing():
+            return  # the client has disconnected
         if self.listener is None:
             raise RuntimeError("the response is complete")
-        if self.transport.is_closing():
-            return  # connection_lost follows
-        chunks: list[bytes] = []
+        chunks: list[Any] = []  # objects with bytes
         flags, remaining, status, complete = self.flags, self.remaining, 0, False
         for message in messages:
             kind = message["type"]
@@ -120,6 +150,8 @@ class QuietConnection(asyncio.Protocol, TimerEntry):
                 if flags & HEAD:
                     continue
                 body = message.get("body", b"")
+                if not isinstance(body, (bytes, bytearray, memoryview)):
+                    raise TypeError(f"body must be bytes, not {body!r}")
                 if remaining is not None:
                     remaining -= len(body)
                     if remaining < 0:
@@ -138,17 +170,29 @@ class QuietConnection(asyncio.Protocol, TimerEntry):
         self.flags, self.remaining = flags, remaining
         if status:
             self._log(status)
+        # Not by way of writelines(), which in some releases of CPython 3.12 does not pause the writer.
         if len(chunks) == 2 and len(chunks[1]) >= _LARGE:
-            self.transport.writelines(chunks)
+            self.transport.write(chunks[0])
+            self.transport.write(chunks[1])
         else:
             self.transport.write(b"".join(chunks))
+        if self.flags & PAUSED:
+            self.buffered = self.transport.get_write_buffer_size()
         if complete:
             self._completed()
 
     def close(self) -> None:
         """Close the connection without the rest of the response."""
         self.listener = None
+        self._close()
+
+    def _close(self) -> None:
+        """Close the connection when what was sent has been taken, or else when the patience is over."""
         self.transport.close()
+        self.buffered = self.transport.get_write_buffer_size()
+        if self.buffered:
+            self.flags |= PAUSED
+            self.keep_alive_for(self.shared.write_timeout)
 
     def _log(self, status: int) -> None:
         logger, request = self.shared.access_logger, self.request
@@ -161,33 +205,39 @@ class QuietConnection(asyncio.Protocol, TimerEntry):
         self.listener = self.client = self.request = None
         self.shared.server_state.total_requests += 1
         if self.flags & CLOSE:
-            self.transport.close()
-        elif self.held:
-            data, self.held = self.held, b""
-            self.transport.resume_reading()
-            self._wake(data)
-        else:
-            self.flags &= PAUSED
-            if not self.flags:
-                self.keep_alive_for(self.shared.config.timeout_keep_alive)
+            self._close()
+            return
+        self.flags &= PAUSED
+        if self.held:
+            # Not here: the next request is none of the one that has completed this one.
+            asyncio.get_running_loop().call_soon(self._go_on, context=self.shared.context)
+        elif not self.flags:
+            self.keep_alive_for(self.shared.config.timeout_keep_alive)
 
     # As uvicorn's server sees it.
 
     def shutdown(self) -> None:
         """The server shuts down."""
+        self.shared.is_stopping = True
         if self.listener is None:
-            self.transport.close()
-        else:
-            self.flags |= CLOSE
+            self._close()
+            return
+        self.flags |= CLOSE
+        try:
             self.listener.shutdown()
+        except Exception:
+            logger.exception("a parked request cannot be answered at shutdown")
+            self.close()
 
     # As the transport sees it.
 
     def data_received(self, data: bytes) -> None:
-        if self.listener is None:
+        if self.listener is None and not self.held:
             self._wake(data)
-        else:
-            self.held += data
+            return
+        # Reading goes on for a while: else the client's disconnect would not be seen.
+        self.held += data
+        if len(self.held) >= _HELD:
             self.transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -216,7 +266,7 @@ class QuietConnection(asyncio.Protocol, TimerEntry):
 
     def _timer_expire(self) -> None:
         if not self.flags & PAUSED:
-            self.transport.close()  # the end of keep-alive
+            self._close()  # the end of keep-alive
             return
         buffered = self.transport.get_write_buffer_size()
         if buffered < self.buffered:
@@ -225,12 +275,21 @@ class QuietConnection(asyncio.Protocol, TimerEntry):
         else:
             self.transport.abort()
 
-    def _wake(self, data: bytes) -> None:
+    def _go_on(self) -> None:
+        """Hand over the data that has come behind a request, which is answered now."""
+        data, self.held = self.held, b""
+        if not self.transport.is_closing():
+            if len(data) >= _HELD:
+                self.transport.resume_reading()
+            self._wake(data).wait_for_more()
+
+    def _wake(self, data: bytes) -> Busy:
         """Give way to uvicorn's protocol."""
         self.shared.timer.cancel(self)
         self.shared.server_state.connections.discard(self)
         protocol = self.shared.busy(self.transport)
         if self.flags & PAUSED:
             protocol.pause_writing()
-        self.transport.set_protocol(protocol)
+        self.transport.set_protocol(cast(asyncio.Protocol, protocol))
         protocol.data_received(data)
+        return protocol
