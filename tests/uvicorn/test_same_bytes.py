@@ -1,6 +1,7 @@
 """For any bytes of a client, in any packets, the server answers with the same bytes as without parking."""
 
 import asyncio
+import os
 import re
 
 from hypothesis import HealthCheck, given, settings
@@ -9,6 +10,8 @@ from hypothesis import strategies as st
 from purgatory.uvicorn import ParkingProtocol
 from tests.uvicorn.board import Board
 from tests.uvicorn.serving import PROTOCOLS, Server, serving
+
+EXAMPLES = 1000 if os.environ.get("HYPOTHESIS_PROFILE") == "searching" else 20
 
 LOOK = b"GET /look?timeout=0.01 HTTP/1.1\r\nHost: x\r\n\r\n"
 REQUESTS = [
@@ -68,7 +71,7 @@ async def _answered(server: Server, sent: list[tuple[bytes, float]]) -> bytes:
     return re.sub(rb"date: [^\r]*\r\n", b"", received)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(sent=packets())
 def test_the_bytes_are_the_same_as_without_parking(sent: list[tuple[bytes, float]]) -> None:
     async def compare() -> None:
