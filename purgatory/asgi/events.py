@@ -73,7 +73,7 @@ class Event:
         return "\n".join([*lines, "", ""]).encode()
 
 
-class EventStream(BaseResponse, Generic[T]):  # type: ignore[misc]  # Starlette's, where that is installed
+class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is installed
     """A response of server-sent events. A handler returns it like any other response.
 
         async def events(request):
@@ -119,7 +119,7 @@ class EventStream(BaseResponse, Generic[T]):  # type: ignore[misc]  # Starlette'
         self.renderer = render
         self.last_event_id = last_event_id
         self.key = key
-        self.background: Callable[[], Any] | None = None
+        self.background: Any = None
         """A background task, which FastAPI sets. With one, the request is not parked."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

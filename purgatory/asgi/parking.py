@@ -12,7 +12,7 @@ from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, MutableMapping
 from contextvars import Context
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 from purgatory._slices import Slice
@@ -46,13 +46,15 @@ EXTENSION: Final = "purgatory.parking"
 
 logger: Final = logging.getLogger("purgatory.asgi")
 
-BaseResponse: type[Any]
-try:  # FastAPI takes an object for a response only if it is one of Starlette's
+if TYPE_CHECKING:
     from starlette.responses import Response as BaseResponse
-except ImportError:
+else:
+    try:  # FastAPI takes an object for a response only if it is one of Starlette's
+        from starlette.responses import Response as BaseResponse
+    except ImportError:
 
-    class BaseResponse:  # type: ignore[no-redef]
-        """Nothing is needed of it."""
+        class BaseResponse:
+            """Nothing is needed of it."""
 
 
 class Parked(Protocol):
@@ -120,7 +122,7 @@ class Waiting(ABC):
     """`None` when nothing more is to be sent."""
 
     def __init__(self, answers: "Answers") -> None:
-        self.answers = answers
+        self.answers: Answers = answers
         self.operation = None
         self.parked = None
 

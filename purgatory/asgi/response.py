@@ -36,7 +36,7 @@ class Answer(Protocol):
     def body(self) -> bytes | memoryview: ...
 
 
-class DelayedResponse(BaseResponse, Generic[T]):  # type: ignore[misc]  # Starlette's, where that is installed
+class DelayedResponse(BaseResponse, Generic[T]):  # Starlette's, where that is installed
     """A response that is sent when an operation is done. A handler returns it like any other response.
 
         async def fetch(request):
@@ -76,7 +76,7 @@ class DelayedResponse(BaseResponse, Generic[T]):  # type: ignore[misc]  # Starle
         self.operation = operation
         self.renderer = render
         self.key = key
-        self.background: Callable[[], Any] | None = None
+        self.background: Any = None
         """A background task, which FastAPI sets. With one, the request is not parked."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,6 +1,7 @@
 """uvicorn's protocol of a connection, while there is a request to parse or to handle."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
 from uvicorn.config import Config
@@ -40,7 +41,7 @@ class ParkingProtocol(HttpToolsProtocol):
             self.shared: SharedByConnections = state.purgatory
         except AttributeError:
             self.shared = state.purgatory = SharedByConnections(type(self), config, server_state, app_state)
-        self.parking = {"park": self.park}
+        self.parking: dict[str, Callable[[Send, Listener], QuietConnection | None]] = {"park": self.park}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -95,9 +96,8 @@ class ParkingProtocol(HttpToolsProtocol):
     def wait_for_more(self) -> None:
         """Begin keep-alive, unless a request has come."""
         if self.cycle is None:
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+            own = cast(HttpToolsProtocol, self)
+            own.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
             self.shared.settling.touch(self)
 
     def settle(self) -> None:
@@ -125,7 +125,8 @@ class ParkingProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         self.transport.set_protocol(quiet)
         # What refers to this object is dropped, so that no garbage collection is needed to free it.
-        self.parser = self.cycle = self.scope = self.headers = None  # type: ignore[assignment]
+        own: Any = cast(HttpToolsProtocol, self)
+        own.parser = own.cycle = own.scope = own.headers = None
         self.parking = {}
 
 
@@ -142,7 +143,7 @@ class SharedByConnections(Shared):
         app_state: dict[str, Any],
     ) -> None:
         super().__init__(config, server_state, app_state, protocol_class.write_timeout)
-        self.protocol_class = protocol_class
+        self.protocol_class: type[ParkingProtocol] = protocol_class
         self.settling: IdleTracker[ParkingProtocol] = IdleTracker(
             protocol_class.settle_after, on_idle=protocol_class.settle, tick=protocol_class.settle_after / 10
         )

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from typing import Any, Final, Protocol, cast
 
 from uvicorn.config import Config
@@ -53,18 +53,18 @@ class Shared(ABC):
     def __init__(
         self, config: Config, server_state: ServerState, app_state: dict[str, Any], write_timeout: float
     ) -> None:
-        self.config = config
-        self.server_state = server_state
-        self.app_state = app_state
-        self.write_timeout = write_timeout
+        self.config: Config = config
+        self.server_state: ServerState = server_state
+        self.app_state: dict[str, Any] = app_state
+        self.write_timeout: float = write_timeout
         access_logger = logging.getLogger("uvicorn.access")
-        self.access_logger = access_logger if access_logger.hasHandlers() else None
-        self.timer = WheelTimer(tick=0.02, wheel_size=256)
+        self.access_logger: logging.Logger | None = access_logger if access_logger.hasHandlers() else None
+        self.timer: WheelTimer = WheelTimer(tick=0.02, wheel_size=256)
         """For keep-alive and for clients that do not take what was sent."""
-        self.framing = Framing()
-        self.is_stopping = False
+        self.framing: Framing = Framing()
+        self.is_stopping: bool = False
         """Whether the server shuts down."""
-        self.context = copy_context()
+        self.context: Context = copy_context()
         """The server's own, for requests that are begun by the end of another one."""
 
     @abstractmethod
@@ -85,12 +85,12 @@ class QuietConnection(asyncio.Protocol, TimerEntry):
     def __init__(self, shared: Shared, transport: asyncio.Transport, paused: bool) -> None:
         self._timer_bucket = None
         self._timer_deadline = 0.0
-        self.shared = shared
-        self.transport = transport
-        self.flags = 0
-        self.buffered = 0
+        self.shared: Shared = shared
+        self.transport: asyncio.Transport = transport
+        self.flags: int = 0
+        self.buffered: int = 0
         """Bytes that the transport held when the client was last looked at."""
-        self.held = b""
+        self.held: bytes = b""
         """Data that has come behind a parked request."""
         self.listener: Listener | None = None
         """The application's side of the parked request, until the last message."""

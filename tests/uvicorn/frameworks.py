@@ -20,11 +20,11 @@ def _render(result: object) -> Response:
     return JSONResponse("gone")
 
 
-def _wait() -> DelayedResponse[object]:
+def _wait() -> DelayedResponse[None]:
     return DelayedResponse(purgatory.try_complete_else_watch(Delay(60.0), ["go"]), _render)
 
 
-def _events() -> EventStream[object]:
+def _events() -> EventStream[None]:
     def follow(last_event_id: str | None) -> Delay | None:
         return None if last_event_id else purgatory.try_complete_else_watch(Delay(60.0), ["go"])
 

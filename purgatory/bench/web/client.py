@@ -79,7 +79,7 @@ class Client(asyncio.Protocol):
     def ask(self, method: str, target: str) -> "asyncio.Future[bytes]":
         """Send a request. Returns a future for the body of its answer."""
         self.answered = asyncio.get_running_loop().create_future()
-        self.body = b""
+        self.body: bytes = b""
         self.parser: Any = httptools.HttpResponseParser(self)
         self.transport.write(f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode())
         return self.answered

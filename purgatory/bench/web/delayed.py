@@ -21,9 +21,9 @@ class Poll(DelayedOperation[int]):
 
     def __init__(self, counts: Counter[str], topic: str, after: int, timeout: float) -> None:
         super().__init__(timeout)
-        self.counts = counts
-        self.topic = topic
-        self.after = after
+        self.counts: Counter[str] = counts
+        self.topic: str = topic
+        self.after: int = after
 
     def try_complete(self) -> bool:
         return self.counts[self.topic] > self.after and self.force_complete()
@@ -46,8 +46,7 @@ async def wait(request: Request) -> Response:
     topic = query["topic"]
     poll = Poll(request.state.counts, topic, int(query["after"]), float(query.get("timeout", "300")))
     request.state.purgatory.try_complete_else_watch(poll, [topic])
-    response: Response = DelayedResponse(poll, JSONResponse)
-    return response
+    return DelayedResponse(poll, JSONResponse)
 
 
 async def publish(request: Request) -> Response:
@@ -68,7 +67,7 @@ async def now(request: Request) -> Response:
     return JSONResponse("now")
 
 
-app = Starlette(
+app: Starlette = Starlette(
     routes=[
         Route("/wait", wait),
         Route("/publish", publish, methods=["POST"]),

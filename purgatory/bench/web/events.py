@@ -95,7 +95,7 @@ async def waiting(request: Request) -> Response:
     return JSONResponse(request.state.topics.waiting)
 
 
-app = Starlette(
+app: Starlette = Starlette(
     routes=[
         Route("/wait", wait),
         Route("/publish", publish, methods=["POST"]),
