@@ -21,7 +21,7 @@ from purgatory.asgi.parking import (
 from purgatory.errors import OperationCancelled
 from purgatory.operation import DelayedOperation
 
-__all__ = ["Answer", "DelayedResponse", "check_operation"]
+__all__ = ["Answer", "DelayedResponse"]
 
 T = TypeVar("T")
 
@@ -69,7 +69,8 @@ class DelayedResponse(BaseResponse, Generic[T]):  # Starlette's, where that is i
 
         Raises `TypeError` if `operation` is no operation, and if `render` or `key` cannot be called or is async.
         """
-        check_operation(operation)
+        if not isinstance(operation, DelayedOperation):
+            raise TypeError(f"operation must be a DelayedOperation, not {operation!r}")
         check_callback("render", render)
         if key is not None:
             check_callback("key", key)
@@ -97,67 +98,6 @@ class DelayedResponse(BaseResponse, Generic[T]):  # Starlette's, where that is i
             await send(message)
         if self.background is not None:
             await self.background()
-
-
-class _WaitingResponse(Waiting, Generic[T]):
-    """A parked request that gets one response."""
-
-    __slots__ = ("key", "render")
-
-    def __init__(self, answers: Answers, render: Callable[[T], Answer], key: Callable[[T], Hashable] | None) -> None:
-        super().__init__(answers)
-        self.render = render
-        self.key = key
-
-    def begin(self, scope: Scope, send: Send, operation: DelayedOperation[T]) -> bool:
-        """Park the request. Returns whether the server could."""
-        parked = park(scope, send, self)
-        if parked is None:
-            return False
-        self.parked = parked
-        try:
-            self.wait(operation)
-        except Exception:
-            logger.exception("a parked request cannot wait for %r", operation)
-            self._send(_FAILED)
-        return True
-
-    def answer(self) -> None:
-        if self.parked is None or self.operation is None:
-            return  # disconnected meanwhile
-        operation = self.take()
-        try:
-            self._send(self._rendered(operation))
-        except Exception:
-            logger.exception("the response of %r cannot be sent", self.render)
-            self._send(_FAILED)
-
-    def _send(self, rendered: "Rendered") -> None:
-        """Send the response, or close the connection and raise if that is wrong."""
-        assert self.parked is not None
-        try:
-            self.parked.send(*_messages(rendered))
-        except BaseException:
-            if rendered is _FAILED:
-                self.fail()
-            raise
-        self.parked = None
-
-    def pause_writing(self) -> None:
-        """Nothing more is sent anyway."""
-
-    def resume_writing(self) -> None:
-        """Nothing more is sent anyway."""
-
-    def _rendered(self, operation: DelayedOperation[T]) -> "Rendered":
-        if self.key is None or operation.cancelled() or operation.exception() is not None:
-            return _rendered(operation, self.render)
-        try:
-            key = (DelayedResponse, self.key(operation.result()))
-            return self.answers.shared(key, lambda: _rendered(operation, self.render))
-        except _FAULTS:
-            logger.exception("key raised")
-            return _FAILED
 
 
 Rendered: TypeAlias = tuple[int, Sequence[tuple[bytes, bytes]], bytes | memoryview]
@@ -197,14 +137,69 @@ def _messages(rendered: Rendered) -> tuple[Message, Message]:
     )
 
 
+class _WaitingResponse(Waiting, Generic[T]):
+    """A parked request that gets one response."""
+
+    __slots__ = ("key", "render")
+
+    def __init__(self, answers: Answers, render: Callable[[T], Answer], key: Callable[[T], Hashable] | None) -> None:
+        super().__init__(answers)
+        self.render = render
+        self.key = key
+
+    def begin(self, scope: Scope, send: Send, operation: DelayedOperation[T]) -> bool:
+        """Park the request. Returns whether the server could."""
+        parked = park(scope, send, self)
+        if parked is None:
+            return False
+        self.parked = parked
+        try:
+            self.wait(operation)
+        except Exception:
+            logger.exception("a parked request cannot wait for %r", operation)
+            self._send(_FAILED)
+        return True
+
+    def answer(self) -> None:
+        if self.parked is None or self.operation is None:
+            return  # disconnected meanwhile
+        operation = self.take()
+        try:
+            self._send(self._rendered(operation))
+        except Exception:
+            logger.exception("the response of %r cannot be sent", self.render)
+            self._send(_FAILED)
+
+    def _send(self, rendered: Rendered) -> None:
+        """Send the response, or close the connection and raise if that is wrong."""
+        assert self.parked is not None
+        try:
+            self.parked.send(*_messages(rendered))
+        except BaseException:
+            if rendered is _FAILED:
+                self.fail()
+            raise
+        self.parked = None
+
+    def pause_writing(self) -> None:
+        """Nothing more is sent anyway."""
+
+    def resume_writing(self) -> None:
+        """Nothing more is sent anyway."""
+
+    def _rendered(self, operation: DelayedOperation[T]) -> Rendered:
+        if self.key is None or operation.cancelled() or operation.exception() is not None:
+            return _rendered(operation, self.render)
+        try:
+            key = (DelayedResponse, self.key(operation.result()))
+            return self.answers.shared(key, lambda: _rendered(operation, self.render))
+        except _FAULTS:
+            logger.exception("key raised")
+            return _FAILED
+
+
 def _is_outcome(operation: DelayedOperation[Any], exception: Exception) -> bool:
     """Whether awaiting `operation` has raised `exception`, and not `receive`."""
     if operation.cancelled():
         return isinstance(exception, OperationCancelled)
     return operation.done() and operation.exception() is exception
-
-
-def check_operation(operation: object) -> None:
-    """Raise `TypeError` unless `operation` is one."""
-    if not isinstance(operation, DelayedOperation):
-        raise TypeError(f"operation must be a DelayedOperation, not {operation!r}")

@@ -9,8 +9,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from purgatory.asgi.parking import EXTENSION, Listener, Send
-from purgatory.idle import IdleTracker
-from purgatory.uvicorn.quiet import QuietConnection, Shared
+from purgatory.uvicorn.quiet import QuietConnection
+from purgatory.uvicorn.shared import Shared
 
 __all__ = ["ParkingProtocol"]
 
@@ -24,7 +24,7 @@ class ParkingProtocol(HttpToolsProtocol):
     """
 
     settle_after: ClassVar[float] = 0.1
-    """Seconds. A connection that is used more often keeps its parser, which takes 10 µs to make."""
+    """Seconds. A connection that is used more often keeps its parser."""
     write_timeout: ClassVar[float] = 30.0
     """Seconds in which the client of a parked request takes something of what was sent. Else it is disconnected."""
 
@@ -38,14 +38,19 @@ class ParkingProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         state: Any = server_state
         try:
-            self.shared: SharedByConnections = state.purgatory
+            self.shared: Shared = state.purgatory
         except AttributeError:
-            self.shared = state.purgatory = SharedByConnections(type(self), config, server_state, app_state)
+            self.shared = state.purgatory = Shared(type(self), config, server_state, app_state)
         self.parking: dict[str, Callable[[Send, Listener], QuietConnection | None]] = {"park": self.park}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.shared.settling.touch(self)
+
+    def take_over(self, transport: asyncio.Transport) -> None:
+        """Take the place of a quiet connection, on which data has come."""
+        super().connection_made(transport)
+        transport.set_protocol(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.shared.settling.discard(self)
@@ -128,29 +133,3 @@ class ParkingProtocol(HttpToolsProtocol):
         own: Any = cast(HttpToolsProtocol, self)
         own.parser = own.cycle = own.scope = own.headers = None
         self.parking = {}
-
-
-class SharedByConnections(Shared):
-    """The state that the connections of a server share."""
-
-    __slots__ = ("protocol_class", "settling")
-
-    def __init__(
-        self,
-        protocol_class: type[ParkingProtocol],
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-    ) -> None:
-        super().__init__(config, server_state, app_state, protocol_class.write_timeout)
-        self.protocol_class: type[ParkingProtocol] = protocol_class
-        self.settling: IdleTracker[ParkingProtocol] = IdleTracker(
-            protocol_class.settle_after, on_idle=protocol_class.settle, tick=protocol_class.settle_after / 10
-        )
-        """The connections that keep their parser, by the time of their last response."""
-
-    def busy(self, transport: asyncio.Transport) -> ParkingProtocol:
-        """The protocol that takes the place of a quiet one."""
-        protocol = self.protocol_class(self.config, self.server_state, self.app_state)
-        HttpToolsProtocol.connection_made(protocol, transport)
-        return protocol

@@ -2,21 +2,20 @@
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
-from contextvars import Context, copy_context
-from typing import Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final
 
-from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.protocols.utils import get_path_with_query_string
-from uvicorn.server import ServerState
 
 from purgatory.asgi.parking import Listener, Message
-from purgatory.timer import WheelTimer
 from purgatory.timer.task import TimerEntry
-from purgatory.uvicorn.framing import CHUNKED, CLOSE, HEAD, HTTP_1_0, PAUSED, STARTED, Framing
+from purgatory.uvicorn.framing import CHUNKED, CLOSE, HEAD, HTTP_1_0, PAUSED, STARTED
+from purgatory.uvicorn.shared import Shared
 
-__all__ = ["QuietConnection", "Shared"]
+if TYPE_CHECKING:
+    from purgatory.uvicorn.protocol import ParkingProtocol
+
+__all__ = ["QuietConnection"]
 
 logger: Final = logging.getLogger("uvicorn.error")
 
@@ -25,51 +24,6 @@ _HELD: Final = 65_536
 
 _LARGE: Final = 16_384
 """Bytes of a body from which on it is not copied behind its head: many connections may be sent the same one."""
-
-
-class Busy(Protocol):
-    """uvicorn's protocol, for a connection on which data comes."""
-
-    def data_received(self, data: bytes) -> None: ...
-    def pause_writing(self) -> None: ...
-    def wait_for_more(self) -> None: ...
-
-
-class Shared(ABC):
-    """The state that the connections of a server share."""
-
-    __slots__ = (
-        "access_logger",
-        "app_state",
-        "config",
-        "context",
-        "framing",
-        "is_stopping",
-        "server_state",
-        "timer",
-        "write_timeout",
-    )
-
-    def __init__(
-        self, config: Config, server_state: ServerState, app_state: dict[str, Any], write_timeout: float
-    ) -> None:
-        self.config: Config = config
-        self.server_state: ServerState = server_state
-        self.app_state: dict[str, Any] = app_state
-        self.write_timeout: float = write_timeout
-        access_logger = logging.getLogger("uvicorn.access")
-        self.access_logger: logging.Logger | None = access_logger if access_logger.hasHandlers() else None
-        self.timer: WheelTimer = WheelTimer(tick=0.02, wheel_size=256)
-        """For keep-alive and for clients that do not take what was sent."""
-        self.framing: Framing = Framing()
-        self.is_stopping: bool = False
-        """Whether the server shuts down."""
-        self.context: Context = copy_context()
-        """The server's own, for requests that are begun by the end of another one."""
-
-    @abstractmethod
-    def busy(self, transport: asyncio.Transport) -> Busy:
-        """The protocol for a connection on which data comes."""
 
 
 class QuietConnection(asyncio.Protocol, TimerEntry):
@@ -192,7 +146,7 @@ class QuietConnection(asyncio.Protocol, TimerEntry):
         self.buffered = self.transport.get_write_buffer_size()
         if self.buffered:
             self.flags |= PAUSED
-            self.keep_alive_for(self.shared.write_timeout)
+            self.keep_alive_for(self.shared.protocol_class.write_timeout)
 
     def _log(self, status: int) -> None:
         logger, request = self.shared.access_logger, self.request
@@ -250,7 +204,7 @@ class QuietConnection(asyncio.Protocol, TimerEntry):
     def pause_writing(self) -> None:
         self.flags |= PAUSED
         self.buffered = self.transport.get_write_buffer_size()
-        self.keep_alive_for(self.shared.write_timeout)
+        self.keep_alive_for(self.shared.protocol_class.write_timeout)
         if self.listener is not None:
             self.listener.pause_writing()
 
@@ -271,7 +225,7 @@ class QuietConnection(asyncio.Protocol, TimerEntry):
         buffered = self.transport.get_write_buffer_size()
         if buffered < self.buffered:
             self.buffered = buffered
-            self.keep_alive_for(self.shared.write_timeout)
+            self.keep_alive_for(self.shared.protocol_class.write_timeout)
         else:
             self.transport.abort()
 
@@ -283,13 +237,14 @@ class QuietConnection(asyncio.Protocol, TimerEntry):
                 self.transport.resume_reading()
             self._wake(data).wait_for_more()
 
-    def _wake(self, data: bytes) -> Busy:
+    def _wake(self, data: bytes) -> "ParkingProtocol":
         """Give way to uvicorn's protocol."""
-        self.shared.timer.cancel(self)
-        self.shared.server_state.connections.discard(self)
-        protocol = self.shared.busy(self.transport)
+        shared = self.shared
+        shared.timer.cancel(self)
+        shared.server_state.connections.discard(self)
+        protocol = shared.protocol_class(shared.config, shared.server_state, shared.app_state)
+        protocol.take_over(self.transport)
         if self.flags & PAUSED:
             protocol.pause_writing()
-        self.transport.set_protocol(cast(asyncio.Protocol, protocol))
         protocol.data_received(data)
         return protocol

@@ -23,6 +23,9 @@ class Server(uvicorn.Server):
         options = {"port": 0, "log_config": None, "timeout_keep_alive": 60, **options}
         super().__init__(uvicorn.Config(app, http=http, **options))
 
+    serve_task: asyncio.Task[None]
+    """Ends when the server has shut down."""
+
     @property
     def port(self) -> int:
         """The port that it listens on."""
@@ -42,12 +45,13 @@ class Server(uvicorn.Server):
 
 @asynccontextmanager
 async def serving(app: Any, http: type[asyncio.Protocol] = ParkingProtocol, **options: Any) -> AsyncIterator[Server]:
+    """A server that has started. It shuts down at the end, or when `should_exit` is set."""
     server = Server(app, http, **options)
-    task = asyncio.create_task(server._serve())
+    server.serve_task = asyncio.create_task(server._serve())
     while not server.started:
         await asyncio.sleep(0.005)
-        if task.done():
-            await task
+        if server.serve_task.done():
+            await server.serve_task
     try:
         yield server
     except BaseException:
@@ -55,7 +59,7 @@ async def serving(app: Any, http: type[asyncio.Protocol] = ParkingProtocol, **op
         raise
     finally:
         server.should_exit = True
-        await task
+        await server.serve_task
 
 
 @dataclass
@@ -133,6 +137,14 @@ class Client:
         with suppress(ConnectionResetError):
             self.left += await self.reader.read()
         return not self.left
+
+    async def is_silent(self) -> bool:
+        """Whether nothing comes for a moment."""
+        reading = asyncio.create_task(self.reader.read(65536))
+        await asyncio.wait([reading], timeout=0.05)
+        reading.cancel()
+        await asyncio.wait([reading])
+        return reading.cancelled()
 
     def reset(self) -> None:
         """Close the connection with a reset."""

@@ -1,6 +1,5 @@
 """`EventStream`, parked and not."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -9,33 +8,18 @@ import pytest
 
 from purgatory.asgi import Event, EventStream
 from purgatory.uvicorn import ParkingProtocol
+from tests.support.operations import turn
 from tests.uvicorn.board import Board
-from tests.uvicorn.serving import PROTOCOLS, Client, Server, connected, serving
+from tests.uvicorn.serving import Client, Server, connected, serving
 
 QUIET = "QuietConnection"
 
 
-@pytest.fixture(params=PROTOCOLS)
-def http(request: pytest.FixtureRequest) -> Any:
-    """With parking, and as uvicorn is without."""
-    return PROTOCOLS[request.param]
-
-
-@pytest.fixture
-def board() -> Board:
-    return Board()
-
-
 @pytest.fixture
 async def server(board: Board, http: Any) -> AsyncIterator[Server]:
+    """With parking, and without."""
     async with serving(board.app, http) as server:
         yield server
-
-
-@pytest.fixture
-async def client(server: Server) -> AsyncIterator[Client]:
-    async with connected(server) as client:
-        yield client
 
 
 async def chunk(client: Client) -> bytes:
@@ -173,18 +157,14 @@ class TestStreams:
 class TestParkedStreams:
     async def test_streams_end_when_shutdown_begins(self) -> None:
         board = Board()
-        server = Server(board.app)
-        serve = asyncio.create_task(server._serve())
-        while not server.started:
-            await asyncio.sleep(0.005)
-        async with connected(server) as client:
+        async with serving(board.app) as server, connected(server) as client:
             await open_stream(board, client)
             await board.until_waiting(1)
             server.should_exit = True
             assert await chunk(client) == b":\n\n"
             assert await chunk(client) == b""
             assert await client.ended()
-            await serve
+            await server.serve_task
 
     async def test_events_with_one_key_are_rendered_once(self, board: Board) -> None:
         board.key = tuple
@@ -210,7 +190,7 @@ class TestParkedStreams:
             held = 0
             for _ in range(300):
                 board.pin("x" * 100_000)
-                await asyncio.sleep(0.001)
+                await turn()
                 for connection in server.server_state.connections:
                     held = max(held, connection.transport.get_write_buffer_size())
             assert 0 < held < 400_000  # a batch more than the transport's high-water mark
@@ -222,7 +202,7 @@ class TestParkedStreams:
             await open_stream(board, client)
             for number in range(200):
                 board.pin(f"{number} " + "x" * 100_000)
-                await asyncio.sleep(0.001)
+                await turn()
             received = b""
             while b"id: 200\n" not in received:
                 received += await chunk(client)
@@ -233,18 +213,14 @@ class TestParkedStreams:
         class Impatient(ParkingProtocol):
             write_timeout = 0.5
 
-        server = Server(board.app, Impatient)
-        serve = asyncio.create_task(server._serve())
-        while not server.started:
-            await asyncio.sleep(0.005)
-        async with connected(server) as client:
+        async with serving(board.app, Impatient) as server, connected(server) as client:
             await open_stream(board, client)
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
             while board.purgatory.num_delayed or not board.looks[0].done():
                 board.pin("x" * 1_000_000)
-                await asyncio.sleep(0.001)
+                await turn()
             server.should_exit = True
-            await serve
+            await server.serve_task
 
 
 class TestEvents:

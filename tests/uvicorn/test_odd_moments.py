@@ -1,7 +1,6 @@
 """Parked requests at odd moments: late bodies, stray bytes, shutdown, cancelled futures, pauses."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -13,33 +12,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from purgatory.asgi.parking import EXTENSION
 from purgatory.uvicorn import ParkingProtocol
 from tests.uvicorn.board import Board
-from tests.uvicorn.serving import PROTOCOLS, Client, Server, connected, serving
+from tests.uvicorn.serving import Client, Server, connected, serving
 
 QUIET = "QuietConnection"
 NAME: ContextVar[str] = ContextVar("NAME", default="none")
-
-
-@pytest.fixture(params=PROTOCOLS)
-def http(request: pytest.FixtureRequest) -> Any:
-    """With parking, and as uvicorn is without."""
-    return PROTOCOLS[request.param]
-
-
-@pytest.fixture
-def board() -> Board:
-    return Board()
-
-
-@pytest.fixture
-async def server(board: Board) -> AsyncIterator[Server]:
-    async with serving(board.app) as server:
-        yield server
-
-
-@pytest.fixture
-async def client(server: Server) -> AsyncIterator[Client]:
-    async with connected(server) as client:
-        yield client
 
 
 class Quick(ParkingProtocol):
@@ -142,11 +118,7 @@ async def test_request_that_is_parked_after_shutdown_has_begun_is_answered(path:
             await gate.wait()
         await board.app(scope, receive, send)
 
-    server = Server(late)
-    serve = asyncio.create_task(server._serve())
-    while not server.started:
-        await asyncio.sleep(0.005)
-    async with connected(server) as client:
+    async with serving(late) as server, connected(server) as client:
         await client.send("GET", path)
         while not server.server_state.tasks:
             await asyncio.sleep(0.005)
@@ -157,7 +129,7 @@ async def test_request_that_is_parked_after_shutdown_has_begun_is_answered(path:
         gate.set()
         assert b"connection: close" in await client.until(b"\r\n\r\n")
         await client.reader.read()
-        await serve
+        await server.serve_task
 
 
 @pytest.mark.parametrize("behind", [b"\r\n", b"GET /no"])
@@ -272,18 +244,18 @@ class TestTheExtension:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             scope["extensions"][EXTENSION]["park"](send, Listener())
 
-        server = Server(app, lifespan="off")
-        serve = asyncio.create_task(server._serve())
-        while not server.started:
-            await asyncio.sleep(0.005)
-        async with connected(server) as one, connected(server) as other:
+        async with (
+            serving(app, lifespan="off") as server,
+            connected(server) as one,
+            connected(server) as other,
+        ):
             for client in (one, other):
                 await client.send("GET", "/")
             await server.until(QUIET, QUIET)
             server.should_exit = True
             assert await one.ended()
             assert await other.ended()
-            await serve
+            await server.serve_task
         assert told == ["shutdown"] * 2
         assert "cannot" in caplog.text
 

@@ -1,9 +1,9 @@
 """A small application whose handler returns a `DelayedResponse`: parked or not, as the server does."""
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -12,6 +12,8 @@ from starlette.routing import Route
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory
 from purgatory.asgi import DelayedResponse, closing_on_shutdown
+
+Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
 class Poll(DelayedOperation[int]):
@@ -67,12 +69,14 @@ async def now(request: Request) -> Response:
     return JSONResponse("now")
 
 
-app: Starlette = Starlette(
-    routes=[
+def routes(wait: Handler, publish: Handler, waiting: Handler) -> list[Route]:
+    """The routes of both applications."""
+    return [
         Route("/wait", wait),
         Route("/publish", publish, methods=["POST"]),
         Route("/waiting", waiting),
         Route("/now", now),
-    ],
-    lifespan=lifespan,
-)
+    ]
+
+
+app: Starlette = Starlette(routes=routes(wait, publish, waiting), lifespan=lifespan)

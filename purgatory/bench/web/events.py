@@ -13,10 +13,9 @@ from typing import TypedDict
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from purgatory.asgi import closing_on_shutdown
-from purgatory.bench.web.delayed import now
+from purgatory.bench.web.delayed import routes
 
 
 @dataclass
@@ -95,12 +94,4 @@ async def waiting(request: Request) -> Response:
     return JSONResponse(request.state.topics.waiting)
 
 
-app: Starlette = Starlette(
-    routes=[
-        Route("/wait", wait),
-        Route("/publish", publish, methods=["POST"]),
-        Route("/waiting", waiting),
-        Route("/now", now),
-    ],
-    lifespan=lifespan,
-)
+app: Starlette = Starlette(routes=routes(wait, publish, waiting), lifespan=lifespan)

@@ -1,0 +1,60 @@
+"""The state that the connections of a server share."""
+
+import logging
+from contextvars import Context, copy_context
+from typing import TYPE_CHECKING, Any
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from purgatory.idle import IdleTracker
+from purgatory.timer import WheelTimer
+from purgatory.uvicorn.framing import Framing
+
+if TYPE_CHECKING:
+    from purgatory.uvicorn.protocol import ParkingProtocol
+
+__all__ = ["Shared"]
+
+
+class Shared:
+    """The state that the connections of a server share."""
+
+    __slots__ = (
+        "access_logger",
+        "app_state",
+        "config",
+        "context",
+        "framing",
+        "is_stopping",
+        "protocol_class",
+        "server_state",
+        "settling",
+        "timer",
+    )
+
+    def __init__(
+        self,
+        protocol_class: "type[ParkingProtocol]",
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+    ) -> None:
+        self.protocol_class: type[ParkingProtocol] = protocol_class
+        """The class of connections that are not quiet."""
+        self.config: Config = config
+        self.server_state: ServerState = server_state
+        self.app_state: dict[str, Any] = app_state
+        access_logger = logging.getLogger("uvicorn.access")
+        self.access_logger: logging.Logger | None = access_logger if access_logger.hasHandlers() else None
+        self.settling: IdleTracker[ParkingProtocol] = IdleTracker(
+            protocol_class.settle_after, on_idle=protocol_class.settle, tick=protocol_class.settle_after / 10
+        )
+        """The connections that keep their parser, by the time of their last response."""
+        self.timer: WheelTimer = WheelTimer(tick=0.02, wheel_size=256)
+        """For keep-alive and for clients that do not take what was sent."""
+        self.framing: Framing = Framing()
+        self.is_stopping: bool = False
+        """Whether the server shuts down."""
+        self.context: Context = copy_context()
+        """The server's own, for requests that are begun by the end of another one."""

@@ -1,0 +1,230 @@
+"""The server of parked requests: clients that go, shutdown, limits, logs, WebSockets, TLS, the command."""
+
+import asyncio
+import logging
+import runpy
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import websockets
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from purgatory.uvicorn import ParkingProtocol
+from tests.support.servers import program
+from tests.uvicorn.board import Board
+from tests.uvicorn.serving import Client, Server, connected, serving
+
+QUIET, BUSY = "QuietConnection", "ParkingProtocol"
+
+
+class TestClientsThatGo:
+    @pytest.mark.parametrize("how", ["close", "reset", "half-closed"])
+    async def test_the_operation_is_cancelled(self, board: Board, http: Any, how: str) -> None:
+        async with serving(board.app, http) as server, connected(server) as client:
+            await client.send("GET", "/look")
+            await board.until_waiting(1)
+            if how == "close":
+                client.writer.close()
+            elif how == "reset":
+                client.reset()
+            else:
+                client.writer.write_eof()
+            await board.until_waiting(0)
+            assert board.looks[0].cancelled()
+            await server.until()
+
+    async def test_answer_that_no_client_takes_is_undelivered(
+        self, board: Board, server: Server, client: Client
+    ) -> None:
+        await client.send("GET", "/look")
+        await board.until_waiting(1)
+        (quiet,) = server.server_state.connections
+        assert board.pin("hello") == 1
+        quiet.connection_lost(None)  # before the answer is written
+        await asyncio.sleep(0.01)
+        assert board.undelivered == [["hello"]]
+        assert board.rendered == []
+
+    async def test_client_that_shares_an_operation_leaves_it_to_the_other(self, board: Board) -> None:
+        async with serving(board.app) as server, connected(server) as one, connected(server) as other:
+            for client in (one, other):
+                await client.send("GET", "/look?timeout=60")
+            await board.until_waiting(2)
+            look = board.looks[1]
+            waiting = asyncio.ensure_future(look)
+            await asyncio.sleep(0)
+            other.writer.close()
+            await server.until(QUIET)
+            assert not look.done()
+            board.pin("hello")
+            assert await waiting == ["hello"]
+            assert (await one.receive()).body == b'["hello"]'
+
+
+class TestTheServer:
+    async def test_parked_requests_are_answered_when_shutdown_begins(self) -> None:
+        board = Board()
+        async with (
+            serving(board.app) as server,
+            connected(server) as one,
+            connected(server) as other,
+            connected(server) as idle,
+        ):
+            assert (await idle.request("GET", "/now")).status == 200
+            await server.until(QUIET, QUIET, QUIET)
+            await one.send("GET", "/look")
+            await other.send("GET", "/look")
+            await board.until_waiting(2)
+            server.should_exit = True
+            for client in (one, other):
+                response = await client.receive()
+                assert (response.status, response.body, response.headers["connection"]) == (200, b"[]", "close")
+                assert await client.ended()
+            assert await idle.ended()
+            await server.serve_task
+        assert {look.outcome for look in board.looks} == {"closed"}
+
+    async def test_limit_of_concurrency_counts_parked_requests(self, board: Board, http: Any) -> None:
+        async with (
+            serving(board.app, http, limit_concurrency=3) as server,
+            connected(server) as one,
+            connected(server) as other,
+        ):
+            await one.send("GET", "/look")
+            await other.send("GET", "/look")
+            await board.until_waiting(2)
+            async with connected(server) as third:
+                assert (await third.request("GET", "/now")).status == 503
+
+    async def test_access_log_is_the_same(self, board: Board, http: Any, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO, logger="uvicorn.access")
+        async with serving(board.app, http) as server, connected(server) as client:
+            port = client.writer.get_extra_info("sockname")[1]
+            await client.request("GET", "/look?timeout=0.01&x=%20y")
+            await client.request("HEAD", "/look?timeout=0.01", "X-Forwarded-For: 10.1.2.3")
+            await client.send("GET", "/look?timeout=0.01", version="1.0")
+            await client.receive()
+        assert [record.getMessage() for record in caplog.records if record.name == "uvicorn.access"] == [
+            f'127.0.0.1:{port} - "GET /look?timeout=0.01&x=%20y HTTP/1.1" 200',
+            '10.1.2.3:0 - "HEAD /look?timeout=0.01 HTTP/1.1" 200',
+            f'127.0.0.1:{port} - "GET /look?timeout=0.01 HTTP/1.0" 200',
+        ]
+
+    async def test_no_access_log_if_it_is_off(
+        self, board: Board, http: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(logging.getLogger("uvicorn.access"), "propagate", True)  # put back at the end
+        async with serving(board.app, http, access_log=False) as server, connected(server) as client:
+            assert (await client.request("GET", "/look?timeout=0.01")).status == 200
+        assert not [record for record in caplog.records if record.name == "uvicorn.access"]
+
+    async def test_requests_are_counted(self, board: Board, http: Any) -> None:
+        async with serving(board.app, http) as server, connected(server) as client:
+            for _ in range(3):
+                await client.request("GET", "/look?timeout=0.01")
+            assert server.server_state.total_requests == 3
+
+    async def test_client_that_does_not_take_its_answer_is_disconnected(self, board: Board) -> None:
+        class Impatient(ParkingProtocol):
+            write_timeout = 0.3
+
+        board.render = lambda notes: Response(b"x" * 50_000_000)
+        async with serving(board.app, Impatient) as server, connected(server) as client:
+            await client.send("GET", "/look?timeout=0.01")
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await server.until()
+
+    async def test_client_that_takes_its_answer_slowly_is_not(self, board: Board) -> None:
+        class Impatient(ParkingProtocol):
+            write_timeout = 0.3
+
+        body = b"x" * 50_000_000
+        board.render = lambda notes: Response(body)
+        async with serving(board.app, Impatient) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=2**20)
+            client = Client(reader, writer)
+            await client.send("GET", "/look?timeout=0.01")
+            await client.until(b"\r\n\r\n")
+            left = len(body) - len(client.left)
+            while left > 0:
+                left -= len(await reader.readexactly(min(left, 5_000_000)))
+                await asyncio.sleep(0.15)
+            client.left = b""
+            assert (await client.request("GET", "/now")).status == 200
+            writer.close()
+
+    async def test_next_request_of_a_client_that_has_not_taken_its_answer(self, board: Board) -> None:
+        body = b"x" * 20_000_000
+        board.render = lambda notes: Response(body)
+        async with serving(board.app) as server, connected(server) as client:
+            await client.send("GET", "/look?timeout=0.01")
+            while server.connections != [QUIET]:
+                await asyncio.sleep(0.005)
+            (quiet,) = server.server_state.connections
+            while not quiet.transport.get_write_buffer_size():
+                await asyncio.sleep(0.005)
+            await client.send("GET", "/look?timeout=0.1")
+            await board.until_waiting(1)
+            await server.until(QUIET)
+            await client.send("GET", "/now")
+            for expected in (body, body, b"now 0"):
+                assert (await client.receive()).body == expected
+
+
+async def test_websocket_stays_a_websocket() -> None:
+    async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await Response("now")(scope, receive, send)
+            return
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (message := await receive())["type"] == "websocket.receive":
+            await send({"type": "websocket.send", "text": message["text"]})
+
+    async with serving(echo, lifespan="off") as server:
+        async with websockets.connect(f"ws://127.0.0.1:{server.port}/") as websocket:
+            for _ in range(2):
+                await asyncio.sleep(3 * ParkingProtocol.settle_after)  # a connection that were idle would be small now
+                await websocket.send("hello")
+                assert await websocket.recv() == "hello"
+        await server.until()
+
+
+async def test_requests_over_tls_are_parked(board: Board, tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    request = "req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -days 1"
+    command = [program("openssl", "openssl"), *request.split(), "-keyout", str(key), "-out", str(certificate)]
+    await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True, timeout=60)
+    async with serving(board.app, ssl_keyfile=str(key), ssl_certfile=str(certificate)) as server:
+        trusting = ssl.create_default_context(cafile=str(certificate))
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", server.port, ssl=trusting, server_hostname="localhost"
+        )
+        client = Client(reader, writer)
+        for seen in range(2):
+            await client.send("GET", f"/look?seen={seen}")
+            await board.until_waiting(1)
+            await server.until(QUIET)
+            await client.write(b"GET /now HTTP/1.1\r\n")
+            await client.write(b"Host: localhost\r\n\r\n")
+            await asyncio.sleep(0.05)
+            board.pin("hello")
+            assert (await client.receive()).body == b'["hello"]'
+            assert (await client.receive()).body == b"now 0"
+        await client.send("GET", "/look?seen=2")
+        await board.until_waiting(1)
+        writer.close()
+        await board.until_waiting(0)
+        await server.until()
+
+
+def test_command_is_uvicorns_own(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["purgatory.uvicorn", "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_module("purgatory.uvicorn", run_name="__main__")
+    assert "python -m purgatory.uvicorn [OPTIONS] APP" in capsys.readouterr().out
