@@ -127,7 +127,7 @@ TESTED = {
     '"postgresql:///long_poll?host=/var/run/postgresql" --workers 4': ("tests/server/test_workers.py", "--workers"),
     ".venv/bin/python -m examples.long_poll_server.soak": ("tests/server/test_load.py", "soak"),
     ".venv/bin/python -m examples.long_poll_server.measure": ("tests/server/test_load.py", "measure"),
-    ".venv/bin/python -m tests.support.parked": ("tests/uvicorn/test_frameworks.py", "tests.support.parked"),
+    ".venv/bin/python -m tests.support.parked --clients 18000": ("tests/uvicorn/test_frameworks.py", "support.parked"),
     ".venv/bin/python -m tests.support.soak": ("tests/core/test_soak.py", "tests.support.soak"),
     ".venv/bin/python -m tests.support.stalls": ("tests/promises/test_6_bounded_turns.py", "stalls.rows"),
     'HYPOTHESIS_PROFILE=searching .venv/bin/pytest --timeout 7200 -k "model or properties or watchers"': (
