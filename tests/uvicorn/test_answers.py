@@ -23,6 +23,17 @@ class TestAnswers:
             assert (response.status, response.body, response.headers["content-length"]) == (200, b"", "2")
             assert (await client.request("GET", "/now")).body == b"now 0"
 
+    async def test_equal_answers_have_the_headers_of_their_time(self, board: Board) -> None:
+        async with serving(board.app, date_header=False) as server, connected(server) as client:
+            for number in (b"1", b"2"):
+                await client.send("GET", "/look")
+                await board.until_waiting(1)
+                # As uvicorn does each second, for the date.
+                server.server_state.default_headers = server.config.encoded_headers = [(b"x-number", number)]
+                board.pin("hello")
+                assert (await client.receive()).headers["x-number"] == number.decode()
+                board.notes.clear()
+
     @pytest.mark.parametrize("close", ["HTTP/1.0", "Connection: close"])
     async def test_connection_closes_when_the_client_asks_for_it(self, board: Board, http: Any, close: str) -> None:
         async with serving(board.app, http) as server, connected(server) as client:
