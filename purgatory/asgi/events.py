@@ -69,7 +69,8 @@ class Event:
             lines.append(f"id: {self.id}")
         if self.retry is not None:
             lines.append(f"retry: {self.retry}")
-        lines += [f"data: {line}" for line in _NEWLINE.split(self.data)]
+        # The format takes one space away.
+        lines += [f"data: {line}" if line.startswith(" ") else f"data:{line}" for line in _NEWLINE.split(self.data)]
         return "\n".join([*lines, "", ""]).encode()
 
 
@@ -100,6 +101,7 @@ class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is insta
         last_event_id: str | None = None,
         *,
         key: Callable[[T], Hashable] | None = None,
+        headers: Iterable[tuple[bytes, bytes]] = (),
     ) -> None:
         """Send the events of the operations that `follow(last_event_id)` hands to their purgatory and returns.
 
@@ -108,6 +110,8 @@ class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is insta
 
         `key(result)` is equal for results of which the events are equal, among all that have a key: the events of many
         streams that are sent in one iteration of the loop are rendered once.
+
+        `headers` are names, in lower case, and values. Those with the name of a usual one take its place.
 
         Raises `TypeError` if `follow`, `render` or `key` cannot be called or is async.
         """
@@ -119,12 +123,15 @@ class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is insta
         self.renderer = render
         self.last_event_id = last_event_id
         self.key = key
+        self.extra_headers = list(headers)
         self.background: Any = None
         """A background task, which FastAPI sets. With one, the request is not parked."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request, as an ASGI application."""
-        start: Message = {"type": "http.response.start", "status": 200, "headers": list(_HEADERS)}
+        names = {name for name, _ in self.extra_headers}
+        headers = [header for header in _HEADERS if header[0] not in names] + self.extra_headers
+        start: Message = {"type": "http.response.start", "status": 200, "headers": headers}
         if scope["method"] == "HEAD":
             await send(start)
             await send(_end())

@@ -213,7 +213,18 @@ async def test_events_without_an_id_keep_the_last_one(live: DelayedOperationPurg
             await turn()
         await calling
         assert followed == ["0", "1", "1", "1"]
-        assert server.body == b"id: 1\ndata: a\n\ndata: b\n\n:\n\n"
+        assert server.body == b"id: 1\ndata:a\n\ndata:b\n\n:\n\n"
+
+
+async def test_headers_of_a_stream() -> None:
+    for server in (ParkingServer(), ParkingServer(parks=False)):
+        headers = [(b"cache-control", b"no-cache"), (b"x-more", b"1")]
+        await server.call(EventStream(lambda seen: None, list, headers=headers))
+        assert server.sent[0]["headers"] == [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"x-accel-buffering", b"no"),
+            *headers,
+        ]
 
 
 async def test_disconnect_of_a_stream_between_completion_and_events(live: DelayedOperationPurgatory) -> None:

@@ -28,7 +28,7 @@ async def test_event_stream_goes_on_where_it_was_left() -> None:
                 read = [await anext(lines) for _ in range(6)]
                 await client.post("/topics/news", content="d")
                 read += [await anext(lines) for _ in range(3)]
-            assert read == ["id: 2", "data: b", "", "id: 3", "data: c", "", "id: 4", "data: d", ""]
+            assert read == ["id: 2", "data:b", "", "id: 3", "data:c", "", "id: 4", "data:d", ""]
             assert (await client.get("/topics/news/events", headers={"Last-Event-ID": "x"})).status_code == 400
 
 

@@ -125,5 +125,5 @@ async def test_long_polls_and_streams_behind_nginx(tmp_path: Path) -> None:
             lines = stream.aiter_lines()
             await board.until_waiting(1)
             board.pin("streamed")
-            assert [await anext(lines), await anext(lines)] == ["id: 3", "data: streamed"]
+            assert [await anext(lines), await anext(lines)] == ["id: 3", "data:streamed"]
         await board.until_waiting(0)

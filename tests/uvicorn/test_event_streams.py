@@ -52,11 +52,11 @@ class TestStreams:
     async def test_events_come_as_they_happen(self, board: Board, server: Server, client: Client) -> None:
         board.notes.append("before")
         await open_stream(board, client)
-        assert await chunk(client) == b"id: 1\ndata: before\n\n"
+        assert await chunk(client) == b"id: 1\ndata:before\n\n"
         for number in range(2, 5):
             await board.until_waiting(1)
             board.pin(f"note {number}")
-            assert await chunk(client) == f"id: {number}\ndata: note {number}\n\n".encode()
+            assert await chunk(client) == f"id: {number}\ndata:note {number}\n\n".encode()
         await board.until_waiting(1)
         if server.config.http is ParkingProtocol:
             assert server.connections == [QUIET]
@@ -65,7 +65,7 @@ class TestStreams:
     async def test_stream_goes_on_after_the_last_event_id(self, board: Board, client: Client) -> None:
         board.notes += ["a", "b", "c"]
         await open_stream(board, client, "Last-Event-ID: 2")
-        assert await chunk(client) == b"id: 3\ndata: c\n\n"
+        assert await chunk(client) == b"id: 3\ndata:c\n\n"
 
     async def test_comment_is_the_heartbeat(self, board: Board, client: Client) -> None:
         await open_stream(board, client, target="/events?timeout=0.01")
@@ -73,13 +73,13 @@ class TestStreams:
         board.pin("hello")
         while (data := await chunk(client)) == b":\n\n":
             pass
-        assert data == b"id: 1\ndata: hello\n\n"
+        assert data == b"id: 1\ndata:hello\n\n"
 
     async def test_stream_ends_and_the_connection_goes_on(self, board: Board, client: Client) -> None:
         await open_stream(board, client)
         await board.until_waiting(1)
         board.pin("end")
-        assert await chunk(client) == b"id: 1\ndata: end\n\n"
+        assert await chunk(client) == b"id: 1\ndata:end\n\n"
         assert await chunk(client) == b""
         assert (await client.request("GET", "/now")).body == b"now 0"
 
@@ -109,7 +109,7 @@ class TestStreams:
             assert b"chunked" not in await client.until(b"\r\n\r\n")
             await board.until_waiting(1)
             board.pin("end")
-            assert await client.until(b"\n\n") == b"id: 1\ndata: end\n\n"
+            assert await client.until(b"\n\n") == b"id: 1\ndata:end\n\n"
             assert await client.ended()
 
     @pytest.mark.parametrize("how", ["close", "reset"])
@@ -174,11 +174,11 @@ class TestParkedStreams:
                 await open_stream(board, client)
             await board.until_waiting(20)
             board.pin("hello")
-            assert [await chunk(client) for client in clients] == [b"id: 1\ndata: hello\n\n"] * 20
+            assert [await chunk(client) for client in clients] == [b"id: 1\ndata:hello\n\n"] * 20
             assert len(board.rendered) < 20
             await board.until_waiting(20)
             board.pin("again")
-            assert [await chunk(client) for client in clients] == [b"id: 2\ndata: again\n\n"] * 20
+            assert [await chunk(client) for client in clients] == [b"id: 2\ndata:again\n\n"] * 20
 
     async def test_reader_that_takes_no_events_is_dropped_and_holds_little(self, board: Board) -> None:
         class Impatient(ParkingProtocol):
@@ -206,7 +206,7 @@ class TestParkedStreams:
             received = b""
             while b"id: 200\n" not in received:
                 received += await chunk(client)
-            found = [line.split()[0] for line in received.split(b"data: ")[1:]]
+            found = [line.split()[0] for line in received.split(b"data:")[1:]]
             assert found == [str(number).encode() for number in range(200)]
 
     async def test_paused_stream_ends_at_shutdown(self, board: Board) -> None:
@@ -226,8 +226,9 @@ class TestParkedStreams:
 class TestEvents:
     def test_fields(self) -> None:
         event = Event("a\nb\r\nc\rd", id="7", event="news", retry=1000)
-        assert event.encode() == b"event: news\nid: 7\nretry: 1000\ndata: a\ndata: b\ndata: c\ndata: d\n\n"
-        assert Event("").encode() == b"data: \n\n"
+        assert event.encode() == b"event: news\nid: 7\nretry: 1000\ndata:a\ndata:b\ndata:c\ndata:d\n\n"
+        assert Event("").encode() == b"data:\n\n"
+        assert Event(" a\n b").encode() == b"data:  a\ndata:  b\n\n"
 
     @pytest.mark.parametrize(
         "fields", [{"id": ""}, {"id": "a\nb"}, {"id": "a\0"}, {"event": "a\rb"}, {"event": ""}, {"retry": -1}]

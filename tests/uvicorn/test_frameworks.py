@@ -45,7 +45,7 @@ async def test_requests_are_parked(framework: str) -> None:
             await asyncio.sleep(0.005)
         assert frameworks.purgatory.complete_all() == 2
         assert (await one.receive()).body == b'"gone"'
-        assert b"id: 1\ndata: gone\n\n" in await other.until(b"0\r\n\r\n")
+        assert b"id: 1\ndata:gone\n\n" in await other.until(b"0\r\n\r\n")
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -59,7 +59,7 @@ async def test_answers_are_the_same_on_each_server(framework: str, name: str) ->
                 await asyncio.sleep(0.02)
             answer, stream = [await task for task in waiting]
         assert (answer.status_code, answer.json()) == (200, "gone")
-        assert stream.text.replace(":\n\n", "") == "id: 1\ndata: gone\n\n"
+        assert stream.text.replace(":\n\n", "") == "id: 1\ndata:gone\n\n"
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ class TestRealClients:
         process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
         await self.go(server, 2)
         output, _ = await process.communicate()
-        assert output == b'"gone"200id: 1\ndata: gone\n\n200'
+        assert output == b'"gone"200id: 1\ndata:gone\n\n200'
 
     async def test_httpx_keeps_the_connection(self, server: Server) -> None:
         async with httpx.AsyncClient(base_url=server.url, limits=httpx.Limits(max_connections=1)) as client:

@@ -189,7 +189,7 @@ async def test_keys_of_responses_and_streams_do_not_meet(board: Board) -> None:
         await board.until_waiting(2)
         board.pin("hello")
         assert (await one.receive()).body == b'["hello"]'
-        assert b"id: 1\ndata: hello\n\n" in await other.until(b"hello\n\n")
+        assert b"id: 1\ndata:hello\n\n" in await other.until(b"hello\n\n")
 
 
 async def test_client_that_reads_steadily_is_kept_though_more_was_written(board: Board) -> None:
