@@ -1,0 +1,50 @@
+"""A chunk: what a reader gets of a stream at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from purgatory.streams.core import messages
+from purgatory.streams.core.state import Part, Stream
+
+__all__ = ["Chunk"]
+
+
+@dataclass(slots=True, eq=False)  # the object itself is a key
+class Chunk:
+    """The data of a stream between two positions. Many readers get the same one."""
+
+    stream: Stream
+    """As it was when the data was read."""
+    begin: int
+    end: int
+    parts: Sequence[Part] = ()
+    bodies: dict[str, bytes] = field(default_factory=dict, repr=False)
+    """Its encoded forms."""
+
+    @property
+    def up_to_date(self) -> bool:
+        """Whether there was no more."""
+        return self.end >= self.stream.tail
+
+    @property
+    def is_last(self) -> bool:
+        """Whether there will be no more."""
+        return self.stream.closed and self.up_to_date
+
+    def data(self) -> list[bytes]:
+        """The data of each append."""
+        media = self.stream.media_type
+        return [
+            row.data
+            if (begin, end) == (row.begin, row.end)
+            else messages.part(media, row.data, begin - row.begin, end - row.begin)
+            for begin, end, row in self.parts
+        ]
+
+    def body(self) -> bytes:
+        """The data as one body."""
+        try:
+            return self.bodies["body"]
+        except KeyError:
+            body = self.bodies["body"] = messages.join(self.stream.media_type, self.data())
+            return body

@@ -1,0 +1,1 @@
+"""The semantics of streams, producers, forks and subscriptions, without I/O."""

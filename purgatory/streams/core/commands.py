@@ -1,0 +1,416 @@
+"""The commands that change streams. Each one looks at everything first, and changes all or nothing."""
+
+import json
+from dataclasses import dataclass
+from typing import ClassVar, Generic, Protocol, TypeVar
+
+from purgatory.streams.core import messages, subscriptions
+from purgatory.streams.core.errors import (
+    Conflict,
+    Forbidden,
+    Gone,
+    Invalid,
+    NotFound,
+    SequenceGap,
+    StaleEpoch,
+    StreamClosed,
+)
+from purgatory.streams.core.state import Producer, Span, Stream
+from purgatory.streams.core.transaction import Transaction
+
+__all__ = [
+    "Append",
+    "Appended",
+    "Command",
+    "Create",
+    "Created",
+    "Delete",
+    "Expire",
+    "Fork",
+    "Identity",
+    "Touch",
+    "find",
+]
+
+T_co = TypeVar("T_co", covariant=True)
+DEFAULT_TYPE = "application/octet-stream"
+
+
+class Command(Protocol, Generic[T_co]):
+    """A change of the state."""
+
+    alone: ClassVar[bool]
+    """Whether no stream may change meanwhile, in another process."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The streams that it is about."""
+
+    def apply(self, transaction: Transaction) -> T_co:
+        """Change what it is to change. Raises a `StreamsError` with nothing changed."""
+
+
+def at(transaction: Transaction, path: str) -> Stream | None:
+    """The stream at `path`, if it has not expired. It may be deleted."""
+    stream = transaction.stream(path)
+    if stream is None or stream.deleted or stream.deadline is None or stream.deadline > transaction.now:
+        return stream
+    drop(transaction, stream)
+    return transaction.stream(path)
+
+
+def find(transaction: Transaction, path: str) -> Stream:
+    """The stream at `path`. Raises `NotFound` or `Gone`."""
+    stream = at(transaction, path)
+    if stream is None:
+        raise NotFound("there is no such stream")
+    if stream.deleted:
+        raise Gone("the stream is deleted")
+    return stream
+
+
+def touch(transaction: Transaction, stream: Stream) -> None:
+    """A read or a write of a stream that may be changed."""
+    if stream.ttl is not None:
+        stream.deadline = transaction.now + stream.ttl
+
+
+def drop(transaction: Transaction, stream: Stream) -> None:
+    """Delete a stream, with all deleted ones that were kept for it alone."""
+    path = stream.path
+    _drop(transaction, stream)
+    subscriptions.forget(transaction, path)
+
+
+def _drop(transaction: Transaction, stream: Stream) -> None:
+    while True:
+        if stream.references:
+            kept = transaction.change(stream)
+            kept.deleted = True
+            kept.deadline = None
+            return
+        transaction.remove(stream)
+        if stream.source is None:
+            return
+        source = transaction.change(transaction.stream_of(stream.source))
+        source.references -= 1
+        if not source.deleted:
+            return
+        stream = source
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Where a new stream branches off."""
+
+    path: str
+    position: int | None = None
+    """The source's tail, if it is none."""
+    units: int = 0
+    """How many more, within the append that follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """The outcome of a creation."""
+
+    stream: Stream
+    new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Create a stream, or confirm that there is the same one already."""
+
+    alone: ClassVar[bool] = False
+
+    path: str
+    content_type: str | None
+    ttl: int | None = None
+    expires_at: tuple[str, float] | None = None
+    """As the client has put it, and in seconds since 1970."""
+    closed: bool = False
+    body: bytes = b""
+    fork: Fork | None = None
+    most: int | None = None
+    """How many streams there may be."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Its own and the source's."""
+        return (self.path,) if self.fork is None else (self.path, self.fork.path)
+
+    def apply(self, transaction: Transaction) -> Created:
+        """Raises `Conflict` if there is another stream, `Invalid`, and `NotFound` if there is no source."""
+        existing = at(transaction, self.path)
+        if existing is not None:
+            return self._confirm(existing)
+        source = None if self.fork is None else self._source(transaction, self.fork)
+        content_type = self.content_type or (DEFAULT_TYPE if source is None else source.content_type)
+        media = messages.media_type(content_type)
+        position = 0
+        if source is not None and self.fork is not None:
+            if media != source.media_type:
+                raise Conflict(f"the source's content type is {source.media_type}")
+            position = self._position(transaction, source, self.fork)
+        data, units = messages.parse(media, self.body) if self.body else (b"", 0)
+        if self.most is not None and transaction.source.count() + len(transaction.added) >= self.most:
+            raise Forbidden(f"there are {self.most} streams, as many as there may be")
+
+        stream = Stream(transaction.source.new_id(), self.path, content_type, media, self._config(content_type))
+        stream.ttl, stream.created, stream.closed = self.ttl, transaction.now, self.closed
+        if self.expires_at is not None:
+            stream.expires_at, stream.deadline = self.expires_at
+        if source is not None:
+            stream.source, stream.fork, stream.tail = source.id, position, position
+            stream.lineage = tuple(Span(each.stream, min(each.end, position)) for each in _until(source, position))
+            if self.ttl is None and self.expires_at is None:
+                stream.ttl, stream.expires_at = source.ttl, source.expires_at
+                if source.ttl is None:
+                    stream.deadline = source.deadline
+            transaction.change(source).references += 1
+        touch(transaction, stream)
+        transaction.add(stream)
+        if units:
+            transaction.append(stream, data, units)
+            subscriptions.appended(transaction, stream)
+        return Created(stream.copy(), True)  # later commands of the transaction may change the other
+
+    def _confirm(self, existing: Stream) -> Created:
+        if existing.deleted:
+            raise Conflict("the stream is deleted, and kept for its forks: its path cannot be used again yet")
+        if existing.config != self._config(self.content_type or existing.content_type):
+            raise Conflict("there is a stream with another configuration")
+        if existing.closed != self.closed:
+            raise Conflict("there is such a stream, but it is " + ("closed" if existing.closed else "open"))
+        return Created(existing.copy(), False)
+
+    def _config(self, content_type: str) -> str:
+        expires = None if self.expires_at is None else self.expires_at[1]
+        fork = None
+        if self.fork is not None:
+            fork = self.fork.path, None if self.fork.position is None else self.fork.position + self.fork.units
+        return json.dumps([messages.media_type(content_type), self.ttl, expires, fork])
+
+    def _source(self, transaction: Transaction, fork: Fork) -> Stream:
+        source = at(transaction, fork.path)
+        if source is None:
+            raise NotFound("there is no such stream to fork")
+        if source.deleted:
+            raise Conflict("the stream to fork is deleted")
+        return source
+
+    def _position(self, transaction: Transaction, source: Stream, fork: Fork) -> int:
+        position = source.tail if fork.position is None else fork.position
+        if position > source.tail:
+            raise Invalid("the fork's offset is beyond the end of its source")
+        if fork.units:
+            end = transaction.row_end(source, position)
+            if end is None or position + fork.units > end:
+                raise Invalid("the fork's sub-offset is beyond the append at its offset")
+        return position + fork.units
+
+
+def _until(source: Stream, position: int) -> list[Span]:
+    """Where the data of `source` before `position` is stored."""
+    spans = []
+    begin = 0
+    for span in (*source.lineage, Span(source.id, source.tail)):
+        if begin < min(span.end, position):
+            spans.append(span)
+            begin = span.end
+    return spans
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """An idempotent producer's name and place."""
+
+    name: str
+    epoch: int
+    seq: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}:{self.seq}:{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The outcome of an append."""
+
+    tail: int
+    closed: bool
+    new: bool = True
+    """Whether it has changed anything, which a repetition has not."""
+    seq: int | None = None
+    """The producer's last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Append to a stream, close it, or both."""
+
+    alone: ClassVar[bool] = False
+
+    path: str
+    content_type: str | None
+    body: bytes
+    seq: str | None = None
+    producer: Identity | None = None
+    close: bool = False
+    most: int | None = None
+    """How many units the stream may have."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Its own."""
+        return (self.path,)
+
+    def apply(self, transaction: Transaction) -> Appended:
+        """Raises what the request may be refused for: a closed stream first, then in the order of the code."""
+        stream = find(transaction, self.path)
+        if stream.closed:
+            return self._to_closed(transaction, stream)
+        if self.body:
+            if self.content_type is None:
+                raise Invalid("Content-Type is missing")
+            if messages.media_type(self.content_type) != stream.media_type:
+                raise Conflict(f"the stream's content type is {stream.media_type}")
+        elif not self.close:
+            raise Invalid("the body is empty")
+        if self.producer is not None:
+            last = self._accepted(transaction, stream, self.producer)
+            if last is not None:
+                return Appended(stream.tail, False, False, last)
+        if self.seq is not None and stream.seq is not None and self.seq.encode() <= stream.seq.encode():
+            raise Conflict("Stream-Seq must be greater than that of the last append")
+        data, units = b"", 0
+        if self.body:
+            data, units = messages.parse(stream.media_type, self.body)
+            if not units:
+                raise Invalid("an empty array is no message")
+            if self.most is not None and stream.tail + units > self.most:
+                raise Forbidden(f"the stream would have more than {self.most} bytes or messages")
+
+        stream = transaction.change(stream)
+        touch(transaction, stream)
+        if units:
+            transaction.append(stream, data, units)
+        if self.seq is not None:
+            stream.seq = self.seq
+        if self.producer is not None:
+            producer = Producer(self.producer.epoch, self.producer.seq)
+            transaction.producers[stream.id, self.producer.name] = producer
+        if self.close:
+            stream.closed = True
+            stream.closed_by = None if self.producer is None else str(self.producer)
+        if units:
+            subscriptions.appended(transaction, stream)
+        return Appended(stream.tail, stream.closed, True, None if self.producer is None else self.producer.seq)
+
+    def _to_closed(self, transaction: Transaction, stream: Stream) -> Appended:
+        if self.producer is not None:
+            if stream.closed_by == str(self.producer):
+                return Appended(stream.tail, True, False, self.producer.seq)
+            known = transaction.producer(stream, self.producer.name)
+            if known is not None and self.producer.epoch < known.epoch:
+                raise StaleEpoch(known.epoch)
+        elif self.close and not self.body:
+            return Appended(stream.tail, True, False)
+        raise StreamClosed(stream.tail)
+
+    def _accepted(self, transaction: Transaction, stream: Stream, producer: Identity) -> int | None:
+        """The last sequence number if this append is a repetition, else `None`."""
+        known = transaction.producer(stream, producer.name)
+        if known is not None and producer.epoch < known.epoch:
+            raise StaleEpoch(known.epoch)
+        if known is None or producer.epoch > known.epoch:
+            if producer.seq:
+                if known is None:
+                    raise SequenceGap(0, producer.seq)
+                raise Invalid("a new epoch begins with sequence number 0")
+            return None
+        if producer.seq <= known.seq:
+            return known.seq
+        if producer.seq > known.seq + 1:
+            raise SequenceGap(known.seq + 1, producer.seq)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete a stream."""
+
+    alone: ClassVar[bool] = False
+
+    path: str
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Its own."""
+        return (self.path,)
+
+    def apply(self, transaction: Transaction) -> None:
+        """Raises `NotFound` or `Gone`."""
+        drop(transaction, find(transaction, self.path))
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """A stream was read: its time-to-live begins anew."""
+
+    alone: ClassVar[bool] = False
+
+    path: str
+    deadline: float
+    """Seconds since 1970."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Its own."""
+        return (self.path,)
+
+    def apply(self, transaction: Transaction) -> None:
+        """Does nothing if the stream has gone."""
+        # It was read in time, though the deadline that is known here may be over.
+        stream = transaction.stream(self.path)
+        if stream is None or stream.deleted or stream.ttl is None or stream.deadline is None:
+            return
+        if stream.deadline < self.deadline:
+            transaction.change(stream).deadline = self.deadline
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """Delete a stream if its time has come."""
+
+    alone: ClassVar[bool] = False
+
+    path: str
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Its own."""
+        return (self.path,)
+
+    def apply(self, transaction: Transaction) -> None:
+        """Does nothing if it was read meanwhile."""
+        at(transaction, self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """Look at secrets, and keep new ones if there are none."""
+
+    alone: ClassVar[bool] = False
+
+    new: dict[str, str]
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """None."""
+        return ()
+
+    def apply(self, transaction: Transaction) -> dict[str, str]:
+        """The secrets by name."""
+        return {name: transaction.secret(name, value) for name, value in self.new.items()}

@@ -1,0 +1,98 @@
+"""Messages: what is appended, in the units of its content type.
+
+The unit of `application/json` is a message, a JSON value. Its text is kept as it came: no number is rounded. The unit
+of every other content type is a byte.
+"""
+
+import json
+import re
+from typing import Any, Final
+
+from purgatory.streams.core.errors import Invalid
+
+__all__ = ["JSON", "join", "media_type", "parse", "part"]
+
+JSON: Final = "application/json"
+
+_MEDIA_TYPE: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+/[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
+
+
+def media_type(content_type: str) -> str:
+    """The media type, without parameters and in lower case. Raises `Invalid` if it is none."""
+    name = content_type.partition(";")[0].strip()
+    if _MEDIA_TYPE.fullmatch(name) is None:
+        raise Invalid("Content-Type must be a media type like application/json")
+    return name.lower()
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _nothing(text: str) -> None:
+    """The value of a number does not matter, and may be too long for one."""
+
+
+_DECODER: Final = json.JSONDecoder(parse_float=_nothing, parse_int=_nothing, parse_constant=_no_constant)
+
+
+def parse(media: str, body: bytes) -> tuple[bytes, int]:
+    """The stored form of `body`, and how many units it has. Raises `Invalid` if it is no JSON where it has to be.
+
+    An array of JSON is flattened by one level: its elements are messages.
+    """
+    if media != JSON:
+        return body, len(body)
+    try:
+        text = body.decode()
+        begin, end = _value(text, 0)
+        if _SPACE.fullmatch(text, end) is None:
+            raise ValueError("there is more after the value")
+        if text[begin] != "[":
+            return text[begin:end].encode(), 1
+        messages = _elements(text, begin)
+    except RecursionError:
+        raise Invalid("the JSON is nested too deeply") from None
+    except ValueError as error:
+        raise Invalid(f"the body is not JSON: {error}") from None
+    return ",".join(messages).encode(), len(messages)
+
+
+def part(media: str, data: bytes, begin: int, end: int) -> bytes:
+    """Units `begin` to `end` of a stored form."""
+    if media != JSON:
+        return data[begin:end]
+    return ",".join(_elements(f"[{data.decode()}]", 0)[begin:end]).encode()
+
+
+def join(media: str, parts: list[bytes]) -> bytes:
+    """The body of an answer with these parts of a stream."""
+    if media != JSON:
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+    return b"[%b]" % b",".join(parts)
+
+
+def _value(text: str, begin: int) -> tuple[int, int]:
+    """Where the next value begins and ends."""
+    space = _SPACE.match(text, begin)
+    assert space is not None
+    _: Any
+    _, end = _DECODER.raw_decode(text, space.end())
+    return space.end(), end
+
+
+def _elements(text: str, begin: int) -> list[str]:
+    """The texts of the elements of an array, which is valid."""
+    elements: list[str] = []
+    _, end = _value(text, begin)
+    position = begin + 1
+    if _SPACE.fullmatch(text, position, end - 1) is not None:
+        return elements
+    while position < end:
+        first, last = _value(text, position)
+        elements.append(text[first:last])
+        space = _SPACE.match(text, last)
+        assert space is not None
+        position = space.end() + 1  # behind a comma, or the end
+    return elements

@@ -1,0 +1,33 @@
+"""Offsets: the positions of a stream, as clients see them.
+
+A position counts the bytes before it, in a stream of JSON the messages. So a fork at a sub-offset is an addition.
+
+An offset has the form of the reference server's: the public conformance suite forges that of the beginning.
+"""
+
+import re
+from typing import Final
+
+from purgatory.streams.core.errors import Invalid
+
+__all__ = ["BEFORE_ALL", "NOW", "encode", "parse"]
+
+BEFORE_ALL: Final = "-1"
+"""The beginning of a stream. As an offset that a subscription has acknowledged: nothing, not even an empty stream."""
+NOW: Final = "now"
+"""The tail."""
+
+_PREFIX: Final = "0000000000000000_"
+_OFFSET: Final = re.compile(rf"{_PREFIX}[0-9]{{16}}", re.ASCII)
+
+
+def encode(position: int) -> str:
+    """The offset of a position: offsets compare as strings like their positions."""
+    return f"{_PREFIX}{position:016d}"
+
+
+def parse(offset: str) -> int:
+    """The position of an offset that `encode` has made. Raises `Invalid` for another string."""
+    if _OFFSET.fullmatch(offset) is None:
+        raise Invalid("the offset is none that this server has given")
+    return int(offset[len(_PREFIX) :])

@@ -1,0 +1,161 @@
+"""The records of a stream, as they are stored."""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from purgatory.streams.core.offsets import encode
+
+__all__ = ["Link", "Part", "Piece", "Producer", "Row", "Span", "Stream", "Subscription"]
+
+
+class Span(NamedTuple):
+    """Part of a stream's data that is stored with another stream: up to this position."""
+
+    stream: int
+    end: int
+
+
+class Row(NamedTuple):
+    """The data of one append, at its position."""
+
+    begin: int
+    end: int
+    data: bytes
+
+
+class Piece(NamedTuple):
+    """Rows to read: those of a stored stream between two positions."""
+
+    stream: int
+    begin: int
+    end: int
+
+
+class Part(NamedTuple):
+    """Units of a row, from one position to another."""
+
+    begin: int
+    end: int
+    row: Row
+
+
+@dataclass(slots=True)
+class Producer:
+    """The state of an idempotent producer of a stream."""
+
+    epoch: int
+    seq: int
+    """The last one that was accepted in this epoch."""
+
+
+@dataclass(slots=True)
+class Stream:
+    """A stream. A record that was committed is never changed: a transaction changes a copy."""
+
+    id: int
+    """Of no other stream, not of a later one at the same path either."""
+    path: str
+    """Relative to the root of all streams."""
+    content_type: str
+    media_type: str
+    config: str
+    """The configuration that was asked for, to compare another request with."""
+    ttl: int | None = None
+    """Seconds without a read or a write after which the stream expires."""
+    expires_at: str | None = None
+    """The time at which it expires, as the client has put it."""
+    deadline: float | None = None
+    """Seconds since 1970: when the stream expires, as things are."""
+    tail: int = 0
+    closed: bool = False
+    closed_by: str | None = None
+    """Name, epoch and sequence number of the producer that has closed it."""
+    seq: str | None = None
+    """The last Stream-Seq. Its scope is the stream."""
+    source: int | None = None
+    """The stream that this is a fork of."""
+    fork: int = 0
+    """The position up to which its data is the source's."""
+    lineage: tuple[Span, ...] = ()
+    """Where the data before `fork` is stored."""
+    references: int = 0
+    """The number of forks."""
+    deleted: bool = False
+    """Kept for its forks alone."""
+    created: float = 0.0
+    """Seconds since 1970."""
+    version: int = 0
+    """Greater with each change."""
+
+    def copy(self) -> "Stream":
+        """Another record, to be changed."""
+        return replace(self)
+
+    def pieces(self, begin: int) -> list[Piece]:
+        """Where the data from `begin` on is stored."""
+        pieces = []
+        for stream, end in (*self.lineage, Span(self.id, self.tail)):
+            if begin < end:
+                pieces.append(Piece(stream, begin, end))
+                begin = end
+        return pieces
+
+    @property
+    def next_offset(self) -> str:
+        """The offset of the tail."""
+        return encode(self.tail)
+
+
+class Link(NamedTuple):
+    """A stream of a subscription."""
+
+    explicit: bool
+    """Named by the subscription."""
+    glob: bool
+    """Matched by its pattern."""
+    acked: int
+    """The position up to which it is processed; -1 is before everything."""
+    woken: int | None = None
+    """The tail in the wake that is under way."""
+
+
+@dataclass(slots=True)
+class Subscription:
+    """A subscription. A record that was committed is never changed."""
+
+    id: str
+    config: str
+    """The configuration, to compare another request with."""
+    type: str
+    """`webhook` or `pull-wake`."""
+    pattern: str | None
+    url: str | None
+    """Of the webhook."""
+    wake_stream: str | None
+    lease: float
+    """Seconds."""
+    description: str | None
+    created: float
+    """Seconds since 1970, as all times here."""
+    generation: int = 0
+    wake: str | None = None
+    """The id of the wake that is under way."""
+    holder: str | None = None
+    """The worker that has claimed it."""
+    lease_until: float | None = None
+    attempts: int = 0
+    """Deliveries of the wake that have failed."""
+    attempt_at: float | None = None
+    """When to deliver the wake, if it is to be delivered."""
+    incarnation: int = 0
+    """Tells it from an earlier subscription with the same id."""
+
+    def copy(self) -> "Subscription":
+        """Another record, to be changed."""
+        return replace(self)
+
+    @property
+    def due(self) -> float | None:
+        """When something is to be done for it."""
+        times = [time for time in (self.lease_until, self.attempt_at) if time is not None]
+        return min(times, default=None)

@@ -1,0 +1,47 @@
+"""The settings of a server."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["Settings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of a server. Times are in seconds, sizes in bytes."""
+
+    data: str = "data"
+    """The folder of the database."""
+    database: str | None = None
+    """The address of a PostgreSQL to use instead."""
+    url: str = "http://localhost:4437"
+    """The address by which webhooks and their workers know the server."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names by which clients know the server, beside localhost and addresses."""
+    allowed_origin: str | None = None
+    """Pages of this origin may use the server; with `*`, those of every origin."""
+    long_poll_timeout: float = 30.0
+    """A long poll waits so long."""
+    event_stream_timeout: float = 60.0
+    """A stream of events is ended after that, so that caches can share it."""
+    heartbeat: float = 15.0
+    """A stream of events without data sends something so often."""
+    max_body: int = 16 * 1024 * 1024
+    """Of a request."""
+    max_units: int = 2**53 - 1
+    """Bytes, or messages of JSON, that a stream may have."""
+    max_streams: int = 1_000_000
+    max_subscriptions: int = 1_000
+    max_pending: int = 100_000
+    """Reads that wait."""
+
+    def to_json(self) -> str:
+        """As text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Settings":
+        """From what `to_json` has returned."""
+        fields: dict[str, Any] = json.loads(text)
+        return cls(**{**fields, "allowed_hosts": tuple(fields["allowed_hosts"])})

@@ -1,0 +1,331 @@
+"""The SQL that both databases have in common, and what each has to add."""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+from purgatory.streams.core.globs import matches
+from purgatory.streams.core.state import Link, Part, Piece, Producer, Row, Span, Stream, Subscription
+from purgatory.streams.core.transaction import Transaction
+
+__all__ = [
+    "PARTS",
+    "SCHEMA",
+    "SELECT_STREAM",
+    "Database",
+    "StorageConflict",
+    "StorageError",
+    "StorageFull",
+    "StorageUnavailable",
+    "stream_of_row",
+]
+
+
+class StorageError(Exception):
+    """The database has failed. Nothing is stored, unless `may_be_stored`."""
+
+    may_be_stored = False
+
+
+class StorageFull(StorageError):
+    """There is no room left."""
+
+
+class StorageConflict(StorageError):
+    """Another process was first: to be tried again."""
+
+
+class StorageUnavailable(StorageError):
+    """The database cannot be reached, or has no time."""
+
+
+SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS streams (
+    id BIGINT PRIMARY KEY, path TEXT NOT NULL UNIQUE, content_type TEXT NOT NULL, media_type TEXT NOT NULL,
+    config TEXT NOT NULL, ttl BIGINT, expires_at TEXT, deadline DOUBLE PRECISION, tail BIGINT NOT NULL,
+    closed INTEGER NOT NULL, closed_by TEXT, seq TEXT, source BIGINT, fork BIGINT NOT NULL, lineage TEXT NOT NULL,
+    refs BIGINT NOT NULL, deleted INTEGER NOT NULL, created DOUBLE PRECISION NOT NULL, version BIGINT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS streams_deadline ON streams (deadline) WHERE deadline IS NOT NULL;
+CREATE TABLE IF NOT EXISTS data (
+    stream BIGINT NOT NULL, first BIGINT NOT NULL, last BIGINT NOT NULL, data {blob} NOT NULL,
+    PRIMARY KEY (stream, first)
+){clustered};
+CREATE TABLE IF NOT EXISTS producers (
+    stream BIGINT NOT NULL, name TEXT NOT NULL, epoch BIGINT NOT NULL, seq BIGINT NOT NULL, PRIMARY KEY (stream, name)
+);
+CREATE TABLE IF NOT EXISTS subscriptions (
+    id TEXT PRIMARY KEY, config TEXT NOT NULL, type TEXT NOT NULL, pattern TEXT, url TEXT, wake_stream TEXT,
+    lease DOUBLE PRECISION NOT NULL, description TEXT, created DOUBLE PRECISION NOT NULL, generation BIGINT NOT NULL,
+    wake TEXT, holder TEXT, lease_until DOUBLE PRECISION, attempts BIGINT NOT NULL, attempt_at DOUBLE PRECISION,
+    incarnation BIGINT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS links (
+    subscription TEXT NOT NULL, path TEXT NOT NULL, explicit INTEGER NOT NULL, glob INTEGER NOT NULL,
+    acked BIGINT NOT NULL, woken BIGINT, PRIMARY KEY (subscription, path)
+);
+CREATE INDEX IF NOT EXISTS links_path ON links (path);
+CREATE TABLE IF NOT EXISTS secrets (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+"""
+
+_STREAM: Final = (
+    "id", "path", "content_type", "media_type", "config", "ttl", "expires_at", "deadline", "tail", "closed",
+    "closed_by", "seq", "source", "fork", "lineage", "refs", "deleted", "created", "version",
+)  # fmt: skip
+_SUBSCRIPTION: Final = (
+    "id", "config", "type", "pattern", "url", "wake_stream", "lease", "description", "created", "generation", "wake",
+    "holder", "lease_until", "attempts", "attempt_at", "incarnation",
+)  # fmt: skip
+SELECT_STREAM: Final = f"SELECT {', '.join(_STREAM)} FROM streams"
+_ADD_STREAM: Final = f"INSERT INTO streams ({', '.join(_STREAM)}) VALUES ({', '.join('?' * len(_STREAM))})"
+_CHANGE_STREAM: Final = (
+    "UPDATE streams SET deadline = ?, tail = ?, closed = ?, closed_by = ?, seq = ?, refs = ?, deleted = ?, version = ?"
+    " WHERE id = ?"
+)
+_SELECT_SUBSCRIPTIONS: Final = f"SELECT {', '.join(_SUBSCRIPTION)} FROM subscriptions"
+_PUT_SUBSCRIPTION: Final = (
+    f"INSERT INTO subscriptions ({', '.join(_SUBSCRIPTION)}) VALUES ({', '.join('?' * len(_SUBSCRIPTION))})"
+    f" ON CONFLICT (id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _SUBSCRIPTION[1:])}"
+)
+_PUT_PRODUCER: Final = (
+    "INSERT INTO producers (stream, name, epoch, seq) VALUES (?, ?, ?, ?)"
+    " ON CONFLICT (stream, name) DO UPDATE SET epoch = excluded.epoch, seq = excluded.seq"
+)
+_PUT_LINK: Final = (
+    "INSERT INTO links (subscription, path, explicit, glob, acked, woken) VALUES (?, ?, ?, ?, ?, ?)"
+    " ON CONFLICT (subscription, path) DO UPDATE SET explicit = excluded.explicit, glob = excluded.glob,"
+    " acked = excluded.acked, woken = excluded.woken"
+)
+_DUE: Final = 1000
+"""Streams, and subscriptions, that are due and looked at together."""
+PARTS: Final = 4096
+"""Appends that are read at once, at most."""
+_ROWS: Final = 256
+"""So many rows are asked for at once."""
+
+
+class Database(ABC):
+    """A connection to the database: the `Source` of transactions, and their store."""
+
+    # What each database has of its own.
+
+    @abstractmethod
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """Rows of a statement. Placeholders are `?`. Raises `StorageError`."""
+
+    @abstractmethod
+    def execute_many(self, sql: str, parameters: Iterable[Sequence[Any]]) -> None:
+        """A statement many times. Raises `StorageError`."""
+
+    @abstractmethod
+    def transaction(self, paths: Collection[str], alone: bool = False) -> AbstractContextManager[None]:
+        """Begin, and commit at the end, or roll back if an exception is raised.
+
+        Locks the streams at `paths`, with `alone` all of them. Raises `StorageError`.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection."""
+
+    @abstractmethod
+    def new_id(self) -> int:
+        """An id that no stream has had."""
+
+    locked: str = ""
+    """The end of a `SELECT` that locks its rows."""
+
+    # The source of a transaction.
+
+    def stream(self, path: str) -> Stream | None:
+        """The stream at `path`, a deleted one too that is kept for its forks."""
+        for row in self.execute(f"{SELECT_STREAM} WHERE path = ?{self.locked}", [path]):
+            return stream_of_row(row)
+        return None
+
+    def tail(self, path: str) -> int:
+        """The tail of the stream at `path`, which is not changed then; 0 if there is none."""
+        stream = self.stream(path)
+        return 0 if stream is None or stream.deleted else stream.tail
+
+    def stream_of(self, number: int) -> Stream:
+        """The stream with this id, which exists."""
+        (row,) = self.execute(f"{SELECT_STREAM} WHERE id = ?{self.locked}", [number])
+        return stream_of_row(row)
+
+    def producer(self, stream: int, name: str) -> Producer | None:
+        """The producer of a stream."""
+        for row in self.execute("SELECT epoch, seq FROM producers WHERE stream = ? AND name = ?", [stream, name]):
+            return Producer(*row)
+        return None
+
+    def row_end(self, stream: int, position: int) -> int:
+        """Where the row ends that has the unit at `position`, which there is."""
+        sql = "SELECT last FROM data WHERE stream = ? AND first <= ? ORDER BY first DESC LIMIT 1"
+        ((last,),) = self.execute(sql, [stream, position])
+        return int(last)
+
+    def count(self) -> int:
+        """How many streams there are, deleted ones too that are kept for their forks."""
+        ((count,),) = self.execute("SELECT count(*) FROM streams")
+        return int(count)
+
+    def paths(self) -> Collection[str]:
+        """Those of all streams that are not deleted."""
+        return [path for (path,) in self.execute("SELECT path FROM streams WHERE deleted = 0")]
+
+    def secret(self, name: str) -> str | None:
+        """A secret, if there is one with this name."""
+        for (value,) in self.execute(f"SELECT value FROM secrets WHERE name = ?{self.locked}", [name]):
+            return str(value)
+        return None
+
+    def subscription(self, name: str) -> Subscription | None:
+        """The subscription with this id."""
+        for row in self.execute(f"{_SELECT_SUBSCRIPTIONS} WHERE id = ?{self.locked}", [name]):
+            return Subscription(*row)
+        return None
+
+    def subscribers(self, path: str) -> Collection[str]:
+        """The ids of all subscriptions that have a stream at `path`, or whose pattern it matches."""
+        patterns = self.patterns()
+        if not patterns:
+            return ()
+        names = {name for (name,) in self.execute("SELECT subscription FROM links WHERE path = ?", [path])}
+        return names.union(name for name, pattern in patterns if pattern is not None and matches(pattern, path))
+
+    def patterns(self) -> Collection[tuple[str, str | None]]:
+        """The ids and patterns of all subscriptions."""
+        return self.execute("SELECT id, pattern FROM subscriptions")
+
+    def subscription_count(self) -> int:
+        """How many there are."""
+        return len(self.patterns())
+
+    def links(self, subscription: str) -> Mapping[str, Link]:
+        """The streams of a subscription, by path."""
+        sql = "SELECT path, explicit, glob, acked, woken FROM links WHERE subscription = ?"
+        return {
+            path: Link(bool(explicit), bool(glob), acked, woken)
+            for path, explicit, glob, acked, woken in self.execute(sql, [subscription])
+        }
+
+    # What is not part of a transaction.
+
+    def read(self, pieces: Sequence[Piece], most: int) -> list[Part]:
+        """The data of `pieces`, until it is `most` bytes or more."""
+        parts: list[Part] = []
+        size = 0
+        for piece in pieces:
+            begin = piece.begin
+            while begin < piece.end:
+                rows = self._rows(piece._replace(begin=begin))
+                for row in rows:
+                    end = min(row.end, piece.end)
+                    parts.append(Part(begin, end, row))
+                    size += len(row.data)
+                    begin = end
+                    if size >= most or len(parts) >= PARTS:
+                        return parts
+                if not rows:
+                    return parts  # deleted meanwhile
+        return parts
+
+    def _rows(self, piece: Piece) -> list[Row]:
+        # The first one may begin before.
+        sql = (
+            "SELECT first, last, data FROM data WHERE stream = ? AND first < ? AND first >= COALESCE("
+            "(SELECT max(first) FROM data WHERE stream = ? AND first <= ?), ?) ORDER BY first LIMIT ?"
+        )
+        parameters = [piece.stream, piece.end, piece.stream, piece.begin, piece.begin, _ROWS]
+        return [Row(first, last, bytes(data)) for first, last, data in self.execute(sql, parameters)]
+
+    def streams(self, paths: Collection[str]) -> dict[str, Stream]:
+        """The streams at these paths."""
+        found = ((path, Database.stream(self, path)) for path in paths)
+        return {path: stream for path, stream in found if stream is not None}
+
+    def due(self, now: float) -> tuple[list[str], list[str], float | None]:
+        """Paths of streams and ids of subscriptions whose time has come, and the next time after that."""
+        streams = [
+            path for (path,) in self.execute(f"SELECT path FROM streams WHERE deadline <= ? LIMIT {_DUE}", [now])
+        ]
+        subscriptions = [
+            name
+            for (name,) in self.execute(
+                f"SELECT id FROM subscriptions WHERE lease_until <= ? OR attempt_at <= ? LIMIT {_DUE}", [now, now]
+            )
+        ]
+        times = [
+            *self.execute("SELECT min(deadline) FROM streams WHERE deadline > ?", [now]),
+            *self.execute("SELECT min(lease_until) FROM subscriptions WHERE lease_until > ?", [now]),
+            *self.execute("SELECT min(attempt_at) FROM subscriptions WHERE attempt_at > ?", [now]),
+        ]
+        if len(streams) == _DUE or len(subscriptions) == _DUE:
+            return streams, subscriptions, now
+        return streams, subscriptions, min((time for (time,) in times if time is not None), default=None)
+
+    def listed(self, prefix: str, after: str, most: int) -> list[Stream]:
+        """Streams whose paths begin with `prefix`, the first ones that follow `after`."""
+        sql = f"{SELECT_STREAM} WHERE deleted = 0 AND path > ? AND substr(path, 1, ?) = ? ORDER BY path LIMIT ?"
+        return [stream_of_row(row) for row in self.execute(sql, [after, len(prefix), prefix, most])]
+
+    def store(self, transaction: Transaction) -> None:
+        """Store the changes of a transaction, within one of the database."""
+        removed = [(number,) for number in transaction.removed]
+        if removed:
+            for table, column in (("streams", "id"), ("data", "stream"), ("producers", "stream")):
+                self.execute_many(f"DELETE FROM {table} WHERE {column} = ?", removed)
+        if transaction.added:
+            self.execute_many(_ADD_STREAM, [_values(stream) for stream in transaction.added.values()])
+        if transaction.changed:
+            self.execute_many(_CHANGE_STREAM, [_changes(stream) for stream in transaction.changed.values()])
+        if transaction.rows:
+            rows = [(stream, *row) for stream, rows in transaction.rows.items() for row in rows]
+            self.execute_many("INSERT INTO data (stream, first, last, data) VALUES (?, ?, ?, ?)", rows)
+        if transaction.producers:
+            producers = [(*key, each.epoch, each.seq) for key, each in transaction.producers.items()]
+            self.execute_many(_PUT_PRODUCER, producers)
+        for secret in transaction.secrets.items():
+            self.execute("INSERT INTO secrets (name, value) VALUES (?, ?)", secret)
+        for name, subscription in transaction.subscriptions.items():
+            if subscription is None:
+                self.execute("DELETE FROM subscriptions WHERE id = ?", [name])
+            else:
+                self.execute(_PUT_SUBSCRIPTION, [getattr(subscription, column) for column in _SUBSCRIPTION])
+        for (name, path), link in transaction.links.items():
+            if link is None:
+                self.execute("DELETE FROM links WHERE subscription = ? AND path = ?", [name, path])
+            else:
+                self.execute(_PUT_LINK, [name, path, int(link.explicit), int(link.glob), link.acked, link.woken])
+
+    def stored(self, transaction: Transaction) -> None:  # noqa: B027 - most have nothing to do
+        """Called when a transaction of the database has stored these changes."""
+
+
+def stream_of_row(row: Sequence[Any]) -> Stream:
+    """The stream of a row of `SELECT_STREAM`."""
+    (number, path, content_type, media_type, config, ttl, expires_at, deadline, tail, closed, closed_by, seq, source,
+     fork, lineage, references, deleted, created, version) = row  # fmt: skip
+    return Stream(
+        number, path, content_type, media_type, config, ttl, expires_at, deadline, tail, bool(closed), closed_by, seq,
+        source, fork, tuple(Span(*span) for span in json.loads(lineage)) if source is not None else (), references,
+        bool(deleted), created, version,
+    )  # fmt: skip
+
+
+def _values(stream: Stream) -> tuple[Any, ...]:
+    return (
+        stream.id, stream.path, stream.content_type, stream.media_type, stream.config, stream.ttl, stream.expires_at,
+        stream.deadline, stream.tail, int(stream.closed), stream.closed_by, stream.seq, stream.source, stream.fork,
+        json.dumps(stream.lineage), stream.references, int(stream.deleted), stream.created, stream.version,
+    )  # fmt: skip
+
+
+def _changes(stream: Stream) -> tuple[Any, ...]:
+    return (
+        stream.deadline, stream.tail, int(stream.closed), stream.closed_by, stream.seq, stream.references,
+        int(stream.deleted), stream.version, stream.id,
+    )  # fmt: skip

@@ -1,0 +1,93 @@
+"""Opens the database that the settings say."""
+
+import time
+from pathlib import Path
+from typing import Protocol
+
+from purgatory.streams.settings import Settings
+from purgatory.streams.storage.database import Database
+from purgatory.streams.storage.sqlite import FileDatabase, Folder, WritingDatabase
+
+__all__ = ["FolderOpener", "Opener", "PostgresOpener", "opener"]
+
+
+class Opener(Protocol):
+    """Opens connections to a database."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes use the database too."""
+
+    def writer(self) -> Database:
+        """The connection that writes."""
+
+    def reader(self) -> Database:
+        """One that reads."""
+
+    def now(self) -> float:
+        """Seconds since 1970."""
+
+    def close(self) -> None:
+        """Leave the database to others."""
+
+
+class FolderOpener:
+    """SQLite in a folder."""
+
+    shared = False
+
+    def __init__(self, path: Path) -> None:
+        """Raises `BlockingIOError` if another process uses the folder, `OSError`."""
+        self._folder = Folder(path)
+
+    def writer(self) -> Database:
+        """The connection that writes."""
+        return WritingDatabase(self._folder.file)
+
+    def reader(self) -> Database:
+        """One that reads."""
+        return FileDatabase(self._folder.file)
+
+    def now(self) -> float:
+        """Seconds since 1970."""
+        return time.time()
+
+    def close(self) -> None:
+        """Leave the folder to others."""
+        self._folder.close()
+
+
+class PostgresOpener:
+    """A PostgreSQL, which other processes use too."""
+
+    shared = True
+
+    def __init__(self, dsn: str) -> None:
+        """Raises `ModuleNotFoundError` without the extra, `StorageError`."""
+        from purgatory.relay.payload import encode
+        from purgatory.streams.storage import postgresql
+
+        self._module = postgresql
+        self._payloads = encode
+        self._dsn = dsn
+        postgresql.prepare(dsn)
+
+    def writer(self) -> Database:
+        """The connection that writes."""
+        return self._module.PostgresDatabase(self._dsn, lambda paths: list(self._payloads(paths)))
+
+    def reader(self) -> Database:
+        """One that reads."""
+        return self._module.PostgresDatabase(self._dsn)
+
+    def now(self) -> float:
+        """Seconds since 1970."""
+        return time.time()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def opener(settings: Settings) -> Opener:
+    """The opener for these settings. Raises `OSError` or `StorageError`."""
+    return FolderOpener(Path(settings.data)) if settings.database is None else PostgresOpener(settings.database)

@@ -1,0 +1,174 @@
+"""PostgreSQL, shared by any number of processes.
+
+A transaction locks the streams that it changes, in the order of their paths, before it looks at them. So the positions
+of a stream become visible in their order. Its notification is part of it: other processes are told if and only if it
+commits.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final, NoReturn
+
+import psycopg
+from psycopg.errors import DeadlockDetected, DiskFull, QueryCanceled, SerializationFailure, UniqueViolation
+
+from purgatory.streams.core.state import Stream
+from purgatory.streams.core.transaction import Transaction
+from purgatory.streams.storage.database import (
+    SCHEMA,
+    SELECT_STREAM,
+    Database,
+    StorageConflict,
+    StorageError,
+    StorageFull,
+    StorageUnavailable,
+    stream_of_row,
+)
+
+__all__ = ["CHANNEL", "PostgresDatabase", "prepare"]
+
+CHANNEL: Final = "durable_streams"
+"""Of the notifications."""
+_SCHEMA: Final = "durable_streams"
+_LOCK: Final = 6_049_437
+"""The number of an advisory lock: shared by transactions, and taken alone by a new subscription."""
+_CONNECTING: Final = 5
+_WORKING: Final = 10_000
+"""Milliseconds for a statement."""
+_OPTIONS: Final = (
+    f"-c search_path={_SCHEMA} -c statement_timeout={_WORKING} -c lock_timeout={_WORKING}"
+    f" -c idle_in_transaction_session_timeout={_WORKING} -c synchronous_commit=on"
+)
+
+
+def prepare(dsn: str) -> None:
+    """Make the tables, if there are none. Raises `StorageError`."""
+    with _errors(), psycopg.connect(dsn, connect_timeout=_CONNECTING, options=_OPTIONS) as connection:
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_SCHEMA}")
+        connection.execute("CREATE SEQUENCE IF NOT EXISTS stream_ids")
+        for statement in SCHEMA.format(blob="BYTEA", clustered="").split(";"):
+            if statement.strip():
+                connection.execute(statement)
+
+
+class PostgresDatabase(Database):
+    """A connection to PostgreSQL."""
+
+    locked = " FOR UPDATE"
+
+    def __init__(self, dsn: str, payloads: Callable[[Iterable[str]], list[str]] | None = None) -> None:
+        """Tell other processes of changes by `payloads(paths)`. Without that it reads only. Raises `StorageError`."""
+        with _errors():
+            self._connection = psycopg.connect(
+                dsn,
+                connect_timeout=_CONNECTING,
+                options=_OPTIONS,
+                autocommit=True,
+                # One that has vanished without a word is noticed.
+                keepalives_idle=10,
+                keepalives_interval=5,
+                keepalives_count=2,
+                tcp_user_timeout=20_000,
+            )
+        self._payloads = payloads
+        if payloads is None:
+            self.locked = ""
+        self._found: dict[str, Stream | None] = {}
+        self._patterns: Collection[tuple[str, str | None]] | None = None
+        self._committing = False
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        with _errors():
+            cursor = self._connection.execute(sql.replace("?", "%s").encode(), parameters)
+            return cursor.fetchall() if cursor.description is not None else []
+
+    def execute_many(self, sql: str, parameters: Iterable[Sequence[Any]]) -> None:
+        with _errors(), self._connection.cursor() as cursor:
+            cursor.executemany(sql.replace("?", "%s").encode(), parameters)
+
+    @contextmanager
+    def transaction(self, paths: Collection[str], alone: bool = False) -> Iterator[None]:
+        self._found = {}
+        self._patterns = None
+        self._committing = False
+        self.execute("BEGIN")
+        try:
+            self.execute(f"SELECT pg_advisory_xact_lock{'' if alone else '_shared'}(?)", [_LOCK])
+            if paths:
+                self._found = dict.fromkeys(paths)
+                for row in self.execute(f"{SELECT_STREAM} WHERE path = ANY(?) ORDER BY path FOR UPDATE", [list(paths)]):
+                    stream = stream_of_row(row)
+                    self._found[stream.path] = stream
+                self._lock_subscriptions(paths)
+            yield
+            self._committing = True
+            self.execute("COMMIT")
+        except BaseException as error:
+            if isinstance(error, StorageUnavailable):
+                error.may_be_stored = self._committing
+            with suppress(StorageError):
+                self.execute("ROLLBACK")
+            raise
+        finally:
+            self._found = {}
+            self._patterns = None
+
+    def stream(self, path: str) -> Stream | None:
+        return self._found[path] if path in self._found else super().stream(path)
+
+    def patterns(self) -> Collection[tuple[str, str | None]]:
+        if self._patterns is None:
+            self._patterns = super().patterns()
+        return self._patterns
+
+    def _lock_subscriptions(self, paths: Collection[str]) -> None:
+        """Lock those of the streams in the order of their ids: transactions do not wait for each other."""
+        names = sorted({name for path in paths for name in self.subscribers(path)})
+        if names:
+            self.execute("SELECT id FROM subscriptions WHERE id = ANY(?) ORDER BY id FOR UPDATE", [names])
+
+    def tail(self, path: str) -> int:
+        # Not locked: the subscription is, and an append to the stream waits for that before it looks at it.
+        for tail, deleted in self.execute("SELECT tail, deleted FROM streams WHERE path = ?", [path]):
+            return 0 if deleted else int(tail)
+        return 0
+
+    def new_id(self) -> int:
+        ((number,),) = self.execute("SELECT nextval('stream_ids')")
+        return int(number)
+
+    def store(self, transaction: Transaction) -> None:
+        super().store(transaction)
+        paths = [
+            stream.path
+            for streams in (transaction.added, transaction.changed, transaction.removed)
+            for stream in streams.values()
+        ]
+        if paths and self._payloads is not None:
+            payloads = self._payloads(dict.fromkeys(paths))
+            self.execute("SELECT pg_notify(?, payload) FROM unnest(?::text[]) AS payload", [CHANNEL, payloads])
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    try:
+        yield
+    except psycopg.Error as error:
+        _raise(error)
+
+
+def _raise(error: psycopg.Error) -> NoReturn:
+    # No message of another layer: some have the password.
+    kind: type[StorageError] = StorageError
+    if isinstance(error, (DeadlockDetected, SerializationFailure, UniqueViolation)):
+        kind = StorageConflict
+    elif isinstance(error, DiskFull):
+        kind = StorageFull
+    elif isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError, QueryCanceled)):
+        kind = StorageUnavailable
+    text = str(error).partition("\n")[0]
+    raise kind(f"the database failed: {text}") from error

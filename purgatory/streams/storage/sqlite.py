@@ -1,0 +1,159 @@
+"""SQLite in a folder: one process, which knows all that it has stored."""
+
+import fcntl
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from purgatory.streams.core.globs import matches
+from purgatory.streams.core.state import Link, Stream, Subscription
+from purgatory.streams.core.transaction import Transaction
+from purgatory.streams.storage.database import SCHEMA, Database, StorageError, StorageFull
+
+__all__ = ["FileDatabase", "Folder", "WritingDatabase"]
+
+_CACHED: Final = 10_000
+"""Streams that are remembered."""
+
+
+class Folder:
+    """The folder of a database, which no other process uses meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        """Take the folder. Raises `BlockingIOError` if a process has it, `OSError` or `StorageError`."""
+        path.mkdir(parents=True, exist_ok=True)
+        self.file = path / "streams.sqlite"
+        self._lock = (path / "lock").open("a")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise
+
+    def close(self) -> None:
+        """Let others have it."""
+        self._lock.close()
+
+
+class FileDatabase(Database):
+    """A connection that reads."""
+
+    def __init__(self, file: Path) -> None:
+        try:
+            self.connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False, timeout=60)
+            self._prepare()
+        except sqlite3.Error as error:
+            raise _error(error) from error
+
+    def _prepare(self) -> None:
+        self.connection.execute("PRAGMA query_only = 1")
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        try:
+            return self.connection.execute(sql, parameters).fetchall()
+        except sqlite3.Error as error:
+            raise _error(error) from error
+
+    def execute_many(self, sql: str, parameters: Iterable[Sequence[Any]]) -> None:
+        try:
+            self.connection.executemany(sql, parameters)
+        except sqlite3.Error as error:
+            raise _error(error) from error
+
+    @contextmanager
+    def transaction(self, paths: Collection[str], alone: bool = False) -> Iterator[None]:
+        self.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self.execute("COMMIT")
+        except BaseException:
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
+            raise
+
+    def new_id(self) -> int:
+        raise NotImplementedError("a reader adds no stream")
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+class WritingDatabase(FileDatabase):
+    """The connection that writes. It remembers what it has stored: nothing else changes the database."""
+
+    def _prepare(self) -> None:
+        # A commit returns when it is on the disk.
+        self.connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;")
+        self.connection.execute("CREATE TABLE IF NOT EXISTS last_id (one INTEGER PRIMARY KEY, id INTEGER NOT NULL)")
+        self.connection.executescript(SCHEMA.format(blob="BLOB", clustered=" WITHOUT ROWID"))
+        self._streams: OrderedDict[str, Stream | None] = OrderedDict()
+        self._subscriptions = {name: FileDatabase.subscription(self, name) for name, _ in FileDatabase.patterns(self)}
+        self._links = {name: dict(FileDatabase.links(self, name)) for name in self._subscriptions}
+        self._count = super().count()
+        ((self._last_id,),) = self.execute("SELECT COALESCE(max(id), 0) FROM last_id")
+
+    def new_id(self) -> int:
+        self._last_id += 1
+        return int(self._last_id)
+
+    def stream(self, path: str) -> Stream | None:
+        try:
+            stream = self._streams[path]
+        except KeyError:
+            stream = self._streams[path] = super().stream(path)
+            if len(self._streams) > _CACHED:
+                self._streams.popitem(last=False)
+        else:
+            self._streams.move_to_end(path)
+        return stream
+
+    def count(self) -> int:
+        return self._count
+
+    def subscription(self, name: str) -> Subscription | None:
+        return self._subscriptions.get(name)
+
+    def subscribers(self, path: str) -> Collection[str]:
+        return [
+            name
+            for name, each in self._subscriptions.items()
+            if path in self._links.get(name, ()) or (each and each.pattern is not None and matches(each.pattern, path))
+        ]
+
+    def subscription_count(self) -> int:
+        return len(self._subscriptions)
+
+    def links(self, subscription: str) -> Mapping[str, Link]:
+        return self._links.get(subscription, {})
+
+    def store(self, transaction: Transaction) -> None:
+        super().store(transaction)
+        if transaction.added:
+            self.execute("INSERT OR REPLACE INTO last_id VALUES (0, ?)", [self._last_id])
+
+    def stored(self, transaction: Transaction) -> None:
+        """The transaction is committed: remember."""
+        self._streams.update(transaction.paths)
+        for name, subscription in transaction.subscriptions.items():
+            if subscription is None:
+                self._subscriptions.pop(name, None)
+                self._links.pop(name, None)
+            else:
+                self._subscriptions[name] = subscription
+        for (name, path), link in transaction.links.items():
+            links = self._links.setdefault(name, {})
+            if link is None:
+                links.pop(path, None)
+            else:
+                links[path] = link
+        for name in [name for name in self._links if name not in self._subscriptions]:
+            del self._links[name]
+        self._count += len(transaction.added) - len(transaction.removed)
+
+
+def _error(error: sqlite3.Error) -> StorageError:
+    kind = StorageFull if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL else StorageError
+    return kind(f"the database failed: {error}")
