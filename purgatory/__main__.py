@@ -15,9 +15,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--version", action="version", version=f"asyncio-purgatory {__version__}")
     subcommands = parser.add_subparsers(required=True, metavar="COMMAND")
     missing: dict[str, str] = {}
-    for name, extra in (("bench", "bench"), ("pipeline", "spark")):
+    for name, extra, package in (
+        ("serve", "server", "streams"),
+        ("bench", "bench", "bench"),
+        ("pipeline", "spark", "spark"),
+    ):
         try:
-            import_module(f"purgatory.{extra}.command").add_to(subcommands)
+            import_module(f"purgatory.{package}.command").add_to(subcommands)
         except ModuleNotFoundError as error:
             missing[name] = f"needs {error.name}: pip install 'asyncio-purgatory[{extra}]'"
             subcommands.add_parser(name, help=missing[name])

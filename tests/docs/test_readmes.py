@@ -128,6 +128,17 @@ TESTED = {
     ".venv/bin/python -m examples.long_poll_server.soak": ("tests/server/test_load.py", "soak"),
     ".venv/bin/python -m examples.long_poll_server.measure": ("tests/server/test_load.py", "measure"),
     ".venv/bin/python -m tests.support.parked --clients 18000": ("tests/uvicorn/test_frameworks.py", "support.parked"),
+    ".venv/bin/pip install -e '.[server]' && .venv/bin/purgatory serve": ("tests/streams/test_command.py", '"serve"'),
+    "curl -X PUT -H 'Content-Type: text/plain' http://localhost:4437/v1/stream/news": (
+        "tests/streams/test_command.py",
+        "curl",
+    ),
+    "curl -X POST -H 'Content-Type: text/plain' -d 'hello' http://localhost:4437/v1/stream/news": (
+        "tests/streams/test_command.py",
+        "curl",
+    ),
+    "curl 'http://localhost:4437/v1/stream/news?offset=-1'": ("tests/streams/test_command.py", "curl"),
+    "curl -N 'http://localhost:4437/v1/stream/news?offset=-1&live=sse'": ("tests/streams/test_command.py", "curl"),
     ".venv/bin/python -m tests.support.soak": ("tests/core/test_soak.py", "tests.support.soak"),
     ".venv/bin/python -m tests.support.stalls": ("tests/promises/test_6_bounded_turns.py", "stalls.rows"),
     'HYPOTHESIS_PROFILE=searching .venv/bin/pytest --timeout 7200 -k "model or properties or watchers"': (

@@ -42,4 +42,4 @@ def test_missing_extra_is_named_whatever_the_options(bare_python: Path, argument
 def test_help_lists_commands_with_their_missing_extras(bare_python: Path) -> None:
     command = [str(bare_python), "-m", "purgatory", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.count("asyncio-purgatory[") == 2
+    assert done.stdout.count("asyncio-purgatory[") == 3

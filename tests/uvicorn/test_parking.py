@@ -1,4 +1,4 @@
-"""What remains of a parked request, and the extension that parks it."""
+"""The remains of a parked request, and the extension that parks it."""
 
 import asyncio
 import gc

@@ -1,0 +1,152 @@
+"""The command `purgatory serve`."""
+
+import argparse
+import os
+import resource
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from purgatory.streams.http.app import ENVIRONMENT, Application
+from purgatory.streams.settings import Settings
+from purgatory.streams.storage.database import StorageError
+from purgatory.streams.storage.opener import FolderOpener, PostgresOpener
+from purgatory.uvicorn import ParkingProtocol
+
+if TYPE_CHECKING:
+    Subcommands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+__all__ = ["add_to"]
+
+_EXPOSED = (
+    "ETag, Location, Producer-Epoch, Producer-Expected-Seq, Producer-Received-Seq, Producer-Seq, Stream-Closed,"
+    " Stream-Cursor, Stream-Expires-At, Stream-Next-Offset, Stream-SSE-Data-Encoding, Stream-TTL, Stream-Up-To-Date"
+)
+
+
+def add_to(subcommands: "Subcommands") -> None:
+    """Add the subcommand."""
+    defaults = Settings()
+    parser = subcommands.add_parser("serve", help="a Durable Streams server: append-only streams over HTTP")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=_port, default=4437, help="default: %(default)s")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--data", default=defaults.data, metavar="DIR", help="folder of its SQLite (default: ./data)")
+    where.add_argument("--database", type=_dsn, metavar="URL", help="use a PostgreSQL: postgresql://user@host/database")
+    parser.add_argument("--workers", type=_count, default=1, metavar="N", help="processes, with a --database")
+    parser.add_argument("--url", metavar="URL", help="by which webhooks reach the server (default: http://HOST:PORT)")
+    parser.add_argument(
+        "--allowed-host", dest="allowed_hosts", action="append", default=[], metavar="NAME",
+        help="by which clients know the server, beside localhost and addresses; once for each; * is any",
+    )  # fmt: skip
+    parser.add_argument("--allowed-origin", metavar="ORIGIN", help="pages of it may use the server; * is any")
+    for name, kind, metavar, text in (
+        ("long_poll_timeout", _seconds, "SECONDS", "that a long poll waits"),
+        ("event_stream_timeout", _seconds, "SECONDS", "after which a stream of events ends"),
+        ("heartbeat", _seconds, "SECONDS", "after which a stream of events sends something"),
+        ("max_body", _count, "BYTES", "of a request"),
+        ("max_units", _count, "N", "bytes, or messages of JSON, that a stream may have"),
+        ("max_streams", _count, "N", "streams that there may be"),
+        ("max_subscriptions", _count, "N", "subscriptions that there may be"),
+        ("max_pending", _count, "N", "reads that may wait"),
+    ):
+        default = getattr(defaults, name)
+        _add(parser, name, kind, metavar, f"{text} (default: {default:,})", default)
+    parser.add_argument("--access-log", action="store_true", help="write a line for each request")
+    parser.set_defaults(run=_run, parser=parser)
+
+
+def _add(
+    parser: argparse.ArgumentParser, name: str, kind: Callable[[str], Any], metavar: str, text: str, default: Any
+) -> None:
+    parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default, metavar=metavar, help=text)
+
+
+def _run(options: argparse.Namespace) -> None:
+    if options.workers > 1 and options.database is None:
+        options.parser.error("--workers needs a --database: SQLite is for one process")
+    # A waiting client is an open file: take as many as the system lets us.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if options.url is None:
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        options.url = f"http://{host}:{options.port}"
+    options.allowed_hosts = tuple(options.allowed_hosts)
+    settings = Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})
+    _check(settings)
+    headers = []
+    if settings.allowed_origin is not None:
+        headers = [
+            ("Access-Control-Allow-Origin", settings.allowed_origin),
+            ("Access-Control-Expose-Headers", _EXPOSED),
+        ]
+    uvicorns: dict[str, Any] = {
+        "host": options.host,
+        "port": options.port,
+        "http": ParkingProtocol,
+        "ws": "none",
+        "loop": "uvloop" if sys.platform != "win32" else "asyncio",
+        "headers": headers,
+        "server_header": False,
+        "access_log": options.access_log,
+        # A proxy keeps connections for a minute: if the server closes one first, a request may be on its way.
+        "timeout_keep_alive": 75,
+        "timeout_graceful_shutdown": 5,
+    }
+    if options.workers == 1:
+        uvicorn.run(Application(settings), **uvicorns)
+    else:
+        os.environ[ENVIRONMENT] = settings.to_json()
+        factory = "purgatory.streams.http.app:from_environment"
+        uvicorn.run(factory, factory=True, workers=options.workers, **uvicorns)
+
+
+def _check(settings: Settings) -> None:
+    """Exit with a message if the database cannot be used."""
+    try:
+        if settings.database is not None:
+            PostgresOpener(settings.database).close()
+        else:
+            opened = FolderOpener(Path(settings.data))
+            try:
+                opened.writer().close()
+            finally:
+                opened.close()
+    except BlockingIOError:
+        sys.exit(f"another server uses {settings.data}: name another folder with --data")
+    except ModuleNotFoundError as missing:
+        sys.exit(f"--database needs {missing.name}: pip install 'asyncio-purgatory[server,postgresql]'")
+    except (OSError, StorageError) as failure:
+        sys.exit(f"cannot use {(settings.database and 'the database') or settings.data}: {failure}")
+
+
+def _dsn(text: str) -> str:
+    if not text.startswith(("postgresql://", "postgres://")):
+        raise argparse.ArgumentTypeError("must be like postgresql://user@host/database")
+    return text
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"a port is a number from 1 to 65535, not {text}")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 2**53:
+        raise argparse.ArgumentTypeError(f"must be an integer and at least 1, not {text}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"must be more than 0 and at most 3600 seconds, not {text}")
+    return seconds

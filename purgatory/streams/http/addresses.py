@@ -1,0 +1,87 @@
+"""The addresses that webhooks may have: a server must not be made to call what only it can reach (SSRF)."""
+
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from socket import AddressFamily
+from typing import Final
+from urllib.parse import urlsplit
+
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+__all__ = ["Resolver", "UrlRejected", "check_url", "is_public"]
+
+
+_TRANSLATED: Final = ip_network("64:ff9b::/32")
+"""Addresses that a gateway translates to those of IPv4, private ones too (RFC 6052, RFC 8215)."""
+
+
+class UrlRejected(Exception):
+    """The URL of a webhook is not acceptable."""
+
+
+def check_url(url: str) -> None:
+    """Raise `UrlRejected` unless this is https to a public host, or http to this machine, for development."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+        called = URL(url).raw_host
+    except ValueError:
+        raise UrlRejected("webhook.url must be a URL") from None
+    if not host or len(url) > 2048 or not url.isprintable():
+        raise UrlRejected("webhook.url must be a URL")
+    if host != called:  # other letters may become an address
+        raise UrlRejected("webhook.url must have its host in ASCII, as it is called")
+    if parts.username is not None or parts.password is not None:
+        raise UrlRejected("webhook.url must not have a password")
+    address = _address(host)
+    if parts.scheme == "http":
+        if host != "localhost" and not (isinstance(address, IPv4Address) and address.is_loopback):
+            raise UrlRejected("webhook.url must be https; http is for localhost and 127.0.0.x alone")
+        return
+    if parts.scheme != "https":
+        raise UrlRejected("webhook.url must be https")
+    if host.rstrip(".").endswith("localhost") or (address is not None and not is_public(address)):
+        raise UrlRejected("webhook.url must not point into a private network")
+    if address is None and all(label.isdecimal() or label.startswith("0x") for label in host.rstrip(".").split(".")):
+        raise UrlRejected("webhook.url has an address in another notation")
+
+
+def is_public(address: IPv4Address | IPv6Address) -> bool:
+    """Whether an address is one of the public internet."""
+    if isinstance(address, IPv6Address):
+        if address in _TRANSLATED:
+            return False
+        inner = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
+        if inner is not None and not inner.is_global:
+            return False
+    return address.is_global and not address.is_multicast
+
+
+class Resolver(AbstractResolver):
+    """Finds the addresses of hosts, and refuses those that are not public.
+
+    The address that was checked is the one that is called: a name cannot point elsewhere in between.
+    """
+
+    def __init__(self, resolver: AbstractResolver) -> None:
+        self._resolver = resolver
+
+    async def resolve(
+        self, host: str, port: int = 0, family: AddressFamily = AddressFamily.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        found = await self._resolver.resolve(host, port, family)
+        if host != "localhost":
+            found = [each for each in found if is_public(ip_address(each["host"].partition("%")[0]))]
+        if not found:
+            raise OSError(f"{host} has no public address")
+        return found
+
+    async def close(self) -> None:
+        await self._resolver.close()
+
+
+def _address(host: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(host.partition("%")[0])
+    except ValueError:
+        return None

@@ -1,0 +1,160 @@
+"""The application: streams and subscriptions at their paths, and what an operator asks for."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from purgatory.asgi import closing_on_shutdown
+from purgatory.metrics.prometheus import PurgatoryCollector
+from purgatory.relay import Relay
+from purgatory.streams.http.endpoint import StreamEndpoint, refuse
+from purgatory.streams.http.guard import Guard
+from purgatory.streams.http.replies import Refusal, error
+from purgatory.streams.http.requests import ROOT
+from purgatory.streams.http.secrets import Keys
+from purgatory.streams.http.subscriptions import CONTROL, SubscriptionEndpoint
+from purgatory.streams.http.webhooks import Webhooks
+from purgatory.streams.settings import Settings
+from purgatory.streams.storage.database import StorageError
+from purgatory.streams.storage.opener import opener
+from purgatory.streams.streams import Streams
+
+__all__ = ["Application", "from_environment"]
+
+_LISTED = 1000
+"""Streams in an answer, at most."""
+
+
+class Application:
+    """The ASGI application of a server."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.streams: Streams
+        """Those of the running server."""
+        self._guard = Guard(settings.allowed_hosts, settings.allowed_origin)
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+        self._other = Starlette(
+            routes=[
+                Route("/health", self._health),
+                Route("/v1/streams", self._list),
+                Route("/metrics", self._metrics),
+            ],
+            exception_handlers={HTTPException: _refused},
+            lifespan=self._lifespan,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            await self._other(scope, receive, send)
+            return
+        try:
+            self._guard.check(scope)
+        except Refusal as refusal:
+            await error(refusal.status, str(refusal))(scope, receive, send)
+            return
+        path = scope["path"]
+        if path.startswith(f"{CONTROL}/"):
+            await self._subscriptions(scope, receive, send)
+        elif path.startswith(ROOT):
+            await self._endpoint(scope, receive, send)
+        else:
+            await self._other(scope, receive, send)
+
+    async def _health(self, request: Request) -> Response:
+        """`GET /health`: whether the database answers."""
+        try:
+            count = await self.streams.store.read(lambda database: database.count())
+        except StorageError as failure:
+            return error(503, str(failure))
+        return JSONResponse({"status": "ok", "streams": count})
+
+    async def _list(self, request: Request) -> Response:
+        """`GET /v1/streams?prefix=&after=&limit=100`: streams in the order of their paths."""
+        limit = request.query_params.get("limit", "100")
+        if not limit.isdecimal() or not 0 < len(limit) < 9 or not 0 < int(limit) <= _LISTED:
+            return error(400, f"limit must be an integer from 1 to {_LISTED}")
+        prefix, after = (request.query_params.get(name, "").replace("\0", "") for name in ("prefix", "after"))
+        try:
+            streams = await self.streams.store.read(lambda database: database.listed(prefix, after, int(limit)))
+        except StorageError as failure:
+            reply = refuse(failure)
+            assert reply is not None
+            return reply
+        shown = [
+            {
+                "path": each.path,
+                "content_type": each.content_type,
+                "next_offset": each.next_offset,
+                "closed": each.closed,
+                "ttl": each.ttl,
+                "expires_at": each.deadline,
+            }
+            for each in streams
+        ]
+        return JSONResponse({"streams": shown}, headers={"Cache-Control": "no-store"})
+
+    async def _metrics(self, request: Request) -> Response:
+        """`GET /metrics`: for Prometheus."""
+        try:
+            encode, media_type = choose_encoder(request.headers.get("accept", ""))
+        except (TypeError, ValueError):  # a version that is no number
+            encode, media_type = choose_encoder("")
+        return Response(encode(self._registry), media_type=media_type)
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        settings = self.settings
+        async with AsyncExitStack() as stack:
+            opened = await asyncio.to_thread(opener, settings)
+            stack.callback(opened.close)
+            self.streams = streams = Streams(opened, max_pending=settings.max_pending)
+            stack.push_async_callback(streams.close)
+            await streams.start()
+            self._registry.register(PurgatoryCollector(streams.reads))
+            if settings.database is not None:
+                await stack.enter_async_context(_relay(streams, settings.database))
+            keys = await Keys.load(streams)
+            webhooks = Webhooks(streams, keys, settings.url)
+            stack.push_async_callback(webhooks.close)
+            streams.on_due = webhooks.due
+            streams.look_for_due()
+            await stack.enter_async_context(closing_on_shutdown(streams.reads))
+            self._endpoint = StreamEndpoint(streams, settings)
+            self._subscriptions = SubscriptionEndpoint(streams, settings, keys, settings.url)
+            yield
+
+
+def _relay(streams: Streams, database: str) -> Relay:
+    from purgatory.relay.postgres import PostgresBroker
+    from purgatory.streams.storage.postgresql import CHANNEL
+
+    broker = PostgresBroker(database, CHANNEL)
+    return Relay(streams.reads, broker=broker, refresh=streams.refresh, invalidate=streams.invalidate)
+
+
+async def _refused(request: Request, exception: Exception) -> Response:
+    assert isinstance(exception, HTTPException)
+    return error(exception.status_code, exception.detail)
+
+
+ENVIRONMENT = "PURGATORY_SERVE"
+"""The variable by which the processes of a server know its settings."""
+
+
+def from_environment() -> Application:
+    """The application of one of several processes."""
+    return Application(Settings.from_json(os.environ[ENVIRONMENT]))

@@ -1,0 +1,63 @@
+"""The refusal of requests from pages of other sites."""
+
+from collections.abc import Collection
+from ipaddress import ip_address
+
+from starlette.types import Scope
+
+from purgatory.streams.http.replies import Refusal
+
+__all__ = ["Guard"]
+
+
+class Guard:
+    """Refuses requests that a page of another origin has made, and those for a host that this server is not.
+
+    A server on loopback has no password but that it is on loopback, and a browser there takes orders from any page.
+    The browser says whose they are: in `Sec-Fetch-Site`, and older ones in `Origin`. Against a name of the page's own
+    that is made to point here (DNS rebinding) helps that names have to be known. An address is no name.
+    """
+
+    def __init__(self, allowed_hosts: Collection[str] = (), allowed_origin: str | None = None) -> None:
+        """Allow pages of `allowed_origin`, with `*` those of every origin."""
+        self._names = {"localhost", *(name.lower() for name in allowed_hosts)}
+        self._origin = allowed_origin
+
+    def check(self, scope: Scope) -> None:
+        """Raise `Refusal` unless the request may be answered."""
+        host = origin = site = None
+        for name, value in scope["headers"]:
+            if name == b"host":
+                host = value.decode("latin-1")
+            elif name == b"origin":
+                origin = value.decode("latin-1")
+            elif name == b"sec-fetch-site":
+                site = value
+        # Without one came no browser: HTTP/1.1 has to have it.
+        if host is not None and not self._is_known(_name(host)):
+            raise Refusal(400, f"this server is not {_name(host)[:100]!r}: its --allowed-host may say that it is")
+        if scope["method"] == "OPTIONS" or self._origin == "*" or (origin is not None and origin == self._origin):
+            return
+        if site is not None:
+            foreign = site not in (b"same-origin", b"none")
+        else:
+            foreign = origin is not None and origin.partition("://")[2].lower() != (host or "").lower()
+        if foreign:
+            raise Refusal(403, "pages of other origins may not use this server: its --allowed-origin may say so")
+
+    def _is_known(self, name: str) -> bool:
+        return name in self._names or "*" in self._names or _is_address(name)
+
+
+def _name(host: str) -> str:
+    """Without the port."""
+    name, colon, port = host.rpartition(":")
+    return (name if colon and port.isdecimal() else host).lower()
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True

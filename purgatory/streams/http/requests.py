@@ -1,0 +1,161 @@
+"""The parts of a request: path, headers, query parameters and body, each checked."""
+
+import re
+from datetime import datetime
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote
+
+from starlette.types import Receive, Scope
+
+from purgatory.streams.core.commands import Fork, Identity
+from purgatory.streams.core.errors import Invalid
+from purgatory.streams.core.offsets import parse
+from purgatory.streams.http.replies import Refusal
+
+__all__ = ["ROOT", "Headers", "body", "expiry", "fork", "producer", "query", "stream_path", "time_to_live"]
+
+ROOT: Final = "/v1/stream/"
+RESERVED: Final = "__ds"
+"""The first segment of paths that are not streams."""
+
+_PATH: Final = 1024
+_TEXT: Final = 1024
+_INTEGER: Final = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
+_LARGEST: Final = 2**53 - 1
+_TIME: Final = re.compile(
+    r"(\d{4}-\d\d-\d\d)[Tt](\d\d:\d\d:\d\d)(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)", re.ASCII
+)  # RFC 3339
+
+
+class Headers:
+    """The headers of a request, by name."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, scope: Scope) -> None:
+        """Raises `Invalid` if one of those that matter is there twice."""
+        values: dict[bytes, bytes] = {}
+        for name, value in scope["headers"]:
+            if name in values and name.startswith((b"stream-", b"producer-", b"content-type")):
+                raise Invalid(f"there is more than one {name.decode('latin-1')}")
+            values[name] = value
+        self._values = values
+
+    def get(self, name: bytes) -> str | None:
+        """The value of a header."""
+        value = self._values.get(name)
+        return None if value is None else value.decode("latin-1").strip()
+
+    def text(self, name: bytes) -> str | None:
+        """The value of a header that is kept. Raises `Invalid` if it is too long."""
+        value = self.get(name)
+        if value is not None and len(value) > _TEXT:
+            raise Invalid(f"{name.decode()} is longer than {_TEXT} characters")
+        return value
+
+    def is_true(self, name: bytes) -> bool:
+        """Whether a header says `true`. All else counts as if it was not there."""
+        return (self.get(name) or "").lower() == "true"
+
+
+def stream_path(path: str) -> str:
+    """The path of a stream, relative to the root. Raises `Invalid` or `NotFound`."""
+    if not path or len(path.encode("utf-8", "surrogateescape")) > _PATH:
+        raise Invalid(f"a stream's path has 1 to {_PATH} bytes")
+    if "\0" in path or "\ufffd" in path or any("\ud800" <= each <= "\udfff" for each in path):
+        raise Invalid("a stream's path is UTF-8 without NUL")
+    if any(segment in ("", ".", "..") for segment in path.split("/")):
+        raise Invalid("a stream's path has no segments that are empty, . or ..")
+    if path.partition("/")[0] == RESERVED:
+        raise Invalid(f"paths that begin with {RESERVED} are reserved")
+    return path
+
+
+def query(scope: Scope) -> dict[str, list[str]]:
+    """The query parameters. Raises `Invalid` if they are too many."""
+    try:
+        pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True, max_num_fields=100)
+    except ValueError:
+        raise Invalid("there are too many query parameters") from None
+    parameters: dict[str, list[str]] = {}
+    for name, value in pairs:
+        parameters.setdefault(name, []).append(value)
+    return parameters
+
+
+def time_to_live(headers: Headers) -> int | None:
+    """`Stream-TTL`, in seconds. Raises `Invalid`."""
+    text = headers.get(b"stream-ttl")
+    return None if text is None else _integer("Stream-TTL", text)
+
+
+def expiry(headers: Headers) -> tuple[str, float] | None:
+    """`Stream-Expires-At`, as it is and in seconds since 1970. Raises `Invalid`."""
+    text = headers.get(b"stream-expires-at")
+    if text is None:
+        return None
+    found = _TIME.fullmatch(text)
+    try:
+        if found is None:
+            raise ValueError
+        day, time, fraction, zone = found.groups()
+        moment = datetime.fromisoformat(f"{day}T{time}{(fraction or '')[:7]}{zone.upper().replace('Z', '+00:00')}")
+        return text, moment.timestamp()
+    except (ValueError, OverflowError):
+        raise Invalid("Stream-Expires-At must be a time like 2030-01-01T00:00:00Z") from None
+
+
+def producer(headers: Headers) -> Identity | None:
+    """The headers of an idempotent producer. Raises `Invalid`."""
+    name, epoch, seq = (headers.text(b"producer-" + each) for each in (b"id", b"epoch", b"seq"))
+    if name is None and epoch is None and seq is None:
+        return None
+    if name is None or epoch is None or seq is None:
+        raise Invalid("Producer-Id, Producer-Epoch and Producer-Seq belong together")
+    if not name:
+        raise Invalid("Producer-Id must not be empty")
+    return Identity(name, _integer("Producer-Epoch", epoch), _integer("Producer-Seq", seq))
+
+
+def fork(headers: Headers) -> Fork | None:
+    """The headers of a fork. Raises `Invalid`."""
+    source = headers.get(b"stream-forked-from")
+    offset, sub = headers.get(b"stream-fork-offset"), headers.get(b"stream-fork-sub-offset")
+    if source is None:
+        if offset is not None or sub is not None:
+            raise Invalid("Stream-Fork-Offset and Stream-Fork-Sub-Offset need Stream-Forked-From")
+        return None
+    if not source.startswith(ROOT):
+        raise Invalid(f"Stream-Forked-From must be the path of a stream: {ROOT}…")
+    units = 0 if sub is None else _integer("Stream-Fork-Sub-Offset", sub)
+    if units and offset is None:
+        raise Invalid("Stream-Fork-Sub-Offset needs Stream-Fork-Offset")
+    path = unquote(source.encode("latin-1").decode("utf-8", "replace"), errors="replace")
+    return Fork(stream_path(path[len(ROOT) :]), None if offset is None else parse(offset), units)
+
+
+async def body(receive: Receive, headers: Headers, most: int) -> bytes:
+    """The body of the request. Raises `Refusal` if it is too large, and if the client disconnects."""
+    length = headers.get(b"content-length")
+    if length is not None and length.isdecimal() and int(length) > most:
+        raise Refusal(413, f"the body has more than {most} bytes")
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message: Any = await receive()
+        if message["type"] == "http.disconnect":
+            raise Refusal(499, "the client has disconnected")
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > most:
+            raise Refusal(413, f"the body has more than {most} bytes")
+        if chunk:
+            chunks.append(chunk)
+        if not message.get("more_body", False):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _integer(name: str, text: str) -> int:
+    if _INTEGER.fullmatch(text) is None or int(text) > _LARGEST:
+        raise Invalid(f"{name} must be an integer from 0 to {_LARGEST}")
+    return int(text)

@@ -1,0 +1,284 @@
+"""The endpoint of subscriptions, under the reserved path `__ds` (PROTOCOL.md, 6 and 7)."""
+
+import json
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any, Final
+from urllib.parse import unquote
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from purgatory.streams.core import subscriptions as core
+from purgatory.streams.core.errors import Invalid
+from purgatory.streams.core.state import Subscription
+from purgatory.streams.http import requests
+from purgatory.streams.http.addresses import UrlRejected, check_url
+from purgatory.streams.http.endpoint import refuse
+from purgatory.streams.http.replies import Refusal, Reply, error
+from purgatory.streams.http.requests import RESERVED, ROOT, Headers
+from purgatory.streams.http.secrets import Keys, TokenInvalid
+from purgatory.streams.settings import Settings
+from purgatory.streams.streams import Streams
+
+__all__ = ["CONTROL", "SubscriptionEndpoint"]
+
+CONTROL: Final = f"{ROOT}{RESERVED}"
+_SUBSCRIPTIONS: Final = f"{CONTROL}/subscriptions/"
+_BODY: Final = 1024 * 1024
+_NAME: Final = 256
+_STREAMS: Final = 10_000
+_LEASE: Final = (1_000, 600_000)
+_DEFAULT_LEASE: Final = 30_000
+
+_REFUSALS: Final[dict[type[Exception], tuple[int, str]]] = {
+    core.SubscriptionNotFound: (404, "SUBSCRIPTION_NOT_FOUND"),
+    core.AlreadyExists: (409, "SUBSCRIPTION_ALREADY_EXISTS"),
+    core.Fenced: (409, "FENCED"),
+    core.NoPendingWork: (409, "NO_PENDING_WORK"),
+    core.InvalidOffset: (409, "INVALID_OFFSET"),
+    Invalid: (400, "INVALID_REQUEST"),
+    UrlRejected: (400, "WEBHOOK_URL_REJECTED"),
+}
+
+
+class SubscriptionEndpoint:
+    """Answers requests about subscriptions."""
+
+    def __init__(self, streams: Streams, settings: Settings, keys: Keys, url: str) -> None:
+        self.streams = streams
+        self.settings = settings
+        self.keys = keys
+        self.url = url
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, as an ASGI application."""
+        try:
+            response = await self._answer(scope, receive)
+        except Exception as exception:
+            refusal = _refusal(exception)
+            if refusal is None:
+                raise
+            response = refusal
+        await response(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive) -> Response:
+        path: str = scope["path"]
+        if path == f"{CONTROL}/jwks.json":
+            _check_method(scope, "GET")
+            headers = [(b"content-type", b"application/jwk-set+json"), (b"cache-control", b"public, max-age=300")]
+            return Reply(200, headers, json.dumps(self.keys.public).encode())
+        if not path.startswith(_SUBSCRIPTIONS):
+            raise Refusal(404, "there is nothing here")
+        # An id may have an encoded slash, which the server has decoded.
+        raw = scope.get("raw_path", path.encode()).decode("latin-1")
+        name, *rest = (unquote(part) for part in raw[len(_SUBSCRIPTIONS) :].split("/"))
+        if not 0 < len(name) <= _NAME or "\0" in name:
+            raise Invalid(f"a subscription's id has 1 to {_NAME} characters")
+        if not rest:
+            return await self._of_one(scope, receive, name)
+        action = "/".join(rest)
+        if action == "streams":
+            _check_method(scope, "POST")
+            await self.streams.run(core.LinkStreams(name, _streams(await _body(scope, receive), "streams")))
+            return Reply(204)
+        if rest[0] == "streams":
+            _check_method(scope, "DELETE")
+            await self.streams.run(core.Unlink(name, requests.stream_path("/".join(rest[1:]).strip("/"))))
+            return Reply(204)
+        answer = self._actions.get(action)
+        if answer is None:
+            raise Refusal(404, "there is nothing here")
+        _check_method(scope, "POST")
+        return await answer(self, scope, receive, name)
+
+    async def _of_one(self, scope: Scope, receive: Receive, name: str) -> Response:
+        _check_method(scope, "GET", "PUT", "DELETE")
+        if scope["method"] == "DELETE":
+            await self.streams.run(core.Unsubscribe(name))
+            return Reply(204)
+        if scope["method"] == "GET":
+            return _json(200, self._shown(await self.streams.run(core.Look(name))))
+        view = await self.streams.run(_subscribe(name, await _body(scope, receive), self.settings))
+        return _json(201 if view.new else 200, self._shown(view))
+
+    def _shown(self, view: core.View) -> dict[str, Any]:
+        subscription = view.subscription
+        webhook = None
+        if subscription.url is not None:
+            signing = {"alg": "ed25519", "kid": self.keys.id, "jwks_url": f"{self.url}{CONTROL}/jwks.json"}
+            webhook = {"url": subscription.url, "signing": signing}
+        return {
+            "id": subscription.id,
+            "subscription_id": subscription.id,
+            "type": subscription.type,
+            "pattern": subscription.pattern,
+            "streams": [each.short() for each in view.streams],
+            "webhook": webhook,
+            "wake_stream": subscription.wake_stream,
+            "lease_ttl_ms": round(1000 * subscription.lease),
+            "created_at": _time(subscription),
+            "status": "failed" if subscription.attempts else "active",
+            "description": subscription.description,
+        }
+
+    async def _claim(self, scope: Scope, receive: Receive, name: str) -> Response:
+        worker = (await _body(scope, receive)).get("worker")
+        if not isinstance(worker, str) or not 0 < len(worker) <= _NAME or "\0" in worker or not _is_unicode(worker):
+            raise Invalid(f"worker must be a string of 1 to {_NAME} characters")
+        view = await self.streams.run(core.Claim(name, worker))
+        answer = {
+            "wake_id": view.subscription.wake,
+            "generation": view.subscription.generation,
+            "token": self.keys.token(view.subscription),
+            "streams": [each.whole() for each in view.streams],
+            "lease_ttl_ms": round(1000 * view.subscription.lease),
+        }
+        return _json(200, answer)
+
+    async def _callback(self, scope: Scope, receive: Receive, name: str) -> Response:
+        return await self._acknowledge(scope, receive, name, "webhook")
+
+    async def _ack(self, scope: Scope, receive: Receive, name: str) -> Response:
+        return await self._acknowledge(scope, receive, name, "pull-wake")
+
+    async def _acknowledge(self, scope: Scope, receive: Receive, name: str, kind: str) -> Response:
+        token = self._token(scope, name)
+        given = await _body(scope, receive)
+        acks = given.get("acks", [])
+        if not isinstance(acks, list) or len(acks) > _STREAMS:
+            raise Invalid("acks must be an array")
+        pairs = []
+        for ack in acks:
+            path = ack.get("stream", ack.get("path")) if isinstance(ack, dict) else None
+            if not isinstance(path, str) or not isinstance(ack.get("offset"), str):
+                raise Invalid("an ack must have a stream and an offset")
+            pairs.append((path.strip("/"), ack["offset"]))
+        done = given.get("done", False)
+        if not isinstance(done, bool):
+            raise Invalid("done must be true or false")
+        command = core.Acknowledge(name, kind, *_wake(given), token, tuple(pairs), done)
+        return _json(200, {"ok": True, "next_wake": await self.streams.run(command)})
+
+    async def _release(self, scope: Scope, receive: Receive, name: str) -> Response:
+        token = self._token(scope, name)
+        await self.streams.run(core.Release(name, "pull-wake", *_wake(await _body(scope, receive)), token))
+        return Reply(204)
+
+    def _token(self, scope: Scope, name: str) -> tuple[int, int]:
+        kind, _, token = (Headers(scope).get(b"authorization") or "").partition(" ")
+        if kind.lower() != "bearer" or not token:
+            raise TokenInvalid("the header Authorization must have a bearer token")
+        return self.keys.check(token.strip(), name)
+
+    _actions: Final[dict[str, Callable[["SubscriptionEndpoint", Scope, Receive, str], Awaitable[Response]]]] = {
+        "claim": _claim,
+        "callback": _callback,
+        "ack": _ack,
+        "release": _release,
+    }
+
+
+def _check_method(scope: Scope, *methods: str) -> None:
+    if scope["method"] not in methods:
+        allow = (b"allow", ", ".join(methods).encode())
+        raise Refusal(405, f"there is no {scope['method']} here", [allow], "METHOD_NOT_ALLOWED")
+
+
+async def _body(scope: Scope, receive: Receive) -> dict[str, Any]:
+    text = await requests.body(receive, Headers(scope), _BODY)
+    try:
+        given = json.loads(text or b"{}")
+    except (ValueError, RecursionError):
+        raise Invalid("the body is not JSON") from None
+    if not isinstance(given, dict):
+        raise Invalid("the body must be a JSON object")
+    return given
+
+
+def _streams(given: dict[str, Any], name: str) -> tuple[str, ...]:
+    streams = given.get(name)
+    if not isinstance(streams, list) or not streams or len(streams) > _STREAMS:
+        raise Invalid(f"{name} must be an array of 1 to {_STREAMS} paths")
+    if not all(isinstance(each, str) for each in streams):
+        raise Invalid(f"{name} must have strings")
+    return tuple(requests.stream_path(each.strip("/")) for each in streams)
+
+
+def _text(given: dict[str, Any], name: str) -> str | None:
+    value = given.get(name)
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str) or len(value) > 4096 or "\0" in value or not _is_unicode(value):
+        raise Invalid(f"{name} must be a string of at most 4096 characters")
+    return value
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it has no halves of surrogate pairs, which JSON can have."""
+    return not any("\ud800" <= each <= "\udfff" for each in text)
+
+
+def _subscribe(name: str, given: dict[str, Any], settings: Settings) -> core.Subscribe:
+    kind = given.get("type")
+    if kind not in ("webhook", "pull-wake"):
+        raise Invalid("type must be webhook or pull-wake")
+    pattern = _text(given, "pattern")
+    streams = _streams(given, "streams") if given.get("streams") else ()
+    if pattern is None and not streams:
+        raise Invalid("there must be a pattern or streams")
+    lease = given.get("lease_ttl_ms", _DEFAULT_LEASE)
+    if type(lease) is not int or not _LEASE[0] <= lease <= _LEASE[1]:
+        raise Invalid(f"lease_ttl_ms must be an integer from {_LEASE[0]} to {_LEASE[1]}")
+    url = wake_stream = None
+    if kind == "webhook":
+        webhook = given.get("webhook")
+        url = _text(webhook, "url") if isinstance(webhook, dict) else None
+        if url is None:
+            raise Invalid("a subscription of type webhook must have webhook.url")
+        check_url(url)
+    else:
+        wake_stream = _text(given, "wake_stream")
+        if wake_stream is None:
+            raise Invalid("a subscription of type pull-wake must have wake_stream")
+        wake_stream = requests.stream_path(wake_stream.strip("/"))
+    return core.Subscribe(
+        name,
+        kind,
+        None if pattern is None else pattern.strip("/"),
+        streams,
+        url,
+        wake_stream,
+        lease / 1000,
+        _text(given, "description"),
+        settings.max_subscriptions,
+    )
+
+
+def _wake(given: dict[str, Any]) -> tuple[str, int]:
+    wake, generation = given.get("wake_id"), given.get("generation")
+    if not isinstance(wake, str) or type(generation) is not int:
+        raise Invalid("wake_id must be a string, and generation an integer")
+    return wake, generation
+
+
+def _time(subscription: Subscription) -> str:
+    text = datetime.fromtimestamp(subscription.created, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
+def _json(status: int, answer: dict[str, Any]) -> Reply:
+    headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
+    return Reply(status, headers, json.dumps(answer).encode())
+
+
+def _refusal(exception: Exception) -> Reply | None:
+    if isinstance(exception, core.AlreadyClaimed):
+        holder, generation = exception.holder, exception.generation
+        return error(409, str(exception), code="ALREADY_CLAIMED", current_holder=holder, generation=generation)
+    if isinstance(exception, TokenInvalid):
+        return error(401, str(exception), [(b"www-authenticate", b"Bearer")], code=exception.code)
+    known = _REFUSALS.get(type(exception))
+    if known is not None:
+        return error(known[0], str(exception), code=known[1])
+    return refuse(exception)

@@ -1,0 +1,226 @@
+"""The store: a thread that writes, some that read, and the event loop that waits for them.
+
+Commands that come while a transaction is on its way to the disk make the next transaction together: the more there are,
+the less each one costs.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, Final, TypeVar
+
+from purgatory.streams.core.commands import Command
+from purgatory.streams.core.errors import StreamsError
+from purgatory.streams.core.state import Row, Stream
+from purgatory.streams.core.transaction import Transaction
+from purgatory.streams.storage.database import Database, StorageConflict, StorageError, StorageUnavailable
+from purgatory.streams.storage.opener import Opener
+
+__all__ = ["Change", "Store"]
+
+T = TypeVar("T")
+
+_BATCH: Final = 256
+"""Commands in a transaction, at most."""
+_READERS: Final = 2
+PATIENCE: Final = 20.0
+"""Seconds in which a database that others use too has to answer."""
+_ATTEMPTS: Final = 10
+"""Of a command that meets those of other processes."""
+
+logger: Final = logging.getLogger("purgatory.streams")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A stream that a transaction has changed."""
+
+    path: str
+    stream: Stream | None
+    """As it is now; `None` if it is deleted."""
+    rows: list[Row]
+    """Its appends."""
+
+
+class _Closing(Exception):
+    """Of the writer's queue."""
+
+
+_Item = tuple[Command[Any], "asyncio.Future[Any]"]
+_Outcome = tuple["asyncio.Future[Any]", Any, BaseException | None]
+
+
+class Store:
+    """Runs commands, and reads. It belongs to one event loop."""
+
+    def __init__(self, opener: Opener, committed: Callable[[list[Change], Transaction], None]) -> None:
+        """Call `committed` in the loop after each transaction, before its commands' callers go on."""
+        self._opener = opener
+        self._committed = committed
+        self._loop = asyncio.get_running_loop()
+        self._queue: SimpleQueue[_Item | None] = SimpleQueue()
+        self._local = threading.local()
+        self._opened: list[Database] = []
+        self._readers = ThreadPoolExecutor(_READERS, "streams-reader")
+        self._writer = threading.Thread(target=self._write, name="streams-writer", daemon=True)
+        self._writing: Database | None = None
+        self._closing = False
+
+    async def start(self) -> None:
+        """Open the database. Raises `StorageError`."""
+        self._writing = await asyncio.to_thread(self._opener.writer)
+        self._writer.start()
+
+    async def close(self) -> None:
+        """Close it, when the commands so far are done. One that others use too and that does not answer is left."""
+        self._closing = True
+        closing = threading.Thread(target=self._close, name="streams-closing", daemon=True)
+        closing.start()
+        await asyncio.to_thread(closing.join, PATIENCE if self._opener.shared else None)
+        if closing.is_alive():
+            logger.warning("the database does not answer: it is left as it is")
+
+    def _close(self) -> None:
+        if self._writer.is_alive():
+            self._queue.put(None)
+            self._writer.join()
+        self._readers.shutdown()
+        for database in (self._writing, *self._opened):
+            if database is not None:
+                database.close()
+
+    async def run(self, command: Command[T]) -> T:
+        """Apply a command, and return its result when it is stored.
+
+        Raises what it is refused for, or `StorageError`. A caller that is cancelled leaves it running.
+        """
+        if self._closing:
+            raise StorageUnavailable("the server is shutting down")
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._queue.put((command, future))
+        if not self._opener.shared:
+            return await future
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await future
+        except TimeoutError:
+            raise StorageUnavailable("the database does not answer: it may be stored, or may not") from None
+
+    async def read(self, read: Callable[[Database], T]) -> T:
+        """Call `read` in a thread, with a connection. Raises `StorageError`."""
+        reading = self._loop.run_in_executor(self._readers, self._read, read)
+        if not self._opener.shared:
+            return await reading
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await reading
+        except TimeoutError:
+            raise StorageUnavailable("the database does not answer") from None
+
+    def _read(self, read: Callable[[Database], T]) -> T:
+        database: Database | None = getattr(self._local, "database", None)
+        if database is None:
+            database = self._local.database = self._opener.reader()
+            self._opened.append(database)
+        try:
+            return read(database)
+        except StorageUnavailable:
+            # Its connection is lost: the next one to read opens another.
+            self._local.database = None
+            self._opened.remove(database)
+            with suppress(Exception):
+                database.close()
+            raise
+
+    # The writer's thread.
+
+    def _write(self) -> None:
+        closing = False
+        while not closing:
+            item = self._queue.get()
+            batch: list[_Item] = []
+            with suppress(Empty):
+                while True:
+                    if item is None:
+                        closing = True
+                        break
+                    batch.append(item)
+                    if len(batch) == _BATCH:
+                        break
+                    item = self._queue.get_nowait()
+            if batch:
+                self._write_batch(batch)
+
+    def _write_batch(self, batch: list[_Item], attempts: int = 1) -> None:
+        try:
+            transaction, outcomes = self._transact(batch)
+        except StorageConflict as error:
+            if len(batch) == 1 and attempts == _ATTEMPTS:
+                self._tell([], None, [(future, None, error) for _, future in batch])
+                return
+        except StorageError as error:
+            if len(batch) == 1 or error.may_be_stored or isinstance(error, StorageUnavailable):
+                self._tell([], None, [(future, None, error) for _, future in batch])
+                return
+        except Exception as error:
+            if len(batch) == 1:
+                logger.exception("a command has failed")
+                self._tell([], None, [(future, None, error) for _, future in batch])
+                return
+        else:
+            self._tell(_changes(transaction), transaction, outcomes)
+            return
+        for item in batch:  # one of them may be what the database cannot take
+            self._write_batch([item], attempts + 1 if len(batch) == 1 else 1)
+
+    def _transact(self, batch: list[_Item]) -> tuple[Transaction, list[_Outcome]]:
+        if self._writing is None:
+            self._writing = self._opener.writer()
+        database = self._writing
+        outcomes: list[_Outcome] = []
+        try:
+            paths = {path for command, _ in batch for path in command.paths}
+            with database.transaction(paths, any(command.alone for command, _ in batch)):
+                transaction = Transaction(database, self._opener.now())
+                for command, future in batch:
+                    try:
+                        outcomes.append((future, command.apply(transaction), None))
+                    except StreamsError as error:
+                        outcomes.append((future, None, error))
+                if transaction.is_changed:
+                    database.store(transaction)
+            database.stored(transaction)
+        except StorageUnavailable:
+            self._writing = None
+            with suppress(Exception):
+                database.close()
+            raise
+        return transaction, outcomes
+
+    def _tell(self, changes: list[Change], transaction: Transaction | None, outcomes: list[_Outcome]) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._told, changes, transaction, outcomes)
+
+    def _told(self, changes: list[Change], transaction: Transaction | None, outcomes: list[_Outcome]) -> None:
+        try:
+            if transaction is not None:
+                self._committed(changes, transaction)
+        finally:
+            for future, result, error in outcomes:
+                if not future.done():  # else its caller is cancelled
+                    if error is None:
+                        future.set_result(result)
+                    else:
+                        future.set_exception(error)
+
+
+def _changes(transaction: Transaction) -> list[Change]:
+    changes = {stream.path: Change(stream.path, None, []) for stream in transaction.removed.values()}
+    for stream in (*transaction.changed.values(), *transaction.added.values()):
+        changes[stream.path] = Change(stream.path, stream, transaction.rows.get(stream.id, []))
+    return list(changes.values())

@@ -1,0 +1,59 @@
+"""A server in a thread of the test's process, with a loop of its own."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+import uvloop
+
+from purgatory.streams.http.app import Application
+from purgatory.streams.settings import Settings
+from purgatory.uvicorn import ParkingProtocol
+from tests.support.servers import free_port
+
+
+class Server(uvicorn.Server):
+    """uvicorn without handlers of signals, which are the test's."""
+
+    def __init__(self, settings: Settings, port: int, http: type[Any]) -> None:
+        self.application = Application(settings)
+        super().__init__(
+            uvicorn.Config(self.application, port=port, http=http, ws="none", log_config=None, loop="none")
+        )
+        self.url = settings.url
+        self.up = threading.Event()
+        self.thread: threading.Thread
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        self.up.set()
+
+
+@contextmanager
+def serving(*, http: type[Any] = ParkingProtocol, **settings: Any) -> Iterator[Server]:
+    """Run a server with these settings until the end of the block."""
+    port = free_port()
+    server = Server(Settings(url=f"http://127.0.0.1:{port}", **settings), port, http)
+
+    def run() -> None:
+        try:
+            uvloop.run(server.serve())
+        finally:
+            server.up.set()
+
+    thread = server.thread = threading.Thread(target=run, name="server")
+    thread.start()
+    try:
+        assert server.up.wait(60)
+        assert server.started
+        yield server
+    finally:
+        server.should_exit = True
+        thread.join(60)
+    assert not thread.is_alive()

@@ -1,0 +1,115 @@
+"""The command `purgatory serve`, in a process of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from purgatory.streams.http.app import ENVIRONMENT, from_environment
+from purgatory.streams.settings import Settings
+from purgatory.streams.storage.database import StorageError
+from purgatory.streams.storage.sqlite import FileDatabase, Folder, WritingDatabase
+from tests.streams.serving import serving
+from tests.support.paths import ROOT
+from tests.support.servers import PostgresServer, free_port, program
+
+COMMAND = [sys.executable, "-m", "purgatory", "serve"]
+
+
+def refused(*options: str) -> str:
+    """The last line of a command that exits at once."""
+    done = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    return done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--port", "0"], "a port is a number from 1 to 65535"),
+        (["--workers", "2"], "--workers needs a --database"),
+        (["--database", "mysql://x"], "must be like postgresql://"),
+        (["--max-body", "0"], "must be an integer and at least 1"),
+        (["--heartbeat", "x"], "must be more than 0 and at most 3600 seconds"),
+        (["--data", "/proc/nothing"], "cannot use /proc/nothing"),
+        (["--database", "postgresql://u:secret@127.0.0.1:1/x"], "cannot use the database"),
+    ],
+)
+def test_bad_options(options: list[str], message: str) -> None:
+    said = refused(*options)
+    assert message in said
+    assert "secret" not in said
+
+
+def test_a_run(tmp_path: Path) -> None:
+    port = free_port()
+    options = ["--data", str(tmp_path), "--port", str(port), "--access-log", "--allowed-origin", "*"]
+    with subprocess.Popen([*COMMAND, *options], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            with httpx.Client(transport=httpx.HTTPTransport(retries=20), timeout=60) as http:
+                url = f"http://127.0.0.1:{port}/v1/stream/a"
+                response = http.put(url, headers={"Origin": "http://page.example"})
+                assert response.headers["access-control-allow-origin"] == "*"
+                assert "Stream-Next-Offset" in response.headers["access-control-expose-headers"]
+                assert f"another server uses {tmp_path}" in refused("--data", str(tmp_path))
+        finally:
+            server.send_signal(signal.SIGTERM)
+            output, _ = server.communicate(timeout=60)
+    assert '"PUT /v1/stream/a HTTP/1.1" 201' in output
+
+
+def test_commands_of_the_readme(tmp_path: Path) -> None:
+    """Those with curl, against another port."""
+    text = (ROOT / "purgatory" / "streams" / "README.md").read_text()
+    commands = [line for line in text.splitlines() if line.startswith("curl ")]
+    assert len(commands) == 4
+    program("curl", "curl")
+    with serving(data=str(tmp_path)) as server:
+        output = []
+        for command in commands:
+            line = command.replace("http://localhost:4437", server.url).replace("curl ", "curl -s --max-time 3 ")
+            output.append(subprocess.run(line, shell=True, capture_output=True, text=True, check=False).stdout)
+    assert output[:3] == ["", "", "hello"]
+    assert output[3].startswith("event: data\ndata:hello\n\nevent: control\n")
+
+
+def test_the_application_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(allowed_hosts=("a", "b"), max_body=5)
+    monkeypatch.setitem(os.environ, ENVIRONMENT, settings.to_json())
+    assert from_environment().settings == settings
+
+
+def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder(tmp_path)
+    with pytest.raises(BlockingIOError):
+        Folder(tmp_path)
+    writer = WritingDatabase(folder.file)
+    reader = FileDatabase(folder.file)
+    with pytest.raises(NotImplementedError):
+        reader.new_id()
+    monkeypatch.setattr("purgatory.streams.storage.sqlite._CACHED", 2)
+    assert [writer.stream(name) for name in "abca"] == [None] * 4
+    for database in (reader, writer):
+        database.close()
+    folder.file.write_bytes(b"x" * 5000)
+    with pytest.raises(StorageError):
+        WritingDatabase(folder.file)
+    folder.close()
+    assert "cannot use" in refused("--data", str(tmp_path))
+
+
+def test_workers(postgres: PostgresServer) -> None:
+    port = free_port()
+    options = ["--database", postgres.create_database(), "--workers", "2", "--port", str(port)]
+    with subprocess.Popen([*COMMAND, *options]) as server:
+        try:
+            with httpx.Client(transport=httpx.HTTPTransport(retries=20), timeout=60) as http:
+                assert http.put(f"http://127.0.0.1:{port}/v1/stream/a").status_code == 201
+        finally:
+            server.terminate()
+    assert server.returncode in (0, -signal.SIGTERM)

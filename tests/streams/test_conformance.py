@@ -1,0 +1,75 @@
+"""The protocol's public conformance suite: `@durable-streams/server-conformance-tests`, all of it."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from tests.streams.node import installed
+from tests.streams.serving import serving
+from tests.support.servers import PostgresServer, free_port, program
+
+ALL = 338
+WHOLE = os.environ.get("HYPOTHESIS_PROFILE") == "searching"
+
+
+def check(url: str) -> None:
+    """Run the suite against the server at `url`, and see that all of it passes."""
+    folder = installed()
+    command = [program("npx", "npm"), "vitest", "run", "conformance.test.ts", "--no-color"]
+    environment = {**os.environ, "CONFORMANCE_TEST_URL": url}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+    passed = re.search(r"Tests +(\d+) passed \(\d+\)", done.stdout)
+    said = done.stdout[-10_000:] + done.stderr
+    assert done.returncode == 0, said
+    assert passed is not None, said
+    assert int(passed[1]) == ALL, said
+
+
+@pytest.mark.timeout(900)
+def test_sqlite(tmp_path: Path) -> None:
+    with serving(data=str(tmp_path), long_poll_timeout=2.0) as server:
+        check(server.url)
+
+
+@pytest.mark.timeout(900)
+def test_postgresql(postgres: PostgresServer) -> None:
+    with serving(database=postgres.create_database(), long_poll_timeout=2.0) as server:
+        check(server.url)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not WHOLE, reason="takes long: HYPOTHESIS_PROFILE=searching")
+def test_server_that_cannot_park(tmp_path: Path) -> None:
+    with serving(http=HttpToolsProtocol, data=str(tmp_path), long_poll_timeout=2.0) as server:
+        check(server.url)
+
+
+@contextmanager
+def workers(database: str, count: int) -> Iterator[str]:
+    """A server of several processes."""
+    port = free_port()
+    command = [sys.executable, "-m", "purgatory", "serve", "--port", str(port), "--workers", str(count)]
+    command += ["--database", database, "--long-poll-timeout", "2"]
+    with subprocess.Popen(command) as server:
+        try:
+            transport = httpx.HTTPTransport(retries=20)
+            with httpx.Client(transport=transport, timeout=60) as client:
+                client.get(f"http://127.0.0.1:{port}/health").raise_for_status()
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.terminate()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not WHOLE, reason="takes long: HYPOTHESIS_PROFILE=searching")
+def test_four_workers(postgres: PostgresServer) -> None:
+    with workers(postgres.create_database(), 4) as url:
+        check(url)

@@ -1,0 +1,251 @@
+"""Several servers on one PostgreSQL: each request may meet another one."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+
+from purgatory.streams.core.commands import Append, Create, Delete
+from purgatory.streams.core.errors import NotFound
+from purgatory.streams.core.state import Row
+from purgatory.streams.core.subscriptions import Subscribe
+from purgatory.streams.settings import Settings
+from purgatory.streams.storage.database import StorageConflict, StorageError, StorageFull, StorageUnavailable
+from purgatory.streams.storage.opener import opener
+from purgatory.streams.storage.postgresql import _errors
+from purgatory.streams.streams import Streams
+from tests.streams.serving import serving
+from tests.support.servers import PostgresServer
+
+TEXT = {"Content-Type": "text/plain"}
+
+
+@contextmanager
+def two(postgres: PostgresServer, **settings: Any) -> Iterator[tuple[httpx.Client, httpx.Client, list[Streams]]]:
+    """Clients of two servers that share a database."""
+    database = postgres.create_database()
+    with (
+        serving(database=database, **settings) as one,
+        serving(database=database, **settings) as other,
+        httpx.Client(base_url=one.url, timeout=60) as here,
+        httpx.Client(base_url=other.url, timeout=60) as there,
+    ):
+        yield here, there, [one.application.streams, other.application.streams]
+
+
+def test_answers_of_one_server_hold_for_the_other(postgres: PostgresServer) -> None:
+    with two(postgres) as (here, there, _):
+        for number in range(30):
+            path = f"/v1/stream/{number}"
+            assert here.put(path, headers=TEXT).status_code == 201
+            assert there.put(path, headers=TEXT).status_code == 200
+            assert there.post(path, headers=TEXT, content="a").status_code == 204
+            assert here.get(path).text == "a"
+            assert here.post(path, headers=TEXT, content="b").status_code == 204
+            assert there.get(path).text == "ab"
+            assert here.delete(path).status_code == 204
+            assert there.get(path).status_code == 404
+
+
+async def test_reads_that_wait_are_told(postgres: PostgresServer) -> None:
+    with two(postgres) as (here, there, streams):
+        here.put("/v1/stream/a", headers=TEXT)
+        async with httpx.AsyncClient(base_url=str(there.base_url), timeout=60) as reader:
+            polls = [reader.get("/v1/stream/a?offset=now&live=long-poll") for _ in range(20)]
+            waiting = asyncio.gather(*polls)
+            while streams[1].reads.num_delayed < 20:  # noqa: ASYNC110 - another thread's
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(here.post, "/v1/stream/a", headers=TEXT, content="x")
+            assert {each.text for each in await waiting} == {"x"}
+
+
+async def test_readers_miss_nothing_and_see_nothing_twice(postgres: PostgresServer) -> None:
+    with two(postgres, long_poll_timeout=20.0) as (here, there, _):
+        here.put("/v1/stream/a", headers={"Content-Type": "application/json"})
+
+        async def write(url: str, name: int) -> None:
+            async with httpx.AsyncClient(base_url=url, timeout=60) as writer:
+                for number in range(40):
+                    response = await writer.post("/v1/stream/a", json=[name, number])
+                    assert response.status_code == 204
+
+        async def read(url: str) -> list[Any]:
+            found: list[Any] = []
+            offset = "-1"
+            async with httpx.AsyncClient(base_url=url, timeout=60) as reader:
+                while len(found) < 160:
+                    response = await reader.get(f"/v1/stream/a?offset={offset}&live=long-poll")
+                    offset = response.headers["stream-next-offset"]
+                    if response.status_code == 200:
+                        found += response.json()
+            return found
+
+        urls = [str(each.base_url) for each in (here, there)]
+        # The array of one is flattened into two messages: name and number.
+        writes = [write(url, name) for name, url in enumerate(urls)]
+        reads = asyncio.gather(*map(read, urls))
+        await asyncio.gather(*writes)
+        one, other = await reads
+        assert one == other
+        assert len(one) == 160
+
+
+def test_time_to_live_is_common(postgres: PostgresServer) -> None:
+    with two(postgres) as (here, there, _):
+        here.put("/v1/stream/a", headers={"Stream-TTL": "2"})
+        here.put("/v1/stream/b", headers={"Stream-TTL": "2"})
+        end = time.monotonic() + 5
+        while time.monotonic() < end:
+            assert there.get("/v1/stream/a").status_code == 200
+            time.sleep(0.2)
+        assert here.get("/v1/stream/a").status_code == 200
+        assert [client.get("/v1/stream/b").status_code for client in (here, there)] == [404, 404]
+
+
+def test_streams_that_are_created_at_once(postgres: PostgresServer) -> None:
+    async def create() -> None:
+        database = postgres.create_database()
+        async with opened(database) as one, opened(database) as other:
+            for number in range(20):
+                commands = [each.run(Create(f"{number}", "text/plain")) for each in (one, other)]
+                results = await asyncio.gather(*commands)
+                assert sorted(each.new for each in results) == [False, True]
+                subscribe = Subscribe(f"{number}", "pull-wake", "*", ("nothing",), None, "w", 1.0, None)
+                views = await asyncio.gather(*(each.run(subscribe) for each in (one, other)))
+                assert sorted(each.new for each in views) == [False, True]
+
+    asyncio.run(create())
+
+
+@asynccontextmanager
+async def opened(database: str) -> AsyncIterator[Streams]:
+    found = await asyncio.to_thread(opener, Settings(database=database))
+    streams = Streams(found)
+    await streams.start()
+    try:
+        yield streams
+    finally:
+        await streams.close()
+        found.close()
+
+
+async def test_a_change_that_overtakes_a_look(postgres: PostgresServer) -> None:
+    """The notification of a commit may be heard before the answer of a look that began earlier."""
+    async with opened(postgres.create_database()) as streams:
+        await streams.run(Create("a", "text/plain"))
+        looking = asyncio.ensure_future(streams.find("a"))
+        await asyncio.sleep(0)
+        streams.invalidate()
+        known = await looking
+        # Another process appends twice, and its first notification is lost.
+        stream = known.stream.copy()
+        stream.tail, stream.version = 1, known.stream.version + 1
+        streams.publish("a", stream, [Row(0, 1, b"x")])
+        late = stream.copy()
+        late.tail, late.version = 3, stream.version + 2
+        streams.publish("a", late, [Row(2, 3, b"z")])
+        assert not known.size or known.recent[0].begin == 2
+        streams.publish("a", stream)
+        assert streams.known["a"].stream.tail == 3
+        looking = asyncio.ensure_future(streams.find("a"))
+        await asyncio.sleep(0)
+        await streams.refresh(["a", "b"])
+        await looking
+
+
+def test_a_database_that_is_killed(postgres: PostgresServer, tmp_path: Path) -> None:
+    with serving(database=postgres.create_database()) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        http.put("/v1/stream/a", headers=TEXT, content="a")
+        for _ in range(3):
+            postgres.kill()
+            try:
+                for _ in range(3):
+                    responses = [http.get("/v1/stream/a"), http.post("/v1/stream/a", headers=TEXT, content="lost?")]
+                    responses += [http.get("/health"), http.get("/v1/streams")]
+                    assert {each.status_code for each in responses} == {503}
+                    assert "postgres@" not in "".join(each.text for each in responses)
+            finally:
+                postgres.restart()
+            end = time.monotonic() + 30
+            while http.post("/v1/stream/a", headers=TEXT, content="b").status_code != 204:
+                assert time.monotonic() < end
+        text = http.get("/v1/stream/a").text
+        assert text.replace("lost?", "").startswith("abb")
+
+
+async def test_changes_of_other_processes_become_known(postgres: PostgresServer) -> None:
+    database = postgres.create_database()
+    async with opened(database) as here, opened(database) as there:
+        await here.run(Create("a", "text/plain"))
+        await here.refresh(["a"])
+        assert "a" not in here.known  # nothing waits for it: it is looked up when it is asked for
+        read = here.wait(await here.find("a"), 0, 60.0)
+        await there.run(Append("a", "text/plain", b"x"))
+        await here.refresh(["a"])
+        here.reads.check_and_complete("a")
+        chunk = await read
+        assert not isinstance(chunk, Exception)
+        assert chunk.body() == b"x"
+        # It is deleted there, and created here while that is looked up.
+        read = here.wait(await here.find("a"), 1, 60.0)
+        await there.run(Delete("a"))
+        refreshing = asyncio.ensure_future(here.refresh(["a"]))
+        await asyncio.sleep(0)
+        stream = here.known["a"].stream.copy()
+        stream.id += 1
+        here.publish("a", stream)
+        await refreshing
+        assert not here.known["a"].gone
+        assert isinstance(await read, NotFound)
+
+
+def test_a_database_that_does_not_answer(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("purgatory.streams.store.PATIENCE", 1.0)
+    with serving(database=postgres.create_database()) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        http.put("/v1/stream/a", headers=TEXT)
+        with postgres.frozen():
+            assert http.get("/v1/stream/a").status_code == 503
+            response = http.post("/v1/stream/a", headers=TEXT, content="x")
+            assert (response.status_code, "may be stored" in response.text) == (503, True)
+            server.should_exit = True
+            server.thread.join(60)
+            assert not server.thread.is_alive()
+    for thread in threading.enumerate():
+        if thread.name == "streams-closing":
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("moment", ["before", "at the commit"])
+def test_a_connection_that_is_lost_in_a_transaction(postgres: PostgresServer, moment: str) -> None:
+    found = opener(Settings(database=postgres.create_database()))
+    database = found.writer()
+    ((process,),) = database.execute("SELECT pg_backend_pid()")
+    with pytest.raises(StorageUnavailable) as caught, database.transaction(["a"]):
+        postgres.execute(f"SELECT pg_terminate_backend({process})")
+        if moment == "before":
+            database.stream("b")
+    assert caught.value.may_be_stored is (moment != "before")
+    database.close()
+    found.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (psycopg.errors.DeadlockDetected("x"), StorageConflict),
+        (psycopg.errors.DiskFull("x"), StorageFull),
+        (psycopg.errors.QueryCanceled("x"), StorageUnavailable),
+        (psycopg.errors.UndefinedTable("x"), StorageError),
+    ],
+)
+def test_errors(error: psycopg.Error, kind: type[Exception]) -> None:
+    with pytest.raises(kind), _errors():
+        raise error

@@ -1,0 +1,355 @@
+"""The store's threads: batches, commands that fail, callers that leave."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from purgatory.streams.core.commands import Append, Create, Delete
+from purgatory.streams.core.errors import NotFound
+from purgatory.streams.core.transaction import Transaction
+from purgatory.streams.storage.database import StorageConflict, StorageError, StorageUnavailable
+from purgatory.streams.storage.opener import FolderOpener
+from purgatory.streams.storage.sqlite import FileDatabase
+from purgatory.streams.streams import Streams
+
+
+@dataclass
+class Fault:
+    """A command that raises exceptions, one after the other, before it succeeds."""
+
+    faults: list[Exception]
+    applied: int = 0
+    seconds: float = 0.0
+    alone: ClassVar[bool] = False
+    paths: tuple[str, ...] = field(default=())
+
+    def apply(self, transaction: Transaction) -> str:
+        self.applied += 1
+        time.sleep(self.seconds)
+        if self.faults:
+            raise self.faults.pop(0)
+        return "done"
+
+
+@asynccontextmanager
+async def opened(folder: Path) -> AsyncIterator[Streams]:
+    """Streams in this folder."""
+    opener = FolderOpener(folder)
+    streams = Streams(opener)
+    await streams.start()
+    try:
+        yield streams
+    finally:
+        await streams.close()
+        opener.close()
+
+
+async def test_a_command_that_fails_harms_no_other(tmp_path: Path) -> None:
+    async with opened(tmp_path) as streams:
+        commands: list[Any] = [Create("a", "text/plain"), Fault([ValueError("x"), ValueError("x")])]
+        commands += [Append("a", "text/plain", b"hello"), Fault([StorageError("y"), StorageError("y")])]
+        results = await asyncio.gather(*map(streams.run, commands), return_exceptions=True)
+        assert [type(each).__name__ for each in results] == ["Created", "ValueError", "Appended", "StorageError"]
+        known = await streams.find("a")
+        assert (await streams.chunk(known, 0)).body() == b"hello"
+
+
+async def test_a_command_that_the_database_does_not_take_harms_no_other(tmp_path: Path) -> None:
+    async with opened(tmp_path) as streams:
+        await streams.run(Create("a", "text/plain"))
+        blocking = asyncio.ensure_future(streams.run(Fault([], seconds=0.3)))
+        await asyncio.sleep(0.1)  # those that come now make one transaction
+        faults = Fault([StorageError("y"), StorageError("y")])
+        results = await asyncio.gather(
+            streams.run(Append("a", "text/plain", b"x")), streams.run(faults), return_exceptions=True
+        )
+        assert [type(each).__name__ for each in results] == ["Appended", "StorageError"]
+        assert faults.applied == 2
+        assert await blocking == "done"
+
+
+async def test_a_store_that_was_not_opened(tmp_path: Path) -> None:
+    opener = FolderOpener(tmp_path)
+    await Streams(opener).close()
+    opener.close()
+
+
+@pytest.mark.parametrize(("conflicts", "result"), [(9, "done"), (10, "StorageConflict")])
+async def test_conflicts_with_other_processes_are_tried_again(tmp_path: Path, conflicts: int, result: str) -> None:
+    async with opened(tmp_path) as streams:
+        command = Fault([StorageConflict("z") for _ in range(conflicts)])
+        (found,) = await asyncio.gather(streams.run(command), return_exceptions=True)
+        assert found == result or type(found).__name__ == result
+        assert command.applied == 10
+
+
+async def test_a_database_that_is_lost_is_opened_again(tmp_path: Path) -> None:
+    async with opened(tmp_path) as streams:
+        await streams.run(Create("a", "text/plain"))
+        writing = streams.store._writing
+        with pytest.raises(StorageUnavailable):
+            await streams.run(Fault([StorageUnavailable("gone")]))
+        assert (await streams.run(Append("a", "text/plain", b"x"))).tail == 1
+        assert streams.store._writing is not writing
+
+        lost: list[Any] = []
+
+        def fail(database: Any) -> None:
+            lost.append(database)
+            raise StorageUnavailable("gone")
+
+        with pytest.raises(StorageUnavailable):
+            await streams.store.read(fail)
+        assert lost[0] not in streams.store._opened
+        reading = await asyncio.gather(*(streams.store.read(lambda each: each.count()) for _ in range(4)))
+        assert reading == [1, 1, 1, 1]
+
+
+async def test_a_caller_that_leaves_changes_nothing_of_the_command(tmp_path: Path) -> None:
+    async with opened(tmp_path) as streams:
+        call = asyncio.ensure_future(streams.run(Create("a", "text/plain")))
+        await asyncio.sleep(0)
+        call.cancel()
+        assert (await streams.run(Append("a", "text/plain", b"x"))).tail == 1
+
+
+async def test_very_many_appends_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("streams", "storage.database"):
+        monkeypatch.setattr(f"purgatory.streams.{module}.PARTS", 10)
+    async with opened(tmp_path) as streams:
+        await streams.run(Create("a", "text/plain"))
+        for _ in range(25):
+            await streams.run(Append("a", "text/plain", b"x"))
+        for from_memory in (True, False):
+            known = await streams.find("a")
+            if not from_memory:
+                known.drop_recent()
+            ends = [0]
+            while ends[-1] < 25:
+                ends.append((await streams.chunk(known, ends[-1])).end)
+            assert ends == [0, 10, 20, 25]
+
+
+async def test_very_many_commands(tmp_path: Path) -> None:
+    async with opened(tmp_path) as streams:
+        await streams.run(Create("a", "text/plain"))
+        results = await asyncio.gather(*(streams.run(Append("a", "text/plain", b"x")) for _ in range(1000)))
+        assert [each.tail for each in results] == list(range(1, 1001))
+
+
+async def test_data_that_is_deleted_while_it_is_read(tmp_path: Path) -> None:
+    async with opened(tmp_path) as streams:
+        await streams.run(Create("a", "text/plain", body=b"hello"))
+        known = await streams.find("a")
+        known.drop_recent()
+        await streams.run(Delete("a"))
+        with pytest.raises(NotFound):
+            await streams.chunk(known, 0)
+
+
+async def test_readers_at_the_same_place_share_a_read_of_the_database(tmp_path: Path) -> None:
+    async with opened(tmp_path) as streams:
+        await streams.run(Create("a", "text/plain", body=b"hello"))
+        known = await streams.find("a")
+        known.drop_recent()
+        reads = [streams.wait(known, 0, 30.0) for _ in range(3)]
+        reads += [streams.wait(known, 2, 30.0)]
+        assert len(streams._loading) == 2
+        streams.reads.check_and_complete("a")
+        chunks = [await each for each in reads]
+        assert chunks[0] is chunks[1] is chunks[2]
+        assert [each.body() for each in chunks if not isinstance(each, Exception)] == [b"hello"] * 3 + [b"llo"]
+
+
+async def test_a_database_that_fails_under_a_waiting_reader(tmp_path: Path) -> None:
+    async with opened(tmp_path) as streams:
+        await streams.run(Create("a", "text/plain", body=b"hello"))
+        known = await streams.find("a")
+        known.drop_recent()
+        await streams.run(Fault([]))
+        writing: Any = streams.store._writing
+        writing.connection.execute("DROP TABLE data")
+        assert isinstance(await streams.wait(known, 0, 30.0), StorageError)
+
+
+async def test_a_read_of_a_stream_that_is_no_longer_in_memory(tmp_path: Path) -> None:
+    async with opened(tmp_path) as streams:
+        await streams.run(Create("a", "text/plain"))
+        known = await streams.find("a")
+        streams._forget("a")
+        read = streams.wait(known, 0, 30.0)
+        await streams.run(Append("a", "text/plain", b"x"))
+        chunk = await read
+        assert not isinstance(chunk, Exception)
+        assert chunk.body() == b"x"
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database that is slow to say what it has found."""
+    found = FileDatabase.stream
+
+    def stream(self: Any, path: str) -> Any:
+        row = found(self, path)
+        if type(self) is FileDatabase:
+            time.sleep(0.2)
+        return row
+
+    monkeypatch.setattr(FileDatabase, "stream", stream)
+
+
+@pytest.mark.usefixtures("slow")
+async def test_a_stream_that_is_deleted_while_it_is_looked_up(tmp_path: Path) -> None:
+    async with opened(tmp_path) as streams:
+        for again in (False, True):
+            await streams.run(Create("a", "text/plain", body=b"old"))
+            streams._forget("a")
+            finding = asyncio.ensure_future(streams.find("a"))
+            await asyncio.sleep(0.1)
+            await streams.run(Delete("a"))
+            if again:
+                await streams.run(Create("a", "text/plain", body=b"another"))
+                assert (await finding).stream.tail == 7
+            else:
+                with pytest.raises(NotFound):
+                    await finding
+
+
+@pytest.mark.usefixtures("slow")
+async def test_readers_of_a_stream_that_is_no_longer_in_memory_are_told_when_it_is_deleted(tmp_path: Path) -> None:
+    async with opened(tmp_path) as streams:
+        await streams.run(Create("a", "text/plain"))
+        known = await streams.find("a")
+        reads = [streams.wait(known, 0, 60.0) for _ in range(2)]
+        streams._forget("a")
+        await streams.run(Delete("a"))
+        assert [type(await each) for each in reads] == [NotFound, NotFound]
+        # One that is created again while it is looked up tells them itself.
+        await streams.run(Create("a", "text/plain"))
+        read = streams.wait(await streams.find("a"), 0, 60.0)
+        streams._forget("a")
+        streams.look("a")
+        await asyncio.sleep(0.05)
+        await streams.run(Append("a", "text/plain", b"x"))
+        chunk = await read
+        assert not isinstance(chunk, Exception)
+        assert chunk.body() == b"x"
+
+
+@pytest.mark.usefixtures("slow")
+async def test_a_commit_counts_more_than_an_older_look(tmp_path: Path) -> None:
+    async with opened(tmp_path) as streams:
+        await streams.run(Create("a", "text/plain"))
+        known = await streams.find("a")
+        read = streams.wait(known, 0, 60.0)
+        streams._forget("a")
+        writing: Any = streams.store._writing
+        writing.connection.execute("DELETE FROM streams")
+        streams.look("a")
+        await asyncio.sleep(0.05)
+        streams.known["a"] = known
+        while streams._tasks:
+            await asyncio.wait(streams._tasks)
+        assert not read.done()
+        read.cancel()
+
+
+async def test_a_database_that_fails_while_a_reader_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(tmp_path) as streams:
+        await streams.run(Create("a", "text/plain"))
+        read = streams.wait(await streams.find("a"), 0, 60.0)
+        streams._forget("a")
+
+        def stream(self: Any, path: str) -> Any:
+            raise StorageError("no")
+
+        monkeypatch.setattr(FileDatabase, "stream", stream)
+        streams.look("a")
+        streams.look("a")
+        assert isinstance(await read, StorageError)
+
+
+class Later(FolderOpener):
+    """A clock that goes by hand."""
+
+    seconds = 1000.0
+
+    def now(self) -> float:
+        return self.seconds
+
+
+async def test_reads_prolong_a_stream_and_few_of_them_are_stored(tmp_path: Path) -> None:
+    opener = Later(tmp_path)
+    streams = Streams(opener)
+    await streams.start()
+    await streams.run(Create("a", "text/plain", 40))
+    stored = []
+    for _ in range(1000):
+        opener.seconds += 0.1
+        known = await streams.find("a")
+        streams.touch(known)
+        while streams._tasks:
+            await asyncio.wait(streams._tasks)
+        stored.append(streams.known["a"].stream.deadline)
+        assert stored[-1] is not None
+        assert 40 <= stored[-1] - opener.seconds <= 41
+    assert len(set(stored)) < 150
+    opener.seconds += 39.9
+    await streams.run(Append("a", "text/plain", b"x"))
+    opener.seconds += 39.9
+    await streams.find("a")
+    opener.seconds += 0.2
+    with pytest.raises(NotFound):
+        await streams.find("a")
+    await streams.close()
+    opener.close()
+
+
+async def test_very_many_streams_that_are_due_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("purgatory.streams.storage.database._DUE", 3)
+    async with opened(tmp_path) as streams:
+        streams.look_for_due()
+        soon = streams.now() + 0.2
+        for number in range(10):
+            await streams.run(Create(f"{number}", "text/plain", expires_at=("soon", soon)))
+        while await streams.store.read(lambda database: database.count()):  # noqa: ASYNC110 - another thread's
+            await asyncio.sleep(0.05)
+
+
+async def test_times_that_come_during_a_look_are_kept(tmp_path: Path) -> None:
+    async with opened(tmp_path) as streams:
+        streams.look_for_due()
+        while not streams._looking:  # noqa: ASYNC110 - a callback's
+            await asyncio.sleep(0)
+        streams._look_at(streams.now() + 30)
+        streams._look_at(streams.now() + 20)
+        while streams._looking:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert streams._alarm is not None
+        assert 15 < streams._alarm_at - asyncio.get_running_loop().time() <= 20
+
+
+async def test_a_store_that_is_closed(tmp_path: Path) -> None:
+    async with opened(tmp_path) as streams:
+        pass
+    with pytest.raises(StorageUnavailable):
+        await streams.run(Create("a", "text/plain"))
+    streams.look_for_due()
+    assert not streams._looking
+
+
+async def test_a_look_that_fails_is_repeated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with opened(tmp_path) as streams:
+        writing: Any = streams.store._writing
+        writing.connection.execute("ALTER TABLE streams RENAME TO hidden")
+        streams.look_for_due()
+        while "cannot do what is due" not in caplog.text:  # noqa: ASYNC110 - a log tells no event
+            await asyncio.sleep(0.01)
+        assert streams._alarm is not None
+        writing.connection.execute("ALTER TABLE hidden RENAME TO streams")
