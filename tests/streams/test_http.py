@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from purgatory.streams.http.endpoint import Polls
 from purgatory.streams.streams import Streams
 from tests.streams.serving import Server, serving
 
@@ -232,6 +233,16 @@ class TestLiveReads:
 
 
 class TestMemory:
+    def test_long_polls_with_a_cursor_share_their_functions(
+        self, monkeypatch: pytest.MonkeyPatch, server: Server
+    ) -> None:
+        monkeypatch.setattr("purgatory.streams.http.endpoint._CURSORS", 3)
+        polls = Polls(server.application.streams)
+        assert polls.of(None) is polls.of(None)
+        for number in range(10):  # a client may invent them
+            polls.of(str(number))
+            assert len(polls._functions) <= 3
+
     def test_old_data_is_read_from_the_database(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr("purgatory.streams.streams._RECENT", 1000)
         monkeypatch.setattr("purgatory.streams.streams._KNOWN", 2)

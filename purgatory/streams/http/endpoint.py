@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Final
 
 from starlette.responses import Response
@@ -41,6 +42,7 @@ _PREFLIGHT: Final = [
     ),
     (b"access-control-max-age", b"600"),
 ]
+_CURSORS: Final = 1000
 METHODS: Final = b"GET, HEAD, PUT, POST, DELETE, OPTIONS"
 
 
@@ -50,6 +52,7 @@ class StreamEndpoint:
     def __init__(self, streams: Streams, settings: Settings) -> None:
         self.streams = streams
         self.settings = settings
+        self._polls = Polls(streams)
         self._methods: dict[str, Callable[[Scope, Receive, str], Awaitable[Response]]] = {
             "GET": self.read,
             "HEAD": self.head,
@@ -191,18 +194,7 @@ class StreamEndpoint:
 
     def _long_poll(self, known: Known, position: int, cursor: str | None) -> Response:
         operation = self.streams.wait(known, position, self.settings.long_poll_timeout)
-        now = self.streams.now
-
-        def key(chunk: Chunk | Exception) -> tuple[Chunk | Exception, str | None]:
-            return chunk, cursor
-
-        def render(chunk: Chunk | Exception) -> Response:
-            if isinstance(chunk, Exception):
-                return _failed(chunk)
-            if chunk.begin == chunk.end:
-                return _nothing(chunk, None if chunk.is_last else next_cursor(cursor, now()))
-            return _polled(chunk, next_cursor(cursor, now()))
-
+        render, key = self._polls.of(cursor)
         return DelayedResponse(operation, render, key=key)
 
     def _events(self, known: Known, position: int, cursor: str | None) -> Response:
@@ -211,6 +203,39 @@ class StreamEndpoint:
         if events.is_binary:
             headers.append((b"stream-sse-data-encoding", b"base64"))
         return EventStream(events.follow, events.render, key=events.key, headers=headers)
+
+
+class Polls:
+    """The functions that make the answers of long polls. Very many of these wait: they share them."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._functions: dict[str | None, _Functions] = {}
+
+    def of(self, cursor: str | None) -> "_Functions":
+        """Those of long polls with this cursor."""
+        functions = self._functions.get(cursor)
+        if functions is None:
+            if len(self._functions) >= _CURSORS:
+                self._functions.clear()
+            functions = self._functions[cursor] = partial(self._render, cursor), partial(_key, cursor)
+        return functions
+
+    def _render(self, cursor: str | None, chunk: Chunk | Exception) -> Reply:
+        if isinstance(chunk, Exception):
+            return _failed(chunk)
+        if chunk.begin == chunk.end:
+            return _nothing(chunk, None if chunk.is_last else next_cursor(cursor, self._streams.now()))
+        return _polled(chunk, next_cursor(cursor, self._streams.now()))
+
+
+def _key(cursor: str | None, chunk: Chunk | Exception) -> tuple[Chunk | Exception, str | None]:
+    return chunk, cursor
+
+
+_Functions = tuple[
+    Callable[[Chunk | Exception], Reply], Callable[[Chunk | Exception], tuple[Chunk | Exception, str | None]]
+]
 
 
 class Events:
