@@ -24,6 +24,6 @@ def installed() -> Path:
             shutil.copy(OFFICIAL / "package.json", INSTALLED)
             subprocess.run([npm, "install", "--no-audit", "--no-fund"], cwd=INSTALLED, check=True, timeout=600)
             done.write_text(wanted)
-        for source in OFFICIAL.glob("*.ts"):
+        for source in (*OFFICIAL.glob("*.ts"), *OFFICIAL.glob("*.mjs")):
             shutil.copy(source, INSTALLED)
     return INSTALLED

@@ -1,0 +1,146 @@
+"""A server that is killed with -9 again and again, under the official client's idempotent producers."""
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.streams.node import installed
+from tests.support.servers import PostgresServer, free_port, program
+
+KILLS = 200 if os.environ.get("HYPOTHESIS_PROFILE") == "searching" else 3
+PRODUCERS = 3
+
+
+class Killed:
+    """A server that can be killed."""
+
+    def __init__(self, *options: str) -> None:
+        self.port = free_port()
+        self._command = [sys.executable, "-m", "purgatory", "serve", "--port", str(self.port), *options]
+        self._command += ["--long-poll-timeout", "1"]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self) -> None:
+        """Start it, and return when it answers."""
+        self.process = subprocess.Popen(self._command, stderr=subprocess.DEVNULL)
+        end = time.monotonic() + 60
+        while True:
+            try:
+                httpx.get(f"{self.url}/health", timeout=60).raise_for_status()
+                return
+            except httpx.HTTPError:
+                assert time.monotonic() < end
+                assert self.process.poll() is None
+                time.sleep(0.02)
+
+    def kill(self) -> None:
+        """End it without a word."""
+        self.process.kill()
+        self.process.wait()
+
+
+class Reader(threading.Thread):
+    """Follows a stream by long polls, through all kills."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(name="reader")
+        self.url = url
+        self.found: list[Any] = []
+        self.stopped = False
+
+    def run(self) -> None:
+        offset = "-1"
+        with httpx.Client(timeout=10) as http:
+            while True:
+                try:
+                    response = http.get(self.url, params={"offset": offset, "live": "long-poll"})
+                except httpx.HTTPError:
+                    time.sleep(0.02)
+                    continue
+                if response.status_code == 200:
+                    self.found += response.json()
+                    offset = response.headers["stream-next-offset"]
+                elif self.stopped and response.status_code == 204:
+                    return
+
+
+def check(server: Killed, kill: Callable[[int], None]) -> None:
+    """Kill while producers append and a reader follows, and compare what each of them knows."""
+    folder = installed()
+    node = program("node", "nodejs")
+    url = f"{server.url}/v1/stream/a"
+    assert httpx.put(url, headers={"Content-Type": "application/json"}, timeout=60).status_code == 201
+    reader = Reader(url)
+    reader.start()
+    producers = [
+        subprocess.Popen(
+            [node, "producer.mjs", url, f"producer-{number}"],
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(PRODUCERS)
+    ]
+    try:
+        for number in range(KILLS):
+            time.sleep(random.uniform(0.2, 1.0))
+            kill(number)
+        counts = [int(producer.communicate(timeout=100)[0]) for producer in producers]
+    finally:
+        reader.stopped = True
+        reader.join(60)
+        for producer in producers:
+            producer.kill()
+            producer.communicate()
+    assert not reader.is_alive()
+    read: dict[str, list[int]] = defaultdict(list)
+    for name, number in reader.found:
+        read[name].append(number)
+    assert read == {f"producer-{number}": list(range(count)) for number, count in enumerate(counts)}
+    assert min(counts) > 0
+
+
+@pytest.mark.timeout(1500)
+def test_a_server_that_is_killed(tmp_path: Path) -> None:
+    server = Killed("--data", str(tmp_path))
+
+    def kill(number: int) -> None:
+        server.kill()
+        server.start()
+
+    try:
+        check(server, kill)
+    finally:
+        server.kill()
+
+
+@pytest.mark.timeout(1500)
+def test_a_server_and_its_database_that_are_killed_in_turn(postgres: PostgresServer) -> None:
+    server = Killed("--database", postgres.create_database())
+
+    def kill(number: int) -> None:
+        if number % 2:
+            server.kill()
+            server.start()
+        else:
+            postgres.kill()
+            time.sleep(0.2)
+            postgres.restart()
+
+    try:
+        check(server, kill)
+    finally:
+        postgres.restart()
+        server.kill()
