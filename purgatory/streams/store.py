@@ -103,24 +103,21 @@ class Store:
             raise StorageUnavailable("the server is shutting down")
         future: asyncio.Future[T] = self._loop.create_future()
         self._queue.put((command, future))
+        return await self._patiently(future, "the database does not answer: it may be stored, or may not")
+
+    async def read(self, read: Callable[[Database], T]) -> T:
+        """Call `read` in a thread, with a connection. Raises `StorageError`."""
+        reading = self._loop.run_in_executor(self._readers, self._read, read)
+        return await self._patiently(reading, "the database does not answer")
+
+    async def _patiently(self, future: asyncio.Future[T], error: str) -> T:
         if not self._opener.shared:
             return await future
         try:
             async with asyncio.timeout(PATIENCE):
                 return await future
         except TimeoutError:
-            raise StorageUnavailable("the database does not answer: it may be stored, or may not") from None
-
-    async def read(self, read: Callable[[Database], T]) -> T:
-        """Call `read` in a thread, with a connection. Raises `StorageError`."""
-        reading = self._loop.run_in_executor(self._readers, self._read, read)
-        if not self._opener.shared:
-            return await reading
-        try:
-            async with asyncio.timeout(PATIENCE):
-                return await reading
-        except TimeoutError:
-            raise StorageUnavailable("the database does not answer") from None
+            raise StorageUnavailable(error) from None
 
     def _read(self, read: Callable[[Database], T]) -> T:
         database: Database | None = getattr(self._local, "database", None)

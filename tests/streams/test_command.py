@@ -90,7 +90,7 @@ def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Folder(tmp_path)
     writer = WritingDatabase(folder.file)
     reader = FileDatabase(folder.file)
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(StorageError, match="readonly"):
         reader.new_id()
     monkeypatch.setattr("purgatory.streams.storage.sqlite._CACHED", 2)
     assert [writer.stream(name) for name in "abca"] == [None] * 4

@@ -247,12 +247,23 @@ class Appended:
 
 
 @dataclass(frozen=True, slots=True)
-class Append:
-    """Append to a stream, close it, or both."""
+class OfStream:
+    """A command that is about one stream."""
 
     alone: ClassVar[bool] = False
 
     path: str
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Its own."""
+        return (self.path,)
+
+
+@dataclass(frozen=True, slots=True)
+class Append(OfStream):
+    """Append to a stream, close it, or both."""
+
     content_type: str | None
     body: bytes
     seq: str | None = None
@@ -260,11 +271,6 @@ class Append:
     close: bool = False
     most: int | None = None
     """How many units the stream may have."""
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Its own."""
-        return (self.path,)
 
     def apply(self, transaction: Transaction) -> Appended:
         """Raises what the request may be refused for: a closed stream first, then in the order of the code."""
@@ -338,17 +344,8 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
-class Delete:
+class Delete(OfStream):
     """Delete a stream."""
-
-    alone: ClassVar[bool] = False
-
-    path: str
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Its own."""
-        return (self.path,)
 
     def apply(self, transaction: Transaction) -> None:
         """Raises `NotFound` or `Gone`."""
@@ -356,19 +353,11 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True)
-class Touch:
+class Touch(OfStream):
     """A stream was read: its time-to-live begins anew."""
 
-    alone: ClassVar[bool] = False
-
-    path: str
     deadline: float
     """Seconds since 1970."""
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Its own."""
-        return (self.path,)
 
     def apply(self, transaction: Transaction) -> None:
         """Does nothing if the stream has gone."""
@@ -381,17 +370,8 @@ class Touch:
 
 
 @dataclass(frozen=True, slots=True)
-class Expire:
+class Expire(OfStream):
     """Delete a stream if its time has come."""
-
-    alone: ClassVar[bool] = False
-
-    path: str
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Its own."""
-        return (self.path,)
 
     def apply(self, transaction: Transaction) -> None:
         """Does nothing if it was read meanwhile."""

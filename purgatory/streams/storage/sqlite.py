@@ -75,7 +75,8 @@ class FileDatabase(Database):
             raise
 
     def new_id(self) -> int:
-        raise NotImplementedError("a reader adds no stream")
+        ((number,),) = self.execute("UPDATE last_id SET id = id + 1 RETURNING id")
+        return int(number)
 
     def close(self) -> None:
         self.connection.close()
@@ -88,16 +89,12 @@ class WritingDatabase(FileDatabase):
         # A commit returns when it is on the disk.
         self.connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;")
         self.connection.execute("CREATE TABLE IF NOT EXISTS last_id (one INTEGER PRIMARY KEY, id INTEGER NOT NULL)")
+        self.connection.execute("INSERT OR IGNORE INTO last_id VALUES (0, 0)")
         self.connection.executescript(SCHEMA.format(blob="BLOB", clustered=" WITHOUT ROWID"))
         self._streams: OrderedDict[str, Stream | None] = OrderedDict()
         self._subscriptions = {name: FileDatabase.subscription(self, name) for name, _ in FileDatabase.patterns(self)}
         self._links = {name: dict(FileDatabase.links(self, name)) for name in self._subscriptions}
         self._count = super().count()
-        ((self._last_id,),) = self.execute("SELECT COALESCE(max(id), 0) FROM last_id")
-
-    def new_id(self) -> int:
-        self._last_id += 1
-        return int(self._last_id)
 
     def stream(self, path: str) -> Stream | None:
         try:
@@ -128,11 +125,6 @@ class WritingDatabase(FileDatabase):
 
     def links(self, subscription: str) -> Mapping[str, Link]:
         return self._links.get(subscription, {})
-
-    def store(self, transaction: Transaction) -> None:
-        super().store(transaction)
-        if transaction.added:
-            self.execute("INSERT OR REPLACE INTO last_id VALUES (0, ?)", [self._last_id])
 
     def stored(self, transaction: Transaction) -> None:
         """The transaction is committed: remember."""
