@@ -1,8 +1,9 @@
 """A server in a thread of the test's process, with a loop of its own."""
 
+import asyncio
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import uvicorn
@@ -10,6 +11,8 @@ import uvloop
 
 from purgatory.streams.http.app import Application
 from purgatory.streams.settings import Settings
+from purgatory.streams.storage.opener import opener
+from purgatory.streams.streams import Streams
 from purgatory.uvicorn import ParkingProtocol
 from tests.support.servers import free_port
 
@@ -57,3 +60,16 @@ def serving(*, http: type[Any] = ParkingProtocol, **settings: Any) -> Iterator[S
         server.should_exit = True
         thread.join(60)
     assert not thread.is_alive()
+
+
+@asynccontextmanager
+async def opened(settings: Settings) -> AsyncIterator[Streams]:
+    """The streams of a server, without one."""
+    found = await asyncio.to_thread(opener, settings)
+    streams = Streams(found)
+    await streams.start()
+    try:
+        yield streams
+    finally:
+        await streams.close()
+        found.close()

@@ -3,8 +3,8 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from purgatory.streams.storage.database import StorageConflict, StorageError, St
 from purgatory.streams.storage.opener import opener
 from purgatory.streams.storage.postgresql import _errors
 from purgatory.streams.streams import Streams
-from tests.streams.serving import serving
+from tests.streams.serving import opened, serving
 from tests.support.servers import PostgresServer
 
 TEXT = {"Content-Type": "text/plain"}
@@ -112,7 +112,7 @@ def test_time_to_live_is_common(postgres: PostgresServer) -> None:
 def test_streams_that_are_created_at_once(postgres: PostgresServer) -> None:
     async def create() -> None:
         database = postgres.create_database()
-        async with opened(database) as one, opened(database) as other:
+        async with opened(Settings(database=database)) as one, opened(Settings(database=database)) as other:
             for number in range(20):
                 commands = [each.run(Create(f"{number}", "text/plain")) for each in (one, other)]
                 results = await asyncio.gather(*commands)
@@ -124,21 +124,9 @@ def test_streams_that_are_created_at_once(postgres: PostgresServer) -> None:
     asyncio.run(create())
 
 
-@asynccontextmanager
-async def opened(database: str) -> AsyncIterator[Streams]:
-    found = await asyncio.to_thread(opener, Settings(database=database))
-    streams = Streams(found)
-    await streams.start()
-    try:
-        yield streams
-    finally:
-        await streams.close()
-        found.close()
-
-
 async def test_a_change_that_overtakes_a_look(postgres: PostgresServer) -> None:
     """The notification of a commit may be heard before the answer of a look that began earlier."""
-    async with opened(postgres.create_database()) as streams:
+    async with opened(Settings(database=postgres.create_database())) as streams:
         await streams.run(Create("a", "text/plain"))
         looking = asyncio.ensure_future(streams.find("a"))
         await asyncio.sleep(0)
@@ -182,7 +170,7 @@ def test_a_database_that_is_killed(postgres: PostgresServer, tmp_path: Path) -> 
 
 async def test_changes_of_other_processes_become_known(postgres: PostgresServer) -> None:
     database = postgres.create_database()
-    async with opened(database) as here, opened(database) as there:
+    async with opened(Settings(database=database)) as here, opened(Settings(database=database)) as there:
         await here.run(Create("a", "text/plain"))
         await here.refresh(["a"])
         assert "a" not in here.known  # nothing waits for it: it is looked up when it is asked for

@@ -2,8 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,10 +11,12 @@ import pytest
 from purgatory.streams.core.commands import Append, Create, Delete
 from purgatory.streams.core.errors import NotFound
 from purgatory.streams.core.transaction import Transaction
+from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import StorageConflict, StorageError, StorageUnavailable
 from purgatory.streams.storage.opener import FolderOpener
 from purgatory.streams.storage.sqlite import FileDatabase
 from purgatory.streams.streams import Streams
+from tests.streams.serving import opened
 
 
 @dataclass
@@ -37,21 +37,8 @@ class Fault:
         return "done"
 
 
-@asynccontextmanager
-async def opened(folder: Path) -> AsyncIterator[Streams]:
-    """Streams in this folder."""
-    opener = FolderOpener(folder)
-    streams = Streams(opener)
-    await streams.start()
-    try:
-        yield streams
-    finally:
-        await streams.close()
-        opener.close()
-
-
 async def test_a_command_that_fails_harms_no_other(tmp_path: Path) -> None:
-    async with opened(tmp_path) as streams:
+    async with opened(Settings(data=str(tmp_path))) as streams:
         commands: list[Any] = [Create("a", "text/plain"), Fault([ValueError("x"), ValueError("x")])]
         commands += [Append("a", "text/plain", b"hello"), Fault([StorageError("y"), StorageError("y")])]
         results = await asyncio.gather(*map(streams.run, commands), return_exceptions=True)
@@ -61,7 +48,7 @@ async def test_a_command_that_fails_harms_no_other(tmp_path: Path) -> None:
 
 
 async def test_a_command_that_the_database_does_not_take_harms_no_other(tmp_path: Path) -> None:
-    async with opened(tmp_path) as streams:
+    async with opened(Settings(data=str(tmp_path))) as streams:
         await streams.run(Create("a", "text/plain"))
         blocking = asyncio.ensure_future(streams.run(Fault([], seconds=0.3)))
         await asyncio.sleep(0.1)  # those that come now make one transaction
@@ -82,7 +69,7 @@ async def test_a_store_that_was_not_opened(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("conflicts", "result"), [(9, "done"), (10, "StorageConflict")])
 async def test_conflicts_with_other_processes_are_tried_again(tmp_path: Path, conflicts: int, result: str) -> None:
-    async with opened(tmp_path) as streams:
+    async with opened(Settings(data=str(tmp_path))) as streams:
         command = Fault([StorageConflict("z") for _ in range(conflicts)])
         (found,) = await asyncio.gather(streams.run(command), return_exceptions=True)
         assert found == result or type(found).__name__ == result
@@ -90,7 +77,7 @@ async def test_conflicts_with_other_processes_are_tried_again(tmp_path: Path, co
 
 
 async def test_a_database_that_is_lost_is_opened_again(tmp_path: Path) -> None:
-    async with opened(tmp_path) as streams:
+    async with opened(Settings(data=str(tmp_path))) as streams:
         await streams.run(Create("a", "text/plain"))
         writing = streams.store._writing
         with pytest.raises(StorageUnavailable):
@@ -112,7 +99,7 @@ async def test_a_database_that_is_lost_is_opened_again(tmp_path: Path) -> None:
 
 
 async def test_a_caller_that_leaves_changes_nothing_of_the_command(tmp_path: Path) -> None:
-    async with opened(tmp_path) as streams:
+    async with opened(Settings(data=str(tmp_path))) as streams:
         call = asyncio.ensure_future(streams.run(Create("a", "text/plain")))
         await asyncio.sleep(0)
         call.cancel()
@@ -122,7 +109,7 @@ async def test_a_caller_that_leaves_changes_nothing_of_the_command(tmp_path: Pat
 async def test_very_many_appends_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("streams", "storage.database"):
         monkeypatch.setattr(f"purgatory.streams.{module}.PARTS", 10)
-    async with opened(tmp_path) as streams:
+    async with opened(Settings(data=str(tmp_path))) as streams:
         await streams.run(Create("a", "text/plain"))
         for _ in range(25):
             await streams.run(Append("a", "text/plain", b"x"))
@@ -137,14 +124,14 @@ async def test_very_many_appends_are_read_in_parts(tmp_path: Path, monkeypatch: 
 
 
 async def test_very_many_commands(tmp_path: Path) -> None:
-    async with opened(tmp_path) as streams:
+    async with opened(Settings(data=str(tmp_path))) as streams:
         await streams.run(Create("a", "text/plain"))
         results = await asyncio.gather(*(streams.run(Append("a", "text/plain", b"x")) for _ in range(1000)))
         assert [each.tail for each in results] == list(range(1, 1001))
 
 
 async def test_data_that_is_deleted_while_it_is_read(tmp_path: Path) -> None:
-    async with opened(tmp_path) as streams:
+    async with opened(Settings(data=str(tmp_path))) as streams:
         await streams.run(Create("a", "text/plain", body=b"hello"))
         known = await streams.find("a")
         known.drop_recent()
@@ -154,7 +141,7 @@ async def test_data_that_is_deleted_while_it_is_read(tmp_path: Path) -> None:
 
 
 async def test_readers_at_the_same_place_share_a_read_of_the_database(tmp_path: Path) -> None:
-    async with opened(tmp_path) as streams:
+    async with opened(Settings(data=str(tmp_path))) as streams:
         await streams.run(Create("a", "text/plain", body=b"hello"))
         known = await streams.find("a")
         known.drop_recent()
@@ -168,7 +155,7 @@ async def test_readers_at_the_same_place_share_a_read_of_the_database(tmp_path: 
 
 
 async def test_a_database_that_fails_under_a_waiting_reader(tmp_path: Path) -> None:
-    async with opened(tmp_path) as streams:
+    async with opened(Settings(data=str(tmp_path))) as streams:
         await streams.run(Create("a", "text/plain", body=b"hello"))
         known = await streams.find("a")
         known.drop_recent()
@@ -179,7 +166,7 @@ async def test_a_database_that_fails_under_a_waiting_reader(tmp_path: Path) -> N
 
 
 async def test_a_read_of_a_stream_that_is_no_longer_in_memory(tmp_path: Path) -> None:
-    async with opened(tmp_path) as streams:
+    async with opened(Settings(data=str(tmp_path))) as streams:
         await streams.run(Create("a", "text/plain"))
         known = await streams.find("a")
         streams._forget("a")
@@ -206,7 +193,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("slow")
 async def test_a_stream_that_is_deleted_while_it_is_looked_up(tmp_path: Path) -> None:
-    async with opened(tmp_path) as streams:
+    async with opened(Settings(data=str(tmp_path))) as streams:
         for again in (False, True):
             await streams.run(Create("a", "text/plain", body=b"old"))
             streams._forget("a")
@@ -223,7 +210,7 @@ async def test_a_stream_that_is_deleted_while_it_is_looked_up(tmp_path: Path) ->
 
 @pytest.mark.usefixtures("slow")
 async def test_readers_of_a_stream_that_is_no_longer_in_memory_are_told_when_it_is_deleted(tmp_path: Path) -> None:
-    async with opened(tmp_path) as streams:
+    async with opened(Settings(data=str(tmp_path))) as streams:
         await streams.run(Create("a", "text/plain"))
         known = await streams.find("a")
         reads = [streams.wait(known, 0, 60.0) for _ in range(2)]
@@ -244,7 +231,7 @@ async def test_readers_of_a_stream_that_is_no_longer_in_memory_are_told_when_it_
 
 @pytest.mark.usefixtures("slow")
 async def test_a_commit_counts_more_than_an_older_look(tmp_path: Path) -> None:
-    async with opened(tmp_path) as streams:
+    async with opened(Settings(data=str(tmp_path))) as streams:
         await streams.run(Create("a", "text/plain"))
         known = await streams.find("a")
         read = streams.wait(known, 0, 60.0)
@@ -261,7 +248,7 @@ async def test_a_commit_counts_more_than_an_older_look(tmp_path: Path) -> None:
 
 
 async def test_a_database_that_fails_while_a_reader_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened(tmp_path) as streams:
+    async with opened(Settings(data=str(tmp_path))) as streams:
         await streams.run(Create("a", "text/plain"))
         read = streams.wait(await streams.find("a"), 0, 60.0)
         streams._forget("a")
@@ -313,7 +300,7 @@ async def test_reads_prolong_a_stream_and_few_of_them_are_stored(tmp_path: Path)
 
 async def test_very_many_streams_that_are_due_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("purgatory.streams.storage.database._DUE", 3)
-    async with opened(tmp_path) as streams:
+    async with opened(Settings(data=str(tmp_path))) as streams:
         streams.look_for_due()
         soon = streams.now() + 0.2
         for number in range(10):
@@ -323,7 +310,7 @@ async def test_very_many_streams_that_are_due_at_once(tmp_path: Path, monkeypatc
 
 
 async def test_times_that_come_during_a_look_are_kept(tmp_path: Path) -> None:
-    async with opened(tmp_path) as streams:
+    async with opened(Settings(data=str(tmp_path))) as streams:
         streams.look_for_due()
         while not streams._looking:  # noqa: ASYNC110 - a callback's
             await asyncio.sleep(0)
@@ -336,7 +323,7 @@ async def test_times_that_come_during_a_look_are_kept(tmp_path: Path) -> None:
 
 
 async def test_a_store_that_is_closed(tmp_path: Path) -> None:
-    async with opened(tmp_path) as streams:
+    async with opened(Settings(data=str(tmp_path))) as streams:
         pass
     with pytest.raises(StorageUnavailable):
         await streams.run(Create("a", "text/plain"))
@@ -345,7 +332,7 @@ async def test_a_store_that_is_closed(tmp_path: Path) -> None:
 
 
 async def test_a_look_that_fails_is_repeated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with opened(tmp_path) as streams:
+    async with opened(Settings(data=str(tmp_path))) as streams:
         writing: Any = streams.store._writing
         writing.connection.execute("ALTER TABLE streams RENAME TO hidden")
         streams.look_for_due()

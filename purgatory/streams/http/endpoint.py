@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Scope
 
 from purgatory import PurgatoryClosed, PurgatoryFull
 from purgatory.asgi import DelayedResponse, Event, EventStream
@@ -18,7 +18,7 @@ from purgatory.streams.core.commands import Append, Appended, Create, Delete
 from purgatory.streams.core.cursors import next_cursor
 from purgatory.streams.core.state import Stream
 from purgatory.streams.http import requests
-from purgatory.streams.http.replies import ALWAYS, Refusal, Reply, error
+from purgatory.streams.http.replies import ALWAYS, Endpoint, Refusal, Reply, error
 from purgatory.streams.http.requests import Headers
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import StorageError, StorageFull, StorageUnavailable
@@ -46,7 +46,7 @@ _CURSORS: Final = 1000
 METHODS: Final = b"GET, HEAD, PUT, POST, DELETE, OPTIONS"
 
 
-class StreamEndpoint:
+class StreamEndpoint(Endpoint):
     """Answers requests to streams, as PROTOCOL.md says."""
 
     def __init__(self, streams: Streams, settings: Settings) -> None:
@@ -61,19 +61,8 @@ class StreamEndpoint:
             "DELETE": self.delete,
         }
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, as an ASGI application."""
-        try:
-            response = await self.answer(scope, receive)
-        except Exception as exception:
-            refusal = refuse(exception)
-            if refusal is None:
-                raise
-            response = refusal
-        await response(scope, receive, send)
-
     async def answer(self, scope: Scope, receive: Receive) -> Response:
-        """The response to a request. Raises what it is refused for."""
+        """The response to a request. Raises the reason of a refusal."""
         method = scope["method"]
         if method == "OPTIONS":
             return Reply(204, _PREFLIGHT)
@@ -81,6 +70,10 @@ class StreamEndpoint:
         if answer is None:
             return error(405, "a stream has no such method", [(b"allow", METHODS)])
         return await answer(scope, receive, requests.stream_path(scope["path"][len(requests.ROOT) :]))
+
+    def refusal(self, exception: Exception) -> Response | None:
+        """The response for the reason of a refusal; `None` for other exceptions."""
+        return refuse(exception)
 
     async def create(self, scope: Scope, receive: Receive, path: str) -> Response:
         """PUT: create a stream, or confirm that there is the same one."""

@@ -1,12 +1,14 @@
 """Replies: responses that are made in one go."""
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, Final
 
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-__all__ = ["ALWAYS", "Refusal", "Reply", "error"]
+__all__ = ["ALWAYS", "Endpoint", "Refusal", "Reply", "error"]
 
 ALWAYS: Final = [
     (b"x-content-type-options", b"nosniff"),
@@ -35,6 +37,29 @@ class Refusal(Exception):
         self.status = status
         self.headers = list(headers)
         self.code = code
+
+
+class Endpoint(ABC):
+    """An ASGI application that answers with one response, or refuses."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        try:
+            response = await self.answer(scope, receive)
+        except Exception as exception:
+            refusal = self.refusal(exception)
+            if refusal is None:
+                raise
+            response = refusal
+        await response(scope, receive, send)
+
+    @abstractmethod
+    async def answer(self, scope: Scope, receive: Receive) -> Response:
+        """The response to a request. Raises the reason of a refusal."""
+
+    @abstractmethod
+    def refusal(self, exception: Exception) -> Response | None:
+        """The response for the reason of a refusal; `None` for other exceptions."""
 
 
 def error(status: int, message: str, headers: Iterable[tuple[bytes, bytes]] = (), **more: Any) -> Reply:

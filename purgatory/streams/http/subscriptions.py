@@ -7,7 +7,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Scope
 
 from purgatory.streams.core import subscriptions as core
 from purgatory.streams.core.errors import Invalid
@@ -15,7 +15,7 @@ from purgatory.streams.core.state import Subscription
 from purgatory.streams.http import requests
 from purgatory.streams.http.addresses import UrlRejected, check_url
 from purgatory.streams.http.endpoint import refuse
-from purgatory.streams.http.replies import Refusal, Reply, error
+from purgatory.streams.http.replies import Endpoint, Refusal, Reply, error
 from purgatory.streams.http.requests import RESERVED, ROOT, Headers
 from purgatory.streams.http.secrets import Keys, TokenInvalid
 from purgatory.streams.settings import Settings
@@ -42,7 +42,7 @@ _REFUSALS: Final[dict[type[Exception], tuple[int, str]]] = {
 }
 
 
-class SubscriptionEndpoint:
+class SubscriptionEndpoint(Endpoint):
     """Answers requests about subscriptions."""
 
     def __init__(self, streams: Streams, settings: Settings, keys: Keys, url: str) -> None:
@@ -51,18 +51,12 @@ class SubscriptionEndpoint:
         self.keys = keys
         self.url = url
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, as an ASGI application."""
-        try:
-            response = await self._answer(scope, receive)
-        except Exception as exception:
-            refusal = _refusal(exception)
-            if refusal is None:
-                raise
-            response = refusal
-        await response(scope, receive, send)
+    def refusal(self, exception: Exception) -> Response | None:
+        """The response for the reason of a refusal; `None` for other exceptions."""
+        return _refusal(exception)
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Response:
+    async def answer(self, scope: Scope, receive: Receive) -> Response:
+        """The response to a request. Raises the reason of a refusal."""
         path: str = scope["path"]
         if path == f"{CONTROL}/jwks.json":
             _check_method(scope, "GET")
