@@ -7,7 +7,7 @@ import pytest
 import purgatory.timer.timer
 from purgatory import TimingWheel, WheelTimer
 from tests.support.invariants import check_timer
-from tests.support.operations import FaultLog, Note
+from tests.support.operations import FaultLog, Note, RefusingClock
 
 
 @pytest.mark.parametrize("overdue", [1.0, 15.0, 20.0, 100.0, 400.0, 1e9])
@@ -130,3 +130,21 @@ def test_closes_while_wheels_are_made_do_not_lose_the_task(
     check_timer(timer)
     clock.advance(50.0)
     assert note.ran == [50.0]
+
+
+def test_an_entry_in_the_heap_without_its_bucket_is_dropped() -> None:
+    """The clock had refused to call back for it, after the entry came into the heap and before the bucket did."""
+    clock = RefusingClock()
+    timer = WheelTimer(clock, tick=1.0)
+    late, refused, early = Note(clock), Note(clock), Note(clock)
+    timer.add(late, 10.0)
+    clock.refuses = True
+    with pytest.raises(RuntimeError, match="refused"):
+        timer.add(refused, 5.0)
+    clock.refuses = False
+    timer.add(early, 3.0)
+    clock.advance_to(3.0)
+    assert clock.armed == [10.0, 3.0, 10.0]
+    clock.advance_to(20.0)
+    assert (early.ran, refused.ran, late.ran) == ([3.0], [], [10.0])
+    check_timer(timer)
