@@ -42,6 +42,11 @@ class Server(uvicorn.Server):
         while self.connections != sorted(connections):
             await asyncio.sleep(0.005)
 
+    async def until_no_task(self) -> None:
+        """Return when no task handles a request: those that wait are parked."""
+        while self.server_state.tasks:
+            await asyncio.sleep(0.005)
+
 
 @asynccontextmanager
 async def serving(app: Any, http: type[asyncio.Protocol] = ParkingProtocol, **options: Any) -> AsyncIterator[Server]:

@@ -54,7 +54,7 @@ async def test_event_source_of_a_browser_follows_and_connects_again(tmp_path: Pa
                 connection.transport.abort()  # as a network that fails
             board.pin("third")
             await shown("1 first", "2 second", "3 third")
-            assert not server.server_state.tasks
+            await server.until_no_task()
 
 
 def _notes(chrome: Any) -> list[str]:
@@ -118,7 +118,7 @@ async def test_long_polls_and_streams_behind_nginx(tmp_path: Path) -> None:
         for turn in range(2):  # the second time on connections that nginx has kept
             looks = [asyncio.create_task(client.get(f"/look?seen={turn}")) for _ in range(50)]
             await board.until_waiting(50)
-            assert not server.server_state.tasks
+            await server.until_no_task()
             board.pin("hello")
             assert {(await look).text for look in looks} == {'["hello"]'}
         async with client.stream("GET", "/events", headers={"Last-Event-ID": "2"}) as stream:

@@ -59,8 +59,8 @@ class TestStreams:
             assert await chunk(client) == f"id: {number}\ndata:note {number}\n\n".encode()
         await board.until_waiting(1)
         if server.config.http is ParkingProtocol:
-            assert server.connections == [QUIET]
-            assert not server.server_state.tasks
+            await server.until(QUIET)
+            await server.until_no_task()
 
     async def test_stream_goes_on_after_the_last_event_id(self, board: Board, client: Client) -> None:
         board.notes += ["a", "b", "c"]

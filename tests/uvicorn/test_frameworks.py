@@ -41,8 +41,7 @@ async def test_requests_are_parked(framework: str) -> None:
         await one.send("GET", "/wait")
         await other.send("GET", "/events")
         await server.until("QuietConnection", "QuietConnection")
-        while server.server_state.tasks:
-            await asyncio.sleep(0.005)
+        await server.until_no_task()
         assert frameworks.purgatory.complete_all() == 2
         assert (await one.receive()).body == b'"gone"'
         assert b"id: 1\ndata:gone\n\n" in await other.until(b"0\r\n\r\n")
@@ -166,7 +165,7 @@ async def test_clients_that_come_and_go_leave_nothing(tmp_path: Path) -> None:
         await server.until()
         frameworks.purgatory.complete_all()
         assert frameworks.purgatory.num_delayed == 0
-        assert not server.server_state.tasks
+        await server.until_no_task()
 
 
 async def _taken(client: Client) -> None:

@@ -52,7 +52,7 @@ class TestWhatRemains:
         assert len(alive) == 5
         assert [ref() for ref in alive] == [None] * 5
         assert asyncio.all_tasks() == tasks
-        assert not server.server_state.tasks
+        await server.until_no_task()
 
     async def test_the_connection_goes_on_after_the_answer(self, board: Board, server: Server, client: Client) -> None:
         for number in range(3):
