@@ -1,21 +1,21 @@
 """The command `purgatory serve`."""
 
 import argparse
-import os
+import re
 import resource
+import signal
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import uvicorn
-
-from purgatory.streams.http.app import ENVIRONMENT, Application
+from purgatory.streams.http.app import journal
+from purgatory.streams.server import serve
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import StorageError
 from purgatory.streams.storage.opener import FolderOpener, PostgresOpener
-from purgatory.uvicorn import ParkingProtocol
 
 if TYPE_CHECKING:
     Subcommands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -33,7 +33,7 @@ def add_to(subcommands: "Subcommands") -> None:
     defaults = Settings()
     parser = subcommands.add_parser("serve", help="a Durable Streams server: append-only streams over HTTP")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=_port, default=4437, help="default: %(default)s")
+    parser.add_argument("--port", type=_port, default=4437, help="0 takes a free one (default: %(default)s)")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--data", default=defaults.data, metavar="DIR", help="folder of its SQLite (default: ./data)")
     where.add_argument("--database", type=_dsn, metavar="URL", help="use a PostgreSQL: postgresql://user@host/database")
@@ -53,9 +53,20 @@ def add_to(subcommands: "Subcommands") -> None:
         ("max_streams", _count, "N", "streams that there may be"),
         ("max_subscriptions", _count, "N", "subscriptions that there may be"),
         ("max_pending", _count, "N", "reads that may wait"),
+        ("max_pending_client", _count, "N", "requests of an address that may be in progress, or wait"),
+        ("write_timeout", _seconds, "SECONDS", "that a client may take nothing of its response"),
     ):
         default = getattr(defaults, name)
         _add(parser, name, kind, metavar, f"{text} (default: {default:,})", default)
+    parser.add_argument(
+        "--append-rate", type=_rate, metavar="N",
+        help="appends a second of an address: the answers to more are delayed (default: no limit)",
+    )  # fmt: skip
+    parser.add_argument("--journal", metavar="DIR", help="write down there how long reads have waited, and why")
+    parser.add_argument(
+        "--instance", type=_instance, default=defaults.instance, metavar="NAME",
+        help="name of the server in the journal and in /health (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--access-log", action="store_true", help="write a line for each request")
     parser.set_defaults(run=_run, parser=parser)
 
@@ -72,6 +83,8 @@ def _run(options: argparse.Namespace) -> None:
     # A waiting client is an open file: take as many as the system lets us.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if not options.port:
+        options.port = _free_port(options.host)  # which the URL of webhooks has to name
     if options.url is None:
         host = f"[{options.host}]" if ":" in options.host else options.host
         options.url = f"http://{host}:{options.port}"
@@ -84,29 +97,36 @@ def _run(options: argparse.Namespace) -> None:
             ("Access-Control-Allow-Origin", settings.allowed_origin),
             ("Access-Control-Expose-Headers", _EXPOSED),
         ]
-    uvicorns: dict[str, Any] = {
-        "host": options.host,
-        "port": options.port,
-        "http": ParkingProtocol,
-        "ws": "none",
-        "loop": "uvloop" if sys.platform != "win32" else "asyncio",
-        "headers": headers,
-        "server_header": False,
-        "access_log": options.access_log,
+    # uvicorn raises the signal once more when it is done. To be stopped by one is no failure.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
+    serve(
+        settings,
+        options.workers,
+        options.host,
+        options.port,
+        interface="asgi3",
+        ws="none",
+        loop="uvloop",
+        headers=headers,
+        server_header=False,
+        access_log=options.access_log,
         # A proxy keeps connections for a minute: if the server closes one first, a request may be on its way.
-        "timeout_keep_alive": 75,
-        "timeout_graceful_shutdown": 5,
-    }
-    if options.workers == 1:
-        uvicorn.run(Application(settings), **uvicorns)
-    else:
-        os.environ[ENVIRONMENT] = settings.to_json()
-        factory = "purgatory.streams.http.app:from_environment"
-        uvicorn.run(factory, factory=True, workers=options.workers, **uvicorns)
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=5,
+    )
 
 
 def _check(settings: Settings) -> None:
-    """Exit with a message if the database cannot be used."""
+    """Exit with a message if the database or the journal cannot be used."""
+    try:
+        # Each process has one of its own. Only whether that can be is seen to here.
+        if (opened_journal := journal(settings)) is not None:
+            opened_journal.close()
+    except ModuleNotFoundError as missing:
+        sys.exit(f"--journal: {missing}")
+    except OSError as failure:
+        sys.exit(f"cannot use {failure.filename or settings.journal}: {failure.strerror}")
     try:
         if settings.database is not None:
             PostgresOpener(settings.database).close()
@@ -124,6 +144,15 @@ def _check(settings: Settings) -> None:
         sys.exit(f"cannot use {(settings.database and 'the database') or settings.data}: {failure}")
 
 
+def _free_port(host: str) -> int:
+    try:
+        with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as found:
+            port: int = found.getsockname()[1]
+    except OSError as error:
+        sys.exit(f"cannot listen on {host}: {error.strerror}")
+    return port
+
+
 def _dsn(text: str) -> str:
     if not text.startswith(("postgresql://", "postgres://")):
         raise argparse.ArgumentTypeError("must be like postgresql://user@host/database")
@@ -131,9 +160,26 @@ def _dsn(text: str) -> str:
 
 
 def _port(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) <= 65535:
-        raise argparse.ArgumentTypeError(f"a port is a number from 1 to 65535, not {text}")
+    if not text.isdecimal() or not 0 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, not {text}")
     return int(text)
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = -1.0
+    if not 0 < rate < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be more than 0 and finite, not {text}")
+    return rate
+
+
+def _instance(text: str) -> str:
+    # As in the journal, but with room for the process ids of workers.
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", text) or text in {".", ".."}:
+        raise argparse.ArgumentTypeError("an instance is named by 1 to 100 of A-Z a-z 0-9 . _ - and not . or ..")
+    return text
 
 
 def _count(text: str) -> int:

@@ -1,15 +1,14 @@
 """The settings of a server."""
 
-import json
-from dataclasses import asdict, dataclass
-from typing import Any
+import socket
+from dataclasses import dataclass, field
 
 __all__ = ["Settings"]
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of a server. Times are in seconds, sizes in bytes."""
+    """The settings of a server. Times are in seconds, sizes in bytes. They can be pickled, for other processes."""
 
     data: str = "data"
     """The folder of the database."""
@@ -35,13 +34,13 @@ class Settings:
     max_subscriptions: int = 1_000
     max_pending: int = 100_000
     """Reads that wait."""
-
-    def to_json(self) -> str:
-        """As text."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "Settings":
-        """From what `to_json` has returned."""
-        fields: dict[str, Any] = json.loads(text)
-        return cls(**{**fields, "allowed_hosts": tuple(fields["allowed_hosts"])})
+    max_pending_client: int = 10_000
+    """Requests of an address that are in progress, of which most wait."""
+    append_rate: float | None = None
+    """Appends a second of an address. The answers to more are delayed."""
+    write_timeout: float = 30.0
+    """A client that takes nothing of its response for so long is disconnected."""
+    journal: str | None = None
+    """The folder to which finished reads are written."""
+    instance: str = field(default_factory=lambda: f"streams-{socket.gethostname()}")
+    """The name of the server, in the journal and in its responses if there are several processes."""

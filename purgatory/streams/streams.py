@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from purgatory import DelayedOperation, DelayedOperationPurgatory
+from purgatory import DelayedOperation, DelayedOperationPurgatory, PurgatoryFull
 from purgatory.streams.chunk import Chunk
+from purgatory.streams.clients import Clients
 from purgatory.streams.core.commands import Command, Expire, Secrets, Touch
 from purgatory.streams.core.errors import Gone, NotFound
 from purgatory.streams.core.state import Part, Row, Stream
@@ -69,11 +70,14 @@ class Read(DelayedOperation["Chunk | Exception"]):
     exception.
     """
 
-    __slots__ = ("chunk", "now", "path", "position", "stream", "streams")
+    __slots__ = ("address", "chunk", "now", "path", "position", "stream", "streams")
 
-    def __init__(self, streams: "Streams", stream: Stream, position: int, timeout: float, now: bool = False) -> None:
+    def __init__(
+        self, streams: "Streams", stream: Stream, position: int, timeout: float, address: str, now: bool
+    ) -> None:
         """With `now`, do not wait if there is nothing: yield an empty chunk."""
         super().__init__(timeout)
+        self.address: str = address
         self.streams: Streams = streams
         self.path: str = stream.path
         self.stream: Stream = stream
@@ -101,16 +105,26 @@ class Read(DelayedOperation["Chunk | Exception"]):
         return (stream.closed or self.now) and self.force_complete()
 
     def on_complete(self) -> "Chunk | Exception":
+        self.streams.clients.leave(self.address)
         return Chunk(self.stream, self.position, self.position) if self.chunk is None else self.chunk
+
+    def cancel(self) -> bool:
+        """Its reader has gone."""
+        cancelled = super().cancel()
+        if cancelled:
+            self.streams.clients.leave(self.address)
+        return cancelled
 
 
 class Streams:
     """The streams of a server. It belongs to one event loop."""
 
-    def __init__(self, opener: Opener, *, max_pending: int = 100_000) -> None:
+    def __init__(self, opener: Opener, *, max_pending: int = 100_000, max_pending_client: int = 10_000) -> None:
         """Keep streams in the database of `opener`."""
+        self.clients = Clients(max_pending_client)
         self.store = Store(opener, self._committed)
         self.reads = DelayedOperationPurgatory("read", max_pending=max_pending)
+        self._max_pending = max_pending
         self.known: OrderedDict[str, Known] = OrderedDict()
         self.on_due: Callable[[Collection[str]], None] = _nothing_due
         """Called with the ids of subscriptions of which something is due."""
@@ -162,6 +176,11 @@ class Streams:
         return await self.run(Secrets(new))
 
     # Reads.
+
+    def check_room(self) -> None:
+        """Raise `PurgatoryFull` if no more reads may wait: before the database is asked."""
+        if self.reads.num_delayed >= self._max_pending:
+            raise PurgatoryFull("as many reads wait as may")
 
     async def find(self, path: str) -> Known:
         """The stream at `path`. Raises `NotFound`, `Gone` or `StorageError`."""
@@ -252,11 +271,18 @@ class Streams:
             raise NotFound("the stream is deleted")
         return Chunk(stream, position, parts[-1].end, parts)
 
-    def wait(self, known: Known, position: int, timeout: float, now: bool = False) -> Read:
-        """An operation that waits for what follows `position`. Raises `PurgatoryFull` or `PurgatoryClosed`."""
-        operation = Read(self, known.stream, position, timeout, now)
-        self.reads.try_complete_else_watch(operation, [known.stream.path])
-        return operation
+    def wait(self, known: Known, position: int, timeout: float, address: str = "", *, now: bool = False) -> Read:
+        """An operation that waits for what follows `position`, for the client with `address`.
+
+        Raises `PurgatoryFull` or `PurgatoryClosed`.
+        """
+        operation = Read(self, known.stream, position, timeout, address, now)
+        self.clients.stay(address)
+        try:
+            return self.reads.try_complete_else_watch(operation, [known.stream.path])
+        except BaseException:
+            self.clients.leave(address)
+            raise
 
     def load(self, operation: Read) -> None:
         """Read what the operation waits for from the database, and complete it."""

@@ -25,6 +25,8 @@ class ParkingProtocol(HttpToolsProtocol):
 
     settle_after: ClassVar[float] = 0.1
     """Seconds. A connection that is used more often keeps its parser."""
+    first_request_timeout: ClassVar[float | None] = None
+    """Seconds after which a connection without a request is closed. With `None` it is not, as with uvicorn alone."""
     write_timeout: ClassVar[float] = 30.0
     """Seconds in which the client of a parked request takes something of what was sent. Else it is disconnected."""
 
@@ -115,7 +117,7 @@ class ParkingProtocol(HttpToolsProtocol):
             and not self.flow.write_paused
             and not self.transport.is_closing()
         ):
-            keep_alive = None
+            keep_alive = self.first_request_timeout
             if self.timeout_keep_alive_task is not None:
                 keep_alive = max(self.timeout_keep_alive - self.settle_after, 0.0)
             quiet = QuietConnection(self.shared, self.transport, False)

@@ -10,22 +10,22 @@ import uvicorn
 import uvloop
 
 from purgatory.streams.http.app import Application
+from purgatory.streams.http.protocol import BoundedProtocol
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage.opener import opener
 from purgatory.streams.streams import Streams
-from purgatory.uvicorn import ParkingProtocol
 from tests.support.servers import free_port
 
 
 class Server(uvicorn.Server):
     """uvicorn without handlers of signals, which are the test's."""
 
-    def __init__(self, settings: Settings, port: int, http: type[Any]) -> None:
+    def __init__(self, settings: Settings, port: int, http: type[Any], timeout_keep_alive: int) -> None:
         self.application = Application(settings)
-        super().__init__(
-            uvicorn.Config(self.application, port=port, http=http, ws="none", log_config=None, loop="none")
-        )
+        options: dict[str, Any] = {"http": http, "ws": "none", "log_config": None, "loop": "none"}
+        super().__init__(uvicorn.Config(self.application, port=port, timeout_keep_alive=timeout_keep_alive, **options))
         self.url = settings.url
+        self.port = port
         self.up = threading.Event()
         self.thread: threading.Thread
 
@@ -39,10 +39,10 @@ class Server(uvicorn.Server):
 
 
 @contextmanager
-def serving(*, http: type[Any] = ParkingProtocol, **settings: Any) -> Iterator[Server]:
+def serving(*, http: type[Any] = BoundedProtocol, timeout_keep_alive: int = 75, **settings: Any) -> Iterator[Server]:
     """Run a server with these settings until the end of the block."""
     port = free_port()
-    server = Server(Settings(url=f"http://127.0.0.1:{port}", **settings), port, http)
+    server = Server(Settings(url=f"http://127.0.0.1:{port}", **settings), port, http, timeout_keep_alive)
 
     def run() -> None:
         try:

@@ -1,6 +1,5 @@
 """The command `purgatory serve`, in a process of its own."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -9,8 +8,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from purgatory.streams.http.app import ENVIRONMENT, from_environment
-from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import StorageError
 from purgatory.streams.storage.sqlite import FileDatabase, Folder, WritingDatabase
 from tests.streams.serving import serving
@@ -31,7 +28,7 @@ def refused(*options: str) -> str:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--port", "0"], "a port is a number from 1 to 65535"),
+        (["--port", "65536"], "a port is a number from 0 to 65535"),
         (["--workers", "2"], "--workers needs a --database"),
         (["--database", "mysql://x"], "must be like postgresql://"),
         (["--max-body", "0"], "must be an integer and at least 1"),
@@ -76,12 +73,6 @@ def test_commands_of_the_readme(tmp_path: Path) -> None:
             output.append(subprocess.run(line, shell=True, capture_output=True, text=True, check=False).stdout)
     assert output[:3] == ["", "", "hello"]
     assert output[3].startswith("event: data\ndata:hello\n\nevent: control\n")
-
-
-def test_the_application_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = Settings(allowed_hosts=("a", "b"), max_body=5)
-    monkeypatch.setitem(os.environ, ENVIRONMENT, settings.to_json())
-    assert from_environment().settings == settings
 
 
 def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -314,7 +314,7 @@ class TestRestart:
             assert http.head("/v1/stream/b").headers["stream-closed"] == "true"
             assert http.delete("/v1/stream/b").status_code == 204
             assert http.get("/v1/stream/a").status_code == 404
-            assert http.get("/health").json() == {"status": "ok", "streams": 1}
+            assert http.get("/health").json()["streams"] == 1
 
 
 class TestOperators:

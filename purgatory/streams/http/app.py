@@ -1,9 +1,10 @@
 """The application: streams and subscriptions at their paths, and what an operator asks for."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 from prometheus_client.exposition import choose_encoder
@@ -15,10 +16,12 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from purgatory.asgi import closing_on_shutdown
-from purgatory.metrics.prometheus import PurgatoryCollector
+from purgatory.metrics.prometheus import JournalCollector, PurgatoryCollector
 from purgatory.relay import Relay
+from purgatory.streams.http.admission import Memory
 from purgatory.streams.http.endpoint import StreamEndpoint, refuse
 from purgatory.streams.http.guard import Guard
+from purgatory.streams.http.quotas import Quotas
 from purgatory.streams.http.replies import Refusal, error
 from purgatory.streams.http.requests import ROOT
 from purgatory.streams.http.secrets import Keys
@@ -29,7 +32,10 @@ from purgatory.streams.storage.database import StorageError
 from purgatory.streams.storage.opener import opener
 from purgatory.streams.streams import Streams
 
-__all__ = ["Application", "from_environment"]
+if TYPE_CHECKING:
+    from purgatory.journal import Journal
+
+__all__ = ["Application", "journal"]
 
 _LISTED = 1000
 """Streams in an answer, at most."""
@@ -80,7 +86,7 @@ class Application:
             count = await self.streams.store.read(lambda database: database.count())
         except StorageError as failure:
             return error(503, str(failure))
-        return JSONResponse({"status": "ok", "streams": count})
+        return JSONResponse({"status": "ok", "instance": self.settings.instance, "streams": count})
 
     async def _list(self, request: Request) -> Response:
         """`GET /v1/streams?prefix=&after=&limit=100`: streams in the order of their paths."""
@@ -121,10 +127,23 @@ class Application:
         async with AsyncExitStack() as stack:
             opened = await asyncio.to_thread(opener, settings)
             stack.callback(opened.close)
-            self.streams = streams = Streams(opened, max_pending=settings.max_pending)
+            limits = {"max_pending": settings.max_pending, "max_pending_client": settings.max_pending_client}
+            self.streams = streams = Streams(opened, **limits)
             stack.push_async_callback(streams.close)
             await streams.start()
-            self._registry.register(PurgatoryCollector(streams.reads))
+            purgatories = [streams.reads]
+            quotas = None
+            if settings.append_rate is not None:
+                quotas = Quotas(settings.append_rate, settings.max_pending)
+                stack.callback(quotas.close)
+                purgatories.append(quotas.purgatory)
+            self._registry.register(PurgatoryCollector(*purgatories))
+            written = journal(settings)
+            if written is not None:
+                stack.push_async_callback(written.aclose)
+                self._registry.register(JournalCollector(written))
+                for each in purgatories:
+                    each.add_listener(written.write)
             if settings.database is not None:
                 await stack.enter_async_context(_relay(streams, settings.database))
             keys = await Keys.load(streams)
@@ -132,9 +151,10 @@ class Application:
             stack.push_async_callback(webhooks.close)
             streams.on_due = webhooks.due
             streams.look_for_due()
-            await stack.enter_async_context(closing_on_shutdown(streams.reads))
-            self._endpoint = StreamEndpoint(streams, settings)
-            self._subscriptions = SubscriptionEndpoint(streams, settings, keys, settings.url)
+            await stack.enter_async_context(closing_on_shutdown(*purgatories))
+            memory = Memory(settings)
+            self._endpoint = StreamEndpoint(streams, settings, memory, quotas)
+            self._subscriptions = SubscriptionEndpoint(streams, settings, memory, keys)
             yield
 
 
@@ -151,10 +171,13 @@ async def _refused(request: Request, exception: Exception) -> Response:
     return error(exception.status_code, exception.detail)
 
 
-ENVIRONMENT = "PURGATORY_SERVE"
-"""The variable by which the processes of a server know its settings."""
+def journal(settings: Settings) -> "Journal | None":
+    """The journal, if there is to be one.
 
+    Raises `ModuleNotFoundError` if its extra is not installed, `OSError` if its folder cannot be written to.
+    """
+    if settings.journal is None:
+        return None
+    from purgatory.journal import Journal
 
-def from_environment() -> Application:
-    """The application of one of several processes."""
-    return Application(Settings.from_json(os.environ[ENVIRONMENT]))
+    return Journal(Path(settings.journal), settings.instance)

@@ -18,7 +18,10 @@ from purgatory.streams.core.commands import Append, Appended, Create, Delete
 from purgatory.streams.core.cursors import next_cursor
 from purgatory.streams.core.state import Stream
 from purgatory.streams.http import requests
-from purgatory.streams.http.replies import ALWAYS, Endpoint, Refusal, Reply, error
+from purgatory.streams.http.admission import Endpoint, Memory
+from purgatory.streams.http.limits import jittered
+from purgatory.streams.http.quotas import Quotas
+from purgatory.streams.http.replies import ALWAYS, RETRY, Refusal, Reply, error
 from purgatory.streams.http.requests import Headers
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import StorageError, StorageFull, StorageUnavailable
@@ -32,7 +35,6 @@ _NO_STORE: Final = (b"cache-control", b"no-store")
 _CACHED: Final = (b"cache-control", b"public, max-age=60, stale-while-revalidate=300")
 _UP_TO_DATE: Final = (b"stream-up-to-date", b"true")
 _CLOSED: Final = (b"stream-closed", b"true")
-_RETRY: Final = (b"retry-after", b"1")
 _PREFLIGHT: Final = [
     (b"access-control-allow-methods", b"GET, HEAD, PUT, POST, DELETE, OPTIONS"),
     (
@@ -49,9 +51,9 @@ METHODS: Final = b"GET, HEAD, PUT, POST, DELETE, OPTIONS"
 class StreamEndpoint(Endpoint):
     """Answers requests to streams, as PROTOCOL.md says."""
 
-    def __init__(self, streams: Streams, settings: Settings) -> None:
-        self.streams = streams
-        self.settings = settings
+    def __init__(self, streams: Streams, settings: Settings, memory: Memory, quotas: Quotas | None = None) -> None:
+        super().__init__(streams, settings, memory)
+        self._quotas = quotas
         self._polls = Polls(streams)
         self._methods: dict[str, Callable[[Scope, Receive, str], Awaitable[Response]]] = {
             "GET": self.read,
@@ -81,17 +83,18 @@ class StreamEndpoint(Endpoint):
         ttl, expires_at = requests.time_to_live(headers), requests.expiry(headers)
         if ttl is not None and expires_at is not None:
             raise errors.Invalid("Stream-TTL and Stream-Expires-At exclude each other")
-        command = Create(
-            path,
-            headers.text(b"content-type") or None,
-            ttl,
-            expires_at,
-            headers.is_true(b"stream-closed"),
-            fork=requests.fork(headers),
-            most=self.settings.max_streams,
-            body=await requests.body(receive, headers, self.settings.max_body),
-        )
-        created = await self.streams.run(command)
+        with self.memory.bodies.some() as hold:
+            command = Create(
+                path,
+                headers.text(b"content-type") or None,
+                ttl,
+                expires_at,
+                headers.is_true(b"stream-closed"),
+                fork=requests.fork(headers),
+                most=self.settings.max_streams,
+                body=await requests.body(receive, headers, self.settings.max_body, hold),
+            )
+            created = await self.streams.run(command)
         stream = created.stream
         answer = [(b"content-type", stream.content_type.encode("latin-1")), _offset(stream.tail)]
         if stream.closed:
@@ -104,26 +107,21 @@ class StreamEndpoint(Endpoint):
         """POST: append, close, or both."""
         headers = Headers(scope)
         producer = requests.producer(headers)
-        command = Append(
-            path,
-            headers.get(b"content-type") or None,
-            await requests.body(receive, headers, self.settings.max_body),
-            headers.text(b"stream-seq"),
-            producer,
-            headers.is_true(b"stream-closed"),
-            self.settings.max_units,
-        )
-        appended: Appended = await self.streams.run(command)
-        answer = [_offset(appended.tail)]
-        if appended.closed:
-            answer.append(_CLOSED)
-        if producer is None:
-            return Reply(204, answer)
-        answer.append((b"producer-epoch", b"%d" % producer.epoch))
-        answer.append((b"producer-seq", b"%d" % (appended.seq or 0)))
-        if appended.new and command.body:
-            return Reply(200, answer, b"")
-        return Reply(204, answer)
+        # A refusal comes before the body is read.
+        due = None if self._quotas is None else self._quotas.take(scope["purgatory.client"])
+        with self.memory.bodies.some() as hold:
+            command = Append(
+                path,
+                headers.get(b"content-type") or None,
+                await requests.body(receive, headers, self.settings.max_body, hold),
+                headers.text(b"stream-seq"),
+                producer,
+                headers.is_true(b"stream-closed"),
+                self.settings.max_units,
+            )
+            appended = await self.streams.run(command)
+        reply = _appended(command, appended)
+        return reply if self._quotas is None or due is None else self._quotas.delayed(reply, due)
 
     async def delete(self, scope: Scope, receive: Receive, path: str) -> Response:
         """DELETE: delete a stream."""
@@ -157,13 +155,16 @@ class StreamEndpoint(Endpoint):
         position = None if offset == offsets.NOW else 0 if offset == offsets.BEFORE_ALL else offsets.parse(offset)
         cursor = parameters.get("cursor", [None])[0]
 
+        if live:
+            self.streams.check_room()
         known = await self.streams.find(path)
         stream = known.stream
+        address = scope["purgatory.client"]
         if position is not None and position > stream.tail:
             raise errors.Invalid("the offset is beyond the end of the stream")
         self.streams.touch(known)
         if live == "sse":
-            return self._events(known, stream.tail if position is None else position, cursor)
+            return self._events(known, stream.tail if position is None else position, cursor, address)
         if position is None and (not live or stream.closed):
             return self._now(stream, live)
         if position is None:
@@ -171,7 +172,7 @@ class StreamEndpoint(Endpoint):
         if live and position == stream.tail:
             if stream.closed:
                 return _nothing(Chunk(stream, position, position), None)
-            return self._long_poll(known, position, cursor)
+            return self._long_poll(known, position, cursor, address)
         chunk = await self.streams.chunk(known, position)
         if live:
             return _polled(chunk, next_cursor(cursor, self.streams.now()))
@@ -185,13 +186,13 @@ class StreamEndpoint(Endpoint):
             answer.append(_CLOSED)
         return Reply(200, [*answer, _NO_STORE], messages.join(stream.media_type, []))
 
-    def _long_poll(self, known: Known, position: int, cursor: str | None) -> Response:
-        operation = self.streams.wait(known, position, self.settings.long_poll_timeout)
+    def _long_poll(self, known: Known, position: int, cursor: str | None, address: str) -> Response:
+        operation = self.streams.wait(known, position, jittered(self.settings.long_poll_timeout), address)
         render, key = self._polls.of(cursor)
         return DelayedResponse(operation, render, key=key)
 
-    def _events(self, known: Known, position: int, cursor: str | None) -> Response:
-        events = Events(self, known, position, cursor)
+    def _events(self, known: Known, position: int, cursor: str | None, address: str) -> Response:
+        events = Events(self, known, position, cursor, address)
         headers = [*ALWAYS, (b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
         if events.is_binary:
             headers.append((b"stream-sse-data-encoding", b"base64"))
@@ -234,15 +235,16 @@ _Functions = tuple[
 class Events:
     """The state of an open stream of events."""
 
-    __slots__ = ("cursor", "end", "endpoint", "is_binary", "known", "operation", "position")
+    __slots__ = ("address", "cursor", "end", "endpoint", "is_binary", "known", "operation", "position")
 
-    def __init__(self, endpoint: StreamEndpoint, known: Known, position: int, cursor: str | None) -> None:
+    def __init__(self, endpoint: StreamEndpoint, known: Known, position: int, cursor: str | None, address: str) -> None:
         self.endpoint = endpoint
+        self.address = address
         self.known = known
         self.position = position
         self.cursor = cursor
         self.operation: Read | None = None
-        self.end = asyncio.get_running_loop().time() + endpoint.settings.event_stream_timeout
+        self.end = asyncio.get_running_loop().time() + jittered(endpoint.settings.event_stream_timeout)
         media = known.stream.media_type
         self.is_binary = not media.startswith("text/") and media != messages.JSON
 
@@ -255,7 +257,8 @@ class Events:
                 return None
             self.position = chunk.end
         timeout = min(self.endpoint.settings.heartbeat, max(left, 0.0))
-        self.operation = self.endpoint.streams.wait(self.known, self.position, timeout, self.operation is None)
+        now = self.operation is None
+        self.operation = self.endpoint.streams.wait(self.known, self.position, timeout, self.address, now=now)
         return self.operation
 
     def key(self, chunk: Chunk | Exception) -> tuple[Chunk | Exception, str | None]:
@@ -289,6 +292,20 @@ def _control(position: int, chunk: Chunk, cursor: str) -> Event:
     if at_tail:
         control["upToDate"] = True
     return Event(json.dumps(control, separators=(",", ":")), event="control")
+
+
+def _appended(command: Append, appended: Appended) -> Reply:
+    answer = [_offset(appended.tail)]
+    if appended.closed:
+        answer.append(_CLOSED)
+    producer = command.producer
+    if producer is None:
+        return Reply(204, answer)
+    answer.append((b"producer-epoch", b"%d" % producer.epoch))
+    answer.append((b"producer-seq", b"%d" % (appended.seq or 0)))
+    if appended.new and command.body:
+        return Reply(200, answer, b"")
+    return Reply(204, answer)
 
 
 def _offset(position: int) -> Header:
@@ -372,10 +389,10 @@ def refuse(exception: Exception) -> Reply | None:
     if isinstance(exception, StorageFull):
         return error(507, str(exception))
     if isinstance(exception, StorageUnavailable):
-        return error(503, str(exception), [_RETRY])
+        return error(503, str(exception), [RETRY])
     if isinstance(exception, StorageError):
         return error(500, str(exception))
     if isinstance(exception, (PurgatoryFull, PurgatoryClosed)):
         reason = "is shutting down" if isinstance(exception, PurgatoryClosed) else "has as many readers as it may"
-        return error(503, f"the server {reason}", [_RETRY])
+        return error(503, f"the server {reason}", [RETRY])
     return None

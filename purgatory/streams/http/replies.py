@@ -1,20 +1,22 @@
 """Replies: responses that are made in one go."""
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, Final
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-__all__ = ["ALWAYS", "Endpoint", "Refusal", "Reply", "error"]
+__all__ = ["ALWAYS", "RETRY", "Refusal", "Reply", "error"]
 
 ALWAYS: Final = [
     (b"x-content-type-options", b"nosniff"),
     (b"cross-origin-resource-policy", b"cross-origin"),
 ]
 """The headers of every response. Many requests wait: no middleware adds them, as it would have to wait too."""
+RETRY: Final = (b"retry-after", b"1")
+_PART: Final = 64 * 1024
+"""Bytes of a body that are given to the server at once. It takes more when the client has taken most of them."""
 
 
 class Reply(Response):
@@ -28,6 +30,16 @@ class Reply(Response):
         if body is not None:
             self.raw_headers.append((b"content-length", b"%d" % len(body)))
 
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        body = self.body
+        rest = memoryview(body) if len(body) > _PART else body
+        while len(rest) > _PART:
+            await send({"type": "http.response.body", "body": rest[:_PART], "more_body": True})
+            rest = rest[_PART:]
+        await send({"type": "http.response.body", "body": rest})
+
 
 class Refusal(Exception):
     """A request is refused, by the server and not by the protocol's core."""
@@ -37,29 +49,6 @@ class Refusal(Exception):
         self.status = status
         self.headers = list(headers)
         self.code = code
-
-
-class Endpoint(ABC):
-    """An ASGI application that answers with one response, or refuses."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        try:
-            response = await self.answer(scope, receive)
-        except Exception as exception:
-            refusal = self.refusal(exception)
-            if refusal is None:
-                raise
-            response = refusal
-        await response(scope, receive, send)
-
-    @abstractmethod
-    async def answer(self, scope: Scope, receive: Receive) -> Response:
-        """The response to a request. Raises the reason of a refusal."""
-
-    @abstractmethod
-    def refusal(self, exception: Exception) -> Response | None:
-        """The response for the reason of a refusal; `None` for other exceptions."""
 
 
 def error(status: int, message: str, headers: Iterable[tuple[bytes, bytes]] = (), **more: Any) -> Reply:

@@ -14,8 +14,9 @@ from purgatory.streams.core.errors import Invalid
 from purgatory.streams.core.state import Subscription
 from purgatory.streams.http import requests
 from purgatory.streams.http.addresses import UrlRejected, check_url
+from purgatory.streams.http.admission import Endpoint, Memory
 from purgatory.streams.http.endpoint import refuse
-from purgatory.streams.http.replies import Endpoint, Refusal, Reply, error
+from purgatory.streams.http.replies import Refusal, Reply, error
 from purgatory.streams.http.requests import RESERVED, ROOT, Headers
 from purgatory.streams.http.secrets import Keys, TokenInvalid
 from purgatory.streams.settings import Settings
@@ -45,11 +46,9 @@ _REFUSALS: Final[dict[type[Exception], tuple[int, str]]] = {
 class SubscriptionEndpoint(Endpoint):
     """Answers requests about subscriptions."""
 
-    def __init__(self, streams: Streams, settings: Settings, keys: Keys, url: str) -> None:
-        self.streams = streams
-        self.settings = settings
+    def __init__(self, streams: Streams, settings: Settings, memory: Memory, keys: Keys) -> None:
+        super().__init__(streams, settings, memory)
         self.keys = keys
-        self.url = url
 
     def refusal(self, exception: Exception) -> Response | None:
         """The response for the reason of a refusal; `None` for other exceptions."""
@@ -74,7 +73,7 @@ class SubscriptionEndpoint(Endpoint):
         action = "/".join(rest)
         if action == "streams":
             _check_method(scope, "POST")
-            await self.streams.run(core.LinkStreams(name, _streams(await _body(scope, receive), "streams")))
+            await self.streams.run(core.LinkStreams(name, _streams(await self._body(scope, receive), "streams")))
             return Reply(204)
         if rest[0] == "streams":
             _check_method(scope, "DELETE")
@@ -93,14 +92,14 @@ class SubscriptionEndpoint(Endpoint):
             return Reply(204)
         if scope["method"] == "GET":
             return _json(200, self._shown(await self.streams.run(core.Look(name))))
-        view = await self.streams.run(_subscribe(name, await _body(scope, receive), self.settings))
+        view = await self.streams.run(_subscribe(name, await self._body(scope, receive), self.settings))
         return _json(201 if view.new else 200, self._shown(view))
 
     def _shown(self, view: core.View) -> dict[str, Any]:
         subscription = view.subscription
         webhook = None
         if subscription.url is not None:
-            signing = {"alg": "ed25519", "kid": self.keys.id, "jwks_url": f"{self.url}{CONTROL}/jwks.json"}
+            signing = {"alg": "ed25519", "kid": self.keys.id, "jwks_url": f"{self.settings.url}{CONTROL}/jwks.json"}
             webhook = {"url": subscription.url, "signing": signing}
         return {
             "id": subscription.id,
@@ -117,7 +116,7 @@ class SubscriptionEndpoint(Endpoint):
         }
 
     async def _claim(self, scope: Scope, receive: Receive, name: str) -> Response:
-        worker = (await _body(scope, receive)).get("worker")
+        worker = (await self._body(scope, receive)).get("worker")
         if not isinstance(worker, str) or not 0 < len(worker) <= _NAME or "\0" in worker or not _is_unicode(worker):
             raise Invalid(f"worker must be a string of 1 to {_NAME} characters")
         view = await self.streams.run(core.Claim(name, worker))
@@ -138,7 +137,7 @@ class SubscriptionEndpoint(Endpoint):
 
     async def _acknowledge(self, scope: Scope, receive: Receive, name: str, kind: str) -> Response:
         token = self._token(scope, name)
-        given = await _body(scope, receive)
+        given = await self._body(scope, receive)
         acks = given.get("acks", [])
         if not isinstance(acks, list) or len(acks) > _STREAMS:
             raise Invalid("acks must be an array")
@@ -156,8 +155,19 @@ class SubscriptionEndpoint(Endpoint):
 
     async def _release(self, scope: Scope, receive: Receive, name: str) -> Response:
         token = self._token(scope, name)
-        await self.streams.run(core.Release(name, "pull-wake", *_wake(await _body(scope, receive)), token))
+        await self.streams.run(core.Release(name, "pull-wake", *_wake(await self._body(scope, receive)), token))
         return Reply(204)
+
+    async def _body(self, scope: Scope, receive: Receive) -> dict[str, Any]:
+        with self.memory.bodies.some() as hold:
+            text = await requests.body(receive, Headers(scope), _BODY, hold)
+        try:
+            given = json.loads(text or b"{}")
+        except (ValueError, RecursionError):
+            raise Invalid("the body is not JSON") from None
+        if not isinstance(given, dict):
+            raise Invalid("the body must be a JSON object")
+        return given
 
     def _token(self, scope: Scope, name: str) -> tuple[int, int]:
         kind, _, token = (Headers(scope).get(b"authorization") or "").partition(" ")
@@ -177,17 +187,6 @@ def _check_method(scope: Scope, *methods: str) -> None:
     if scope["method"] not in methods:
         allow = (b"allow", ", ".join(methods).encode())
         raise Refusal(405, f"there is no {scope['method']} here", [allow], "METHOD_NOT_ALLOWED")
-
-
-async def _body(scope: Scope, receive: Receive) -> dict[str, Any]:
-    text = await requests.body(receive, Headers(scope), _BODY)
-    try:
-        given = json.loads(text or b"{}")
-    except (ValueError, RecursionError):
-        raise Invalid("the body is not JSON") from None
-    if not isinstance(given, dict):
-        raise Invalid("the body must be a JSON object")
-    return given
 
 
 def _streams(given: dict[str, Any], name: str) -> tuple[str, ...]:

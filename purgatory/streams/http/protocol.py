@@ -1,0 +1,164 @@
+"""The protocol of a connection: uvicorn's with parked requests, and with bounds on the bytes of a request."""
+
+import asyncio
+import json
+from http import HTTPStatus
+from typing import Any, ClassVar, Final
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from purgatory.uvicorn import ParkingProtocol
+from purgatory.uvicorn.quiet import QuietConnection
+
+__all__ = ["BoundedProtocol"]
+
+MAX_HEAD_BYTES: Final = 16 * 1024
+"""Of the request line and the headers."""
+MAX_TRAILER_BYTES: Final = 512 * 1024
+"""Of what comes behind a body. More than is read at once (256 KiB), as the end of a body may be in that too."""
+HEAD_SECONDS = 30.0
+"""Seconds in which a head is complete, from its first byte on. A connection without a request is closed after them."""
+LINGER_SECONDS: Final = 2.0
+"""Seconds for which the rest of a refused request is read and thrown away."""
+
+
+class _RefusedError(Exception):
+    """Stops httptools."""
+
+
+class BoundedProtocol(ParkingProtocol):
+    """A connection, while there is a request to parse or to handle.
+
+    By itself uvicorn takes a head of any length at any pace, trailers without end, and any number of requests behind
+    the one that is being answered. Here the connection is closed after the first of several requests that come at once,
+    as a server may do (RFC 9112, 9.3.2): no browser and no proxy sends more.
+    """
+
+    # Not in the dictionary: with more than thirty attributes it would take a KiB more.
+    __slots__ = ("_coming", "_deadline", "_field_bytes", "_in_head", "_is_deaf", "_refusal")
+
+    first_request_timeout: ClassVar[float | None] = HEAD_SECONDS
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._in_head = True
+        self._field_bytes = 0
+        """Bytes of the head, or of the trailers, so far."""
+        self._coming = 0
+        """Bytes that are being parsed."""
+        self._is_deaf = False
+        self._refusal = HTTPStatus.BAD_REQUEST, "this is not HTTP"
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_deadline()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
+        self._coming = len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._refuse(*self._refusal)
+        except httptools.HttpParserUpgrade:
+            pass  # there are no other protocols: it is a request like others
+        if self._is_deaf:
+            return
+        self._field_bytes += len(data)
+        if not self._in_head:
+            self._forget_deadline()
+            if self._field_bytes > MAX_TRAILER_BYTES:
+                self._refuse(*_TRAILERS_TOO_LONG)
+        elif self._field_bytes > MAX_HEAD_BYTES:
+            self._refuse(*_HEAD_TOO_LONG)
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
+
+    def on_message_begin(self) -> None:
+        # Not with any byte: one that begins no request, of a body that is not read, must not keep the connection.
+        self._unset_keepalive_if_required()
+        self._in_head = True
+        self._field_bytes = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        if _is_busy(self.cycle):
+            raise _RefusedError
+        if self._field_bytes + self._coming > MAX_HEAD_BYTES and self._head_bytes() > MAX_HEAD_BYTES:
+            self._refusal = _HEAD_TOO_LONG
+            raise _RefusedError
+        self._unset_keepalive_if_required()  # it was set since, if this began before the last answer was complete
+        super().on_headers_complete()
+        self.headers = []  # for trailers, which are not read: the application has the other list
+        # Not before: a target that is no URL, as of CONNECT, raises there, and the refusal is the answer to this head.
+        self._in_head = False
+        self._field_bytes = 0
+
+    def on_body(self, body: bytes) -> None:
+        self._field_bytes = 0
+        super().on_body(body)
+
+    def _head_bytes(self) -> int:
+        # Each header with its colon, space and end of line.
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+
+    def _refuse(self, status: HTTPStatus, error: str) -> None:
+        self._is_deaf = True
+        self._forget_deadline()
+        if self._in_head and _is_busy(self.cycle):
+            # A second request, of which the first must not suffer.
+            self.cycle.keep_alive = False
+            return
+        if _is_busy(self.cycle):
+            # It is told that the client has gone, and writes nothing any more.
+            self.cycle.disconnected = True
+            self.cycle.waiting_for_100_continue = False
+            self.cycle.message_event.set()
+            if self.cycle.response_started:
+                self.transport.close()
+                return
+        if self._in_head or not self.cycle.response_complete:
+            self._answer(status, error)
+        # Closed now, with more of the request on its way, the client might not get to read this (RFC 9112, 9.6).
+        self.transport.write_eof()
+        self._deadline = self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+    def _head_is_late(self) -> None:
+        self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the headers did not come within {HEAD_SECONDS:g} seconds")
+
+    def _retire(self, quiet: QuietConnection) -> None:
+        self._forget_deadline()
+        super()._retire(quiet)
+
+    def _forget_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _answer(self, status: HTTPStatus, error: str) -> None:
+        body = json.dumps({"error": {"message": error}}).encode()
+        headers = [
+            *self.server_state.default_headers,
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+        ]
+        lines = [b"HTTP/1.1 %d %s" % (status, status.phrase.encode()), *(b": ".join(header) for header in headers)]
+        self.transport.write(b"\r\n".join([*lines, b"", body]))
+
+
+def _is_busy(cycle: RequestResponseCycle | None) -> bool:
+    return cycle is not None and not cycle.response_complete
+
+
+_HEAD_TOO_LONG: Final = (
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+    f"the request line and the headers must not be longer than {MAX_HEAD_BYTES} bytes",
+)
+_TRAILERS_TOO_LONG: Final = (
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+    f"the data behind the body must not be longer than {MAX_TRAILER_BYTES} bytes",
+)

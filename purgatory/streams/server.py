@@ -1,0 +1,150 @@
+"""uvicorn's server with a time-out for writing, and with workers that end with their supervisor."""
+
+import gc
+import logging
+import math
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import threading
+from dataclasses import replace
+from functools import partial
+from multiprocessing.process import BaseProcess
+from typing import Any, Final
+
+import uvicorn
+from uvicorn.config import STARTUP_FAILURE
+from uvicorn.supervisors import Multiprocess
+
+from purgatory.streams.http.app import Application
+from purgatory.streams.http.protocol import BoundedProtocol
+from purgatory.streams.settings import Settings
+
+__all__ = ["Server", "serve"]
+
+STARTING: Final = 60.0
+"""Seconds in which a worker starts."""
+_UNSENT: Final = 128 * 1024
+"""Bytes of a response that the kernel holds for a client that does not take them, about."""
+
+logger: Final = logging.getLogger("uvicorn.error")
+
+
+def serve(settings: Settings, workers: int, host: str, port: int, **options: Any) -> None:
+    """Serve until SIGTERM or SIGINT. `options` are more of uvicorn's.
+
+    Exits with 1 if the address is in use, or if a worker cannot start.
+    """
+    options["http"] = BoundedProtocol
+    if workers == 1:
+        app = application(settings)
+        Server(uvicorn.Config(app, host=host, port=port, **options), settings.write_timeout).run()
+        return
+    config = uvicorn.Config(partial(worker, settings), factory=True, host=host, port=port, workers=workers, **options)
+    supervisor = Supervisor(config, [OwnSocket.bound(host, port, settings.write_timeout)])
+    supervisor.run()
+    if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
+        sys.exit(1)
+
+
+def application(settings: Settings) -> Application:
+    """The application of a process that serves nothing else."""
+    BoundedProtocol.write_timeout = settings.write_timeout
+    app = Application(settings)
+    # Young objects are looked at in small portions, and all objects hardly ever. With 10,000 readers that wait, a look
+    # at all objects holds up the loop for 0.8 seconds, and came every few seconds by Python's own settings.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(5_000, 10, 2_000)
+    return app
+
+
+def worker(settings: Settings) -> Application:
+    """The application of one worker."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_end_with, args=[parent], daemon=True).start()
+    return application(replace(settings, instance=f"{settings.instance}-{os.getpid()}"))
+
+
+def _end_with(parent: BaseProcess) -> None:
+    # A worker without its supervisor would not be ended or replaced.
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, which disconnects a client that does not read. Such a client costs the kernel little meanwhile.
+
+    Else it keeps its connection for ever, with up to four MiB of its response in the kernel (`net.ipv4.tcp_wmem`).
+    """
+
+    def __init__(self, config: uvicorn.Config, write_timeout: float) -> None:
+        """Disconnect a client that takes nothing of its response for `write_timeout` seconds."""
+        super().__init__(config)
+        self.write_timeout = write_timeout
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for server in self.servers:
+            for listening in server.sockets:
+                set_write_timeout(listening, self.write_timeout)
+
+
+def set_write_timeout(listening: socket.SocketType, seconds: float) -> None:
+    """For the connections that `listening` will take: they inherit it. uvicorn has none, and the kernel has."""
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux has it
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(1000 * seconds))
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # and so has macOS
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
+
+
+class Supervisor(Multiprocess):
+    """uvicorn's supervisor, which says where it listens when all of its workers do."""
+
+    def init_processes(self) -> None:
+        super().init_processes()
+        if all(process.wait_until_ready(STARTING, self.should_exit) for process in self.processes):
+            host, port = self.sockets[0].getsockname()[:2]
+            at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            logger.info("Uvicorn running on http://%s with %d workers (Press CTRL+C to quit)", at, len(self.processes))
+
+
+class OwnSocket(socket.socket):
+    """A socket of which each worker gets another one, bound to the same address (`SO_REUSEPORT`).
+
+    The kernel then spreads connections evenly, by a hash of both addresses. On a socket that is shared, the worker that
+    wakes up first takes whatever is there: of a thousand connections, one of four got 44 and another 478.
+    """
+
+    write_timeout: float
+
+    @classmethod
+    def bound(cls, host: str, port: int, write_timeout: float) -> "OwnSocket":
+        """A socket in the supervisor, which holds the address and takes no connections. Exits if it is in use."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        own = cls(family)
+        own.write_timeout = write_timeout
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            own.bind((host, port))
+        except OSError as error:
+            sys.exit(f"cannot listen on {host}:{port}: {error.strerror}")
+        # Not before: a server that is there already would not be noticed.
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        return own
+
+    def __reduce__(self) -> Any:
+        return _bind, (self.family, self.getsockname(), self.write_timeout)
+
+
+def _bind(family: int, address: Any, write_timeout: float) -> socket.socket:
+    """In the worker."""
+    own = socket.socket(family)
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    own.bind(address)
+    set_write_timeout(own, write_timeout)
+    return own

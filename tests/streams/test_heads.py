@@ -1,0 +1,212 @@
+"""The bytes of a request that the server reads at all: heads, bodies, connections. Real sockets."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from purgatory.streams.http import protocol, requests
+from tests.streams.processes import append, create, raw, running, until_waiting
+from tests.streams.serving import Server, serving
+
+pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
+
+HEAD = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+POLL = b"GET /v1/stream/%b?offset=now&live=long-poll HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(data=str(tmp_path_factory.mktemp("data"))) as server:
+        yield server
+
+
+@pytest.fixture
+async def client(server: Server) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        yield client
+
+
+def says(body: bytes, message: str) -> bool:
+    return bool(json.loads(body) == {"error": {"message": message}})
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        HEAD + b"X: " + b"x" * 16_400 + b"\r\n\r\n",
+        HEAD + b"X: x\r\n" * 6000 + b"\r\n",
+        b"GET /" + b"x" * 16_400 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+        HEAD + b"X: " + b"x" * 100_000,
+        b"GET /" + b"x" * 100_000,
+    ],
+    ids=["long header", "many headers", "long path", "header without end", "path without end"],
+)
+async def test_too_long_head_is_a_431(server: Server, head: bytes) -> None:
+    status, headers, body = await raw(server, head)
+    assert status == 431
+    assert says(body, "the request line and the headers must not be longer than 16384 bytes")
+    assert headers["connection"] == "close"
+
+
+async def test_head_just_below_limit_is_answered(server: Server) -> None:
+    assert (await raw(server, HEAD + b"X: " + b"x" * 16_000 + b"\r\n\r\n"))[0] == 200
+    # With a body in the same packet it is a head of the same size.
+    head = b"POST /v1/stream/none HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: 30000\r\n\r\n"
+    assert (await raw(server, head + b"x" * 30_000))[0] == 404
+
+
+async def test_bytes_that_are_not_http_get_a_400(server: Server) -> None:
+    status, headers, body = await raw(server, b"<script>alert(1)</script>\r\n\r\n")
+    assert status == 400
+    assert says(body, "this is not HTTP")
+    assert headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("earlier", [0, 1], ids=["on a new connection", "on a used one"])
+async def test_a_target_without_a_path_is_a_400(server: Server, earlier: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    for _ in range(earlier):
+        writer.write(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert await reader.readuntil(b"}")
+    writer.write(b"CONNECT evil:80 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert says(answer.partition(b"\r\n\r\n")[2], "this is not HTTP")
+    writer.transport.abort()
+
+
+async def test_an_upgrade_to_another_protocol_is_a_request_like_others(server: Server) -> None:
+    head = HEAD.replace(b"close", b"upgrade, close") + b"Upgrade: websocket\r\n\r\n"
+    assert (await raw(server, head))[0] == 200
+
+
+async def test_a_second_request_in_the_same_packet_is_not_read(server: Server, client: httpx.AsyncClient) -> None:
+    await create(client, "behind", "gone")
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(POLL % b"behind" * 2)
+    await until_waiting(client, 1)
+    await append(client, "behind", "x")
+    answer = await reader.read()
+    assert answer.count(b"HTTP/1.1 200 OK") == 1
+    assert b"connection: close" in answer
+    writer.transport.abort()
+    # A client that has gone is not waited for.
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(POLL % b"gone" * 2)
+    await until_waiting(client, 1)
+    writer.transport.abort()
+    await until_waiting(client, 0)
+
+
+@pytest.mark.parametrize("rest", [b"X: 1\r\n" * 10_000, b"z" * 64_000], ids=["many", "one without end"])
+async def test_trailers_are_not_kept_and_have_a_bound(tmp_path: Path, rest: bytes) -> None:
+    chunked = HEAD.replace(b"Connection: close", b"Transfer-Encoding: chunked") + b"\r\n0\r\nX: "
+    with running(tmp_path) as process:
+        memory = process.memory
+        reader, writer = await asyncio.open_connection("127.0.0.1", process.port)
+        writer.write(chunked)
+        assert await reader.readuntil(b"}")
+        with suppress(ConnectionError):  # it is disconnected, sooner or later
+            for _ in range(2**26 // len(rest)):
+                writer.write(rest)
+                await writer.drain()
+            assert await reader.read() == b""
+        writer.transport.abort()
+        assert process.memory - memory < 16 * 2**20
+
+
+async def test_trailers_behind_a_body_are_too_long_before_it_is_answered(server: Server) -> None:
+    head = b"POST /v1/stream/trailed HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    status, _, body = await raw(server, head + b"0\r\nX: " + b"x" * 1_000_000)
+    assert status == 431
+    assert says(body, "the data behind the body must not be longer than 524288 bytes")
+
+
+async def test_nonsense_in_a_body_that_is_being_answered_ends_the_connection(
+    server: Server, client: httpx.AsyncClient
+) -> None:
+    """A stream of events has begun, and the body of its request goes on."""
+    await create(client, "begun")
+    head = b"GET /v1/stream/begun?offset=-1&live=sse HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(head)
+    await reader.readuntil(b"upToDate")
+    writer.write(b"not a chunk")
+    assert b"HTTP/1.1" not in await reader.read()
+    writer.transport.abort()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        (b"Content-Length: 9\r\n\r\n", b"x"),
+        (b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+        (b"Transfer-Encoding: chunked\r\n\r\n", b"not a chunk"),
+        (b"\r\n", b"\r\n"),
+        (b"\r\n", b""),
+    ],
+    ids=["body", "chunk", "no chunk", "empty line", "nothing"],
+)
+async def test_bytes_behind_an_answer_do_not_keep_the_connection(
+    tmp_path: Path, sent: tuple[bytes, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol.BoundedProtocol, "first_request_timeout", 1.0)
+    with serving(data=str(tmp_path), timeout_keep_alive=1) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(HEAD.replace(b"Connection: close\r\n", sent[0]))
+        await reader.readuntil(b"}")
+        writer.write(sent[1])
+        assert await reader.read() in (b"", b"\r\n")
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize("rest", [b"G", b"\x00", b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000])
+async def test_a_poll_does_not_suffer_from_bytes_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rest: bytes
+) -> None:
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.1)
+    with serving(data=str(tmp_path), long_poll_timeout=0.5) as server:
+        async with httpx.AsyncClient(base_url=server.url) as client:
+            await create(client, "news")
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(POLL % b"news" + rest)
+        answer = await reader.read()
+        assert (answer.count(b"HTTP/1.1"), answer.count(b"204 No Content")) == (1, 1)
+        writer.transport.abort()
+
+
+async def test_a_request_that_comes_too_slowly_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(protocol.BoundedProtocol, "first_request_timeout", 0.3)
+    monkeypatch.setattr(requests, "BODY_SECONDS", 0.1)
+    body = HEAD.replace(b"GET /health", b"POST /v1/stream/news") + b"Content-Length: 100\r\n\r\n{"
+    with serving(data=str(tmp_path)) as server:
+        for sent, status in ((b"", None), (b"GET / HT", b"408"), (HEAD, b"408"), (body, b"408")):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(sent)
+            answer = await reader.read()
+            assert answer.split()[1:2] == ([status] if status else [])
+            writer.transport.abort()
+        # Between two requests there is more time: as long as an idle connection is kept.
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        for _ in range(2):
+            writer.write(HEAD.replace(b"Connection: close\r\n", b"\r\n"))
+            assert b"200 OK" in await reader.readuntil(b"}")
+            await asyncio.sleep(0.5)
+        writer.transport.abort()
+
+
+async def test_a_head_in_pieces_is_read(server: Server) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    for _ in range(2):
+        for piece in (b"GET /hea", b"lth HTTP/1.1\r\nHo", b"st: 127.0.0.1\r\n", b"\r\n"):
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        assert b"200 OK" in await reader.readuntil(b"}")
+    writer.transport.abort()

@@ -1,0 +1,45 @@
+"""The journal, the metrics and the health of a server, for its operator."""
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pyarrow.parquet as pq
+import pytest
+
+from tests.streams.processes import append, create, metric, poll, running, until_waiting
+from tests.streams.serving import serving
+from tests.streams.test_command import refused
+
+pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
+
+
+async def test_the_journal_has_each_read_that_has_waited_with_its_outcome(tmp_path: Path) -> None:
+    data, journal = str(tmp_path / "data"), str(tmp_path / "journal")
+    with serving(data=data, journal=journal, instance="here", append_rate=0.1, long_poll_timeout=0.3) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+            await create(client, "news")
+            assert await poll(client, "news") == ""  # the deadline
+            await append(client, "news", "x")
+            assert await metric(client, 'purgatory_operations_total{outcome="expired",purgatory="read"}') == 1
+            assert await metric(client, 'purgatory_journal_dropped_rows_total{instance="here"}') == 0
+            assert (await client.get("/health")).json() == {"status": "ok", "instance": "here", "streams": 1}
+    rows = pq.read_table(tmp_path / "journal").to_pylist()
+    found = [(row["instance"], row["purgatory"], row["operation"], row["outcome"]) for row in rows]
+    assert ("here", "read", "Read", "expired") in found
+
+
+async def test_a_journal_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "cannot use" in refused("--data", str(tmp_path), "--journal", str(tmp_path / "file"))
+
+
+async def test_shutdown_answers_all_that_wait(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        async with server.client() as client:
+            await create(client, "news")
+            polls = [asyncio.create_task(poll(client, "news")) for _ in range(20)]
+            await until_waiting(client, 20)
+            stopping = asyncio.create_task(asyncio.to_thread(server.stop))
+            assert await asyncio.gather(*polls) == [""] * 20
+            assert await stopping == 0

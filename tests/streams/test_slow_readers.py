@@ -1,0 +1,134 @@
+"""Clients that ask for much and read little. A real process, real sockets with small buffers."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.streams.processes import ROOT, ServerProcess, append, create, poll, running, until_waiting
+
+pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
+
+READERS = 20
+MIB = 1024 * 1024
+SIZE = 9 * MIB
+
+
+@contextmanager
+def slow_readers(count: int, server: ServerProcess, query: str = "offset=-1") -> Iterator[list[socket.socket]]:
+    """Clients that have asked for a stream. The answer begins to come, and they do not read it."""
+    with ExitStack() as stack:
+        readers = []
+        for _ in range(count):
+            reader = stack.enter_context(socket.socket())
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.settimeout(60)
+            reader.connect(("127.0.0.1", server.port))
+            reader.sendall(f"GET {ROOT}/big?{query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            readers.append(reader)
+        for reader in readers:
+            assert reader.recv(1, socket.MSG_PEEK) == b"H"
+        yield readers
+
+
+async def fill(client: httpx.AsyncClient) -> None:
+    await create(client, "big", "news")
+    await append(client, "big", b"x" * SIZE)
+
+
+def in_the_kernel(port: int) -> list[int]:
+    """For each connection that the server has, the bytes that its client has not taken."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return [int(line[4].split(":")[0], 16) for line in lines if line[1].endswith(f":{port:04X}") and line[3] == "01"]
+
+
+def read_all(reader: socket.socket) -> bytes:
+    reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, MIB)
+    response = HTTPResponse(reader)
+    response.begin()
+    return response.read()
+
+
+async def test_clients_that_do_not_read_harm_no_other_and_share_what_they_do_not_read(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        async with server.client() as client:
+            await fill(client)
+            files, memory = server.files, server.memory
+            with slow_readers(10, server) as readers:
+                end = await append(client, "news", "first")
+                for number in range(50):
+                    waiting = asyncio.create_task(poll(client, "news", end))
+                    end = await append(client, "news", str(number))
+                    assert await waiting == str(number)
+                assert server.memory - memory < 4 * SIZE  # and not ten times
+                assert max(in_the_kernel(server.port)) < 2 * MIB
+                assert await asyncio.to_thread(read_all, readers[0]) == b"x" * SIZE
+            while server.files > files + 1:  # the client has two connections now
+                await client.get("/health")
+
+
+@pytest.mark.parametrize("query", ["offset=-1", "offset=-1&live=long-poll", "offset=-1&live=sse"])
+async def test_a_client_that_reads_nothing_for_so_long_is_disconnected(tmp_path: Path, query: str) -> None:
+    with running(tmp_path, "--write-timeout", "1.5") as server:
+        async with server.client() as client:
+            await fill(client)
+            waiting = asyncio.create_task(poll(client, "news"))
+            await until_waiting(client, 1)
+            files = server.files
+            with slow_readers(10, server, query):
+                while server.files > files:
+                    await client.get("/health")
+            assert not waiting.done(), "a wait is no failure to read"
+            await append(client, "news", "still here")
+            assert await waiting == "still here"
+
+
+async def test_a_parked_client_that_reads_nothing_is_disconnected(tmp_path: Path) -> None:
+    with running(tmp_path, "--write-timeout", "1.5") as server:
+        async with server.client() as client:
+            await create(client, "big")
+            files = server.files
+            with ExitStack() as stack:
+                for live in ("long-poll", "sse") * 3:
+                    reader = stack.enter_context(socket.socket())
+                    reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                    reader.connect(("127.0.0.1", server.port))
+                    head = f"GET {ROOT}/big?offset=-1&live={live} HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                    reader.sendall(head.encode())
+                await until_waiting(client, 6)
+                await append(client, "big", b"x" * SIZE)
+                while server.files > files:
+                    await client.get("/health")
+            assert len(await poll(client, "big")) == SIZE
+
+
+async def test_shutdown_does_not_wait_for_them(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        async with server.client() as client:
+            await fill(client)
+        with slow_readers(READERS // 2, server):
+            assert await asyncio.to_thread(server.stop, signal.SIGTERM, 60) == 0
+
+
+async def test_the_head_of_a_long_answer_is_complete_at_once(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        async with server.client() as client:
+            await fill(client)
+
+        def look() -> None:
+            connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
+            for _ in range(10):
+                for method, path in (("HEAD", f"{ROOT}/big"), ("GET", "/health")):
+                    connection.request(method, path)
+                    response = connection.getresponse()
+                    response.read()
+                    assert response.status == 200
+            connection.close()
+
+        await asyncio.to_thread(look)
