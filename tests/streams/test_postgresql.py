@@ -19,7 +19,7 @@ from purgatory.streams.core.subscriptions import Subscribe
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import StorageConflict, StorageError, StorageFull, StorageUnavailable
 from purgatory.streams.storage.opener import opener
-from purgatory.streams.storage.postgresql import _errors
+from purgatory.streams.storage.postgresql import errors
 from purgatory.streams.streams import Streams
 from tests.streams.serving import opened, serving
 from tests.support.servers import PostgresServer
@@ -231,9 +231,11 @@ def test_a_connection_that_is_lost_in_a_transaction(postgres: PostgresServer, mo
         (psycopg.errors.DeadlockDetected("x"), StorageConflict),
         (psycopg.errors.DiskFull("x"), StorageFull),
         (psycopg.errors.QueryCanceled("x"), StorageUnavailable),
+        (psycopg.errors.ReadOnlySqlTransaction("x"), StorageUnavailable),
+        (psycopg.errors.AdminShutdown("x"), StorageUnavailable),
         (psycopg.errors.UndefinedTable("x"), StorageError),
     ],
 )
 def test_errors(error: psycopg.Error, kind: type[Exception]) -> None:
-    with pytest.raises(kind), _errors():
+    with pytest.raises(kind), errors():
         raise error

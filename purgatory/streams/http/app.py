@@ -22,7 +22,7 @@ from purgatory.streams.http.admission import Memory
 from purgatory.streams.http.endpoint import StreamEndpoint, refuse
 from purgatory.streams.http.guard import Guard
 from purgatory.streams.http.quotas import Quotas
-from purgatory.streams.http.replies import Refusal, error
+from purgatory.streams.http.replies import RETRY, Refusal, error
 from purgatory.streams.http.requests import ROOT
 from purgatory.streams.http.secrets import Keys
 from purgatory.streams.http.subscriptions import CONTROL, SubscriptionEndpoint
@@ -85,7 +85,7 @@ class Application:
         try:
             count = await self.streams.store.read(lambda database: database.count())
         except StorageError as failure:
-            return error(503, str(failure))
+            return error(503, str(failure), [RETRY])
         return JSONResponse({"status": "ok", "instance": self.settings.instance, "streams": count})
 
     async def _list(self, request: Request) -> Response:

@@ -10,7 +10,14 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, NoReturn
 
 import psycopg
-from psycopg.errors import DeadlockDetected, DiskFull, QueryCanceled, SerializationFailure, UniqueViolation
+from psycopg.errors import (
+    DeadlockDetected,
+    DiskFull,
+    QueryCanceled,
+    ReadOnlySqlTransaction,
+    SerializationFailure,
+    UniqueViolation,
+)
 
 from purgatory.streams.core.state import Stream
 from purgatory.streams.core.transaction import Transaction
@@ -25,7 +32,7 @@ from purgatory.streams.storage.database import (
     stream_of_row,
 )
 
-__all__ = ["CHANNEL", "PostgresDatabase", "prepare"]
+__all__ = ["CHANNEL", "PostgresDatabase", "errors", "prepare"]
 
 CHANNEL: Final = "durable_streams"
 """Of the notifications."""
@@ -40,10 +47,13 @@ _OPTIONS: Final = (
     f" -c idle_in_transaction_session_timeout={_WORKING} -c synchronous_commit=on"
 )
 
+_UNAVAILABLE: Final = (psycopg.InterfaceError, QueryCanceled, ReadOnlySqlTransaction)
+"""A database that has become a replica is read-only: the next connection finds the other one."""
+
 
 def prepare(dsn: str) -> None:
     """Make the tables, if there are none. Raises `StorageError`."""
-    with _errors(), psycopg.connect(dsn, connect_timeout=_CONNECTING, options=_OPTIONS) as connection:
+    with errors(), psycopg.connect(dsn, connect_timeout=_CONNECTING, options=_OPTIONS) as connection:
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_SCHEMA}")
         connection.execute("CREATE SEQUENCE IF NOT EXISTS stream_ids")
@@ -59,7 +69,7 @@ class PostgresDatabase(Database):
 
     def __init__(self, dsn: str, payloads: Callable[[Iterable[str]], list[str]] | None = None) -> None:
         """Tell other processes of changes by `payloads(paths)`. Without that it reads only. Raises `StorageError`."""
-        with _errors():
+        with errors():
             self._connection = psycopg.connect(
                 dsn,
                 connect_timeout=_CONNECTING,
@@ -79,12 +89,12 @@ class PostgresDatabase(Database):
         self._committing = False
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        with _errors():
+        with errors(self._connection):
             cursor = self._connection.execute(sql.replace("?", "%s").encode(), parameters)
             return cursor.fetchall() if cursor.description is not None else []
 
     def execute_many(self, sql: str, parameters: Iterable[Sequence[Any]]) -> None:
-        with _errors(), self._connection.cursor() as cursor:
+        with errors(self._connection), self._connection.cursor() as cursor:
             cursor.executemany(sql.replace("?", "%s").encode(), parameters)
 
     @contextmanager
@@ -154,21 +164,26 @@ class PostgresDatabase(Database):
 
 
 @contextmanager
-def _errors() -> Iterator[None]:
+def errors(connection: "psycopg.Connection[Any] | None" = None) -> Iterator[None]:
+    """Raise `StorageError` for psycopg's errors, those of `connection` for one."""
     try:
         yield
     except psycopg.Error as error:
-        _raise(error)
+        _raise(error, connection is not None and connection.closed)
 
 
-def _raise(error: psycopg.Error) -> NoReturn:
+def _raise(error: psycopg.Error, is_lost: bool) -> NoReturn:
     # No message of another layer: some have the password.
     kind: type[StorageError] = StorageError
-    if isinstance(error, (DeadlockDetected, SerializationFailure, UniqueViolation)):
+    # Not only operational errors end a connection. One that is lost while a result comes has no class of its own, and
+    # a session that was idle in its transaction for too long is an internal error.
+    if is_lost or isinstance(error, _UNAVAILABLE):
+        kind = StorageUnavailable
+    elif isinstance(error, (DeadlockDetected, SerializationFailure, UniqueViolation)):
         kind = StorageConflict
     elif isinstance(error, DiskFull):
         kind = StorageFull
-    elif isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError, QueryCanceled)):
+    elif isinstance(error, psycopg.OperationalError):
         kind = StorageUnavailable
     text = str(error).partition("\n")[0]
     raise kind(f"the database failed: {text}") from error

@@ -4,14 +4,14 @@ import fcntl
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 from purgatory.streams.core.globs import matches
 from purgatory.streams.core.state import Link, Stream, Subscription
 from purgatory.streams.core.transaction import Transaction
-from purgatory.streams.storage.database import SCHEMA, Database, StorageError, StorageFull
+from purgatory.streams.storage.database import SCHEMA, Database, StorageError, StorageFull, StorageUnavailable
 
 __all__ = ["FileDatabase", "Folder", "WritingDatabase"]
 
@@ -65,13 +65,16 @@ class FileDatabase(Database):
 
     @contextmanager
     def transaction(self, paths: Collection[str], alone: bool = False) -> Iterator[None]:
-        self.execute("BEGIN IMMEDIATE")
         try:
+            self.execute("BEGIN IMMEDIATE")  # one that fails may have begun all the same
             yield
             self.execute("COMMIT")
-        except BaseException:
+        except BaseException as error:
             if self.connection.in_transaction:
-                self.connection.execute("ROLLBACK")
+                with suppress(StorageError):
+                    self.execute("ROLLBACK")
+            if self.connection.in_transaction:
+                raise StorageUnavailable(f"the database is opened again: {error}") from error
             raise
 
     def new_id(self) -> int:

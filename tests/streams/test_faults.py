@@ -1,0 +1,172 @@
+"""A database that fails at each statement in turn, of each kind of request."""
+
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from purgatory.streams.settings import Settings
+from purgatory.streams.storage.database import StorageUnavailable
+from purgatory.streams.storage.opener import opener
+from purgatory.streams.storage.postgresql import PostgresDatabase
+from tests.streams.serving import serving
+from tests.support.servers import PostgresServer
+
+TEXT = {"Content-Type": "text/plain"}
+STREAM = "/v1/stream"
+SUBSCRIPTION = f"{STREAM}/__ds/subscriptions/s"
+
+
+def producer(seq: int) -> dict[str, str]:
+    return {**TEXT, "Producer-Id": "p", "Producer-Epoch": "0", "Producer-Seq": str(seq)}
+
+
+def requests() -> dict[str, tuple[httpx.Request, set[int]]]:
+    """Requests that each need the database, in this order, and the statuses with which they succeed."""
+    made: dict[str, tuple[httpx.Request, set[int]]] = {}
+
+    def add(name: str, method: str, path: str, statuses: set[int], **options: Any) -> None:
+        made[name] = httpx.Request(method, f"http://localhost{path}", **options), statuses
+
+    pulls = {"type": "pull-wake", "pattern": "a*", "wake_stream": "wakes"}
+    add("create", "PUT", f"{STREAM}/a", {200, 201}, headers=TEXT, content="a")
+    add("subscribe", "PUT", SUBSCRIPTION, {200, 201}, json=pulls)
+    add("append", "POST", f"{STREAM}/a", {204}, headers=TEXT, content="b")
+    add("produce", "POST", f"{STREAM}/a", {200, 204}, headers=producer(0), content="c")
+    add("read", "GET", f"{STREAM}/a?offset=-1", {200})
+    add("head", "HEAD", f"{STREAM}/a", {200})
+    add("long poll", "GET", f"{STREAM}/a?offset=-1&live=long-poll", {200})
+    add("claim", "POST", f"{SUBSCRIPTION}/claim", {200, 409}, json={"worker": "w"})
+    add("look", "GET", SUBSCRIPTION, {200})
+    add("fork", "PUT", f"{STREAM}/fork", {200, 201}, headers={"Stream-Forked-From": f"{STREAM}/a"})
+    add("delete", "DELETE", f"{STREAM}/a", {204, 404, 410})
+    add("read the fork", "GET", f"{STREAM}/fork?offset=-1", {200})
+    add("close", "POST", f"{STREAM}/fork", {204}, headers={**TEXT, "Stream-Closed": "true"})
+    add("list", "GET", "/v1/streams", {200})
+    add("health", "GET", "/health", {200})
+    add("unsubscribe", "DELETE", SUBSCRIPTION, {204, 404})
+    return made
+
+
+class Faults:
+    """Ends the connection of a database before its next statement but so many."""
+
+    def __init__(self, postgres: PostgresServer) -> None:
+        self.postgres = postgres
+        self.left: int | None = None
+        self.lock = threading.Lock()
+
+    def look(self, database: PostgresDatabase) -> None:
+        with self.lock:
+            if self.left is None:
+                return
+            self.left -= 1
+            if self.left >= 0:
+                return
+            self.left = None
+        process = database._connection.info.backend_pid
+        self.postgres.execute(f"SELECT pg_terminate_backend({process}, 10000)")
+
+
+@pytest.fixture
+def faults(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Faults:
+    faults = Faults(postgres)
+
+    def faulty(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(database: PostgresDatabase, *arguments: Any) -> Any:
+            faults.look(database)
+            return method(database, *arguments)
+
+        return call
+
+    for name in ("execute", "execute_many"):
+        monkeypatch.setattr(PostgresDatabase, name, faulty(getattr(PostgresDatabase, name)))
+    return faults
+
+
+def test_a_connection_that_is_lost_at_any_statement_is_a_503_and_the_next_request_succeeds(
+    postgres: PostgresServer, faults: Faults
+) -> None:
+    failures = 0
+    with (
+        serving(database=postgres.create_database()) as server,
+        httpx.Client(base_url=server.url, timeout=60, headers={"Host": "localhost"}) as http,
+    ):
+        for name, (request, statuses) in requests().items():
+            request.url = httpx.URL(server.url).join(request.url.raw_path.decode())
+            for statement in range(100):
+                faults.left = statement
+                response = http.send(request)
+                answered, faults.left = faults.left is not None, None
+                if answered:
+                    assert response.status_code in statuses, (name, statement, response.text)
+                    break
+                failures += 1
+                # The fault may have hit what the server does by itself meanwhile.
+                assert response.status_code in {503, *statuses}, (name, statement, response.text)
+                if response.status_code == 503:
+                    assert response.headers["retry-after"] == "1"
+                    assert http.send(request).status_code in statuses, (name, statement)
+            else:
+                raise AssertionError(f"{name} has no end")
+        # The idempotent producer has stored its message once, whatever was lost.
+        assert http.get(f"{STREAM}/fork?offset=-1").text.count("c") == 1
+    assert failures > 60
+
+
+def test_a_session_that_was_idle_in_its_transaction_for_too_long_is_opened_again(postgres: PostgresServer) -> None:
+    found = opener(Settings(database=postgres.create_database()))
+    database = found.writer()
+    with pytest.raises(StorageUnavailable), database.transaction(["a"]):
+        database.execute("SET idle_in_transaction_session_timeout = 1")
+        threading.Event().wait(0.5)
+        database.execute("SELECT 1")
+    database.close()
+    found.close()
+
+
+@pytest.mark.parametrize("times", [1, 1000])
+def test_an_sqlite_that_fails_at_any_step_changes_nothing_and_goes_on(tmp_path: Path, times: int) -> None:
+    """With many failures in a row the rollback fails too, and the database is opened again."""
+    statuses_of_failures = set()
+    with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        streams = server.application.streams
+        for name, (request, statuses) in requests().items():
+            request.url = httpx.URL(server.url).join(request.url.raw_path.decode())
+            step = 1
+            while True:
+                writing: Any = streams.store._writing
+                if writing is not None:
+                    with interrupted(writing.connection, step, times) as hits:
+                        response = http.send(request)
+                    if not hits:
+                        assert response.status_code in statuses, (name, step, response.text)
+                        break
+                    assert response.status_code in {500, 503, *statuses}, (name, step, response.text)
+                    statuses_of_failures.add(response.status_code)
+                    step = step * 5 // 4 + 1
+                assert http.send(request).status_code in statuses, (name, step)
+        assert http.get(f"{STREAM}/fork?offset=-1").text.count("c") == 1
+    assert (500 if times == 1 else 503) in statuses_of_failures
+
+
+@contextmanager
+def interrupted(connection: sqlite3.Connection, step: int, times: int) -> Iterator[list[int]]:
+    """Interrupt SQLite's virtual machine after each so many instructions, so many times."""
+    hits: list[int] = []
+
+    def interrupt() -> int:
+        hits.append(step)
+        return len(hits) <= times
+
+    connection.set_progress_handler(interrupt, step)
+    try:
+        yield hits
+    finally:
+        with suppress(sqlite3.ProgrammingError):  # it is closed
+            connection.set_progress_handler(None, 0)
