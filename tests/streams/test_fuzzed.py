@@ -1,69 +1,78 @@
-"""The long-poll server goes on, whatever bytes come, in whatever pieces, from clients that leave at any time.
+"""The server goes on, whatever bytes come, in whatever pieces, from clients that leave at any time.
 
-Each connection is answered or closed, with nothing worse than a 4xx, or the 503 and 504 that are described; no other
+Each connection is answered or closed, with nothing worse than a 4xx, or the 503 that is described; no other
 client is affected; and in the end no operation waits without a client.
 """
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.server_process import ServerProcess, fetch, publish, running, until_waiting
+from tests.streams.processes import ROOT, TEXT, ServerProcess, append, create, poll, running, until_waiting
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
 PENDING_CLIENT = 20
+OFFSET = "0000000000000000_0000000000000007"
 PATIENCE = 0.05
 """Seconds."""
 CONNECTIONS = 8
 """At once, in one example."""
 
-ALLOWED = {b"200", b"201", b"304", b"503", b"504"}
+ALLOWED = {b"200", b"201", b"204", b"304", b"503"}
 """Every 4xx is allowed too."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     # A wait is longer than the tests: it ends because its client has gone.
-    options = ("--max-wait", "300", "--max-pending-client", str(PENDING_CLIENT), "--demo", "--max-topics", "50")
-    with running(tmp_path_factory.mktemp("data"), *options) as server:
+    options = ("--long-poll-timeout", "600", "--event-stream-timeout", "600", "--heartbeat", "600")
+    with running(
+        tmp_path_factory.mktemp("data"), *options, "--max-pending-client", str(PENDING_CLIENT), "--max-streams", "50"
+    ) as server:
+        for name in "ab":
+            httpx.put(f"{server.url}{ROOT}/{name}", headers=TEXT).raise_for_status()
         yield server
 
 
-@pytest.fixture
-async def client(server: ServerProcess) -> AsyncIterator[httpx.AsyncClient]:
-    async with server.client() as client:
-        yield client
-
-
 # The parts of a request: mostly right, so that it gets far.
-METHODS = st.sampled_from([b"GET", b"POST", b"PUT", b"HEAD", b"OPTIONS", b"CONNECT", b"PRI", b"get", b"\x00"])
-TOPICS = st.sampled_from([b"a", b"b", b"__statistics", b"..", b"%00", b"%2e%2e", b"x" * 250, b"<b>", b"\xff", b""])
-NUMBERS = st.sampled_from(
-    [b"0", b"1", b"-1", b"500", b"10000", b"9" * 25, b"1e308", b"nan", b"0.3", b"", b"%F0", b"+1"]
+METHODS = st.sampled_from(
+    [b"GET", b"GET", b"POST", b"POST", b"PUT", b"HEAD", b"DELETE", b"OPTIONS", b"CONNECT", b"PRI", b"get", b"\x00"]
 )
-NAMES = st.sampled_from(
-    [b"offset", b"min_messages", b"max_messages", b"wait", b"replica", b"acks", b"timeout", b"", b"%"]
+STREAMS = st.sampled_from(
+    [b"a", b"b", b"a/b", b"__ds", b"..", b"%00", b"%2e%2e", b"%2F", b"x" * 1025, b"<b>", b"\xff", b"", b"a//b"]
 )
-QUERIES = st.lists(st.tuples(NAMES, NUMBERS).map(b"=".join), max_size=4).map(b"&".join)
+OFFSETS = st.sampled_from(
+    [b"-1", b"now", b"0", b"-2", b"0000000000000000_0000000000000000", b"0" * 16 + b"_" + b"9" * 16, b"", b"%F0", b"+1"]
+)
+QUERIES = st.lists(
+    st.one_of(
+        OFFSETS.map(b"offset=".__add__),
+        st.sampled_from([b"live=sse", b"live=long-poll", b"live=", b"cursor=1", b"cursor=x", b"", b"%", b"limit=9"]),
+    ),
+    max_size=4,
+).map(b"&".join)
 PATHS = st.one_of(
-    st.builds(b"/topics/%b/messages?%b".__mod__, st.tuples(TOPICS, QUERIES)),
+    st.builds(b"/v1/stream/%b?%b".__mod__, st.tuples(STREAMS, QUERIES)),
+    st.builds(
+        b"/v1/stream/__ds/subscriptions/%b".__mod__, st.sampled_from([b"s", b"s/claim", b"s/ack", b"", b"s/streams"])
+    ),
     st.sampled_from(
         [
             b"/",
             b"*",
-            b"/statistics",
+            b"/v1/streams",
             b"/metrics",
+            b"/health",
             b"/openapi.json",
-            b"/demo",
             b"http://evil/",
             b"//",
-            b"/page/../app.py",
+            b"/v1/../x",
             b"evil:80",
         ]
     ),
@@ -92,6 +101,21 @@ HEADERS = st.sampled_from(
         b"Accept: application/openmetrics-text; version=\xfe",
         b"Accept: application/openmetrics-text; version=1.x",
         b"Accept: text/plain; version=x",
+        b"Content-Type: text/plain",
+        b"Content-Type: application/json",
+        b"Content-Type: ",
+        b"Stream-Closed: true",
+        b"Stream-TTL: 1",
+        b"Stream-TTL: -1",
+        b"Stream-Expires-At: 2030-01-01T00:00:00Z",
+        b"Stream-Expires-At: 9999-99-99T00:00:00Z",
+        b"Stream-Forked-From: /v1/stream/a",
+        b"Stream-Fork-Offset: 0000000000000000_0000000000000001",
+        b"Stream-Seq: \xff",
+        b"Producer-Id: p\r\nProducer-Epoch: 0\r\nProducer-Seq: 0",
+        b"Producer-Id: p\r\nProducer-Epoch: 9\r\nProducer-Seq: 7",
+        b"Producer-Epoch: 99999999999999999999",
+        b"Authorization: Bearer x.y.z",
         b"X: " + b"x" * 20_000,
         b"X\x00: 1",
         b" folded",
@@ -139,13 +163,14 @@ def mutated(draw: st.DrawFn) -> bytes:
 ENDS = st.sampled_from(["close", "half-close", "reset", "read"])
 """The ways in which a client ends when it has sent everything."""
 
-# Those with which nothing is wrong, so that there is something to leave behind.
+# Requests with nothing wrong, so that something may be left behind.
 RIGHT = st.sampled_from(
     [
-        b"GET /topics/a/messages?offset=100000&wait=300 HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        b"GET /topics/__statistics/messages?wait=300 HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        b"POST /topics/b/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 12\r\n\r\n" + b'{"value": 1}',
-        b"POST /topics/b/messages?acks=9&timeout=300 HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"GET /v1/stream/a?offset=now&live=long-poll HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /v1/stream/a?offset=now&live=sse HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST /v1/stream/b HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nContent-Length: 12\r\n\r\n"
+        + b'{"value": 1}',
+        b"PUT /v1/stream/b HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         + b'c\r\n{"value": 1}\r\n0\r\n\r\n',
     ]
 )
@@ -193,21 +218,23 @@ async def _visit(port: int, sent: bytes, pieces: list[int], end: str) -> None:
 @settings(max_examples=80, suppress_health_check=list(HealthCheck))
 @given(st.lists(CLIENTS, min_size=1, max_size=CONNECTIONS))
 async def test_no_bytes_do_harm(server: ServerProcess, clients: list[tuple[bytes, list[int], str]]) -> None:
-    port = httpx.URL(server.url).port
-    assert port is not None
-    await asyncio.gather(*(_visit(port, *each) for each in clients))
+    await asyncio.gather(*(_visit(server.port, *each) for each in clients))
     assert server.process.poll() is None
 
 
-async def test_afterwards_no_client_waits_and_as_many_may_wait_as_before(client: httpx.AsyncClient) -> None:
-    await until_waiting(client, 0)
-    await until_waiting(client, 0, "produce")
-    await until_waiting(client, 0, "throttle")
-    # No client that has gone is counted: as many as ever may wait, and no more.
-    for topic in ("a", "b"):
-        _, end = await fetch(client, topic, max_messages=10_000, wait=0)
-        polls = [asyncio.create_task(fetch(client, topic, offset=end, wait=300)) for _ in range(PENDING_CLIENT)]
-        await until_waiting(client, PENDING_CLIENT)
-        assert (await client.get(f"/topics/{topic}/messages?offset={end}")).status_code == 429
-        await publish(client, topic, "for all")
-        assert await asyncio.gather(*polls) == [(["for all"], end + 1)] * PENDING_CLIENT
+async def test_afterwards_no_client_waits_and_as_many_may_wait_as_before(server: ServerProcess) -> None:
+    async with server.client("127.0.0.2") as client, server.client("127.0.0.3") as waiting:
+        await until_waiting(client, 0)
+        for name in ("a", "c"):
+            await client.delete(f"{ROOT}/{name}")
+            await create(client, name)
+            polls = [asyncio.create_task(poll(waiting, name)) for _ in range(PENDING_CLIENT)]
+            await until_waiting(client, PENDING_CLIENT)
+            assert (await waiting.get(f"{ROOT}/{name}?offset=-1&live=long-poll")).status_code == 429
+            await append(client, name, "for all")
+            assert await asyncio.gather(*polls) == ["for all"] * PENDING_CLIENT
+    async with server.client() as client:  # the address of all these clients
+        polls = [asyncio.create_task(poll(client, "c", OFFSET)) for _ in range(PENDING_CLIENT - 1)]
+        await until_waiting(client, PENDING_CLIENT - 1)
+        for each in polls:
+            each.cancel()
