@@ -53,7 +53,7 @@ def add_to(subcommands: "Subcommands") -> None:
         ("max_streams", _count, "N", "streams that there may be"),
         ("max_subscriptions", _count, "N", "subscriptions that there may be"),
         ("max_pending", _count, "N", "reads that may wait"),
-        ("max_pending_client", _count, "N", "requests of an address that may be in progress, or wait"),
+        ("max_pending_client", _count, "N", "reads of an address that may wait, and requests in progress"),
         ("write_timeout", _seconds, "SECONDS", "that a client may take nothing of its response"),
     ):
         default = getattr(defaults, name)

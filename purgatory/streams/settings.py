@@ -35,7 +35,7 @@ class Settings:
     max_pending: int = 100_000
     """Reads that wait."""
     max_pending_client: int = 10_000
-    """Requests of an address that are in progress, of which most wait."""
+    """Reads of an address that wait, and requests of it that are in progress."""
     append_rate: float | None = None
     """Appends a second of an address. The answers to more are delayed."""
     write_timeout: float = 30.0

@@ -121,7 +121,7 @@ class Streams:
 
     def __init__(self, opener: Opener, *, max_pending: int = 100_000, max_pending_client: int = 10_000) -> None:
         """Keep streams in the database of `opener`."""
-        self.clients = Clients(max_pending_client)
+        self.clients = Clients(max_pending_client, "reads that wait")
         self.store = Store(opener, self._committed)
         self.reads = DelayedOperationPurgatory("read", max_pending=max_pending)
         self._max_pending = max_pending
@@ -177,8 +177,12 @@ class Streams:
 
     # Reads.
 
-    def check_room(self) -> None:
-        """Raise `PurgatoryFull` if no more reads may wait: before the database is asked."""
+    def check_room(self, address: str) -> None:
+        """Raise `TooManyRequests` or `PurgatoryFull` if no more reads of a client, or of all, may wait.
+
+        This comes before the database is asked.
+        """
+        self.clients.check(address)
         if self.reads.num_delayed >= self._max_pending:
             raise PurgatoryFull("as many reads wait as may")
 
@@ -277,7 +281,7 @@ class Streams:
         Raises `PurgatoryFull` or `PurgatoryClosed`.
         """
         operation = Read(self, known.stream, position, timeout, address, now)
-        self.clients.stay(address)
+        self.clients.enter(address)
         try:
             return self.reads.try_complete_else_watch(operation, [known.stream.path])
         except BaseException:

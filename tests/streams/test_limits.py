@@ -28,7 +28,7 @@ from tests.streams.serving import Server, opened, serving
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
-BUSY = "the client has 3 requests in progress, as many as it may"
+BUSY = "the client has 3 reads that wait, as many as it may"
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +79,7 @@ class TestClients:
             polls.append(asyncio.create_task(poll(client, "room", end)))
             await until_waiting(client, 3)
             await refused()
-            async with client_of_address(client, "127.0.0.2") as other:
-                end = await append(other, "room", text)
+            end = await append(client, "room", text)  # which does not wait
             assert await asyncio.gather(*polls) == [text] * 3
 
     @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -94,7 +93,7 @@ class TestClients:
             waiting: list[asyncio.Task[object]] = []
             for step in [*steps, "append"]:
                 if step in ("come", "stream") and len(waiting) == 3:
-                    assert (await client.get(f"{ROOT}/steps?offset=-1")).status_code == 429
+                    assert (await client.get(f"{ROOT}/steps?offset=-1&live=sse")).status_code == 429
                 elif step == "come":
                     waiting.append(asyncio.create_task(poll(client, "steps", end)))
                 elif step == "stream":
@@ -113,7 +112,7 @@ class TestClients:
         async with client_of(server, "127.0.0.2") as other, client_of(server, "127.0.0.3") as third:
             polls = [asyncio.create_task(poll(each, "both")) for each in (client, other) for _ in range(3)]
             await until_waiting(client, 6)
-            assert (await other.get(f"{ROOT}/both")).status_code == 429
+            assert (await other.get(f"{ROOT}/both?offset=-1&live=sse")).status_code == 429
             await append(third, "both", "x")
             assert await asyncio.gather(*polls) == ["x"] * 6
 
@@ -144,21 +143,21 @@ class TestClients:
                     polls = [asyncio.create_task(poll(client, "once")) for _ in range(3)]
                     await until_waiting(other, 3)
                     assert server.application.streams.clients._counts == {"127.0.0.1": 3}
-                    assert (await client.get(f"{ROOT}/once")).status_code == 429
+                    assert (await client.get(f"{ROOT}/once?offset=-1&live=sse")).status_code == 429
                     await append(other, "once", "x")
                     assert await asyncio.gather(*polls) == ["x"] * 3
 
     @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans())))
     async def test_requests_are_counted_as_in_a_list(self, steps: list[tuple[str, bool]]) -> None:
-        clients = Clients(2)
+        clients = Clients(2, "requests")
         waiting: list[str] = []
         for name, comes in steps:
-            if comes and waiting.count(name) >= 2:
-                with pytest.raises(TooManyRequests, match="2 requests"):
-                    clients.enter(name)
-                clients.stay(name)  # one that was let in before
-                waiting.append(name)
-            elif comes:
+            if waiting.count(name) >= 2:
+                with pytest.raises(TooManyRequests, match="the client has 2 requests, as many as it may"):
+                    clients.check(name)
+            else:
+                clients.check(name)
+            if comes:
                 clients.enter(name)
                 waiting.append(name)
             elif name in waiting:
@@ -170,11 +169,6 @@ class TestClients:
         found = [address({"client": client}) for client in (None, ("::1", 5), ("10.0.0.1", 5), ("<b>", 5))]
         assert found == ["", "::1", "10.0.0.1", ""]
         assert address({}) == ""
-
-
-def client_of_address(client: httpx.AsyncClient, local: str) -> httpx.AsyncClient:
-    transport = httpx.AsyncHTTPTransport(local_address=local)
-    return httpx.AsyncClient(base_url=client.base_url, transport=transport, timeout=60)
 
 
 async def first_event(client: httpx.AsyncClient, name: str, offset: str) -> str:
@@ -200,6 +194,27 @@ async def test_no_more_reads_wait_than_may_and_the_database_is_not_asked(tmp_pat
             assert (await client.get(f"{ROOT}/full?offset=-1")).status_code == 200
             await append(client, "full", "x")
             assert await asyncio.gather(*polls) == ["x"] * 2
+
+
+async def test_no_more_requests_of_a_client_are_in_progress_than_may(server: Server) -> None:
+    """Half of a body keeps a request in progress."""
+    head = b"POST /v1/stream/none HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nhalf"
+    busy = server.application._endpoint.limits.clients
+    with ExitStack() as stack:
+        for _ in range(3):
+            address = ("127.0.0.9", 0)
+            stack.enter_context(
+                socket.create_connection(("127.0.0.1", server.port), 60, source_address=address)
+            ).sendall(head)
+        async with client_of(server, "127.0.0.9") as client, client_of(server) as other:
+            while busy._counts.get("127.0.0.9", 0) < 3:  # noqa: ASYNC110 - another thread's
+                await asyncio.sleep(0.01)
+            refused = await client.get(f"{ROOT}/none")
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert "3 requests in progress" in refused.text
+            assert (await other.get(f"{ROOT}/none")).status_code == 404
+    while len(busy):  # noqa: ASYNC110 - another thread's
+        await asyncio.sleep(0.01)
 
 
 async def test_reads_that_cannot_wait_are_not_counted(tmp_path: Path) -> None:
@@ -250,8 +265,8 @@ class TestBodies:
                     response = await client.put(f"{ROOT}/large", content=body)
                     assert response.status_code == 413
                 assert (await client.put(f"{ROOT}/large", content=b"x" * 10)).status_code == 201
-                memory = server.application._endpoint.memory
-                assert memory.bodies.bytes == 0
+                limits = server.application._endpoint.limits
+                assert limits.bodies.bytes == 0
 
     @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["hold", "leave", "fail"]), st.integers(0, 12))))
     async def test_bytes_are_counted_as_a_list_does(self, steps: list[tuple[int, str, int]]) -> None:
@@ -354,8 +369,8 @@ async def test_long_responses_are_bounded_together(tmp_path: Path, monkeypatch: 
                 assert Counter(begun) == {b"HTTP/1.1 200": 2, b"HTTP/1.1 503": 2}
             while (await client.get(f"{ROOT}/big?offset=-1")).status_code == 503:
                 pass
-            memory = server.application._endpoint.memory
-            assert memory.answers.bytes == 0
+            limits = server.application._endpoint.limits
+            assert limits.answers.bytes == 0
 
 
 def slow_reader(port: int, name: str) -> socket.socket:

@@ -8,23 +8,24 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from purgatory.streams.clients import TooManyRequests
+from purgatory.streams.clients import Clients, TooManyRequests
 from purgatory.streams.http.limits import Held, address
 from purgatory.streams.http.replies import RETRY, Refusal, Reply, error
 from purgatory.streams.settings import Settings
 from purgatory.streams.streams import Streams
 
-__all__ = ["Endpoint", "Memory"]
+__all__ = ["Endpoint", "Limits"]
 
 _HELD: Final = 128 * 1024 * 1024
 _LONG: Final = 64 * 1024
 """Bytes of a response from which on they are counted until the client has taken them."""
 
 
-class Memory:
-    """The bytes of requests and responses that a server holds."""
+class Limits:
+    """The counts of requests and bytes that the endpoints of a server share."""
 
     def __init__(self, settings: Settings) -> None:
+        self.clients = Clients(settings.max_pending_client, "requests in progress")
         most = max(_HELD, 2 * settings.max_body)
         self.bodies = Held(most, "the server reads as many bodies as it may")
         self.answers = Held(most, "the server sends as many long responses as it may")
@@ -33,23 +34,24 @@ class Memory:
 class Endpoint(ABC):
     """An ASGI application that answers with one response, or refuses.
 
-    A request counts for its client until it is answered. While it is parked, its operation counts.
+    A request is in progress until it is answered, or waits.
     """
 
-    def __init__(self, streams: Streams, settings: Settings, memory: Memory) -> None:
+    def __init__(self, streams: Streams, settings: Settings, limits: Limits) -> None:
         self.streams = streams
         self.settings = settings
-        self.memory = memory
+        self.limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         client = scope["purgatory.client"] = address(scope)
-        clients = self.streams.clients
+        clients = self.limits.clients
         try:
-            clients.enter(client)
+            clients.check(client)
         except TooManyRequests as refused:
             await error(429, str(refused), [RETRY])(scope, receive, send)
             return
+        clients.enter(client)
         try:
             response = await self._answer(scope, receive)
             if isinstance(response, Reply):
@@ -72,7 +74,7 @@ class Endpoint(ABC):
         if len(reply.body) < _LONG:
             await reply(scope, receive, send)
             return
-        with self.memory.answers.some() as hold:
+        with self.limits.answers.some() as hold:
             try:
                 hold(len(reply.body))
             except Refusal as refused:

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from purgatory.asgi import closing_on_shutdown
 from purgatory.metrics.prometheus import JournalCollector, PurgatoryCollector
 from purgatory.relay import Relay
-from purgatory.streams.http.admission import Memory
+from purgatory.streams.http.admission import Limits
 from purgatory.streams.http.endpoint import StreamEndpoint, refuse
 from purgatory.streams.http.guard import Guard
 from purgatory.streams.http.quotas import Quotas
@@ -127,8 +127,9 @@ class Application:
         async with AsyncExitStack() as stack:
             opened = await asyncio.to_thread(opener, settings)
             stack.callback(opened.close)
-            limits = {"max_pending": settings.max_pending, "max_pending_client": settings.max_pending_client}
-            self.streams = streams = Streams(opened, **limits)
+            self.streams = streams = Streams(
+                opened, max_pending=settings.max_pending, max_pending_client=settings.max_pending_client
+            )
             stack.push_async_callback(streams.close)
             await streams.start()
             purgatories = [streams.reads]
@@ -152,9 +153,9 @@ class Application:
             streams.on_due = webhooks.due
             streams.look_for_due()
             await stack.enter_async_context(closing_on_shutdown(*purgatories))
-            memory = Memory(settings)
-            self._endpoint = StreamEndpoint(streams, settings, memory, quotas)
-            self._subscriptions = SubscriptionEndpoint(streams, settings, memory, keys)
+            limits = Limits(settings)
+            self._endpoint = StreamEndpoint(streams, settings, limits, quotas)
+            self._subscriptions = SubscriptionEndpoint(streams, settings, limits, keys)
             yield
 
 

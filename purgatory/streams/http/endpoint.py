@@ -13,12 +13,13 @@ from starlette.types import Receive, Scope
 from purgatory import PurgatoryClosed, PurgatoryFull
 from purgatory.asgi import DelayedResponse, Event, EventStream
 from purgatory.streams.chunk import Chunk
+from purgatory.streams.clients import TooManyRequests
 from purgatory.streams.core import errors, messages, offsets
 from purgatory.streams.core.commands import Append, Appended, Create, Delete
 from purgatory.streams.core.cursors import next_cursor
 from purgatory.streams.core.state import Stream
 from purgatory.streams.http import requests
-from purgatory.streams.http.admission import Endpoint, Memory
+from purgatory.streams.http.admission import Endpoint, Limits
 from purgatory.streams.http.limits import jittered
 from purgatory.streams.http.quotas import Quotas
 from purgatory.streams.http.replies import ALWAYS, RETRY, Refusal, Reply, error
@@ -51,8 +52,8 @@ METHODS: Final = b"GET, HEAD, PUT, POST, DELETE, OPTIONS"
 class StreamEndpoint(Endpoint):
     """Answers requests to streams, as PROTOCOL.md says."""
 
-    def __init__(self, streams: Streams, settings: Settings, memory: Memory, quotas: Quotas | None = None) -> None:
-        super().__init__(streams, settings, memory)
+    def __init__(self, streams: Streams, settings: Settings, limits: Limits, quotas: Quotas | None = None) -> None:
+        super().__init__(streams, settings, limits)
         self._quotas = quotas
         self._polls = Polls(streams)
         self._methods: dict[str, Callable[[Scope, Receive, str], Awaitable[Response]]] = {
@@ -83,7 +84,7 @@ class StreamEndpoint(Endpoint):
         ttl, expires_at = requests.time_to_live(headers), requests.expiry(headers)
         if ttl is not None and expires_at is not None:
             raise errors.Invalid("Stream-TTL and Stream-Expires-At exclude each other")
-        with self.memory.bodies.some() as hold:
+        with self.limits.bodies.some() as hold:
             command = Create(
                 path,
                 headers.text(b"content-type") or None,
@@ -109,7 +110,7 @@ class StreamEndpoint(Endpoint):
         producer = requests.producer(headers)
         # A refusal comes before the body is read.
         due = None if self._quotas is None else self._quotas.take(scope["purgatory.client"])
-        with self.memory.bodies.some() as hold:
+        with self.limits.bodies.some() as hold:
             command = Append(
                 path,
                 headers.get(b"content-type") or None,
@@ -155,11 +156,11 @@ class StreamEndpoint(Endpoint):
         position = None if offset == offsets.NOW else 0 if offset == offsets.BEFORE_ALL else offsets.parse(offset)
         cursor = parameters.get("cursor", [None])[0]
 
+        address = scope["purgatory.client"]
         if live:
-            self.streams.check_room()
+            self.streams.check_room(address)
         known = await self.streams.find(path)
         stream = known.stream
-        address = scope["purgatory.client"]
         if position is not None and position > stream.tail:
             raise errors.Invalid("the offset is beyond the end of the stream")
         self.streams.touch(known)
@@ -381,6 +382,8 @@ def refuse(exception: Exception) -> Reply | None:
     if isinstance(exception, errors.SequenceGap):
         expected = (b"producer-expected-seq", b"%d" % exception.expected)
         return error(409, str(exception), [expected, (b"producer-received-seq", b"%d" % exception.received)])
+    if isinstance(exception, TooManyRequests):
+        return error(429, str(exception), [RETRY])
     status = _STATUS.get(type(exception))
     if status is not None:
         return error(status, str(exception))

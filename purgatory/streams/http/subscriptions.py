@@ -14,7 +14,7 @@ from purgatory.streams.core.errors import Invalid
 from purgatory.streams.core.state import Subscription
 from purgatory.streams.http import requests
 from purgatory.streams.http.addresses import UrlRejected, check_url
-from purgatory.streams.http.admission import Endpoint, Memory
+from purgatory.streams.http.admission import Endpoint, Limits
 from purgatory.streams.http.endpoint import refuse
 from purgatory.streams.http.replies import Refusal, Reply, error
 from purgatory.streams.http.requests import RESERVED, ROOT, Headers
@@ -46,8 +46,8 @@ _REFUSALS: Final[dict[type[Exception], tuple[int, str]]] = {
 class SubscriptionEndpoint(Endpoint):
     """Answers requests about subscriptions."""
 
-    def __init__(self, streams: Streams, settings: Settings, memory: Memory, keys: Keys) -> None:
-        super().__init__(streams, settings, memory)
+    def __init__(self, streams: Streams, settings: Settings, limits: Limits, keys: Keys) -> None:
+        super().__init__(streams, settings, limits)
         self.keys = keys
 
     def refusal(self, exception: Exception) -> Response | None:
@@ -159,7 +159,7 @@ class SubscriptionEndpoint(Endpoint):
         return Reply(204)
 
     async def _body(self, scope: Scope, receive: Receive) -> dict[str, Any]:
-        with self.memory.bodies.some() as hold:
+        with self.limits.bodies.some() as hold:
             text = await requests.body(receive, Headers(scope), _BODY, hold)
         try:
             given = json.loads(text or b"{}")

@@ -1,8 +1,7 @@
-"""The long-poll server behind a real nginx, with the configuration that README shows."""
+"""The server behind a real nginx, with the configuration that README names."""
 
 import asyncio
 import os
-import re
 import resource
 import signal
 import subprocess
@@ -13,14 +12,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.paths import ROOT
-from tests.support.server_process import ServerProcess, fetch, publish, running, statistics, until_waiting
+from tests.streams.processes import ROOT, ZERO, ServerProcess, append, create, metric, poll, running, until_waiting
+from tests.support.paths import ROOT as PROJECT
 from tests.support.servers import LOOPBACK, free_port, program
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
-SITE = (ROOT / "examples" / "long_poll_server" / "nginx.conf").read_text()
-HOST = "poll.example.org"
+SITE = (PROJECT / "purgatory" / "streams" / "nginx.conf").read_text()
+HOST = "streams.example.org"
 
 # The frame of a site in Debian's nginx.conf, with its files elsewhere, and no more processes than needed.
 AROUND = """
@@ -47,7 +46,7 @@ def nginx(server: ServerProcess, folder: Path, site: str = SITE, connections: in
     """nginx before the server, for as long as the context lasts, and its URL."""
     executable = program("nginx", "nginx")
     port = free_port()
-    site = _replaced(site, "server 127.0.0.1:8000;", f"server {server.url.removeprefix('http://')};")
+    site = _replaced(site, "server 127.0.0.1:4437;", f"server {server.url.removeprefix('http://')};")
     (folder / "site.conf").write_text(_replaced(site, "listen 80;", f"listen {LOOPBACK}:{port};"))
     (folder / "nginx.conf").write_text(AROUND.format(folder=folder, connections=connections))
     # Its workers, which are another user's if it is root's, have to get at its files.
@@ -70,7 +69,7 @@ def _replaced(text: str, old: str, new: str) -> str:
 
 def _answers(url: str) -> bool:
     with suppress(httpx.TransportError):
-        return httpx.get(f"{url}/statistics", headers={"Host": HOST}).status_code == 200
+        return httpx.get(f"{url}/health", headers={"Host": HOST}).status_code == 200
     return False
 
 
@@ -97,77 +96,82 @@ async def client(url: str) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def test_a_poll_is_answered_by_a_publish(client: httpx.AsyncClient) -> None:
-    polls = [asyncio.create_task(fetch(client, "answered", wait=300)) for _ in range(3)]
+async def test_a_poll_is_answered_by_an_append(client: httpx.AsyncClient) -> None:
+    await create(client, "answered")
+    polls = [asyncio.create_task(poll(client, "answered")) for _ in range(3)]
     await until_waiting(client, 3)
-    await publish(client, "answered", "through nginx")
-    assert await asyncio.gather(*polls) == [(["through nginx"], 1)] * 3
+    await append(client, "answered", "through nginx")
+    assert await asyncio.gather(*polls) == ["through nginx"] * 3
+
+
+async def test_events_come_at_once(client: httpx.AsyncClient) -> None:
+    await create(client, "events")
+    async with client.stream("GET", f"{ROOT}/events", params={"offset": "-1", "live": "sse"}) as stream:
+        lines = stream.aiter_lines()
+        for text in "abc":
+            await append(client, "events", text)
+            async for line in lines:
+                if line == f"data:{text}":
+                    break
 
 
 async def test_a_client_that_disconnects_is_removed_at_once(client: httpx.AsyncClient) -> None:
-    before = (await statistics(client))["cancelled"]
-    polls = [asyncio.create_task(fetch(client, "left", wait=300)) for _ in range(3)]
+    cancelled = 'purgatory_operations_total{outcome="cancelled",purgatory="read"}'
+    await create(client, "left")
+    before = await metric(client, cancelled)
+    polls = [asyncio.create_task(poll(client, "left")) for _ in range(3)]
     await until_waiting(client, 3)
-    for poll in polls[:2]:
-        poll.cancel()
+    for each in polls[:2]:
+        each.cancel()
     await until_waiting(client, 1)
-    assert (await statistics(client))["cancelled"] == before + 2
-    await publish(client, "left", "for the others")
-    assert await polls[2] == (["for the others"], 1)
+    assert await metric(client, cancelled) == before + 2
+    await append(client, "left", "for the others")
+    assert await polls[2] == "for the others"
 
 
 async def test_connections_to_the_server_are_kept(client: httpx.AsyncClient) -> None:
-    async def accepted() -> int:
-        """How many files the server has open: with 100 more connections there would be 100 more."""
-        metrics = (await client.get("/metrics")).text
-        found = re.search(r"^process_open_fds (\S+)$", metrics, re.MULTILINE)
-        assert found is not None
-        return int(float(found[1]))
-
-    before = await accepted()
-    for n in range(100):
-        await publish(client, "kept", n)
-    assert await accepted() <= before + 1
+    await create(client, "kept")
+    before = await metric(client, "process_open_fds")
+    for number in range(100):
+        await append(client, "kept", str(number))
+    # With 100 more connections the server would have 100 more files open.
+    assert await metric(client, "process_open_fds") <= before + 2
 
 
 async def test_the_longest_wait_ends_before_nginx_gives_up(tmp_path: Path) -> None:
     # Both are shorter by the same factor: a test should not take a minute.
-    site = _replaced(SITE, "proxy_read_timeout 60s;", "proxy_read_timeout 1200ms;")
+    site = _replaced(SITE, "proxy_read_timeout 60s;", "proxy_read_timeout 2s;")
     with (
-        running(tmp_path / "data", "--allowed-host", HOST, "--max-wait", "1.0") as server,
+        running(tmp_path / "data", "--allowed-host", HOST, "--long-poll-timeout", "1") as server,
         nginx(server, tmp_path, site) as url,
     ):
         async with _client(url) as client:
-            polls = [fetch(client, f"topic-{n}", wait=300) for n in range(50)]
-            produce = client.post("/topics/other/messages?acks=1&timeout=300", json={"value": 1})
-            answers, produced = await asyncio.gather(asyncio.gather(*polls), produce)
-            assert answers == [([], 0)] * 50
-            assert "too few replicas have acknowledged it" in produced.json()["error"]
-    error_log = (tmp_path / "error.log").read_text()
-    assert "timed out" not in error_log
+            await create(client, "news")
+            assert await asyncio.gather(*(poll(client, "news") for _ in range(50))) == [""] * 50
+    assert "timed out" not in (tmp_path / "error.log").read_text()
 
 
 async def test_clients_are_told_apart_by_their_own_addresses(url: str, client: httpx.AsyncClient) -> None:
+    await create(client, "apart")
     async with _client(url, "127.0.0.2") as second, _client(url, "127.0.0.3") as third:
-        polls = [asyncio.create_task(fetch(second, "apart", wait=300)) for _ in range(3)]
+        polls = [asyncio.create_task(poll(second, "apart")) for _ in range(3)]
         await until_waiting(client, 3)
-        refused = await second.get("/topics/apart/messages?wait=300")
-        assert refused.status_code == 429
-        assert refused.headers["retry-after"] == "1"
-        assert refused.json() == {"error": "the client has 3 waiting requests, as many as it may"}
-        polls += [asyncio.create_task(fetch(third, "apart", wait=300)) for _ in range(3)]
+        refused = await second.get(f"{ROOT}/apart?offset=-1&live=long-poll")
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        polls += [asyncio.create_task(poll(third, "apart")) for _ in range(3)]
         await until_waiting(client, 6)
         # The address that a client gives itself is not believed.
         async with _client(url, "127.0.0.2", **{"X-Forwarded-For": "10.0.0.1"}) as liar:
-            assert (await liar.get("/topics/apart/messages?wait=300")).status_code == 429
-        await publish(second, "apart", "for all")
-        assert await asyncio.gather(*polls) == [(["for all"], 1)] * 6
+            assert (await liar.get(f"{ROOT}/apart?offset=-1&live=long-poll")).status_code == 429
+        await append(client, "apart", "for all")
+        assert await asyncio.gather(*polls) == ["for all"] * 6
 
 
-async def test_a_page_of_the_site_may_publish_and_one_of_another_may_not(client: httpx.AsyncClient) -> None:
-    for origin, status in ((f"https://{HOST}", 201), ("https://evil.example", 403)):
-        response = await client.post("/topics/news/messages", json={"value": origin}, headers={"Origin": origin})
-        assert response.status_code == status
+async def test_a_page_of_the_site_may_append_and_one_of_another_may_not(client: httpx.AsyncClient) -> None:
+    await create(client, "news")
+    for origin, status in ((f"https://{HOST}", 204), ("https://evil.example", 403)):
+        headers = {"Origin": origin, "Content-Type": "text/plain"}
+        assert (await client.post(f"{ROOT}/news", content="x", headers=headers)).status_code == status
 
 
 async def test_five_hundred_polls_at_once(tmp_path: Path) -> None:
@@ -177,17 +181,19 @@ async def test_five_hundred_polls_at_once(tmp_path: Path) -> None:
         running(tmp_path / "data", "--allowed-host", HOST) as server,
         nginx(server, tmp_path, connections=2048) as url,
     ):
-        polls = [asyncio.create_task(_poll(url)) for _ in range(500)]
         async with server.client() as direct:
+            await create(direct, "news")
+            polls = [asyncio.create_task(_poll(url)) for _ in range(500)]
             await until_waiting(direct, 500)
-            await publish(direct, "news", "for all")
-        assert set(await asyncio.gather(*polls)) == {b'{"messages":[{"offset":0,"value":"for all"}],"next_offset":1}'}
+            await append(direct, "news", "for all")
+        assert set(await asyncio.gather(*polls)) == {b"for all"}
 
 
 async def _poll(url: str) -> bytes:
     """By hand, for five hundred of httpx' connections are slow."""
     reader, writer = await asyncio.open_connection(LOOPBACK, httpx.URL(url).port)
-    writer.write(f"GET /topics/news/messages?wait=300 HTTP/1.0\r\nHost: {HOST}\r\n\r\n".encode())
+    target = f"{ROOT}/news?offset={ZERO}&live=long-poll"
+    writer.write(f"GET {target} HTTP/1.0\r\nHost: {HOST}\r\n\r\n".encode())
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     writer.close()
     await writer.wait_closed()
