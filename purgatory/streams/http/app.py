@@ -19,6 +19,7 @@ from purgatory.asgi import closing_on_shutdown
 from purgatory.metrics.prometheus import JournalCollector, PurgatoryCollector
 from purgatory.relay import Relay
 from purgatory.streams.http.admission import Limits
+from purgatory.streams.http.description import describe
 from purgatory.streams.http.endpoint import StreamEndpoint, refuse
 from purgatory.streams.http.guard import Guard
 from purgatory.streams.http.quotas import Quotas
@@ -57,6 +58,7 @@ class Application:
                 Route("/health", self._health),
                 Route("/v1/streams", self._list),
                 Route("/metrics", self._metrics),
+                Route("/openapi.json", self._description),
             ],
             exception_handlers={HTTPException: _refused},
             lifespan=self._lifespan,
@@ -121,6 +123,10 @@ class Application:
             encode, media_type = choose_encoder("")
         return Response(encode(self._registry), media_type=media_type)
 
+    async def _description(self, request: Request) -> Response:
+        """`GET /openapi.json`: all of this."""
+        return JSONResponse(describe(self.settings))
+
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         settings = self.settings
@@ -169,7 +175,8 @@ def _relay(streams: Streams, database: str) -> Relay:
 
 async def _refused(request: Request, exception: Exception) -> Response:
     assert isinstance(exception, HTTPException)
-    return error(exception.status_code, exception.detail)
+    headers = [(name.lower().encode(), value.encode()) for name, value in (exception.headers or {}).items()]
+    return error(exception.status_code, exception.detail, headers)
 
 
 def journal(settings: Settings) -> "Journal | None":

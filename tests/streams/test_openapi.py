@@ -1,0 +1,65 @@
+"""The server behaves as its OpenAPI description says."""
+
+import asyncio
+import os
+import re
+import subprocess
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from purgatory.streams.http.description import describe
+from purgatory.streams.settings import Settings
+from tests.streams.processes import ServerProcess, running
+from tests.streams.serving import serving
+from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
+
+EXAMPLES = int(os.environ.get("SCHEMATHESIS_EXAMPLES", "10"))
+"""Requests of each kind for each operation."""
+UNCHECKED = "positive_data_acceptance,negative_data_rejection"
+"""Headers of the protocol exclude or need each other, which OpenAPI cannot say, and paths may be any text."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    waits = ("--long-poll-timeout", "0.05", "--event-stream-timeout", "0.05")
+    with running(tmp_path_factory.mktemp("data"), *waits) as server:
+        yield server
+
+
+@pytest.mark.timeout(600 + 10 * EXAMPLES)
+async def test_schemathesis_finds_no_answer_that_is_not_described(server: ServerProcess, tmp_path: Path) -> None:
+    # In another directory, for it leaves a database there.
+    command = [
+        str(Path(sysconfig.get_path("scripts")) / "schemathesis"),
+        *("--config-file", str(ROOT / "tests" / "streams" / "schemathesis.toml")),
+        *("run", f"{server.url}/openapi.json", "--checks", "all", "--exclude-checks", UNCHECKED),
+        *("--max-examples", str(EXAMPLES)),
+        *("--warnings", "off", "--request-timeout", "10", "--seed", "1", "--generation-deterministic"),
+    ]
+    done = await asyncio.to_thread(subprocess.run, command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"Tested: *18\b", done.stdout), done.stdout
+
+
+async def test_description_tells_the_settings(tmp_path: Path) -> None:
+    with serving(data=str(tmp_path), max_streams=7, max_units=9) as server:
+        async with httpx.AsyncClient(base_url=server.url) as client:
+            described = (await client.get("/openapi.json")).json()
+    text = str(described)
+    assert "There are 7 streams already" in text
+    assert "more than 9 bytes or messages" in text
+    assert described == describe(Settings(max_streams=7, max_units=9))
+
+
+async def test_every_default_and_bound_of_the_list_is_right(server: ServerProcess) -> None:
+    found: dict[str, Any] = describe(Settings())["paths"]["/v1/streams"]["get"]["parameters"][2]["schema"]
+    async with server.client() as client:
+        for limit, status in ((found["minimum"] - 1, 400), (found["maximum"], 200), (found["maximum"] + 1, 400)):
+            assert (await client.get("/v1/streams", params={"limit": limit})).status_code == status
