@@ -1,0 +1,142 @@
+"""Several workers on a shared PostgreSQL: real processes that are killed and ended."""
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.streams.processes import ServerProcess, append, create, poll, running, waiting
+from tests.streams.test_command import COMMAND
+from tests.support.journals import partitions
+from tests.support.servers import PostgresServer
+
+pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
+
+WORKERS = 3
+
+
+@pytest.fixture
+def server(postgres: PostgresServer) -> Iterator[ServerProcess]:
+    with running(None, "--database", postgres.create_database(), "--workers", str(WORKERS)) as server:
+        yield server
+
+
+async def pinned(server: ServerProcess, stack: AsyncExitStack, workers: int) -> dict[int, httpx.AsyncClient]:
+    """A client with one connection for each worker, by its process id."""
+    found: dict[int, httpx.AsyncClient] = {}
+    while len(found) < workers:
+        limits = httpx.Limits(max_connections=1, keepalive_expiry=None)
+        client = httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits)
+        instance = (await client.get("/health")).json()["instance"]
+        process = int(instance.rpartition("-")[2])
+        if process in found:
+            await client.aclose()
+        else:
+            found[process] = client
+            stack.push_async_callback(client.aclose)
+    return found
+
+
+async def until_each_waits(clients: dict[int, httpx.AsyncClient], count: int) -> None:
+    """Return when so many reads wait in all workers together."""
+    while sum([await waiting(each) for each in clients.values()]) != count:
+        pass
+
+
+async def test_connections_are_spread_over_all_workers(server: ServerProcess) -> None:
+    found: Counter[str] = Counter()
+    for _ in range(300):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        found[(await reader.read()).decode().partition('"instance":"')[2].partition('"')[0]] += 1
+        writer.close()
+        await writer.wait_closed()
+    spread = sorted(found.values())
+    assert len(spread) == WORKERS
+    # By chance a worker has so few once in 10^17 runs.
+    assert spread[0] > 30
+
+
+async def test_an_append_to_one_worker_answers_the_readers_of_all(server: ServerProcess) -> None:
+    async with AsyncExitStack() as stack:
+        first, *others = (await pinned(server, stack, WORKERS)).values()
+        await create(first, "news")
+        polls = [asyncio.create_task(poll(each, "news")) for each in others]
+        await until_each_waits(await pinned(server, stack, WORKERS), len(polls))
+        await append(first, "news", "x")
+        assert await asyncio.gather(*polls) == ["x"] * len(polls)
+
+
+async def test_a_worker_that_is_killed_loses_its_connections_and_is_replaced(server: ServerProcess) -> None:
+    async with AsyncExitStack() as stack:
+        clients = await pinned(server, stack, WORKERS)
+        doomed, spared, _ = clients
+        await create(clients[spared], "quiet")
+        lost = asyncio.create_task(poll(clients[doomed], "quiet"))
+        kept = asyncio.create_task(poll(clients[spared], "quiet"))
+        await until_each_waits(await pinned(server, stack, WORKERS), 2)
+        os.kill(doomed, signal.SIGKILL)
+        with pytest.raises(httpx.TransportError):
+            await lost
+        while True:
+            try:
+                after = await pinned(server, stack, WORKERS)
+                break
+            except httpx.TransportError:
+                continue
+        (new,) = after.keys() - clients.keys()
+        assert new != doomed
+        await append(after[new], "quiet", "at last")
+        assert await kept == "at last"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_answers_all_that_wait_and_exits(server: ServerProcess, number: signal.Signals) -> None:
+    async with AsyncExitStack() as stack:
+        clients = list((await pinned(server, stack, WORKERS)).values())
+        await create(clients[0], "news")
+        polls = [asyncio.create_task(poll(each, "news")) for each in clients]
+        await until_each_waits(await pinned(server, stack, WORKERS), len(polls))
+        stopping = asyncio.create_task(asyncio.to_thread(server.stop, number))
+        assert await asyncio.gather(*polls) == [""] * WORKERS
+        assert await stopping in (0, -number)
+
+
+async def test_workers_do_not_outlive_their_supervisor(postgres: PostgresServer) -> None:
+    server = ServerProcess("--database", postgres.create_database(), "--workers", "2")
+    workers = psutil.Process(server.process.pid).children(recursive=True)
+    assert len(workers) >= 2
+    server.process.kill()
+    server.process.communicate()
+    gone, left = psutil.wait_procs(workers, timeout=60)
+    assert (len(gone), left) == (len(workers), [])
+
+
+async def test_each_worker_writes_its_own_journal(postgres: PostgresServer, tmp_path: Path) -> None:
+    options = ("--database", postgres.create_database(), "--workers", "2", "--journal", str(tmp_path))
+    with running(None, *options, "--long-poll-timeout", "0.1", "--instance", "streams") as server:
+        async with AsyncExitStack() as stack:
+            clients = await pinned(server, stack, 2)
+            await create(next(iter(clients.values())), "news")
+            for each in clients.values():
+                await poll(each, "news")
+            names = {f"streams-{process}" for process in clients}
+    assert {instance for _, instance, _ in partitions(tmp_path)} == names
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_an_address_that_is_in_use_is_refused(
+    server: ServerProcess, postgres: PostgresServer, workers: str
+) -> None:
+    command = [*COMMAND, "--database", postgres.create_database(), "--workers", workers, "--port", str(server.port)]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode != 0
+    assert "address already in use" in done.stderr.lower()
