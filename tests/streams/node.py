@@ -3,6 +3,8 @@
 import fcntl
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.servers import program
@@ -27,3 +29,16 @@ def installed() -> Path:
         for source in (*OFFICIAL.glob("*.ts"), *OFFICIAL.glob("*.mjs")):
             shutil.copy(source, INSTALLED)
     return INSTALLED
+
+
+@contextmanager
+def reference_server() -> Iterator[str]:
+    """The URL of a reference server with its streams in memory, for as long as the context lasts."""
+    command = [program("node", "nodejs"), "reference.mjs"]
+    with subprocess.Popen(command, cwd=installed(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        try:
+            yield server.stdout.readline().strip()
+        finally:
+            server.stdin.close()  # that ends it

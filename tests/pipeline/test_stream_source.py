@@ -1,0 +1,312 @@
+"""A stream as a source of Spark: every message once, in order, in spite of restarts."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from purgatory.spark.errors import PipelineError
+from purgatory.spark.source import StreamSource, register
+from tests.pipeline.json_server import JsonServer, append, running
+from tests.pipeline.test_reading import SCHEMA
+from tests.streams.node import reference_server
+from tests.support.journals import until
+
+Batches = dict[int, list[tuple[str, int, str]]]
+"""The rows given to a sink, by the number of the batch: a repeated batch is the same again."""
+
+
+@pytest.fixture
+def source(spark: SparkSession) -> SparkSession:
+    register(spark)
+    return spark
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JsonServer]:
+    with running(tmp_path_factory.mktemp("data"), "--long-poll-timeout", "1") as server:
+        yield server
+
+
+@contextmanager
+def _following(
+    spark: SparkSession, url: str, batches: Batches, checkpoint: Path, **options: Any
+) -> Iterator[StreamingQuery]:
+    """A query that puts the stream into `batches`, without failing, for as long as the context lasts."""
+
+    def collect(rows: DataFrame, batch: int) -> None:
+        batches[batch] = [tuple(row) for row in rows.collect()]
+
+    rows = spark.readStream.format("purgatory").options(url=url, **options).load()
+    query = rows.writeStream.foreachBatch(collect).option("checkpointLocation", str(checkpoint)).start()
+    try:
+        yield query
+        assert query.exception() is None
+    finally:
+        query.stop()
+
+
+def _until(query: StreamingQuery, condition: Callable[[], bool]) -> None:
+    """Return when `condition()` holds: the time-out of the test is the bound, unless the query fails."""
+    pause = threading.Event()
+    while not condition() and query.isActive:
+        pause.wait(0.01)
+    assert query.exception() is None
+
+
+def _uncommit(checkpoint: Path, batch: int = 0) -> None:
+    """Remove the commit of a batch, as if Spark had been killed between the sink and the checkpoint."""
+    for name in (f"{batch}", f".{batch}.crc"):
+        (checkpoint / "commits" / name).unlink()
+
+
+def _values(batches: Batches) -> list[Any]:
+    """The values in order of arrival, with their positions checked."""
+    rows = [row for _, batch in sorted(batches.items()) for row in batch]
+    assert [position for _, position, _ in rows] == list(range(len(rows)))
+    return [json.loads(value) for _, _, value in rows]
+
+
+def _read(spark: SparkSession, url: str, **options: Any) -> DataFrame:
+    return spark.read.format("purgatory").options(url=url, **options).load()
+
+
+def _fails(spark: SparkSession, url: str, checkpoint: Path, message: str) -> None:
+    """See that a query that goes on from the checkpoint fails."""
+    rows = spark.readStream.schema(SCHEMA).format("purgatory").options(url=url, wait=1).load()
+    query = rows.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).start()
+    with pytest.raises(StreamingQueryException, match=message):
+        query.awaitTermination()
+
+
+class TestStream:
+    def test_each_message_comes_once_in_order_across_stop_and_restart(
+        self, source: SparkSession, server: JsonServer, tmp_path: Path
+    ) -> None:
+        batches: Batches = {}
+        url = server.stream("kept", 0, 1, 2)
+        with _following(source, url, batches, tmp_path, maxMessagesPerBatch=2) as query:
+            _until(query, lambda: _values(batches) == [0, 1, 2])
+            assert max(map(len, batches.values())) == 2
+            append(url, 3)
+            _until(query, lambda: _values(batches) == [0, 1, 2, 3])
+        append(url, 4, 5)
+        with _following(source, url, batches, tmp_path) as query:
+            _until(query, lambda: len(_values(batches)) == 6)
+            append(url, 6)
+            _until(query, lambda: len(_values(batches)) == 7)
+        assert _values(batches) == [0, 1, 2, 3, 4, 5, 6]
+
+    def test_batch_that_was_not_committed_is_read_again_as_it_was(
+        self, source: SparkSession, server: JsonServer, tmp_path: Path
+    ) -> None:
+        batches: Batches = {}
+        url = server.stream("again", "a", "b", "c")
+        with _following(source, url, batches, tmp_path, maxMessagesPerBatch=2) as query:
+            _until(query, lambda: (tmp_path / "commits" / "1").exists())
+        _uncommit(tmp_path, 1)
+        append(url, "d")  # now the response that has c has d too
+        repeated: Batches = {}
+        with _following(source, url, repeated, tmp_path) as query:
+            _until(query, lambda: 2 in repeated)
+        assert [row[1:] for row in repeated[1]] == [(2, '"c"')]
+        assert repeated[1] == batches[1]
+        assert [row[1:] for row in repeated[2]] == [(3, '"d"')]
+
+    def test_restart_of_the_server_does_not_end_it(self, source: SparkSession, tmp_path: Path) -> None:
+        batches: Batches = {}
+        with running(tmp_path / "data") as server:
+            url = server.stream("news", 0)
+            with _following(source, url, batches, tmp_path / "checkpoint") as query:
+                _until(query, lambda: _values(batches) == [0] and server.waiting() == 1)
+                server.stop()
+                server.start()
+                append(url, 1, 2)
+                _until(query, lambda: _values(batches) == [0, 1, 2])
+
+    def test_deletion_of_the_stream_ends_it(self, source: SparkSession, server: JsonServer, tmp_path: Path) -> None:
+        url = server.stream("deleted", 0, 1)
+        with _following(source, url, {}, tmp_path) as query:
+            _until(query, (tmp_path / "commits" / "0").exists)
+        assert httpx.delete(url, timeout=60).is_success
+        _fails(source, url, tmp_path, "deleted answers 404 at offset 0000000000000000_0000000000000002")
+
+    def test_latest_skips_all_messages_and_an_offset_those_before_it(
+        self, source: SparkSession, server: JsonServer, tmp_path: Path
+    ) -> None:
+        latest: Batches = {}
+        third: Batches = {}
+        url = server.stream("starts", 0, 1, 2)
+        offset = append(url, 3, 4)
+        with _following(source, url, latest, tmp_path / "a", startingOffset="latest") as query:
+            _until(query, lambda: server.waiting() == 1)  # it knows where that is
+            append(url, 5)
+            _until(query, lambda: bool(_values(latest)))
+        with _following(source, url, third, tmp_path / "b", startingOffset=offset) as query:
+            _until(query, lambda: bool(_values(third)))
+        assert (_values(latest), _values(third)) == ([5], [5])
+
+    def test_more_messages_than_a_response_has(self, source: SparkSession, server: JsonServer, tmp_path: Path) -> None:
+        batches: Batches = {}
+        url = server.stream("many")
+        for first in range(0, 25_000, 5_000):
+            append(url, *(f"{number:0100}" for number in range(first, first + 5_000)))
+        with _following(source, url, batches, tmp_path, maxMessagesPerBatch=15_000) as query:
+            _until(query, lambda: sum(map(len, batches.values())) == 25_000)
+        assert list(map(int, _values(batches))) == list(range(25_000))
+        assert [len(batch) for batch in batches.values()] == [15_000, 10_000]
+        rows = _read(source, url, maxMessagesPerBatch=5_000)
+        assert 1 < rows.rdd.getNumPartitions() < 6
+        assert rows.selectExpr("count(*)", "sum(position)", "sum(int(substr(value, -6, 5)))").first() == (
+            25_000,
+            sum(range(25_000)),
+            sum(range(25_000)),
+        )
+
+    def test_several_streams_in_one_query(self, source: SparkSession, server: JsonServer, tmp_path: Path) -> None:
+        urls = [server.stream(f"several-{number}") for number in range(2)]
+        found: set[tuple[str, str]] = set()
+
+        def collect(rows: DataFrame, batch: int) -> None:
+            found.update((row.stream, row.value) for row in rows.collect())
+
+        first, second = (source.readStream.format("purgatory").options(url=url, wait=0.1).load() for url in urls)
+        query = (
+            first.union(second).writeStream.foreachBatch(collect).option("checkpointLocation", str(tmp_path)).start()
+        )
+        try:
+            for url in urls:
+                append(url, url)
+                _until(query, lambda url=url: (url, json.dumps(url)) in found)  # type: ignore[misc]
+        finally:
+            query.stop()
+        assert len(found) == 2
+
+    def test_waiting_query_can_be_stopped(self, source: SparkSession, tmp_path: Path) -> None:
+        with running(tmp_path / "data", "--long-poll-timeout", "3000") as server:
+            url = server.stream("silent")
+            with _following(source, url, {}, tmp_path / "checkpoint", wait=300) as query:
+                _until(query, lambda: server.waiting() == 1)
+            until(lambda: server.waiting() == 0)  # the server does not wait in vain
+
+    def test_closed_stream_does_not_end_it(self, source: SparkSession, server: JsonServer, tmp_path: Path) -> None:
+        batches: Batches = {}
+        url = server.stream("closed", 1)
+        httpx.post(url, headers={"Stream-Closed": "true"}, timeout=60).raise_for_status()
+        with _following(source, url, batches, tmp_path) as query:
+            _until(query, (tmp_path / "commits" / "0").exists)
+        with _following(source, url, batches, tmp_path, wait=300) as query:
+            _until(query, lambda: server.requests(url)[-1] == "offset=0000000000000000_0000000000000001")
+        assert _values(batches) == [1]
+
+
+class TestReferenceServer:
+    def test_each_message_comes_once_in_order(self, source: SparkSession, tmp_path: Path) -> None:
+        batches: Batches = {}
+        with reference_server() as base:
+            url = f"{base}/v1/stream/news"
+            httpx.put(url, json=[0, 1, 2], timeout=60).raise_for_status()
+            with _following(source, url, batches, tmp_path, maxMessagesPerBatch=2) as query:
+                _until(query, lambda: _values(batches) == [0, 1, 2])
+                append(url, 3)
+                _until(query, lambda: _values(batches) == [0, 1, 2, 3] and (tmp_path / "commits" / "2").exists())
+            _uncommit(tmp_path, 2)
+            append(url, 4)
+            with _following(source, url, batches, tmp_path) as query:
+                _until(query, lambda: len(_values(batches)) == 5)
+            assert [row[2] for row in _read(source, url).collect()] == ["0", "1", "2", "3", "4"]
+            httpx.delete(url, timeout=60).raise_for_status()
+            httpx.put(url, json=[0], timeout=60).raise_for_status()
+            _fails(source, url, tmp_path, "ends at .*messages were lost")
+        assert list(map(len, batches.values())) == [2, 1, 1, 1]
+        assert _values(batches) == [0, 1, 2, 3, 4]
+
+
+class TestBatch:
+    def test_everything_as_the_server_has_it(self, source: SparkSession, server: JsonServer) -> None:
+        texts = [
+            r'"quotes \" and \\ and \u0000"',
+            '"Größe 漢字 🦉"',
+            r'"\ud800"',
+            "null",
+            '{"a": [1.50, 1e4000, -0.0, 1' + "0" * 5000 + "]}",
+            '{"a":1,\n "a":2}',
+            '""',
+            "[]",
+        ]
+        url = server.stream("odd")
+        httpx.post(url, content=f"[ {' , '.join(texts)} ]", headers={"Content-Type": "application/json"}, timeout=60)
+        assert [tuple(row) for row in _read(source, url).collect()] == [
+            (url, number, text) for number, text in enumerate(texts)
+        ]
+
+    def test_offset_at_which_it_starts(self, source: SparkSession, server: JsonServer) -> None:
+        url = server.stream("from")
+        offset = append(url, "a", "b")
+        append(url, "c")
+        assert [tuple(row) for row in _read(source, url, startingOffset=offset).collect()] == [(url, 0, '"c"')]
+        assert _read(source, url, startingOffset="latest").collect() == []
+
+    def test_start_beyond_the_end_is_refused(self, source: SparkSession, server: JsonServer) -> None:
+        url, longer = server.stream("empty"), server.stream("longer")
+        offset = append(longer, "a")
+        with pytest.raises(PySparkException, match=r"answers 400 at offset \S+: .*startingOffset"):
+            _read(source, url, startingOffset=offset).collect()
+
+    def test_stream_without_messages_has_no_rows(self, source: SparkSession, server: JsonServer) -> None:
+        assert _read(source, server.stream("empty")).collect() == []
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"url": ""}, "the option url is missing"),
+            ({"url": "127.0.0.1:4437"}, "the option url must be like"),
+            ({"url": "http://[/v1"}, "the option url must be like"),
+            ({"url": "http://127.0.0.1:9/a?offset=-1"}, "the option url must be like"),
+            ({"url": "http://me:secret@127.0.0.1:9/a"}, "the option url must have no user and no password"),
+            ({"startingOffset": ""}, "the option startingOffset must be"),
+            ({"startingOffset": "1&live=sse"}, "the option startingOffset must be"),
+            ({"wait": "0"}, "the option wait must be"),
+            ({"wait": "long"}, "the option wait must be"),
+            ({"maxMessagesPerBatch": "0"}, "the option maxMessagesPerBatch must be"),
+            ({"maxMessagesPerBatch": "many"}, "the option maxMessagesPerBatch must be"),
+            ({"topic": "news"}, "unknown option topic"),
+        ],
+    )
+    def test_options_that_cannot_be(self, options: dict[str, str], message: str) -> None:
+        with pytest.raises(PipelineError, match=message) as raised:
+            StreamSource({"url": "http://127.0.0.1:9/v1/stream/news", **options})
+        assert "secret" not in str(raised.value)
+
+    def test_options_are_refused_before_the_query_starts(self, source: SparkSession) -> None:
+        reader = source.readStream.format("purgatory").options(url="http://127.0.0.1:9/a", startingOffset="?")
+        with pytest.raises(AnalysisException, match="the option startingOffset must be earliest, latest or an offset"):
+            reader.load()
+
+    def test_stream_of_text_is_refused_before_the_query_starts(self, source: SparkSession, server: JsonServer) -> None:
+        url = f"{server.url}/v1/stream/text"
+        httpx.put(url, headers={"Content-Type": "text/plain"}, timeout=60).raise_for_status()
+        message = "the option url must be of a stream of application/json, not of 'text/plain'"
+        with pytest.raises(AnalysisException, match=message):
+            source.readStream.format("purgatory").options(url=url).load()
+
+    def test_stream_that_is_not_there_is_refused_before_the_query_starts(
+        self, source: SparkSession, server: JsonServer
+    ) -> None:
+        with pytest.raises(AnalysisException, match=r"elsewhere answers 404 at offset now: .*no such stream"):
+            _read(source, f"{server.url}/v1/stream/elsewhere")
+
+    def test_another_schema(self, source: SparkSession, server: JsonServer) -> None:
+        reader = source.read.schema("value string").format("purgatory").options(url=server.stream("empty"))
+        with pytest.raises(PySparkException, match="the schema must be stream string, position bigint, value string"):
+            reader.load().collect()
