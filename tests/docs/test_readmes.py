@@ -82,12 +82,12 @@ TESTED = {
         "--baseline",
     ),
     ".venv/bin/pip install -e '.[server,client,spark]'": (CI, "README.md"),
-    ".venv/bin/python -m examples.long_poll_server --journal journal --instance web-1": (
+    ".venv/bin/purgatory serve --journal journal --instance web-1 --long-poll-timeout 2": (
         "tests/pipeline/test_command.py",
         "--journal",
     ),
-    ".venv/bin/python -m examples.long_poll_server.traffic --seconds 60": ("tests/pipeline/test_command.py", "traffic"),
-    ".venv/bin/purgatory pipeline replay journal replayed --purgatory fetch --tick 0.001,0.005,0.01,0.02 "
+    ".venv/bin/python -m examples.stream_traffic --seconds 60": ("tests/pipeline/test_command.py", "stream_traffic"),
+    ".venv/bin/purgatory pipeline replay journal replayed --purgatory read --tick 0.001,0.005,0.01,0.02 "
     "--wheel-size 20,64": ("tests/pipeline/test_command.py", "spark"),
     ".venv/bin/purgatory pipeline report journal report --replay replayed --timeout-rate 0.1": (
         "tests/pipeline/test_command.py",

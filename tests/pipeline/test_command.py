@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 from purgatory.spark import replay
 from purgatory.spark.trace import read
 from tests.pipeline import cluster
+from tests.streams.processes import running
 from tests.support.paths import ROOT
-from tests.support.server_process import running
 
 SMALL = ("--rate", "500", "--seconds", "4", "--instances", "3")
 
@@ -43,27 +43,28 @@ def test_readmes_way_from_a_running_server_to_a_report(tmp_path: Path) -> None:
     page = (ROOT / "purgatory" / "spark" / "README.md").read_text()
     lines = re.findall(r"^\.venv/bin/purgatory pipeline (.*)$", page, re.MULTILINE)
     commands = {line.split()[0]: line.split() for line in lines}
-    with running(tmp_path / "data", "--journal", str(tmp_path / "journal"), "--instance", "web-1") as server:
-        traffic = [sys.executable, "-m", "examples.long_poll_server.traffic", "--seconds", "6", "--url", server.url]
-        subprocess.run([*traffic, "--clients", "60", "--wait", "1"], cwd=ROOT, check=True, timeout=60)
+    journal = ["--journal", str(tmp_path / "journal"), "--instance", "web-1", "--long-poll-timeout", "1"]
+    with running(tmp_path / "data", *journal) as server:
+        traffic = [sys.executable, "-m", "examples.stream_traffic", "--seconds", "6", "--url", server.url]
+        subprocess.run([*traffic, "--clients", "60"], cwd=ROOT, check=True, timeout=60)
     places = {name: str(tmp_path / name) for name in ("journal", "replayed", "report")}
     _pipeline("replay", *(places.get(word, word) for word in commands["replay"][1:]))
     found = _pipeline("report", *(places.get(word, word) for word in commands["report"][1:]))
     assert f"written to {places['report']}/index.html" in found.stdout
-    assert "fetch / DelayedFetch: " in found.stdout
+    assert "read / Read: " in found.stdout
     assert "timeouts as recorded: tick " in found.stdout
     outcomes = {row["operation"]: row for row in pq.read_table(tmp_path / "report/tables/outcomes").to_pylist()}
-    assert outcomes.keys() == {"DelayedFetch", "DelayedProduce"}
-    assert min(outcomes["DelayedFetch"][outcome] for outcome in ("satisfied", "expired")) > 0
+    assert outcomes.keys() == {"Read"}
+    assert min(outcomes["Read"][outcome] for outcome in ("satisfied", "expired")) > 0
     replayed = pq.read_table(tmp_path / "replayed" / "summary").to_pylist()
-    assert {(row["instance"], row["purgatory"]) for row in replayed} == {("web-1", "fetch")}
-    assert {row["operations"] for row in replayed} == {outcomes["DelayedFetch"]["operations"]}
+    assert {(row["instance"], row["purgatory"]) for row in replayed} == {("web-1", "read")}
+    assert {row["operations"] for row in replayed} == {outcomes["Read"]["operations"]}
     assert "data:image/png;base64," in (tmp_path / "report" / "index.html").read_text()
     windows = tmp_path / "windows"
     options: list[str | Path] = ["--checkpoint", tmp_path / "checkpoint", "--once", "--window", "1", "--watermark", "0"]
     assert "windows written, watermark" in _pipeline("stream", places["journal"], windows, *options).stderr
     followed = pq.read_table(windows).to_pylist()
-    assert {row["operation"] for row in followed} == {"DelayedFetch", "DelayedProduce"}
+    assert {row["operation"] for row in followed} == {"Read"}
     assert len({row["window_start"] for row in followed}) > 1
 
 
