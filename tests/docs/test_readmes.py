@@ -93,12 +93,17 @@ TESTED = {
         "tests/pipeline/test_command.py",
         "spark",
     ),
-    ".venv/bin/python -m purgatory.uvicorn examples.long_poll.app:app": (
+    ".venv/bin/python -m purgatory.uvicorn examples.long_poll:app": (
         "tests/examples/test_long_poll.py",
-        "examples.long_poll.app:app",
+        "examples.long_poll:app",
     ),
     "curl 'http://127.0.0.1:8000/topics/news?offset=0' & sleep 1; "
     "curl -d hello http://127.0.0.1:8000/topics/news; wait": ("tests/examples/test_long_poll.py", "/topics/news"),
+    "curl -d world 'http://127.0.0.1:8000/topics/news?acks=1' & sleep 1; "
+    "curl 'http://127.0.0.1:8000/topics/news?offset=2&replica=a&wait=0'; wait": (
+        "tests/examples/test_long_poll.py",
+        "curl",
+    ),
     ".venv/bin/python -m purgatory.uvicorn examples.blocking_queries.app:app": (
         "tests/examples/test_blocking_queries.py",
         "examples.blocking_queries.app:app",
