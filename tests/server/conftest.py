@@ -6,8 +6,8 @@ import httpx
 import pytest
 from selenium.webdriver import Chrome
 
-from tests.server.browser import browser
 from tests.server.pages import Page, opened
+from tests.support.browser import browser
 from tests.support.server_process import ServerProcess, running
 from tests.support.servers import PostgresServer, running_postgres
 

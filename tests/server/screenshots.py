@@ -12,7 +12,7 @@ from PIL import Image
 from selenium.webdriver import Chrome
 from selenium.webdriver.support.ui import WebDriverWait
 
-from tests.server.browser import browser
+from tests.support.browser import browser
 from tests.support.paths import ROOT
 from tests.support.server_process import running
 

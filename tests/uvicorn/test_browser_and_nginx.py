@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from tests.server.browser import browser
+from tests.support.browser import browser
 from tests.support.servers import LOOPBACK, free_port, program
 from tests.uvicorn.board import Board
 from tests.uvicorn.serving import Server, serving
