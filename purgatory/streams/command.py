@@ -67,6 +67,7 @@ def add_to(subcommands: "Subcommands") -> None:
         "--instance", type=_instance, default=defaults.instance, metavar="NAME",
         help="name of the server in the journal and in /health (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument("--demo", action="store_true", help="let the page ask for demo traffic")
     parser.add_argument("--access-log", action="store_true", help="write a line for each request")
     parser.set_defaults(run=_run, parser=parser)
 
@@ -80,6 +81,8 @@ def _add(
 def _run(options: argparse.Namespace) -> None:
     if options.workers > 1 and options.database is None:
         options.parser.error("--workers needs a --database: SQLite is for one process")
+    if options.demo and options.database is not None:
+        options.parser.error("--demo is for one process: leave out --database and --workers")
     # A waiting client is an open file: take as many as the system lets us.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

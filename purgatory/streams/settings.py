@@ -44,3 +44,5 @@ class Settings:
     """The folder to which finished reads are written."""
     instance: str = field(default_factory=lambda: f"streams-{socket.gethostname()}")
     """The name of the server, in the journal and in its responses if there are several processes."""
+    demo: bool = False
+    """Whether the page may ask for demo traffic. It needs one process."""

@@ -2,8 +2,13 @@
 
 from collections.abc import Iterator
 
+import httpx
 import pytest
+from selenium.webdriver import Chrome
 
+from tests.streams.pages import Page, opened
+from tests.streams.serving import Server, serving
+from tests.support.browser import browser
 from tests.support.servers import PostgresServer, running_postgres
 
 
@@ -12,3 +17,31 @@ def postgres() -> Iterator[PostgresServer]:
     """One PostgreSQL for all tests of a process: take a database of your own, and leave it running."""
     with running_postgres() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
+    """One browser for all tests of a process."""
+    with browser(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def page_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The server of the page."""
+    with serving(data=str(tmp_path_factory.mktemp("data")), demo=True, long_poll_timeout=300.0) as server:
+        yield server
+
+
+@pytest.fixture
+def page_http(page_server: Server) -> Iterator[httpx.Client]:
+    """Another client of the page's server."""
+    with httpx.Client(base_url=page_server.url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def page(chrome: Chrome, page_server: Server) -> Iterator[Page]:
+    """The page, open in the browser, which must find nothing wrong with it."""
+    with opened(chrome, page_server.url) as page:
+        yield page

@@ -30,6 +30,7 @@ def refused(*options: str) -> str:
     [
         (["--port", "65536"], "a port is a number from 0 to 65535"),
         (["--workers", "2"], "--workers needs a --database"),
+        (["--demo", "--workers", "2", "--database", "postgresql://127.0.0.1:1/x"], "--demo is for one process"),
         (["--database", "mysql://x"], "must be like postgresql://"),
         (["--max-body", "0"], "must be an integer and at least 1"),
         (["--heartbeat", "x"], "must be more than 0 and at most 3600 seconds"),

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,12 +23,14 @@ from purgatory.streams.http.admission import Limits
 from purgatory.streams.http.description import describe
 from purgatory.streams.http.endpoint import StreamEndpoint, refuse
 from purgatory.streams.http.guard import Guard
+from purgatory.streams.http.page import PATHS, PageEndpoint, open_live, page_routes
 from purgatory.streams.http.quotas import Quotas
 from purgatory.streams.http.replies import RETRY, Refusal, error
 from purgatory.streams.http.requests import ROOT
 from purgatory.streams.http.secrets import Keys
 from purgatory.streams.http.subscriptions import CONTROL, SubscriptionEndpoint
 from purgatory.streams.http.webhooks import Webhooks
+from purgatory.streams.live import LOOKING, Live
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import StorageError
 from purgatory.streams.storage.opener import opener
@@ -59,6 +62,7 @@ class Application:
                 Route("/v1/streams", self._list),
                 Route("/metrics", self._metrics),
                 Route("/openapi.json", self._description),
+                *page_routes(),
             ],
             exception_handlers={HTTPException: _refused},
             lifespan=self._lifespan,
@@ -79,6 +83,8 @@ class Application:
             await self._subscriptions(scope, receive, send)
         elif path.startswith(ROOT):
             await self._endpoint(scope, receive, send)
+        elif path in PATHS:
+            await self._page(scope, receive, send)
         else:
             await self._other(scope, receive, send)
 
@@ -151,26 +157,30 @@ class Application:
                 self._registry.register(JournalCollector(written))
                 for each in purgatories:
                     each.add_listener(written.write)
+            live = open_live(streams, settings, purgatories)
             if settings.database is not None:
-                await stack.enter_async_context(_relay(streams, settings.database))
+                relay = await stack.enter_async_context(_relay(streams, settings.database, live))
+                live.announce = partial(relay.notify, LOOKING)
             keys = await Keys.load(streams)
             webhooks = Webhooks(streams, keys, settings.url)
             stack.push_async_callback(webhooks.close)
             streams.on_due = webhooks.due
             streams.look_for_due()
-            await stack.enter_async_context(closing_on_shutdown(*purgatories))
+            await stack.enter_async_context(closing_on_shutdown(*purgatories, live))
             limits = Limits(settings)
             self._endpoint = StreamEndpoint(streams, settings, limits, quotas)
             self._subscriptions = SubscriptionEndpoint(streams, settings, limits, keys)
+            self._page = PageEndpoint(streams, settings, limits, live)
             yield
 
 
-def _relay(streams: Streams, database: str) -> Relay:
+def _relay(streams: Streams, database: str, live: Live) -> Relay:
     from purgatory.relay.postgres import PostgresBroker
     from purgatory.streams.storage.postgresql import CHANNEL
 
     broker = PostgresBroker(database, CHANNEL)
-    return Relay(streams.reads, broker=broker, refresh=streams.refresh, invalidate=streams.invalidate)
+    refresh = live.listening(streams.refresh)
+    return Relay(streams.reads, broker=broker, refresh=refresh, invalidate=streams.invalidate)
 
 
 async def _refused(request: Request, exception: Exception) -> Response:

@@ -31,6 +31,7 @@ from purgatory.streams.storage.database import (
     StorageUnavailable,
     stream_of_row,
 )
+from purgatory.streams.storage.snapshots import TABLE
 
 __all__ = ["CHANNEL", "PostgresDatabase", "errors", "prepare"]
 
@@ -60,6 +61,7 @@ def prepare(dsn: str) -> None:
         for statement in SCHEMA.format(blob="BYTEA", clustered="").split(";"):
             if statement.strip():
                 connection.execute(statement)
+        connection.execute(TABLE)
 
 
 class PostgresDatabase(Database):

@@ -1,0 +1,317 @@
+"""The snapshots for the page, and its polls: on a virtual clock, over HTTP, and of several servers on one database."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from purgatory import Delay, DelayedOperationPurgatory, PurgatoryClosed, PurgatoryFull, VirtualClock
+from purgatory.asgi.disconnects import unless_disconnected
+from purgatory.streams.live import BOUNDS, MAX_POLLS, POLL, Live
+from tests.streams.pages import is_idle, live
+from tests.streams.serving import Server, serving
+from tests.support.operations import Flag
+from tests.support.servers import PostgresServer
+
+
+class Watched:
+    """A purgatory, and its statistics."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock(1000.0)
+        self.purgatory = DelayedOperationPurgatory("read", clock=self.clock)
+        self.live = Live("web-1", self.purgatory)
+
+    def looked_at(self, seconds: float) -> list[int]:
+        """The numbers that a page gets in so many seconds."""
+        end = self.clock.time() + seconds
+        numbers: list[int] = []
+        while self.clock.time() < end:
+            poll = self.live.poll(numbers[-1] if numbers else None)
+            while not poll.done():
+                self.clock.advance(0.001)
+            numbers.append(poll.result())
+        return numbers
+
+    def has_nothing_scheduled(self) -> bool:
+        return "scheduled=0" in repr(self.clock)
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+def test_nothing_is_scheduled_without_a_poll(watched: Watched) -> None:
+    assert watched.has_nothing_scheduled()
+    assert watched.looked_at(5.0)
+    number = watched.live.number
+    watched.clock.advance(2 * POLL)  # the timer of the last poll is left until then
+    assert watched.has_nothing_scheduled()
+    watched.clock.advance(1000.0)
+    assert watched.live.number == number
+
+
+def test_there_are_at_most_ten_snapshots_a_second(watched: Watched) -> None:
+    numbers = watched.looked_at(2.0)
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert 19 <= len(numbers) <= 21
+
+
+def test_all_polls_get_the_same_snapshot(watched: Watched) -> None:
+    watched.looked_at(1.0)
+    number = watched.live.number
+    polls = [watched.live.poll(number) for _ in range(50)]
+    assert not any(poll.done() for poll in polls)
+    watched.clock.advance(0.1)
+    assert {poll.result() for poll in polls} == {number + 1}
+    assert json.loads(watched.live.answer())["number"] == number + 1
+
+
+def test_poll_that_lags_behind_is_answered_at_once(watched: Watched) -> None:
+    watched.looked_at(1.0)
+    number = watched.live.number
+    assert watched.live.poll(number - 5).result() == watched.live.poll(None).result() == number
+
+
+def test_old_snapshot_answers_no_poll(watched: Watched) -> None:
+    watched.looked_at(1.0)
+    number = watched.live.number
+    watched.clock.advance(60.0)
+    polls = [watched.live.poll(after) for after in (None, number - 5, number)]
+    assert not any(poll.done() for poll in polls)
+    watched.clock.advance(0.01)
+    assert {poll.result() for poll in polls} == {number + 1}
+
+
+def test_number_of_another_process_gets_the_next_snapshot(watched: Watched) -> None:
+    watched.looked_at(1.0)
+    number = watched.live.number
+    poll = watched.live.poll(2**53 - 1)
+    assert not poll.done()
+    watched.clock.advance(0.1)
+    assert poll.result() == number + 1
+
+
+def test_too_many_polls_are_refused(watched: Watched) -> None:
+    for _ in range(MAX_POLLS):
+        watched.live.poll(None)
+    with pytest.raises(PurgatoryFull):
+        watched.live.poll(None)
+
+
+async def test_closing_answers_the_polls() -> None:
+    watched = Watched()
+    polls = [watched.live.poll(None) for _ in range(3)]
+    await watched.live.aclose()
+    assert {poll.result() for poll in polls} == {0}
+    assert json.loads(watched.live.answer()) == {"number": 0, "workers": []}
+    with pytest.raises(PurgatoryClosed):
+        watched.live.poll(None)
+    watched.live.told()
+    watched.clock.advance(2 * POLL)
+    assert watched.live.number == 0
+    assert watched.has_nothing_scheduled()
+
+
+def test_polls_are_not_among_the_figures(watched: Watched) -> None:
+    watched.looked_at(2.0)
+    watched.live.poll(watched.live.number)
+    purgatories = watched.live.snapshot()["purgatories"]
+    assert list(purgatories) == ["read"]
+    assert purgatories["read"]["statistics"]["num_delayed"] == 0
+    assert purgatories["read"]["statistics"]["satisfied"] == 0
+
+
+def test_snapshot_shows_where_each_operation_is(watched: Watched) -> None:
+    for timeout in (0.005, 0.005, 0.1, 5.0, 100.0):
+        watched.purgatory.try_complete_else_watch(Delay(timeout), ["key"])
+    wheels = watched.live.snapshot()["purgatories"]["read"]["wheels"]
+    assert [wheel["unit"] for wheel in wheels][:4] == [1, 20, 400, 8000]
+    found = [
+        (level, (slot - wheel["hand"]) % len(wheel["counts"]), count)
+        for level, wheel in enumerate(wheels, 1)
+        for slot, count in enumerate(wheel["counts"])
+        if count
+    ]
+    # The hand's own bucket is the span that has begun; at 1000.0 all levels stand at the beginning of one.
+    assert found == [(1, 5, 2), (2, 5, 1), (3, 12, 1), (4, 12, 1)]
+
+
+def test_hands_go_with_the_clock_when_nothing_is_due(watched: Watched) -> None:
+    watched.purgatory.try_complete_else_watch(Delay(100.0), ["key"])
+    watched.clock.advance(1.234)
+    hands = [wheel["hand"] for wheel in watched.live.snapshot()["purgatories"]["read"]["wheels"]]
+    tick = int(watched.clock.time() / 0.001)
+    assert hands[:4] == [tick % 20, tick // 20 % 20, tick // 400 % 20, tick // 8000 % 20]
+
+
+def test_waits_are_counted_by_outcome_and_length(watched: Watched) -> None:
+    flag = watched.purgatory.try_complete_else_watch(Flag(timeout=10.0), ["flag"])
+    gone = watched.purgatory.try_complete_else_watch(Delay(10.0), ["gone"])
+    watched.purgatory.try_complete_else_watch(Delay(2.0), ["delay"])
+    watched.clock.advance(0.3)
+    flag.ready = True
+    watched.purgatory.check_and_complete("flag")
+    gone.cancel()
+    at_once = Flag(timeout=1.0)
+    at_once.ready = True
+    watched.purgatory.try_complete_else_watch(at_once, ["flag"])
+    watched.clock.advance(10.0)
+    watched.purgatory.try_complete_else_watch(Delay(60.0), ["closed"])
+    watched.clock.advance(4.0)
+    watched.purgatory.complete_all()
+    waits = watched.live.snapshot()["purgatories"]["read"]["waits"]
+
+    def bounds(outcome: str) -> list[float]:
+        return [bound for bound, count in zip([*BOUNDS, 1e9], waits[outcome], strict=True) for _ in range(count)]
+
+    assert (bounds("satisfied"), bounds("expired"), bounds("cancelled")) == ([0.5], [2.0], [0.5])
+    assert (bounds("closed"), bounds("failed")) == ([5.0], [])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(data=str(tmp_path_factory.mktemp("data"))) as server:
+        yield server
+
+
+@pytest.fixture
+def http(server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client
+
+
+class TestOverHttp:
+    def test_poll_without_a_number_is_answered_at_once(self, http: httpx.Client) -> None:
+        response = http.get("/v1/statistics")
+        assert (response.status_code, response.headers["cache-control"]) == (200, "no-store")
+        answer = response.json()
+        assert list(answer) == ["number", "workers"]
+        (worker,) = answer["workers"]
+        assert list(worker["purgatories"]) == ["read"]
+        later = http.get("/v1/statistics", params={"after": answer["number"]}).json()
+        assert later["number"] > answer["number"]
+
+    @pytest.mark.parametrize("after", ["", "x", "-1", "1.5", "\u0663", str(2**53), "9" * 20])
+    def test_bad_numbers_are_refused(self, http: httpx.Client, after: str) -> None:
+        response = http.get("/v1/statistics", params={"after": after})
+        assert response.status_code == 400
+        assert response.json()["error"]["message"].startswith(f"after must be an integer from 0 to {2**53 - 1}, not '")
+
+    def test_other_methods_are_refused(self, http: httpx.Client) -> None:
+        response = http.post("/v1/statistics")
+        assert (response.status_code, response.headers["allow"]) == (405, "GET")
+        response = http.post("/v1/demo")
+        assert (response.status_code, response.headers["allow"]) == (405, "PUT")
+
+    def test_polls_are_parked(self, http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        waited: list[object] = []
+
+        def noted(*arguments: Any) -> Any:
+            waited.append(arguments)
+            return unless_disconnected(*arguments)
+
+        monkeypatch.setattr("purgatory.asgi.response.unless_disconnected", noted)
+        number = http.get("/v1/statistics").json()["number"]
+        for _ in range(3):
+            number = http.get("/v1/statistics", params={"after": number}).json()["number"]
+        assert not waited, "a task has waited"
+
+    def test_too_many_polls_get_503(self, server: Server, http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(after: int | None) -> None:
+            raise PurgatoryFull("full")
+
+        monkeypatch.setattr(live(server), "poll", full)
+        response = http.get("/v1/statistics")
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """The result of `condition`, when that is true."""
+    end = time.monotonic() + 60
+    while not (found := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return found
+
+
+class Follower:
+    """A page's polls of a server."""
+
+    def __init__(self, http: httpx.Client) -> None:
+        self.http = http
+        self.number: int | None = None
+
+    def poll(self) -> dict[str, dict[str, Any]]:
+        """The next snapshots, by the start of the worker."""
+        parameters = {} if self.number is None else {"after": self.number}
+        answer = self.http.get("/v1/statistics", params=parameters).json()
+        self.number = answer["number"]
+        return {worker["started"]: worker for worker in answer["workers"]}
+
+
+@contextmanager
+def two(database: str) -> Iterator[list[tuple[Server, Follower]]]:
+    """Two servers on one database."""
+    with (
+        serving(database=database) as one,
+        serving(database=database) as other,
+        httpx.Client(base_url=one.url, timeout=60) as here,
+        httpx.Client(base_url=other.url, timeout=60) as there,
+    ):
+        yield [(one, Follower(here)), (other, Follower(there))]
+
+
+class TestServersOnOneDatabase:
+    def test_each_one_shows_all(self, postgres: PostgresServer) -> None:
+        with two(postgres.create_database()) as ((_, here), (other, there)):
+            both = until(lambda: len(found := here.poll()) == 2 and found)
+            assert until(lambda: there.poll().keys() == both.keys())
+            there.http.put("/v1/stream/a")
+            with there.http.stream("GET", "/v1/stream/a?offset=-1&live=sse") as waiting:
+                lines = waiting.iter_lines()
+                assert next(lines) == "event: control"
+                until(lambda: other.application.streams.reads.num_delayed == 1)
+                until(lambda: waits(here.poll()) == waits(there.poll()) == [0, 1])
+            until(lambda: waits(here.poll()) == waits(there.poll()) == [0, 0])
+
+    def test_nothing_is_scheduled_without_a_page(
+        self, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("purgatory.streams.live.FRESH", 2.0)
+        with two(postgres.create_database()) as ((one, here), (other, _)):
+            lives = [live(server) for server in (one, other)]
+            assert all(is_idle(each) for each in lives)
+            until(lambda: len(here.poll()) == 2)
+            until(lambda: all(is_idle(each) for each in lives))
+
+    def test_ended_server_is_shown_no_more(self, postgres: PostgresServer) -> None:
+        url = postgres.create_database()
+        database = url.rpartition("/")[2]
+        with serving(database=url) as one, httpx.Client(base_url=one.url, timeout=60) as http:
+            here = Follower(http)
+            with serving(database=url):
+                until(lambda: len(here.poll()) == 2)
+            until(lambda: len(here.poll()) == 1)
+            # A minute later, its row is deleted.
+            postgres.execute("UPDATE durable_streams.snapshots SET at = at - interval '1 minute'", database)
+            rows = "SELECT count(*) FROM durable_streams.snapshots"
+            until(lambda: here.poll() and postgres.execute(rows, database) == "1\n")
+
+    def test_server_shows_itself_if_the_database_fails(self, postgres: PostgresServer) -> None:
+        url = postgres.create_database()
+        with serving(database=url) as one, httpx.Client(base_url=one.url, timeout=60) as http:
+            here = Follower(http)
+            assert len(here.poll()) == 1
+            postgres.execute("DROP TABLE durable_streams.snapshots", url.rpartition("/")[2])
+            assert [len(here.poll()) for _ in range(3)] == [1, 1, 1]
+
+
+def waits(workers: dict[str, dict[str, Any]]) -> list[int]:
+    """How many reads wait, of each worker, in order."""
+    return sorted(each["purgatories"]["read"]["statistics"]["num_delayed"] for each in workers.values())

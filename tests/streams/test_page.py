@@ -1,0 +1,519 @@
+"""The page, in a real browser on a real server."""
+
+import itertools
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from selenium.webdriver import Chrome, Keys
+
+from tests.streams.pages import PATHS, Page, is_idle, live, opened
+from tests.streams.processes import running
+from tests.streams.serving import Server
+from tests.support.figures import show, spread
+from tests.support.servers import PostgresServer, free_port
+
+TEXT = {"Content-Type": "text/plain"}
+JSON = {"Content-Type": "application/json"}
+
+
+@contextmanager
+def waiting_reads(url: str, path: str, count: int) -> Iterator[None]:
+    """Long polls at the end of a stream, each on a connection of its own."""
+    parsed = httpx.URL(url)
+    with ExitStack() as stack:
+        for _ in range(count):
+            connection = stack.enter_context(socket.create_connection((parsed.host, parsed.port or 80)))
+            request = f"GET /v1/stream/{path}?offset=now&live=long-poll HTTP/1.1\r\nHost: {parsed.host}\r\n\r\n"
+            connection.sendall(request.encode())
+        yield
+
+
+def create(http: httpx.Client, headers: dict[str, str] = TEXT) -> str:
+    """The path of a new stream."""
+    path = next(PATHS)
+    assert http.put(f"/v1/stream/{path}", headers=headers).status_code == 201
+    return path
+
+
+def statistics(http: httpx.Client, purgatory: str = "read") -> dict[str, Any]:
+    """The figures of the only worker."""
+    (worker,) = http.get("/v1/statistics").json()["workers"]
+    found: dict[str, Any] = worker["purgatories"][purgatory]
+    return found
+
+
+def test_stream_is_created_appended_to_and_followed(page: Page) -> None:
+    path = next(PATHS)
+    assert page.create(path) == f"Created {path}."
+    assert page.create(path) == f"{path} is there already."
+    page.follow(path)
+    page.until_followed(path, [])
+    first = page.driver.current_window_handle
+    page.driver.switch_to.new_window("tab")
+    page.open()
+    assert page.append(path, "hello from there") == f"Stored in {path}, which has 16 bytes now."
+    assert page.append(path, "Grüße") == f"Stored in {path}, which has 23 bytes now."
+    page.until(lambda: [path, "text/plain", "23 bytes", "open"] in page.listed())
+    assert page.append(path, "", close=True) == f"Closed {path}, which has 23 bytes now."
+    page.driver.switch_to.window(first)
+    page.until_followed(path, ["Grüße", "hello from there"])
+    page.until(lambda: page.of_card(path, ".bar ~ .note") == ["closed"])
+    page.until(lambda: [path, "text/plain", "23 bytes", "closed"] in page.listed())
+
+
+def test_messages_of_json_are_shown_one_by_one(page: Page) -> None:
+    path = next(PATHS)
+    page.create(path, "application/json")
+    page.follow(path)
+    page.until_followed(path, [])
+    assert page.append(path, '{"a": [1, null]}') == f"Stored in {path}, which has 1 message now."
+    assert page.append(path, '["b", 12345678901234567890]') == f"Stored in {path}, which has 3 messages now."
+    page.until_followed(path, ["12345678901234567890", "b", '{"a":[1,null]}'])
+    assert page.of_card(path, "li > span:first-child") == ["2", "1", "0"]
+
+
+def test_data_that_is_no_text_is_shown_as_bytes(page: Page, page_http: httpx.Client) -> None:
+    path = create(page_http, {"Content-Type": "application/octet-stream"})
+    page_http.post(f"/v1/stream/{path}", headers={"Content-Type": "application/octet-stream"}, content=b"\xff\x00\x01")
+    page.follow(path)
+    page.until_followed(path, ["ff 00 01"])
+    assert page.of_card(path, "li .note") == ["3 of 3 bytes, no text"]
+
+
+def test_list_is_brought_up_to_date_and_filtered(page: Page, page_http: httpx.Client) -> None:
+    prefix = f"{next(PATHS)}/"
+    page.driver.execute_script("document.querySelector('#list-prefix').focus()")
+    page.driver.switch_to.active_element.send_keys(prefix)
+    page.until(lambda: page.text("#list-note") == "No path begins with that.")
+    for number in range(25):
+        page_http.put(f"/v1/stream/{prefix}{number:02}", headers=JSON)
+    expected = [[f"{prefix}{number:02}", "application/json", "0 messages", "open"] for number in range(25)]
+    page.until(lambda: page.listed() == expected[:20])
+    page.until(lambda: page.element("#list-more").is_displayed())
+    page.click("#list-more")
+    page.until(lambda: page.listed() == expected)
+    page.until(lambda: not page.element("#list-more").is_displayed())
+    # A row keeps the focus when others come before it.
+    page.run("document.querySelectorAll('#list-body button')[3].focus()")
+    page_http.put(f"/v1/stream/{prefix}0", headers=JSON)
+    page_http.delete(f"/v1/stream/{prefix}24")
+    page.until(lambda: [row[0] for row in page.listed()] == [f"{prefix}0", *(row[0] for row in expected[:24])])
+    page.driver.switch_to.active_element.send_keys(Keys.ENTER)
+    page.until_followed(f"{prefix}03", [])
+
+
+class TestPageContents:
+    """It is what the server says of itself."""
+
+    COUNTERS = (
+        *("num_delayed", "satisfied", "missed", "expired", "closed", "cancelled"),
+        *("completed_at_once", "failed", "purged"),
+    )
+
+    def of_the_page(self, page: Page) -> dict[str, Any]:
+        levels = [int(text.replace(",", "")) for text in page.texts("#levels-body td:last-child")]
+        counters = {name: page.number(f"[data-counter={name}]") for name in self.COUNTERS}
+        return {"levels": levels, "centre": page.number("#centre-count"), **counters}
+
+    def of_the_server(self, page_http: httpx.Client) -> dict[str, Any]:
+        found = statistics(page_http)
+        levels = [sum(wheel["counts"]) for wheel in found["wheels"]]
+        while len(levels) > 4 and not levels[-1]:  # rings that nothing has ever waited in are not drawn
+            levels.pop()
+        counters = {name: found["statistics"][name] for name in self.COUNTERS}
+        return {"levels": levels, "centre": counters["num_delayed"], **counters}
+
+    def until_the_same(self, page: Page, page_http: httpx.Client) -> dict[str, Any]:
+        """Wait until the page shows what the server says: it is a snapshot behind."""
+        shown: dict[str, Any] = page.until(
+            lambda: (shown := self.of_the_page(page)) == self.of_the_server(page_http) and shown
+        )
+        return shown
+
+    def test_page_shows_counts_of_server(self, page: Page, page_server: Server, page_http: httpx.Client) -> None:
+        page.until(lambda: self.of_the_server(page_http)["centre"] == 0)
+        page.choose("read")
+        before = self.of_the_server(page_http)
+        page.until(lambda: self.of_the_page(page)["satisfied"] == before["satisfied"])
+        some, others = create(page_http), create(page_http)
+        with waiting_reads(page_server.url, some, 4), waiting_reads(page_server.url, others, 30):
+            page.until(lambda: self.of_the_page(page)["centre"] == 34)
+            shown = self.until_the_same(page, page_http)
+            # Neither the page's own polls nor those of this test are among them.
+            assert (shown["centre"], shown["levels"][4]) == (34, 34)
+            # Four are satisfied, and the others go away.
+            page_http.post(f"/v1/stream/{some}", headers=TEXT, content="x")
+            page.until(lambda: self.of_the_page(page)["centre"] == 30)
+            assert self.of_the_page(page)["satisfied"] == before["satisfied"] + 4
+        page.until(lambda: self.of_the_page(page)["cancelled"] == before["cancelled"] + 30)
+        page.until(lambda: self.of_the_page(page)["centre"] == 0)
+        assert "have waited" in page.text("#waits-text")
+
+    def test_polls_of_pages_are_not_shown(self, page: Page, page_server: Server, page_http: httpx.Client) -> None:
+        page.until(lambda: self.of_the_server(page_http)["centre"] == 0)
+        before = statistics(page_http)["statistics"]
+        number = live(page_server).number
+        page.until(lambda: live(page_server).number > number + 10)
+        after = statistics(page_http)["statistics"]
+        assert live(page_server).polls.statistics().satisfied >= 10
+        assert {**after, "longest_slice": 0} == {**before, "longest_slice": 0}
+
+    def test_canvas_is_drawn_again_after_it_was_hidden(self, page: Page) -> None:
+        two_frames = "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done(true)))"
+        for display in ("none", ""):
+            page.run("document.querySelector('main').style.display = arguments[0]", display)
+            assert page.run_async(two_frames)
+        page.until(lambda: page.run("return document.querySelector('canvas').width") > 100)
+
+    def test_ring_is_shaded_where_operations_are(
+        self, page: Page, page_server: Server, page_http: httpx.Client
+    ) -> None:
+        page.choose("read")
+        with waiting_reads(page_server.url, create(page_http), 20):
+            page.until(lambda: page.number("#centre-count") == 20)
+            counts = statistics(page_http)["wheels"][4]["counts"]
+            shades = page.run(
+                """
+                const [counts, level] = arguments, shown = document.querySelector("#rings");
+                const canvas = document.createElement("canvas");
+                canvas.width = canvas.height = shown.width;
+                canvas.getContext("2d", { willReadFrequently: true }).drawImage(shown, 0, 0);
+                const rings = document.querySelectorAll("#levels-body tr").length, centre = canvas.width / 2;
+                const hole = 0.2 * (centre - 16), width = (centre - 16 - hole) / rings;
+                const style = getComputedStyle(document.documentElement).getPropertyValue("--empty");
+                const empty = [1, 3, 5].map(at => parseInt(style.slice(at, at + 2), 16)).join();
+                return counts.map((_, slot) => {
+                  const turn = (slot + 0.3) / counts.length * 2 * Math.PI, radius = hole + (level - 0.35) * width;
+                  const [x, y] = [centre + radius * Math.sin(turn), centre - radius * Math.cos(turn)];
+                  return canvas.getContext("2d").getImageData(x, y, 1, 1).data.slice(0, 3).join() !== empty;
+                });
+                """,
+                counts,
+                5,
+            )
+            assert shades == [count > 0 for count in counts]
+            assert 1 <= sum(shades) <= 2
+
+    def test_moves_are_found_between_two_snapshots(self, page: Page) -> None:
+        def snapshot(satisfied: int, delayed: int, **buckets: int) -> dict[str, Any]:
+            counts = [[0] * 20 for _ in range(3)]
+            for place, count in buckets.items():
+                level, slot = place.removeprefix("at").split("_")
+                counts[int(level)][int(slot)] = count
+            wheels = [{"unit": 20**level, "counts": each} for level, each in enumerate(counts)]
+            outcomes = {"expired": 0, "closed": 0, "cancelled": 0, "failed": 0, "satisfied": satisfied}
+            return {"wheels": wheels, "timer": {"tick": 0.001}, "statistics": {**outcomes, "num_delayed": delayed}}
+
+        before = snapshot(0, 17, at1_6=5, at1_15=4, at2_3=8)
+        after = snapshot(2, 18, at1_15=2, at2_3=8, at2_7=3, at1_18=5)
+        # From 10.1 to 10.13 s: the hand of the middle level comes to its bucket 6, which begins at 10.12.
+        moved = page.run_async(
+            """
+            const [before, after, done] = arguments;
+            import("/page/changes.js").then(({ changes }) => done(changes(before, after, 10.1, 10.13)));
+            """,
+            before,
+            after,
+        )
+        assert moved["cascaded"] == [{"level": 1, "slot": 6, "count": 5}]
+        assert moved["left"] == [{"level": 1, "slot": 15, "count": 2}]
+        assert {"level": 2, "slot": 7, "count": 3} in moved["entered"]
+        assert (moved["arrived"], moved["finished"]["satisfied"]) == (3, 2)
+
+
+def test_end_of_a_long_stream_is_shown(page: Page, page_http: httpx.Client) -> None:
+    path = create(page_http, JSON)
+    page_http.post(f"/v1/stream/{path}", headers=JSON, json=list(range(157)))
+    page.follow(path)
+    page.until_followed(path, [str(number) for number in range(156, 106, -1)])
+    page.append(path, '"new"')
+    page.until_followed(path, ["new", *map(str, range(156, 107, -1))])
+    text = create(page_http)
+    page_http.post(f"/v1/stream/{text}", headers=TEXT, content="a" * 10_000 + "b" * 1000)
+    page.follow(text)
+    page.until_followed(text, ["a" * 2000 + "…"])
+    assert page.of_card(text, "li .note") == ["the first 2,000 of 4,096 characters"]
+    assert page.of_card(text, "li > span:first-child") == ["6,904"]
+
+
+def test_more_streams_are_followed_than_a_browser_has_connections(page: Page, page_http: httpx.Client) -> None:
+    def waiting() -> int:
+        number: int = statistics(page_http)["statistics"]["num_delayed"]
+        return number
+
+    page.until(lambda: waiting() == 0)
+    paths = [create(page_http) for _ in range(9)]
+    for path in paths:
+        page.follow(path)
+    for path in paths:
+        assert page.append(path, f"for {path}").startswith("Stored")
+        # Three: the other connections of six are free.
+        assert waiting() <= 3
+    for path in paths:
+        page.until_followed(path, [f"for {path}"])
+
+
+def test_page_comes_back_after_a_restart_without_loss_or_repetition(chrome: Chrome, tmp_path: Path) -> None:
+    port = str(free_port())
+    with ExitStack() as stack:
+        with running(tmp_path, "--port", port) as server:
+            page = stack.enter_context(opened(chrome, server.url))
+            page.refusals = True
+            assert page.element("#demo").get_attribute("disabled")
+            assert "--demo" in page.text("#demo-note")
+            page.create("news")
+            page.follow("news")
+            page.append("news", "before")
+            page.until_followed("news", ["before"])
+            process = page.text("#process")
+        page.until(lambda: page.text("#state-text") == "reconnecting…")
+        assert page.append("news", "meanwhile") == "The server cannot be reached."
+        with running(tmp_path, "--port", port) as server:
+            httpx.post(f"{server.url}/v1/stream/news", headers=TEXT, content="after").raise_for_status()
+            page.until(lambda: page.text("#state-text") == "live" and page.text("#process") != process)
+            page.until_followed("news", ["after", "before"])
+            page.append("news", "and more")
+            page.until_followed("news", ["and more", "after", "before"])
+            # Offline pages must not keep the server from stopping.
+            page.driver.get("about:blank")
+
+
+def test_all_workers_are_shown_in_one_page(chrome: Chrome, postgres: PostgresServer) -> None:
+    with (
+        running(None, "--database", postgres.create_database(), "--workers", "2") as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+        opened(chrome, server.url) as page,
+    ):
+
+        def waiting() -> list[int]:
+            """Reads that wait, of each worker."""
+            return [int(text) for text in page.texts("#workers-body td:nth-child(2)")]
+
+        def are_waiting(total: int) -> bool:
+            return sum(waiting()) == total
+
+        def is_shown(name: str, number: int) -> bool:
+            return page.number("#centre-count") == number and page.text("#process") == f"{name}."
+
+        http.put("/v1/stream/a", headers=TEXT)
+        page.until(lambda: page.element("#workers").is_displayed() and waiting() == [0, 0])
+        assert page.text("#process") == "2 workers."
+        with ExitStack() as stack:
+            # Each connection is one worker's: they come until both have some.
+            total = 0
+            while not all(waiting()):
+                stack.enter_context(waiting_reads(server.url, "a", 5))
+                total += 5
+                page.until(partial(are_waiting, total))
+            page.until(lambda: page.number("#centre-count") == total)
+            names = page.texts("#workers-body th")
+            for name, number in zip(names, waiting(), strict=True):
+                page.choose_worker(name)
+                page.until(partial(is_shown, name, number))
+            page.choose_worker("all workers")
+            http.post("/v1/stream/a", headers=TEXT, content="x")
+            page.until(lambda: waiting() == [0, 0])
+            page.until(lambda: page.number("[data-counter=satisfied]") == total)
+
+
+def test_sum_of_workers_puts_the_same_deadline_into_one_bucket(page: Page) -> None:
+    def worker(process: int, clock: float, time: float, slot: int, **purgatories: int) -> dict[str, Any]:
+        counts = [[int(place == slot) for place in range(20)], [3 * int(place == 1) for place in range(20)]]
+        purgatory = {
+            "statistics": {"name": "read", "num_delayed": 4, "satisfied": process, "peak_delayed": 9},
+            "timer": {"tick": 1.0, "wake_ups": 1},
+            "wheels": [{"unit": 20**level, "hand": 0, "counts": each} for level, each in enumerate(counts)],
+            "waits": {"satisfied": [1, 2], "expired": [0, process]},
+        }
+        other = dict.fromkeys(purgatories, purgatory)
+        return {"process": process, "clock": clock, "time": time, "purgatories": {"read": purgatory, **other}}
+
+    # What is at 5 on the clock of the first machine is at 2 on that of the other, which was started 3 s later.
+    summed = page.run_async(
+        """
+        const [workers, done] = arguments;
+        import("/page/workers.js").then(({ sum }) => done(sum(workers)));
+        """,
+        [worker(1, 1000.0, 4.0, 5), worker(2, 1000.5, 1.5, 2, demo=1)],
+    )
+    assert summed["time"] == 4.5
+    assert set(summed["purgatories"]) == {"read", "demo"}
+    read = summed["purgatories"]["read"]
+    assert [wheel["counts"].index(max(wheel["counts"])) for wheel in read["wheels"]] == [5, 1]
+    assert [max(wheel["counts"]) for wheel in read["wheels"]] == [2, 6]
+    assert read["statistics"] == {"num_delayed": 8, "satisfied": 3}
+    assert read["timer"] == {"tick": 1.0, "wake_ups": 2}
+    assert read["waits"] == {"satisfied": [2, 4], "expired": [0, 3]}
+
+
+def test_slider_brings_ten_thousand_and_none(page: Page, page_http: httpx.Client) -> None:
+    def pending() -> int:
+        number: int = statistics(page_http, "demo")["statistics"]["num_delayed"]
+        return number
+
+    page.element("#demo").send_keys(Keys.END)
+    assert page.text("#demo-output") == "10,000"
+    page.until(lambda: pending() > 9_800)
+    page.until(lambda: page.number("[data-counter=num_delayed]") > 9_800)
+    assert page.run("return document.querySelector('#choice input:checked').value") == "demo"
+    times = page.run_async(
+        """
+        const done = arguments[0], times = [];
+        requestAnimationFrame(function frame(now) {
+          times.push(now);
+          if (times.length <= 150) requestAnimationFrame(frame); else done(times);
+        });
+        """
+    )
+    frames = [(later - earlier) / 1000 for earlier, later in itertools.pairwise(times)]
+    show(f"the page with 10,000 operations pending, time of a frame: {spread(frames)}")
+    page.element("#demo").send_keys(Keys.HOME)
+    assert page.text("#demo-output") == "0"
+    page.until(lambda: pending() == 0)
+    page.until(lambda: page.number("#centre-count") == 0)
+
+
+def test_no_snapshot_is_made_without_an_open_page(page: Page, page_server: Server) -> None:
+    number = live(page_server).number
+    page.until(lambda: live(page_server).number > number)
+    page.driver.get("about:blank")
+    page.until(lambda: is_idle(live(page_server)))
+
+
+def test_hidden_tab_makes_no_snapshots_but_follows_its_streams(
+    page: Page, page_server: Server, page_http: httpx.Client
+) -> None:
+    path = create(page_http)
+    page.follow(path)
+    page.until_followed(path, [])
+    first = page.driver.current_window_handle
+    page.driver.switch_to.new_window("tab")
+    page.until(lambda: is_idle(live(page_server)))
+    page_http.post(f"/v1/stream/{path}", headers=TEXT, content="for hidden pages")
+    page.driver.switch_to.window(first)
+    page.until_followed(path, ["for hidden pages"])
+
+
+def test_keyboard_does_everything(page: Page) -> None:
+    path = next(PATHS)
+
+    def press(*keys: str) -> None:
+        page.driver.switch_to.active_element.send_keys(*keys)
+
+    def tab_to(selector: str) -> None:
+        for _ in range(80):
+            press(Keys.TAB)
+            outline = page.run(
+                """
+                const at = document.activeElement, seen = at.type === "radio" ? at.nextElementSibling : at;
+                return getComputedStyle(seen).outlineStyle;
+                """
+            )
+            name = page.run("return document.activeElement.tagName")
+            assert outline != "none" or name == "BODY", name
+            if page.run("return document.activeElement.matches(arguments[0])", selector):
+                return
+        raise AssertionError(f"{selector} is not reached")
+
+    tab_to("#choice input")
+    press(Keys.ARROW_RIGHT)
+    page.until(lambda: "Made-up" in page.text("#note"))
+    tab_to("#demo")
+    press(Keys.ARROW_RIGHT)
+    page.until(lambda: page.number("#centre-count") == 10)
+    press(Keys.HOME)
+    tab_to("#create-path")
+    press(Keys.CONTROL, "a", Keys.NULL, path)
+    tab_to("#create-type")
+    press("application/j", Keys.ENTER)
+    tab_to("#create button")
+    press(Keys.ENTER)
+    page.until(lambda: page.text("#create-answer") == f"Created {path}.")
+    tab_to("#append-path")
+    press(Keys.CONTROL, "a", Keys.NULL, path)
+    tab_to("#append-value")
+    press('"typed', Keys.ENTER, 'text"', Keys.CONTROL, Keys.ENTER, Keys.NULL)
+    page.until(lambda: page.text("#append-answer").startswith("Refused: this is not JSON"))
+    press(Keys.CONTROL, "a", Keys.NULL, '"typed"', Keys.CONTROL, Keys.ENTER, Keys.NULL)
+    page.until(lambda: page.text("#append-answer") == f"Stored in {path}, which has 1 message now.")
+    tab_to("#append-close")
+    press(Keys.SPACE)
+    tab_to("#append button")
+    press(Keys.ENTER)
+    page.until(lambda: page.text("#append-answer") == f"Closed {path}, which has 1 message now.")
+    tab_to("#follow-path")
+    press(Keys.CONTROL, "a", Keys.NULL, path, Keys.ENTER)
+    page.until_followed(path, ["typed"])
+    tab_to("#list-prefix")
+    press(path)
+    page.until(lambda: page.listed() == [[path, "application/json", "1 message", "closed"]])
+    tab_to("#list-body button")
+    press(Keys.ENTER)
+    page.until(lambda: page.text("#follow-answer") == "You follow it already.")
+    tab_to(".stream button")
+    press(Keys.ENTER)
+    assert page.texts(".stream") == []
+    assert page.run("return document.activeElement.id") == "follow-path"
+
+
+@pytest.mark.parametrize("width", [320, 360, 768, 1440])
+def test_no_screen_scrolls_sideways(page: Page, page_http: httpx.Client, width: int) -> None:
+    path = f"0-{next(PATHS)}-{'w' * 200}"  # the first ones in the list
+    page_http.put(f"/v1/stream/{path}", headers=TEXT, content="m" * 5000)
+    metrics = {"width": width, "height": 800, "deviceScaleFactor": 2, "mobile": width < 700}
+    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    page.open(f"#follow={path}")
+    page.until(lambda: page.messages(path) and any(row[0] == path for row in page.listed()))
+    assert page.run("return document.documentElement.scrollWidth") <= width
+
+
+def test_browser_with_reduced_motion_gets_none(page: Page) -> None:
+    features = [{"name": "prefers-reduced-motion", "value": "reduce"}]
+    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    page.open()
+    page.element("#demo").send_keys(*[Keys.ARROW_RIGHT] * 40)
+    page.until(lambda: page.number("[data-counter=satisfied]") > 20 and page.number("[data-counter=expired]") > 5)
+    dots = page.run_async(
+        """
+        const done = arguments[0], shown = document.querySelector("#motion"), canvas = document.createElement("canvas");
+        const side = canvas.width = canvas.height = shown.width;
+        const context = canvas.getContext("2d", { willReadFrequently: true });
+        let frames = 0, coloured = 0;
+        requestAnimationFrame(function look() {
+          context.drawImage(shown, 0, 0);
+          const { data } = context.getImageData(0, 0, side, side);
+          for (let at = 0; at < data.length; at += 4) if (Math.abs(data[at] - data[at + 2]) > 60) coloured++;
+          if (++frames < 10) requestAnimationFrame(look); else done(coloured);
+        });
+        """
+    )
+    assert dots == 0
+    page.element("#demo").send_keys(Keys.HOME)
+    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_files_are_kept_by_browsers_and_limit_their_sources(page_http: httpx.Client) -> None:
+    index = page_http.get("/")
+    assert index.headers["content-type"] == "text/html; charset=utf-8"
+    paths = re.findall(r'(?:src|href)="(page/[^"]+)"', index.text)
+    assert {Path(path).suffix for path in paths} == {".js", ".css", ".svg"}
+    for path in ("/", *paths):
+        response = page_http.get(path)
+        assert response.status_code == 200
+        policy = response.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert response.headers["x-content-type-options"] == "nosniff"
+        again = page_http.get(path, headers={"If-None-Match": response.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+    assert page_http.get("/page/../live.py").status_code == 404
+    assert page_http.get("/page/%2e%2e/live.py").status_code == 404
+    assert "<script>" not in index.text
+    assert "style=" not in index.text

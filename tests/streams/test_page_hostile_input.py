@@ -1,0 +1,144 @@
+"""Hostile paths and data: the page shows them, as text, and that is all."""
+
+import json
+from functools import partial
+
+import httpx
+import pytest
+from selenium.common.exceptions import JavascriptException
+
+from tests.streams.pages import PATHS, Page, console
+
+JSON = {"Content-Type": "application/json"}
+MARKUP = "<img src=x onerror=window.hostile=1>"
+
+VALUES = (
+    MARKUP,
+    "</script><script>window.hostile=1</script>",
+    "<svg onload=window.hostile=1>",
+    "javascript:window.hostile=1",
+    "'\"><b>bold</b> &amp; {{7*7}} ${7*7}",
+    "\u202eabc\u2066 right to left \u05d0\u05d1 \u202c",
+    "line\nbreak\ttab \u2028 \ufeff \x00 zero",
+    {MARKUP: [MARKUP, {"__proto__": {"polluted": True}}]},
+    10**30,
+    None,
+)
+
+
+def calm(page: Page) -> None:
+    assert page.run("return window.hostile") is None
+    assert page.run("return ({}).polluted") is None
+    assert page.run("return document.querySelectorAll('main img, main script, main b b, iframe, object').length") == 0
+
+
+def test_data(page: Page, page_http: httpx.Client) -> None:
+    path = next(PATHS)
+    page_http.put(f"/v1/stream/{path}", headers=JSON)
+    page.follow(path)
+    for value in VALUES:
+        assert page_http.post(f"/v1/stream/{path}", json=[value]).status_code == 204
+    expected = [value if isinstance(value, str) else json.dumps(value, separators=(",", ":")) for value in VALUES]
+    page.until(lambda: len(page.messages(path)) == len(expected))
+    assert page.messages(path) == expected[::-1]
+    calm(page)
+
+
+def test_text(page: Page, page_http: httpx.Client) -> None:
+    texts = [value for value in VALUES if isinstance(value, str)]
+    for text in texts:
+        path = next(PATHS)
+        page_http.put(f"/v1/stream/{path}", headers={"Content-Type": "text/html"}, content=text.encode())
+        page.follow(path)
+        page.until_followed(path, [text])
+    calm(page)
+
+
+def test_long_data_is_cut_and_says_so(page: Page, page_http: httpx.Client) -> None:
+    path = next(PATHS)
+    page_http.put(f"/v1/stream/{path}", headers=JSON)
+    page.follow(path)
+    for value in ("<" * 1_000_000, [list(range(100_000))]):
+        assert page_http.post(f"/v1/stream/{path}", json=value).status_code == 204
+    newer, older = page.until(lambda: len(shown := page.messages(path)) == 2 and shown)
+    assert older == "<" * 2000 + "…"
+    assert newer.startswith("[0,1,2,")
+    assert len(newer) == 2001
+    assert "the first 2,000 of 1,000,000 characters" in page.of_card(path, "li .note")
+    calm(page)
+
+
+PATHS_OF_OTHERS = (
+    *(MARKUP, '"><script>window.hostile=1<b>script>', "%2e%2e", "a%2Fb", "\u202egnp.exe", "ünï", "x" * 300),
+    *("a?offset=1", "a#b", "a\\b", "a,b", "news\x7f", "{{7*7}}", "constructor", "__proto__"),
+)
+
+
+def test_paths(page: Page) -> None:
+    for path in PATHS_OF_OTHERS:
+        assert page.create(path) == f"Created {path}."
+        assert page.append(path, MARKUP).startswith(f"Stored in {path}, which has ")
+        page.follow(path)
+    for comes_back in (False, True):
+        if comes_back:  # they are in the page's address now
+            page.open(page.run("return location.hash"))
+        for path in PATHS_OF_OTHERS:
+            page.until_followed(path, [MARKUP])
+        assert page.texts(".stream h3 bdi") == list(PATHS_OF_OTHERS)
+        if not comes_back:
+            page.click("#list-more") if page.element("#list-more").is_displayed() else None
+        page.until(lambda: page.texts("#list-body bdi"))
+        calm(page)
+    page.run("document.querySelector('#list-prefix').value = arguments[0]", MARKUP)
+    page.run("document.querySelector('#list-prefix').dispatchEvent(new Event('input'))")
+    page.until(lambda: page.texts("#list-body bdi") == [MARKUP])
+    calm(page)
+
+
+@pytest.mark.parametrize("path", ["..", ".", "a/../b", "../../demo", "a//b", "/", "__ds/subscriptions", "x" * 2000])
+def test_refused_paths(page: Page, path: str) -> None:
+    page.refusals = True
+    assert page.create(path).startswith("Refused: ")
+    assert page.append(path, "data").startswith("Refused: ")
+    page.follow(path)
+    page.until(lambda: page.texts(".stream .error"))
+    page.open(page.run("return location.hash"))
+    page.until(lambda: page.texts(".stream .error"))
+    assert page.texts(".stream .error")[0].startswith("Refused: ")
+    calm(page)
+
+
+def test_halves_of_characters_are_refused(page: Page) -> None:
+    for form in ("create", "append", "follow"):
+        page.run(f"document.querySelector('#{form}-path').value = 'a\\ud800'")
+        page.run(f"document.querySelector('#{form} button').click()")
+    for form in ("create", "append"):
+        page.until(partial(page.text, f"#{form}-answer"))
+        assert page.text(f"#{form}-answer") == "Refused: a stream's path has no halves of characters"
+    page.until(lambda: page.texts(".stream .error"))
+    calm(page)
+
+
+def test_addresses(page: Page) -> None:
+    page.refusals = True
+    for fragment in (
+        "#follow=%zz",
+        "#follow=%3Cimg%20src%3Dx%20onerror%3Dwindow.hostile%3D1%3E,%E0%A4%A",
+        "#<script>",
+    ):
+        page.open(fragment)
+        calm(page)
+
+
+def test_text_that_is_not_json_is_not_sent(page: Page, page_http: httpx.Client) -> None:
+    path = next(PATHS)
+    page_http.put(f"/v1/stream/{path}", headers=JSON)
+    for text in ("", "{", "undefined", '1}, "more": {"a": 1', "NaN"):
+        assert page.append(path, text).startswith("Refused: this is not JSON")
+
+
+def test_nothing_becomes_markup_even_if_a_script_tried(page: Page) -> None:
+    with pytest.raises(JavascriptException, match="TrustedHTML"):
+        page.run("document.body.innerHTML = arguments[0]", MARKUP)
+    calm(page)
+    assert console(page.driver)  # it has said so there
