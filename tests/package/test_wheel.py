@@ -34,7 +34,8 @@ def test_wheel_contains_the_parts_of_the_table(wheel: Path) -> None:
     names = [name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name]
     assert all(name.startswith("purgatory/") for name in names)
     assert "purgatory/py.typed" in names
-    assert not [name for name in names if "/measured/" in name]
+    assert "purgatory/streams/page/index.html" in names
+    assert not [name for name in names if "/measured/" in name or "/screenshots/" in name]
     parts = {f"{name.split('/')[1]}/" if name.count("/") > 1 else "*.py" for name in names if name.endswith(".py")}
     assert parts == first_column(ROOT / "CONTRIBUTING.md", "| part of the wheel | extra |")
 

@@ -1,0 +1,90 @@
+"""Pictures of the page for README: .venv/bin/python -m tests.streams.screenshots [DIR]"""
+
+import io
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+from PIL import Image
+from selenium.webdriver import Chrome
+from selenium.webdriver.support.ui import WebDriverWait
+
+from tests.streams.processes import running
+from tests.support.browser import browser
+from tests.support.paths import ROOT
+
+PENDING = 5000
+SECONDS = 15.0
+"""Until as many have finished as to make a picture."""
+VIEWS = {
+    "light": ("light", 1440, 1440, 1.0),
+    "dark": ("dark", 1440, 1030, 1.0),
+    "phone": ("light", 390, 844, 2.0),
+}
+APPENDS = [
+    ("news", "text/plain", "The wheel turns.\n"),
+    ("news", "text/plain", "An append in one tab appears in all others.\n"),
+    ("orders", "application/json", '{"order": 1041, "items": ["tea", "cups"], "paid": true}'),
+    ("orders", "application/json", '{"order": 1042, "items": ["kettle"], "paid": false}'),
+    ("news", "text/plain", "Grüße aus dem Fegefeuer!\n"),
+    ("jobs/resize-7", "application/octet-stream", "…"),
+]
+
+
+def look(driver: Chrome, url: str, scheme: str, width: int, height: int, scale: float) -> None:
+    """Open the page as a screen of that size and colour scheme shows it."""
+    metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 600}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    driver.get(f"{url}/#follow=news,orders")
+    driver.refresh()
+
+
+def save(driver: Chrome, path: Path) -> None:
+    """A picture of the window, of few colours: half as large, without a visible difference."""
+    picture = Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
+    picture.quantize(256, kmeans=1, dither=Image.Dither.NONE).save(path, optimize=True)
+    sys.stdout.write(f"{path}: {path.stat().st_size / 1024:.0f} KiB\n")
+
+
+def waiting(driver: Chrome) -> int:
+    """The number of waiting operations that the page shows."""
+    text: str = driver.execute_script("return document.querySelector('[data-counter=num_delayed]').textContent")
+    return int("0" + "".join(filter(str.isdecimal, text)))
+
+
+def fill(url: str) -> None:
+    """Some streams, and demo traffic."""
+    with httpx.Client(base_url=url) as client:
+        for path, kind, data in APPENDS:
+            headers = {"Content-Type": kind}
+            client.put(f"/v1/stream/{path}", headers=headers).raise_for_status()
+            client.post(f"/v1/stream/{path}", headers=headers, content=data.encode()).raise_for_status()
+        client.post("/v1/stream/jobs/resize-7", headers={"Stream-Closed": "true"}).raise_for_status()
+        client.put("/v1/demo", json={"pending": PENDING}).raise_for_status()
+
+
+def main(directory: Path) -> None:
+    """Take them all."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        running(Path(scratch) / "data", "--demo", "--instance", "example") as server,
+        browser(Path(scratch) / "profile") as driver,
+    ):
+        driver.get(server.url)
+        fill(server.url)
+        time.sleep(SECONDS)
+        for name, (scheme, width, height, scale) in VIEWS.items():
+            look(driver, server.url, scheme, width, height, scale)
+            WebDriverWait(driver, 30).until(lambda driver: waiting(driver) > 0.9 * PENDING)
+            time.sleep(4)
+            save(driver, directory / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if sys.argv[1:] else ROOT / "purgatory/streams/screenshots")
