@@ -1,46 +1,16 @@
 """The requests shown get the answers shown, the parameters and figures are the real ones."""
 
 import inspect
-import json
 import re
-import shlex
-from pathlib import Path
-from typing import Any
-
-import pytest
 
 import purgatory
 from purgatory.bench import report
 from purgatory.bench.scenarios import SCENARIOS
 from purgatory.bench.summary import summary
 from tests.support.paths import ROOT
-from tests.support.server_process import ServerProcess, running
 
 README = (ROOT / "README.md").read_text()
-SERVER = (ROOT / "examples" / "long_poll_server" / "README.md").read_text()
 BENCH = (ROOT / "purgatory" / "bench" / "README.md").read_text()
-
-
-def _blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", SERVER, re.DOTALL)
-
-
-@pytest.mark.asyncio(loop_factories=["asyncio"])
-async def test_each_curl_gets_the_answer_shown(tmp_path: Path) -> None:
-    with running(tmp_path) as server:
-        requests = [block for block in _blocks("sh") if block.startswith("curl")]
-        answers = [json.loads(block) for block in _blocks("json")]
-        assert len(requests) == len(answers) > 3
-        for request, answer in zip(requests, answers, strict=True):
-            assert await _curl(server, request) == answer
-
-
-async def _curl(server: ServerProcess, command: str) -> Any:
-    words = shlex.split(command)
-    url = words[-1].replace("http://127.0.0.1:8000", server.url)
-    async with server.client() as client:
-        response = await (client.post(url, content=words[2]) if words[1] == "-d" else client.get(url))
-    return response.json()
 
 
 def test_every_public_name_is_documented() -> None:

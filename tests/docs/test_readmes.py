@@ -61,10 +61,7 @@ ENVIRONMENT = "python3 -m venv .venv && .venv/bin/pip install -e "
 CI = ".ci/everything"
 
 TESTED = {
-    ENVIRONMENT + "'.[server]' && .venv/bin/python -m examples.long_poll_server --demo": (
-        "tests/server/test_page.py",
-        "page_server",
-    ),
+    ENVIRONMENT + "'.[server]' && .venv/bin/purgatory serve --demo": ("tests/streams/screenshots.py", "--demo"),
     ENVIRONMENT + "'.[test]' && .venv/bin/pytest --cov -n 2": (CI, "README.md"),
     ENVIRONMENT + "'.[test]' && .venv/bin/pre-commit install": ("tests/docs/test_habits.py", "pre_commit"),
     ENVIRONMENT + "'.[bench]' && .venv/bin/purgatory bench --quick": ("tests/bench/test_bench.py", "--quick"),
@@ -81,7 +78,7 @@ TESTED = {
         "tests/bench/test_baseline.py",
         "--baseline",
     ),
-    ".venv/bin/pip install -e '.[server,client,spark]'": (CI, "README.md"),
+    ".venv/bin/pip install -e '.[server,spark]'": (CI, "README.md"),
     ".venv/bin/purgatory serve --journal journal --instance web-1 --long-poll-timeout 2": (
         "tests/pipeline/test_command.py",
         "--journal",
@@ -125,13 +122,6 @@ TESTED = {
         "tests/examples/test_examples.py",
         "examples.several_processes",
     ),
-    'sudo apt-get install postgresql && sudo -u postgres createuser "$USER" && '
-    'sudo -u postgres createdb -O "$USER" long_poll': (".ci/servers", "postgresql"),
-    ".venv/bin/pip install -e '.[server,relay]'": (CI, "README.md"),
-    ".venv/bin/python -m examples.long_poll_server --database "
-    '"postgresql:///long_poll?host=/var/run/postgresql" --workers 4': ("tests/server/test_workers.py", "--workers"),
-    ".venv/bin/python -m examples.long_poll_server.soak": ("tests/server/test_load.py", "soak"),
-    ".venv/bin/python -m examples.long_poll_server.measure": ("tests/server/test_load.py", "measure"),
     ".venv/bin/python -m tests.support.parked --clients 18000": ("tests/uvicorn/test_frameworks.py", "support.parked"),
     ".venv/bin/pip install -e '.[server]' && .venv/bin/purgatory serve": ("tests/streams/test_command.py", '"serve"'),
     "curl -X PUT -H 'Content-Type: text/plain' http://localhost:4437/v1/stream/news": (
@@ -150,8 +140,8 @@ TESTED = {
         "tests/conftest.py",
         "searching",
     ),
-    "SCHEMATHESIS_EXAMPLES=400 .venv/bin/pytest tests/server/test_openapi.py": (
-        "tests/server/test_openapi.py",
+    "SCHEMATHESIS_EXAMPLES=400 .venv/bin/pytest tests/streams/test_openapi.py": (
+        "tests/streams/test_openapi.py",
         "SCHEMATHESIS_EXAMPLES",
     ),
     'for n in $(seq 50); do .venv/bin/pytest -q -x -k "loops or threads or early" || break; done': (CI, "README.md"),
@@ -168,8 +158,6 @@ def commands(page: Path) -> list[str]:
     ("page", "command"), [pytest.param(page, command, id=name(page)) for page in PAGES for command in commands(page)]
 )
 def test_command_is_run_by_a_test(page: Path, command: str) -> None:
-    if page.parent.name == "long_poll_server" and command.startswith("curl"):
-        return  # tests/docs/test_readme.py compares the answer
     if command not in PRINTED:
         file, part = TESTED[command]
         assert part in (ROOT / file).read_text()

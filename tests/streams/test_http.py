@@ -340,6 +340,9 @@ class TestOperators:
         assert status(Host="streams.example:80") == status(Host="[::1]:80") == 200
         assert status(Origin="http://evil.example") == status(Sec_Fetch_Site="cross-site") == 403
         assert status(Origin=str(http.base_url).rstrip("/")) == status(Sec_Fetch_Site="same-origin") == 200
+        link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+        assert http.get("/", headers=link).status_code == 200
+        assert http.get(stream, headers=link).status_code == 403
         preflight = http.options(stream, headers={"Origin": "http://evil.example"})
         assert preflight.status_code == 204
         assert "access-control-allow-origin" not in preflight.headers

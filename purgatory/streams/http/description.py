@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from purgatory.streams.demo import MAX_PENDING
 from purgatory.streams.http.protocol import HEAD_SECONDS, MAX_HEAD_BYTES
 from purgatory.streams.http.requests import BODY_SECONDS
 from purgatory.streams.settings import Settings
@@ -75,6 +76,9 @@ def describe(settings: Settings) -> Json:
                 "get": _get("keys", "The keys that sign webhooks.", "application/jwk-set+json")
             },
             "/v1/streams": {"get": _list()},
+            "/v1/statistics": {"get": _statistics()},
+            "/v1/demo": {"put": _demo()},
+            "/": {"get": _get("page", "A page that shows the purgatory at work.", "text/html")},
             "/health": {"get": _get("health", "Whether the database answers.", "application/json")},
             "/metrics": {"get": _get("metrics", "For Prometheus.", "text/plain", "application/openmetrics-text")},
             "/openapi.json": {"get": _get("description", "This description.", "application/json")},
@@ -174,6 +178,23 @@ def _list() -> Json:
     }
 
 
+def _statistics() -> Json:
+    after = _query("after", _INTEGER, "The number of a snapshot: wait for one that follows it.")
+    found = _get("statistics", "Snapshots of the purgatories of each worker.", "application/json")
+    return {**found, "parameters": [after]}
+
+
+def _demo() -> Json:
+    pending = {"type": "integer", "minimum": 0, "maximum": MAX_PENDING}
+    schema = {"type": "object", "properties": {"pending": pending}, "required": ["pending"]}
+    answers = {
+        "200": {"description": "So it will be, in a moment.", "content": {"application/json": {"schema": schema}}},
+        **_BODY,
+        "403": _error("The server makes no demo traffic; or a page of another origin has asked."),
+    }
+    return {**_operation("demo", "Keep so many made-up reads waiting.", answers), "requestBody": _body(schema)}
+
+
 def _subscribe() -> Json:
     paths = {"type": "array", "items": _PATH, "minItems": 1, "maxItems": 1000}
     common = {
@@ -220,7 +241,7 @@ def _act(action: str, summary: str, status: str, properties: Json) -> Json:
 
 
 def _get(operation: str, summary: str, *kinds: str) -> Json:
-    schema = {"type": "string"} if kinds[0] == "text/plain" else {"type": "object"}
+    schema = {"type": "string" if kinds[0].startswith("text/") else "object"}
     content = {kind: {"schema": schema} for kind in kinds}
     return _operation(operation, summary, {"200": {"description": "It.", "content": content}})
 

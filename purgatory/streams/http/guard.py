@@ -25,7 +25,7 @@ class Guard:
 
     def check(self, scope: Scope) -> None:
         """Raise `Refusal` unless the request may be answered."""
-        host = origin = site = None
+        host = origin = site = destination = None
         for name, value in scope["headers"]:
             if name == b"host":
                 host = value.decode("latin-1")
@@ -33,11 +33,15 @@ class Guard:
                 origin = value.decode("latin-1")
             elif name == b"sec-fetch-site":
                 site = value
+            elif name == b"sec-fetch-dest":
+                destination = value
         # Without one came no browser: HTTP/1.1 has to have it.
         if host is not None and not self._is_known(_name(host)):
             raise Refusal(400, f"this server is not {_name(host)[:100]!r}: its --allowed-host may say that it is")
         if scope["method"] == "OPTIONS" or self._origin == "*" or (origin is not None and origin == self._origin):
             return
+        if destination == b"document" and scope["path"] == "/":
+            return  # a link to the page
         if site is not None:
             foreign = site not in (b"same-origin", b"none")
         else:
