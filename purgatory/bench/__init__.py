@@ -2,6 +2,7 @@
 
     case        a case of a scenario: its implementation, event loop and parameters
     scenarios/  one module each: the cases of a scenario, and the measurement of one
+    streams/    the same for `purgatory serve`, beside the reference server
     rivals      the implementations that ours are compared with
     stalls      the longest iteration of a loop
     runner      every case in a process of its own, alternately, in several rounds

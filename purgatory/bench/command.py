@@ -14,7 +14,8 @@ from rich.table import Column, Table
 
 from purgatory.bench import machine, plots, report, runner
 from purgatory.bench.case import LOOPS, Case, Figures, Measured
-from purgatory.bench.scenarios import SCENARIOS
+from purgatory.bench.scenarios import EVERY, SCENARIOS, STREAMS
+from purgatory.bench.streams.servers import FOLDER
 from purgatory.bench.summary import summary
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ LEGEND = (
     "lists; *Event + timeout*, a task with an `asyncio.Event` under `asyncio.timeout` for each waiter, the task "
     "included, but in the await path and over HTTP, where the task is there anyway; *driver alone*, what the benchmark "
     "itself takes, which is part of all others; *future (floor)*, a bare future without a timeout; *scan*, a look "
-    "through a dictionary of times now and then; *Prometheus*, *journal* and *OpenTelemetry* listen to ours; *before*, "
+    "through a dictionary of times now and then; *Prometheus*, *journal* and *OpenTelemetry* listen to ours; "
+    "*reference server*, that of the Durable Streams protocol, on Node with its file-backed store; *before*, "
     "the library of another checkout, whose ratios are to the same implementation of this one."
 )
 
@@ -40,16 +42,27 @@ def add_to(subcommands: "Subcommands") -> None:
         help="measure this library beside today's alternatives",
         description="Measure this library beside today's alternatives: alternately, in several rounds, on asyncio and"
         " uvloop. Writes results.json, a table of all figures and ratios (results.md) and plots.",
-        epilog="scenarios: " + "; ".join(f"{scenario.name}: {scenario.title}" for scenario in SCENARIOS.values()),
+        epilog="scenarios: " + "; ".join(f"{scenario.name}: {scenario.title}" for scenario in EVERY.values()),
     )
-    parser.add_argument("scenarios", nargs="*", type=_scenario, metavar="SCENARIO", help="default: all, see below")
+    parser.add_argument(
+        "scenarios", nargs="*", type=_scenario, metavar="SCENARIO", help="see below; default: all of the library"
+    )
+    parser.add_argument(
+        "--streams",
+        action="store_true",
+        help=f"measure `purgatory serve` beside the reference Durable Streams server, by {', '.join(STREAMS)}; npm"
+        f" installs that one into {FOLDER}",
+    )
     parser.add_argument(
         "--quick", action="store_true", help="a check of about two minutes; a full run takes about an hour"
     )
     parser.add_argument("--rounds", type=rounds, metavar="N", help="default: 3, or 2 for a quick run")
     parser.add_argument("--loop", choices=("asyncio", "uvloop"), help="only this event loop")
     parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="default: purgatory-bench/full, or quick, or baseline"
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="default: purgatory-bench/full, or quick, or baseline, with --streams streams-full and so on",
     )
     parser.add_argument(
         "--baseline",
@@ -67,23 +80,23 @@ def run(options: argparse.Namespace) -> None:
     """Measure the scenarios that the options name."""
     baseline: Path | None = options.baseline
     kind = "baseline" if baseline else "quick" if options.quick else "full"
-    output: Path = options.output or Path("purgatory-bench", kind)
+    output: Path = options.output or Path("purgatory-bench", f"streams-{kind}" if options.streams else kind)
     if options.redraw:
         _redraw(output)
         return
     console = Console(stderr=True)
-    names: list[str] = list(dict.fromkeys(options.scenarios)) or list(SCENARIOS)
+    names: list[str] = list(dict.fromkeys(options.scenarios)) or list(STREAMS if options.streams else SCENARIOS)
     missing: dict[str, str] = {}
     cases: dict[str, list[Case]] = {}
     for name in names:
         some = []
-        for case in SCENARIOS[name].cases(options.quick):
-            if why := SCENARIOS[name].missing(case):
+        for case in EVERY[name].cases(options.quick):
+            if why := EVERY[name].missing(case):
                 missing[str(case)] = why
             elif options.loop in (None, case.loop):
                 some.append(case)
         if some:
-            cases[name] = SCENARIOS[name].before_and_after(some) if baseline else some
+            cases[name] = EVERY[name].before_and_after(some) if baseline else some
         else:
             missing[name] = f"it has no cases on {options.loop}"
     times = options.rounds or (2 if options.quick else 3)
@@ -123,7 +136,7 @@ def run(options: argparse.Namespace) -> None:
             _write(output, about, measured)
     for name in names:
         if name not in missing:
-            _show(report.table(SCENARIOS[name], measured[name]))
+            _show(report.table(EVERY[name], measured[name]))
             for each in measured[name]:
                 if each.failed is not None:
                     why = each.failed.splitlines()[-1]
@@ -192,7 +205,7 @@ def _measure(
 
         for name, some in cases.items():
             if not console.is_terminal:  # there is no bar to see
-                console.print(f"{SCENARIOS[name].title}: {len(some)} cases, {rounds} rounds")
+                console.print(f"{EVERY[name].title}: {len(some)} cases, {rounds} rounds")
             for finished in runner.run(some, rounds, measure):
                 progress.advance(bar)
                 if all(each.failed is not None or len(each.rounds) == rounds for each in finished):
@@ -202,12 +215,12 @@ def _measure(
 
 def _write(directory: Path, about: dict[str, Any], measured: dict[str, list[Measured]]) -> None:
     tables = [report.markdown(table) for table in (summary(measured, loop) for loop in LOOPS) if table.rows]
-    tables += [report.markdown(report.table(SCENARIOS[name], cases)) for name, cases in measured.items()]
+    tables += [report.markdown(report.table(EVERY[name], cases)) for name, cases in measured.items()]
     described = ", ".join(f"{name} {value}" for name, value in about["machine"].items())
     head = f"`{about['command']}`, {about['began']}, {about['rounds']} rounds, on {described}. {LEGEND}"
     (directory / "results.md").write_text("\n\n".join([head, *tables]) + "\n")
     for name, cases in measured.items():
-        plots.draw(SCENARIOS[name], cases, directory)
+        plots.draw(EVERY[name], cases, directory)
     for loop in LOOPS:
         plots.draw_overview(measured, loop, directory)
 
@@ -222,8 +235,8 @@ def _show(table: report.Table) -> None:
 
 
 def _scenario(text: str) -> str:
-    if text not in SCENARIOS:
-        raise argparse.ArgumentTypeError(f"there is no scenario {text!r}, but: {', '.join(SCENARIOS)}")
+    if text not in EVERY:
+        raise argparse.ArgumentTypeError(f"there is no scenario {text!r}, but: {', '.join(EVERY)}")
     return text
 
 

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, Final
 
 from purgatory.bench.case import BEFORE, OURS, Case, Measured, Metric, Scenario
-from purgatory.bench.scenarios import SCENARIOS
+from purgatory.bench.scenarios import EVERY
 
 __all__ = ["Group", "Spread", "Table", "groups", "load", "markdown", "save", "table"]
 
@@ -129,12 +129,12 @@ def save(path: Path, about: dict[str, Any], measured: dict[str, list[Measured]],
         **about,
         "scenarios": {
             name: {
-                "title": SCENARIOS[name].title,
-                "metrics": {metric.key: f"{metric.label} ({metric.unit})" for metric in SCENARIOS[name].metrics},
+                "title": EVERY[name].title,
+                "metrics": {metric.key: f"{metric.label} ({metric.unit})" for metric in EVERY[name].metrics},
                 "cases": [_written(each) for each in cases],
-                "ratios": list(_ratios(SCENARIOS[name], cases)),
+                "ratios": list(_ratios(EVERY[name], cases)),
             }
-            for name in SCENARIOS
+            for name in EVERY
             if (cases := measured.get(name))
         },
         "missing": missing,

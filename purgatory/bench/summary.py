@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from purgatory.bench.case import ALONE, OURS, UNLIMITED, Measured
 from purgatory.bench.report import Group, Spread, Table, groups, number
-from purgatory.bench.scenarios import SCENARIOS
+from purgatory.bench.scenarios import EVERY
 
 __all__ = ["Line", "lines", "summary"]
 
@@ -77,6 +77,34 @@ HEADLINES: Final = (
     Headline("the same: from publish to the answer of one", "http", "latency_us", {"clients": 10_000}),
     Headline("an idle HTTP connection: memory", "http", "idle_kib", {"clients": 10_000}),
     Headline("an HTTP request that does not wait: the server's CPU", "http", "now_us", {"clients": 10_000}),
+    Headline("durable appends of 100 bytes, 1 writer: time each", "appends", "us", {"bytes": 100, "writers": 1}),
+    Headline("the same, 64 writers on 16 streams", "appends", "us", {"bytes": 100, "writers": 64}),
+    Headline("the same: the server's CPU", "appends", "cpu_us", {"bytes": 100, "writers": 64}),
+    Headline("the same, 512 writers", "appends", "us", {"bytes": 100, "writers": 512}),
+    Headline("durable appends of 64 KiB, 1 writer: time each", "appends", "us", {"bytes": 65_536, "writers": 1}),
+    Headline("the same, 64 writers on 16 streams", "appends", "us", {"bytes": 65_536, "writers": 64}),
+    Headline("the same, 512 writers", "appends", "us", {"bytes": 65_536, "writers": 512}),
+    Headline("catch-up reads of 100 messages, 64 readers: time each", "reads", "us", {"connections": 64}),
+    Headline("the same: the server's CPU", "reads", "cpu_us", {"connections": 64}),
+    *(
+        Headline(what, "readers", metric, {"readers": readers, "by": by})
+        for readers in (1_000, 10_000)
+        for by, waits in (("long poll", "long polls wait"), ("SSE", "readers wait by SSE"))
+        for what, metric in (
+            (f"{readers:,} {waits}: memory each", "kib"),
+            ("the same: from append to the last of them", "answer_ms"),
+            ("the same: the server's CPU, each", "cpu_us"),
+        )
+    ),
+    *(
+        Headline(what, "delivery", metric, {"rate": rate})
+        for rate in (20, 100)
+        for what, metric in (
+            (f"{rate} appends a second, 2,000 long polls of 100 streams: half are there within", "p50_ms"),
+            ("the same: 99 % within", "p99_ms"),
+            ("the same: the server's CPU, each", "cpu_us"),
+        )
+    ),
 )
 
 
@@ -102,7 +130,7 @@ def lines(measured: Mapping[str, Iterable[Measured]], loop: str) -> list[Line]:
 
 
 def _line(headline: Headline, group: Group) -> Line:
-    metric = next(each for each in SCENARIOS[headline.scenario].metrics if each.key == headline.metric)
+    metric = next(each for each in EVERY[headline.scenario].metrics if each.key == headline.metric)
     ratios = {name: group.ratio(name, metric.key) for name in group.members if name not in {OURS, ALONE}}
     ours = f"{number(group.spread(OURS, metric.key).median)} {metric.unit}"
     named = {name.replace(OURS, "ours"): ratio for name, ratio in ratios.items() if ratio is not None}

@@ -134,6 +134,10 @@ TESTED = {
     ),
     "curl 'http://localhost:4437/v1/stream/news?offset=-1'": ("tests/streams/test_command.py", "curl"),
     "curl -N 'http://localhost:4437/v1/stream/news?offset=-1&live=sse'": ("tests/streams/test_command.py", "curl"),
+    ".venv/bin/pip install -e '.[bench]' && .venv/bin/purgatory bench --streams": (
+        "tests/bench/test_streams.py",
+        '"bench", "--streams"',
+    ),
     ".venv/bin/python -m tests.support.soak": ("tests/core/test_soak.py", "tests.support.soak"),
     ".venv/bin/python -m tests.support.stalls": ("tests/promises/test_6_bounded_turns.py", "stalls.rows"),
     'HYPOTHESIS_PROFILE=searching .venv/bin/pytest --timeout 7200 -k "model or properties or watchers"': (

@@ -17,8 +17,9 @@ from purgatory.bench.scenarios import (
     threshold,
     wakeup,
 )
+from purgatory.bench.streams import appends, delivery, readers, reads
 
-__all__ = ["SCENARIOS"]
+__all__ = ["EVERY", "SCENARIOS", "STREAMS"]
 
 SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario
@@ -40,3 +41,11 @@ SCENARIOS: dict[str, Scenario] = {
         threads.SCENARIO,
     )
 }
+"""Those of the library."""
+
+STREAMS: dict[str, Scenario] = {
+    scenario.name: scenario for scenario in (appends.SCENARIO, reads.SCENARIO, readers.SCENARIO, delivery.SCENARIO)
+}
+"""Those of `purgatory serve`."""
+
+EVERY: dict[str, Scenario] = {**SCENARIOS, **STREAMS}

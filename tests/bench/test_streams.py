@@ -1,0 +1,183 @@
+"""`purgatory bench --streams`: its measurements are complete, and a wrong answer fails them. No test judges a speed."""
+
+import asyncio
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from purgatory.__main__ import main
+from purgatory.bench.case import OURS, Case
+from purgatory.bench.scenarios import STREAMS
+from purgatory.bench.streams import appends, delivery, readers
+from purgatory.bench.streams.client import WrongAnswer, ask, dial, get, percentile
+from purgatory.bench.streams.servers import REFERENCE, Running, installed, missing
+from tests.streams.node import installed as all_installed
+from tests.support.paths import ROOT
+from tests.support.servers import program
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of a quick run."""
+    program("node", "nodejs")
+    all_installed()
+    output = tmp_path_factory.mktemp("bench")
+    command = [sys.executable, "-m", "purgatory", "bench", "--streams", "--quick", "--rounds", "1"]
+    done = subprocess.run(
+        [*command, "--output", str(output)], capture_output=True, text=True, check=False, cwd=ROOT, timeout=1700
+    )
+    assert done.returncode == 0, done.stderr
+    for scenario in STREAMS.values():
+        assert scenario.title in done.stdout
+    return output
+
+
+def results(directory: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((directory / "results.json").read_text())
+    return content
+
+
+@pytest.mark.timeout(1800)
+class TestAQuickRun:
+    def test_measures_both_servers_in_every_case(self, quick: Path) -> None:
+        measured = results(quick)
+        assert measured["missing"] == {}
+        assert list(measured["scenarios"]) == list(STREAMS)
+        for name, scenario in STREAMS.items():
+            cases = measured["scenarios"][name]["cases"]
+            assert [case["parameters"] for case in cases] == [dict(case.parameters) for case in scenario.cases(True)]
+            assert [case["implementation"] for case in cases] == [OURS, REFERENCE] * (len(cases) // 2)
+            for case in cases:
+                (figures,) = case["rounds"]
+                assert {metric.key for metric in scenario.metrics} <= set(figures)
+                assert all(math.isfinite(figure) for figure in figures.values())
+
+    def test_compares_the_reference_with_ours(self, quick: Path) -> None:
+        for name, scenario in STREAMS.items():
+            ratios = results(quick)["scenarios"][name]["ratios"]
+            assert {ratio["what"] for ratio in ratios} == {
+                f"{metric.label}: {REFERENCE} / {OURS}" for metric in scenario.metrics if metric.compared
+            }
+
+    def test_writes_its_tables(self, quick: Path) -> None:
+        text = (quick / "results.md").read_text()
+        for scenario in STREAMS.values():
+            assert f"### {scenario.title}" in text
+        assert (quick / "overview-uvloop.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+
+class TestWhatIsMissing:
+    def test_node_is_named_with_its_command(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        main(["bench", "reads", "--streams", "--quick", "--rounds", "1", "--output", str(tmp_path / "measured")])
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"reads: {REFERENCE}, uvloop, connections 64" in said
+        assert "was not measured: needs node: sudo apt-get install nodejs npm" in said
+        (case,) = results(tmp_path / "measured")["scenarios"]["reads"]["cases"]
+        assert case["implementation"] == OURS
+
+    def test_more_readers_than_open_files_are_not_measured(self) -> None:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if most == resource.RLIM_INFINITY:
+            pytest.skip("a process may have any number of open files")
+        why = missing(Case("readers", OURS, "uvloop", {"readers": most}))
+        assert why == f"a process may have {most:,} open files (ulimit -Hn), and needs {most + 500:,}"
+
+    def test_reference_is_installed_by_npm(self, tmp_path: Path) -> None:
+        program("npm", "npm")
+        packages = installed(tmp_path / "packages")
+        about = packages / "@durable-streams" / "server" / "package.json"
+        assert json.loads(about.read_text())["version"] == "0.3.7"
+        before = about.stat().st_mtime_ns
+        assert installed(tmp_path / "packages") == packages
+        assert about.stat().st_mtime_ns == before
+
+
+@asynccontextmanager
+async def answering(answer: bytes) -> AsyncIterator[Running]:
+    """A server that answers a request with these bytes, and hangs up."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1")
+    async with server:
+        yield Running(psutil.Process(os.getpid()), server.sockets[0].getsockname()[1])
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+class TestAWrongAnswer:
+    async def test_another_status_fails(self) -> None:
+        async with answering(b"HTTP/1.1 500 Oh\r\nContent-Length: 4\r\n\r\nsome") as server:
+            with pytest.raises(WrongAnswer, match=r"500 b'some', and not \(200,\)"):
+                await ask(await dial(server), get("s"), 200)
+
+    async def test_no_answer_fails(self) -> None:
+        async with answering(b"") as server:
+            connection = await dial(server)
+            with pytest.raises(ConnectionResetError, match="the server has hung up"):
+                await ask(connection, get("s"), 200)
+            with pytest.raises(ConnectionResetError, match="the server has hung up"):
+                connection.request(get("s"))
+
+    async def test_lost_or_doubled_append_fails(self) -> None:
+        run = appends._Run(20)
+        run.acknowledged[0, 7] = 2
+        first, second = (appends._message(7, number, run.padding) for number in range(2))
+        appends._look_at(first + second, 0, run)
+        for data in (first, second, first + first, first + second[:-1] + b"x"):
+            with pytest.raises(WrongAnswer):
+                appends._look_at(data, 0, run)
+
+    async def test_another_message_than_the_appended_one_fails(self) -> None:
+        run = readers._Run()
+        reached = run.expect(b"message", 1)
+        with pytest.raises(WrongAnswer):
+            run.got(b"massage")
+        run.got(b"message")
+        assert reached.done()
+        with pytest.raises(WrongAnswer):
+            run.got(b"message")
+
+    async def test_message_out_of_turn_fails(self) -> None:
+        run = delivery._Run(streams=1, readers=1)
+        first, second = run.add(0), run.add(0)
+        for data in (second, b"", first[:-1] + b"x"):
+            with pytest.raises(WrongAnswer):
+                run.got(0, 0, data)
+        run.is_last = True
+        assert run.got(0, 0, first + second) == 2
+        assert run.over.done()
+
+
+def test_percentiles_are_those_of_the_nearest_rank() -> None:
+    times = [number / 1e3 for number in range(1, 101)]
+    assert [percentile(times, share) for share in (0.5, 0.99, 1.0)] == [50, 99, 100]
+    assert percentile([0.007], 0.99) == 7
+
+
+def test_full_run_has_the_sizes_that_matter() -> None:
+    cases = [case.parameters for scenario in STREAMS.values() for case in scenario.cases(False)]
+    assert {(case["writers"], case["bytes"]) for case in cases if "writers" in case} == {
+        (writers, size) for writers in (1, 64, 512) for size in (100, 65_536)
+    }
+    assert {(case["by"], case["readers"]) for case in cases if "by" in case} == {
+        (by, count) for by in ("long poll", "SSE") for count in (1_000, 10_000)
+    }
+    assert {(case["streams"], case["readers"]) for case in cases if "rate" in case} == {(100, 2_000)}
