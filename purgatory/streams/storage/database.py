@@ -52,7 +52,7 @@ CREATE INDEX IF NOT EXISTS streams_deadline ON streams (deadline) WHERE deadline
 CREATE TABLE IF NOT EXISTS data (
     stream BIGINT NOT NULL, first BIGINT NOT NULL, last BIGINT NOT NULL, data {blob} NOT NULL,
     PRIMARY KEY (stream, first)
-){clustered};
+);
 CREATE TABLE IF NOT EXISTS producers (
     stream BIGINT NOT NULL, name TEXT NOT NULL, epoch BIGINT NOT NULL, seq BIGINT NOT NULL, PRIMARY KEY (stream, name)
 );

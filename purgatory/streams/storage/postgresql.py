@@ -58,7 +58,7 @@ def prepare(dsn: str) -> None:
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_SCHEMA}")
         connection.execute("CREATE SEQUENCE IF NOT EXISTS stream_ids")
-        for statement in SCHEMA.format(blob="BYTEA", clustered="").split(";"):
+        for statement in SCHEMA.format(blob="BYTEA").split(";"):
             if statement.strip():
                 connection.execute(statement)
         connection.execute(TABLE)
