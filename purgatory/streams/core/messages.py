@@ -6,6 +6,7 @@ of every other content type is a byte.
 
 import json
 import re
+from functools import lru_cache
 from typing import Any, Final
 
 from purgatory.streams.core.errors import Invalid
@@ -18,6 +19,7 @@ _MEDIA_TYPE: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+/[!#$%&'*+.^_`|~0-9
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 
 
+@lru_cache(256)
 def media_type(content_type: str) -> str:
     """The media type, without parameters and in lower case. Raises `Invalid` if it is none."""
     name = content_type.partition(";")[0].strip()

@@ -1,6 +1,7 @@
 """The refusal of requests from pages of other sites."""
 
 from collections.abc import Collection
+from functools import lru_cache
 from ipaddress import ip_address
 
 from starlette.types import Scope
@@ -59,6 +60,7 @@ def _name(host: str) -> str:
     return (name if colon and port.isdecimal() else host).lower()
 
 
+@lru_cache(256)
 def _is_address(name: str) -> bool:
     try:
         ip_address(name.removeprefix("[").removesuffix("]"))

@@ -2,8 +2,9 @@
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
 
@@ -25,6 +26,8 @@ BODY_SECONDS: Final = 60.0
 
 _PATH: Final = 1024
 _TEXT: Final = 1024
+_REMEMBERED: Final = 256
+"""Paths, and queries, that are remembered with what they mean."""
 _INTEGER: Final = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
 _LARGEST: Final = 2**53 - 1
 _TIME: Final = re.compile(
@@ -63,6 +66,7 @@ class Headers:
         return (self.get(name) or "").lower() == "true"
 
 
+@lru_cache(_REMEMBERED)
 def stream_path(path: str) -> str:
     """The path of a stream, relative to the root. Raises `Invalid` or `NotFound`."""
     if not path or len(path.encode("utf-8", "surrogateescape")) > _PATH:
@@ -76,10 +80,15 @@ def stream_path(path: str) -> str:
     return path
 
 
-def query(scope: Scope) -> dict[str, list[str]]:
+def query(scope: Scope) -> Mapping[str, Sequence[str]]:
     """The query parameters. Raises `Invalid` if they are too many."""
+    return _query(scope["query_string"])
+
+
+@lru_cache(_REMEMBERED)  # the readers of a stream ask for the same
+def _query(text: bytes) -> Mapping[str, Sequence[str]]:
     try:
-        pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True, max_num_fields=100)
+        pairs = parse_qsl(text.decode("latin-1"), keep_blank_values=True, max_num_fields=100)
     except ValueError:
         raise Invalid("there are too many query parameters") from None
     parameters: dict[str, list[str]] = {}
@@ -112,7 +121,7 @@ def expiry(headers: Headers) -> tuple[str, float] | None:
 
 def producer(headers: Headers) -> Identity | None:
     """The headers of an idempotent producer. Raises `Invalid`."""
-    name, epoch, seq = (headers.text(b"producer-" + each) for each in (b"id", b"epoch", b"seq"))
+    name, epoch, seq = map(headers.text, (b"producer-id", b"producer-epoch", b"producer-seq"))
     if name is None and epoch is None and seq is None:
         return None
     if name is None or epoch is None or seq is None:
