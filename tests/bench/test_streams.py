@@ -16,11 +16,13 @@ import psutil
 import pytest
 
 from purgatory.__main__ import main
+from purgatory.bench import report
 from purgatory.bench.case import OURS, Case
 from purgatory.bench.scenarios import STREAMS
 from purgatory.bench.streams import appends, delivery, readers
 from purgatory.bench.streams.client import WrongAnswer, ask, dial, get, percentile
 from purgatory.bench.streams.servers import REFERENCE, Running, installed, missing
+from purgatory.bench.summary import summary
 from tests.streams.node import installed as all_installed
 from tests.support.paths import ROOT
 from tests.support.servers import program
@@ -181,3 +183,15 @@ def test_full_run_has_the_sizes_that_matter() -> None:
         (by, count) for by in ("long poll", "SSE") for count in (1_000, 10_000)
     }
     assert {(case["streams"], case["readers"]) for case in cases if "rate" in case} == {(100, 2_000)}
+
+
+def test_figures_of_the_readme_are_those_that_were_measured() -> None:
+    about, cases = report.load(ROOT / "purgatory" / "bench" / "measured" / "streams" / "results.json")
+    assert about["missing"] == {}
+    assert list(cases) == list(STREAMS)
+    for name in cases:
+        assert [each.case for each in cases[name]] == STREAMS[name].cases(False)
+        assert {len(each.rounds) for each in cases[name]} == {about["rounds"]}
+    readme = (ROOT / "purgatory" / "streams" / "README.md").read_text()
+    assert report.markdown(summary(cases, "uvloop")).partition("\n\n")[2] in readme
+    assert f"`{about['command']}`" in readme
