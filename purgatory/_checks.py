@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from inspect import isasyncgenfunction, iscoroutinefunction
+from types import WrapperDescriptorType
 from typing import Literal, NoReturn, SupportsFloat, TypeAlias
 
 __all__ = ["check_callback", "check_count", "is_async", "refuse_copy", "seconds"]
@@ -50,7 +51,9 @@ def check_callback(name: str, callback: Callable[..., object]) -> None:
     """Raise `TypeError` unless `callback` is callable, and not `async`."""
     if not callable(callback):
         raise TypeError(f"{name} must be callable, not {callback!r}")
-    if is_async(callback) or is_async(type(callback).__call__):
+    call = type(callback).__call__
+    # Of functions, methods and partials the call is C's own: no second look is worth its microsecond.
+    if is_async(callback) or (type(call) is not WrapperDescriptorType and is_async(call)):
         raise TypeError(f"{name} must not be async, as its result is not awaited: {callback!r}")
 
 

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from ipaddress import ip_address
 from sys import intern
 from typing import Final
@@ -19,7 +20,11 @@ _SHORT: Final = 1.0
 
 def address(scope: Scope) -> str:
     """The address of a client, or "" if a proxy has given something else: an invented text is no client."""
-    host = (scope.get("client") or ("", 0))[0]
+    return _address((scope.get("client") or ("", 0))[0])
+
+
+@lru_cache(1024)
+def _address(host: str) -> str:
     try:
         return intern(str(ip_address(host.partition("%")[0])))  # also the zone may be anything
     except ValueError:
