@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from purgatory.streams.http import protocol, requests
+from purgatory.streams.http import protocol
 from tests.streams.processes import append, create, raw, running, until_waiting
 from tests.streams.serving import Server, serving
 
@@ -183,7 +183,7 @@ async def test_a_poll_does_not_suffer_from_bytes_behind_it(
 async def test_a_request_that_comes_too_slowly_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.3)
     monkeypatch.setattr(protocol.BoundedProtocol, "first_request_timeout", 0.3)
-    monkeypatch.setattr(requests, "BODY_SECONDS", 0.1)
+    monkeypatch.setattr(protocol, "BODY_SECONDS", 0.3)
     body = HEAD.replace(b"GET /health", b"POST /v1/stream/news") + b"Content-Length: 100\r\n\r\n{"
     with serving(data=str(tmp_path)) as server:
         for sent, status in ((b"", None), (b"GET / HT", b"408"), (HEAD, b"408"), (body, b"408")):

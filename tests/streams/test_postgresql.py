@@ -148,6 +148,26 @@ async def test_a_change_that_overtakes_a_look(postgres: PostgresServer) -> None:
         await looking
 
 
+def test_streams_are_listed_in_the_order_of_their_bytes(postgres: PostgresServer) -> None:
+    with two(postgres) as (here, there, _):
+        names = ["b", "B", "a-b", "a/b", "aa", "é", "_"]
+        for name in names:
+            here.put(f"/v1/stream/{name}", headers=TEXT)
+        for prefix, after in (("", ""), ("a", ""), ("a", "a-b"), ("", "_"), ("x", ""), ("B", "aa")):
+            found = there.get("/v1/streams", params={"prefix": prefix, "after": after}).json()["streams"]
+            expected = sorted(name for name in names if name.startswith(prefix) and name > after)
+            assert [each["path"] for each in found] == expected
+
+
+def test_number_of_streams(postgres: PostgresServer) -> None:
+    with two(postgres, max_streams=3) as (here, there, _):
+        statuses = [here.put(f"/v1/stream/{number}", headers=TEXT).status_code for number in range(5)]
+        assert statuses == [201, 201, 201, 403, 403]
+        assert there.put("/v1/stream/x", headers=TEXT).status_code == 403
+        here.delete("/v1/stream/0")
+        assert here.put("/v1/stream/x", headers=TEXT).status_code == 201
+
+
 def test_a_database_that_is_killed(postgres: PostgresServer, tmp_path: Path) -> None:
     with serving(database=postgres.create_database()) as server, httpx.Client(base_url=server.url, timeout=60) as http:
         http.put("/v1/stream/a", headers=TEXT, content="a")

@@ -3,8 +3,7 @@
 from typing import Any, Final
 
 from purgatory.streams.demo import MAX_PENDING
-from purgatory.streams.http.protocol import HEAD_SECONDS, MAX_HEAD_BYTES
-from purgatory.streams.http.requests import BODY_SECONDS
+from purgatory.streams.http.protocol import BODY_SECONDS, HEAD_SECONDS, MAX_HEAD_BYTES
 from purgatory.streams.settings import Settings
 
 __all__ = ["describe"]

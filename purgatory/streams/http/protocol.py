@@ -19,6 +19,8 @@ MAX_TRAILER_BYTES: Final = 512 * 1024
 """Of what comes behind a body. More than is read at once (256 KiB), as the end of a body may be in that too."""
 HEAD_SECONDS = 30.0
 """Seconds in which a head is complete, from its first byte on. A connection without a request is closed after them."""
+BODY_SECONDS = 60.0
+"""Seconds in which a body is complete, from the end of its head on."""
 LINGER_SECONDS: Final = 2.0
 """Seconds for which the rest of a refused request is read and thrown away."""
 
@@ -36,13 +38,14 @@ class BoundedProtocol(ParkingProtocol):
     """
 
     # Not in the dictionary: with more than thirty attributes it would take a KiB more.
-    __slots__ = ("_coming", "_deadline", "_field_bytes", "_in_head", "_is_deaf", "_refusal")
+    __slots__ = ("_coming", "_deadline", "_field_bytes", "_in_body", "_in_head", "_is_deaf", "_refusal")
 
     first_request_timeout: ClassVar[float | None] = HEAD_SECONDS
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._in_head = True
+        self._in_body = False
         self._field_bytes = 0
         """Bytes of the head, or of the trailers, so far."""
         self._coming = 0
@@ -69,9 +72,10 @@ class BoundedProtocol(ParkingProtocol):
             return
         self._field_bytes += len(data)
         if not self._in_head:
-            self._forget_deadline()
             if self._field_bytes > MAX_TRAILER_BYTES:
                 self._refuse(*_TRAILERS_TOO_LONG)
+            elif self._in_body and self._deadline is None:
+                self._deadline = self.loop.call_later(BODY_SECONDS, self._body_is_late)
         elif self._field_bytes > MAX_HEAD_BYTES:
             self._refuse(*_HEAD_TOO_LONG)
         elif self._deadline is None:
@@ -95,7 +99,14 @@ class BoundedProtocol(ParkingProtocol):
         self.headers = []  # for trailers, which are not read: the application has the other list
         # Not before: a target that is no URL, as of CONNECT, raises there, and the refusal is the answer to this head.
         self._in_head = False
+        self._in_body = True
         self._field_bytes = 0
+        self._forget_deadline()
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        self._forget_deadline()
+        super().on_message_complete()
 
     def on_body(self, body: bytes) -> None:
         self._field_bytes = 0
@@ -128,6 +139,9 @@ class BoundedProtocol(ParkingProtocol):
 
     def _head_is_late(self) -> None:
         self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the headers did not come within {HEAD_SECONDS:g} seconds")
+
+    def _body_is_late(self) -> None:
+        self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the body did not come within {BODY_SECONDS:g} seconds")
 
     def _retire(self, quiet: QuietConnection) -> None:
         self._forget_deadline()

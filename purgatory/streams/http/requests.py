@@ -1,6 +1,5 @@
 """The parts of a request: path, headers, query parameters and body, each checked."""
 
-import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -20,9 +19,6 @@ __all__ = ["ROOT", "Headers", "body", "expiry", "fork", "producer", "query", "st
 ROOT: Final = "/v1/stream/"
 RESERVED: Final = "__ds"
 """The first segment of paths that are not streams."""
-
-BODY_SECONDS: Final = 60.0
-"""Seconds in which a body comes."""
 
 _PATH: Final = 1024
 _TEXT: Final = 1024
@@ -151,19 +147,11 @@ def fork(headers: Headers) -> Fork | None:
 async def body(receive: Receive, headers: Headers, most: int, hold: Callable[[int], None]) -> bytes:
     """The body of the request, of which the size is given to `hold` while it comes.
 
-    Raises `Refusal` if it is too large or comes too slowly, and if the client disconnects.
+    Raises `Refusal` if it is too large, and if the client disconnects.
     """
     length = headers.get(b"content-length")
     if length is not None and length.isdecimal() and int(length) > most:
         raise Refusal(413, f"the body has more than {most} bytes")
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            return await _body(receive, most, hold)
-    except TimeoutError:
-        raise Refusal(408, f"the body did not come within {BODY_SECONDS:g} seconds") from None
-
-
-async def _body(receive: Receive, most: int, hold: Callable[[int], None]) -> bytes:
     chunks: list[bytes] = []
     size = 0
     while True:

@@ -4,6 +4,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import takewhile
 from typing import Any, Final
 
 from purgatory.streams.core.globs import matches
@@ -43,7 +44,7 @@ class StorageUnavailable(StorageError):
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS streams (
-    id BIGINT PRIMARY KEY, path TEXT NOT NULL UNIQUE, content_type TEXT NOT NULL, media_type TEXT NOT NULL,
+    id BIGINT PRIMARY KEY, path TEXT{collation} NOT NULL UNIQUE, content_type TEXT NOT NULL, media_type TEXT NOT NULL,
     config TEXT NOT NULL, ttl BIGINT, expires_at TEXT, deadline DOUBLE PRECISION, tail BIGINT NOT NULL,
     closed INTEGER NOT NULL, closed_by TEXT, seq TEXT, source BIGINT, fork BIGINT NOT NULL, lineage TEXT NOT NULL,
     refs BIGINT NOT NULL, deleted INTEGER NOT NULL, created DOUBLE PRECISION NOT NULL, version BIGINT NOT NULL
@@ -269,8 +270,9 @@ class Database(ABC):
 
     def listed(self, prefix: str, after: str, most: int) -> list[Stream]:
         """Streams whose paths begin with `prefix`, the first ones that follow `after`."""
-        sql = f"{SELECT_STREAM} WHERE deleted = 0 AND path > ? AND substr(path, 1, ?) = ? ORDER BY path LIMIT ?"
-        return [stream_of_row(row) for row in self.execute(sql, [after, len(prefix), prefix, most])]
+        sql = f"{SELECT_STREAM} WHERE deleted = 0 AND path > ? AND path >= ? ORDER BY path LIMIT ?"
+        streams = map(stream_of_row, self.execute(sql, [after, prefix, most]))
+        return list(takewhile(lambda stream: stream.path.startswith(prefix), streams))
 
     def store(self, transaction: Transaction) -> None:
         """Store the changes of a transaction, within one of the database."""

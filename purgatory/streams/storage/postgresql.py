@@ -5,6 +5,8 @@ of a stream become visible in their order. Its notification is part of it: other
 commits.
 """
 
+import math
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NoReturn
@@ -43,6 +45,8 @@ _LOCK: Final = 6_049_437
 _CONNECTING: Final = 5
 _WORKING: Final = 10_000
 """Milliseconds for a statement."""
+_COUNTED: Final = 1.0
+"""Seconds for which the number of streams is remembered: other processes may exceed it by those they create then."""
 _OPTIONS: Final = (
     f"-c search_path={_SCHEMA} -c statement_timeout={_WORKING} -c lock_timeout={_WORKING}"
     f" -c idle_in_transaction_session_timeout={_WORKING} -c synchronous_commit=on"
@@ -58,7 +62,7 @@ def prepare(dsn: str) -> None:
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_SCHEMA}")
         connection.execute("CREATE SEQUENCE IF NOT EXISTS stream_ids")
-        for statement in SCHEMA.format(blob="BYTEA").split(";"):
+        for statement in SCHEMA.format(blob="BYTEA", collation=' COLLATE "C"').split(";"):
             if statement.strip():
                 connection.execute(statement)
         connection.execute(TABLE)
@@ -86,6 +90,8 @@ class PostgresDatabase(Database):
         self._payloads = payloads
         if payloads is None:
             self.locked = ""
+        self._count = 0
+        self._counted_at = -math.inf
         self._found: dict[str, Stream | None] = {}
         self._patterns: Collection[tuple[str, str | None]] | None = None
         self._committing = False
@@ -129,6 +135,13 @@ class PostgresDatabase(Database):
     def stream(self, path: str) -> Stream | None:
         return self._found[path] if path in self._found else super().stream(path)
 
+    def count(self) -> int:
+        # To count a million streams for each new one would take longer than to create it.
+        now = time.monotonic()
+        if self._counted_at + _COUNTED < now:
+            self._count, self._counted_at = super().count(), now
+        return self._count
+
     def patterns(self) -> Collection[tuple[str, str | None]]:
         if self._patterns is None:
             self._patterns = super().patterns()
@@ -152,6 +165,7 @@ class PostgresDatabase(Database):
 
     def store(self, transaction: Transaction) -> None:
         super().store(transaction)
+        self._count += len(transaction.added) - len(transaction.removed)
         paths = [
             stream.path
             for streams in (transaction.added, transaction.changed, transaction.removed)

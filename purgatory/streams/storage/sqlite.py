@@ -95,7 +95,7 @@ class WritingDatabase(FileDatabase):
         self.connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;")
         self.connection.execute("CREATE TABLE IF NOT EXISTS last_id (one INTEGER PRIMARY KEY, id INTEGER NOT NULL)")
         self.connection.execute("INSERT OR IGNORE INTO last_id VALUES (0, 0)")
-        self.connection.executescript(SCHEMA.format(blob="BLOB"))
+        self.connection.executescript(SCHEMA.format(blob="BLOB", collation=""))
         self._streams: OrderedDict[str, Stream | None] = OrderedDict()
         self._subscriptions = {name: FileDatabase.subscription(self, name) for name, _ in FileDatabase.patterns(self)}
         self._links = {name: dict(FileDatabase.links(self, name)) for name in self._subscriptions}
