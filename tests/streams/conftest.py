@@ -19,6 +19,20 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with its defaults, unless a module has one of its own."""
+    with serving(data=str(tmp_path_factory.mktemp("data"))) as server:
+        yield server
+
+
+@pytest.fixture
+def http(server: Server) -> Iterator[httpx.Client]:
+    """A client of the module's server."""
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client
+
+
 @pytest.fixture(scope="session")
 def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     """One browser for all tests of a process."""

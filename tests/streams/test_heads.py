@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,12 +17,6 @@ pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
 POLL = b"GET /v1/stream/%b?offset=now&live=long-poll HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(data=str(tmp_path_factory.mktemp("data"))) as server:
-        yield server
 
 
 @pytest.fixture

@@ -174,18 +174,6 @@ def test_waits_are_counted_by_outcome_and_length(watched: Watched) -> None:
     assert (bounds("closed"), bounds("failed")) == ([5.0], [])
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(data=str(tmp_path_factory.mktemp("data"))) as server:
-        yield server
-
-
-@pytest.fixture
-def http(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=60) as client:
-        yield client
-
-
 class TestOverHttp:
     def test_poll_without_a_number_is_answered_at_once(self, http: httpx.Client) -> None:
         response = http.get("/v1/statistics")

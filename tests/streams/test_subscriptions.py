@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, TypeVar
@@ -451,18 +451,6 @@ class TestAddresses:
         with pytest.raises(OSError, match="no public address"):
             await resolver.resolve("inside")
         await resolver.close()
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(data=str(tmp_path_factory.mktemp("data"))) as server:
-        yield server
-
-
-@pytest.fixture
-def http(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=60) as client:
-        yield client
 
 
 SUBSCRIPTIONS = "/v1/stream/__ds/subscriptions"
