@@ -38,12 +38,21 @@ def add_to(subcommands: "Subcommands") -> None:
     where.add_argument("--data", default=defaults.data, metavar="DIR", help="folder of its SQLite (default: ./data)")
     where.add_argument("--database", type=_dsn, metavar="URL", help="use a PostgreSQL: postgresql://user@host/database")
     parser.add_argument("--workers", type=_count, default=1, metavar="N", help="processes, with a --database")
-    parser.add_argument("--url", metavar="URL", help="by which webhooks reach the server (default: http://HOST:PORT)")
     parser.add_argument(
-        "--allowed-host", dest="allowed_hosts", action="append", default=[], metavar="NAME",
+        "--url", type=_url, metavar="URL",
+        help="by which the receivers of webhooks reach the server, behind a proxy that of the proxy (default: http://HOST:PORT)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--no-local-webhooks", dest="local_webhooks", action="store_false",
+        help="refuse webhooks to this machine: only https to public addresses is left",
+    )  # fmt: skip
+    parser.add_argument(
+        "--allowed-host", dest="allowed_hosts", type=_host, action="append", default=[], metavar="NAME",
         help="by which clients know the server, beside localhost and addresses; once for each; * is any",
     )  # fmt: skip
-    parser.add_argument("--allowed-origin", metavar="ORIGIN", help="pages of it may use the server; * is any")
+    parser.add_argument(
+        "--allowed-origin", type=_origin, metavar="ORIGIN", help="pages of it may use the server; * is any"
+    )
     for name, kind, metavar, text in (
         ("long_poll_timeout", _seconds, "SECONDS", "that a long poll waits"),
         ("event_stream_timeout", _seconds, "SECONDS", "after which a stream of events ends"),
@@ -52,15 +61,15 @@ def add_to(subcommands: "Subcommands") -> None:
         ("max_units", _count, "N", "bytes, or messages of JSON, that a stream may have"),
         ("max_streams", _count, "N", "streams that there may be"),
         ("max_subscriptions", _count, "N", "subscriptions that there may be"),
-        ("max_pending", _count, "N", "reads that may wait"),
-        ("max_pending_client", _count, "N", "reads of an address that may wait, and requests in progress"),
+        ("max_pending", _count, "N", "reads that may wait in a process"),
+        ("max_pending_client", _count, "N", "those of an address, and its requests in progress"),
         ("write_timeout", _seconds, "SECONDS", "that a client may take nothing of its response"),
     ):
         default = getattr(defaults, name)
         _add(parser, name, kind, metavar, f"{text} (default: {default:,})", default)
     parser.add_argument(
         "--append-rate", type=_rate, metavar="N",
-        help="appends a second of an address: the answers to more are delayed (default: no limit)",
+        help="appends a second of an address to a process: the answers to more are delayed (default: no limit)",
     )  # fmt: skip
     parser.add_argument("--journal", metavar="DIR", help="write down there how long reads have waited, and why")
     parser.add_argument(
@@ -166,6 +175,24 @@ def _port(text: str) -> int:
     if not text.isdecimal() or not 0 <= int(text) <= 65535:
         raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, not {text}")
     return int(text)
+
+
+def _url(text: str) -> str:
+    if not re.fullmatch(r"https?://[^\s/?#@]+/?", text):
+        raise argparse.ArgumentTypeError(f"must be like https://streams.example.org, not {text}")
+    return text.rstrip("/")
+
+
+def _host(text: str) -> str:
+    if text != "*" and not re.fullmatch(r"[A-Za-z0-9_.-]+", text):
+        raise argparse.ArgumentTypeError(f"a host is a name without scheme and port, or *, not {text}")
+    return text
+
+
+def _origin(text: str) -> str:
+    if text != "*" and not re.fullmatch(r"https?://[^\s/?#@]+", text):
+        raise argparse.ArgumentTypeError(f"an origin is like https://page.example.org, or *, not {text}")
+    return text
 
 
 def _rate(text: str) -> float:

@@ -16,6 +16,8 @@ class Settings:
     """The address of a PostgreSQL to use instead."""
     url: str = "http://localhost:4437"
     """The address by which webhooks and their workers know the server."""
+    local_webhooks: bool = True
+    """Whether webhooks may be on this machine, by http, as in development."""
     allowed_hosts: tuple[str, ...] = ()
     """Names by which clients know the server, beside localhost and addresses."""
     allowed_origin: str | None = None

@@ -70,6 +70,7 @@ class Store:
         self._writer = threading.Thread(target=self._write, name="streams-writer", daemon=True)
         self._writing: Database | None = None
         self._closing = False
+        self._has_failed = False
 
     async def start(self) -> None:
         """Open the database. Raises `StorageError`."""
@@ -103,21 +104,23 @@ class Store:
             raise StorageUnavailable("the server is shutting down")
         future: asyncio.Future[T] = self._loop.create_future()
         self._queue.put((command, future))
-        return await self._patiently(future, "the database does not answer: it may be stored, or may not")
+        return await self._patiently(future, may_be_stored=True)
 
     async def read(self, read: Callable[[Database], T]) -> T:
         """Call `read` in a thread, with a connection. Raises `StorageError`."""
         reading = self._loop.run_in_executor(self._readers, self._read, read)
-        return await self._patiently(reading, "the database does not answer")
+        return await self._patiently(reading, may_be_stored=False)
 
-    async def _patiently(self, future: asyncio.Future[T], error: str) -> T:
+    async def _patiently(self, future: asyncio.Future[T], *, may_be_stored: bool) -> T:
         if not self._opener.shared:
             return await future
         try:
             async with asyncio.timeout(PATIENCE):
                 return await future
         except TimeoutError:
-            raise StorageUnavailable(error) from None
+            late = StorageUnavailable("the database does not answer")
+            late.may_be_stored = may_be_stored
+            raise late from None
 
     def _read(self, read: Callable[[Database], T]) -> T:
         database: Database | None = getattr(self._local, "database", None)
@@ -161,6 +164,7 @@ class Store:
                 self._tell([], None, [(future, None, error) for _, future in batch])
                 return
         except StorageError as error:
+            self._failing(error)
             if len(batch) == 1 or error.may_be_stored or isinstance(error, StorageUnavailable):
                 self._tell([], None, [(future, None, error) for _, future in batch])
                 return
@@ -170,10 +174,19 @@ class Store:
                 self._tell([], None, [(future, None, error) for _, future in batch])
                 return
         else:
+            self._failing(None)
             self._tell(_changes(transaction), transaction, outcomes)
             return
         for item in batch:  # one of them may be what the database cannot take
             self._write_batch([item], attempts + 1 if len(batch) == 1 else 1)
+
+    def _failing(self, error: StorageError | None) -> None:
+        """Log that the database fails, and that it does no longer, once each."""
+        if error is not None and not self._has_failed:
+            logger.error("changes are not stored: %s", error)
+        elif error is None and self._has_failed:
+            logger.warning("changes are stored again")
+        self._has_failed = error is not None
 
     def _transact(self, batch: list[_Item]) -> tuple[Transaction, list[_Outcome]]:
         if self._writing is None:

@@ -153,7 +153,7 @@ class TestLimits:
 
     def test_length_of_a_stream(self, http: httpx.Client, stream: str) -> None:
         assert append(http, stream, "x" * 1000).status_code == 204
-        assert append(http, stream, "x").status_code == 403
+        assert append(http, stream, "x").status_code == 413  # official producers take a 403 for a stale epoch
         assert http.get(stream).text == "x" * 1000
 
     def test_number_of_streams(self, tmp_path: Path) -> None:
@@ -280,6 +280,26 @@ class TestExpiry:
             assert http.get("/v1/streams").json()["streams"][0]["path"] == "a"
             listed = server.application.streams.known
             assert listed["b"].gone
+
+    @pytest.mark.parametrize("live", ["sse", "long-poll"])
+    def test_a_stream_with_live_readers_does_not_expire(self, tmp_path: Path, live: str) -> None:
+        with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+            for name in "ab":
+                http.put(f"/v1/stream/{name}", headers={"Stream-TTL": "3", "Content-Type": "text/plain"})
+            query = {"offset": ZERO, "live": live}
+            end = time.monotonic() + 8
+            if live == "sse":
+                with http.stream("GET", "/v1/stream/a", params=query) as events:
+                    for line in events.iter_lines():
+                        assert line in ("", "event: control") or "upToDate" in line
+                        if time.monotonic() > end:
+                            break
+            else:
+                while time.monotonic() < end:
+                    assert http.get("/v1/stream/a", params=query).status_code == 204
+            assert http.head("/v1/stream/a").status_code == 200
+            assert http.head("/v1/stream/b").status_code == 404
+            assert http.get("/v1/stream/a").headers["cache-control"] == "no-store"
 
     def test_expiry_survives_a_restart(self, tmp_path: Path) -> None:
         with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url) as http:

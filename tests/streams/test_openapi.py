@@ -54,7 +54,7 @@ async def test_description_tells_the_settings(tmp_path: Path) -> None:
             described = (await client.get("/openapi.json")).json()
     text = str(described)
     assert "There are 7 streams already" in text
-    assert "more than 9 bytes or messages" in text
+    assert "exceed 9 bytes or messages" in text
     assert described == describe(Settings(max_streams=7, max_units=9))
 
 

@@ -61,6 +61,16 @@ async def test_a_command_that_the_database_does_not_take_harms_no_other(tmp_path
         assert await blocking == "done"
 
 
+async def test_failures_of_the_database_are_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with opened(Settings(data=str(tmp_path))) as streams:
+        for number in range(2):
+            for _ in range(3):
+                with pytest.raises(StorageError):
+                    await streams.run(Fault([StorageError("the disk is full")]))
+            await streams.run(Create(str(number), "text/plain"))
+    assert caplog.messages == ["changes are not stored: the disk is full", "changes are stored again"] * 2
+
+
 async def test_a_store_that_was_not_opened(tmp_path: Path) -> None:
     opener = FolderOpener(tmp_path)
     await Streams(opener).close()

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from purgatory.streams.core import subscriptions as core
 from purgatory.streams.core.commands import Append, Command, Create, Delete
-from purgatory.streams.core.errors import Invalid
+from purgatory.streams.core.errors import Forbidden, Invalid
 from purgatory.streams.core.globs import matches
 from purgatory.streams.core.messages import JSON
 from purgatory.streams.core.offsets import encode
@@ -293,7 +293,7 @@ class TestMembership:
         assert not streams.subscribe().new
         with pytest.raises(core.AlreadyExists):
             streams.subscribe("pull-wake", "f/*")
-        with pytest.raises(Invalid):
+        with pytest.raises(Forbidden, match="there are 1 subscriptions"):
             streams.run(core.Subscribe("t", "pull-wake", "a", (), None, "wakes", 10.0, None, most=1))
         streams.run(Create("e/1", "text/plain", body=b"ab"))
         streams.run(core.Unsubscribe("s"))
@@ -487,6 +487,12 @@ class TestEndpoint:
         text = body if isinstance(body, str) else json.dumps(body)
         response = http.put(f"{SUBSCRIPTIONS}/bad", content=text)
         assert (response.status_code, response.json()["error"]["code"]) == (400, "INVALID_REQUEST")
+
+    def test_webhooks_to_this_machine_can_be_refused(self, tmp_path: Path) -> None:
+        for local, status in ((True, 201), (False, 400)):
+            with serving(data=str(tmp_path / str(local)), local_webhooks=local) as server:
+                response = httpx.put(f"{server.url}{SUBSCRIPTIONS}/s", json=HOOK)
+                assert response.status_code == status
 
     def test_methods_and_paths(self, http: httpx.Client) -> None:
         for method, path, status in (

@@ -8,6 +8,7 @@ from purgatory.streams.core import messages, subscriptions
 from purgatory.streams.core.errors import (
     Conflict,
     Forbidden,
+    Full,
     Gone,
     Invalid,
     NotFound,
@@ -296,7 +297,7 @@ class Append(OfStream):
             if not units:
                 raise Invalid("an empty array is no message")
             if self.most is not None and stream.tail + units > self.most:
-                raise Forbidden(f"the stream would have more than {self.most} bytes or messages")
+                raise Full(f"the stream would have more than {self.most} bytes or messages")
 
         stream = transaction.change(stream)
         touch(transaction, stream)

@@ -3,6 +3,7 @@
 __all__ = [
     "Conflict",
     "Forbidden",
+    "Full",
     "Gone",
     "Invalid",
     "NotFound",
@@ -31,6 +32,10 @@ class Gone(StreamsError):
 
 class Forbidden(StreamsError):
     """A limit of the server forbids it."""
+
+
+class Full(StreamsError):
+    """The stream would become longer than it may."""
 
 
 class Conflict(StreamsError):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from purgatory.streams.core import globs, messages, offsets
-from purgatory.streams.core.errors import Invalid, StreamsError
+from purgatory.streams.core.errors import Forbidden, Invalid, StreamsError
 from purgatory.streams.core.state import Link, Stream, Subscription
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ class Subscribe(_OfSubscription):
             return View(known.copy(), _streams(transaction, self.id))
         known_count = transaction.source.subscription_count() + len(transaction.subscriptions)
         if self.most is not None and known_count >= self.most:
-            raise Invalid(f"there are {self.most} subscriptions, as many as there may be")
+            raise Forbidden(f"there are {self.most} subscriptions, as many as there may be")
         subscription = Subscription(
             self.id,
             config,

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
+from prometheus_client import CollectorRegistry, GCCollector, Info, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+import purgatory
 from purgatory.asgi import closing_on_shutdown
 from purgatory.metrics.prometheus import JournalCollector, PurgatoryCollector
 from purgatory.relay import Relay
@@ -151,6 +152,9 @@ class Application:
                 stack.callback(quotas.close)
                 purgatories.append(quotas.purgatory)
             self._registry.register(PurgatoryCollector(*purgatories))
+            Info("purgatory_server", "The process that answers", registry=self._registry).info(
+                {"instance": settings.instance, "version": purgatory.__version__}
+            )
             written = journal(settings)
             if written is not None:
                 stack.push_async_callback(written.aclose)
@@ -162,7 +166,7 @@ class Application:
                 relay = await stack.enter_async_context(_relay(streams, settings.database, live))
                 live.announce = partial(relay.notify, LOOKING)
             keys = await Keys.load(streams)
-            webhooks = Webhooks(streams, keys, settings.url)
+            webhooks = Webhooks(streams, keys, settings.url, settings.local_webhooks)
             stack.push_async_callback(webhooks.close)
             streams.on_due = webhooks.due
             streams.look_for_due()

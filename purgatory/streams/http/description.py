@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from purgatory.streams.demo import MAX_PENDING
 from purgatory.streams.http.protocol import BODY_SECONDS, HEAD_SECONDS, MAX_HEAD_BYTES
+from purgatory.streams.http.subscriptions import DEFAULT_LEASE, LEASE
 from purgatory.streams.settings import Settings
 
 __all__ = ["describe"]
@@ -31,8 +32,8 @@ _RETRY: Final = {"Retry-After": {"description": "Seconds.", "required": True, "s
 
 def describe(settings: Settings) -> Json:
     """The description of a server with these settings."""
-    path = _parameter("path", "path", {"type": "string", "pattern": "^(?!__ds(/|$))[A-Za-z0-9._-]{1,200}$"})
-    path["description"] = "It may have further segments: `/v1/stream/a/b`."
+    path = _parameter("path", "path", {"type": "string", "minLength": 1, "maxLength": 1024})
+    path["description"] = "It may have further segments: `/v1/stream/a/b`. Paths that begin with `__ds` are reserved."
     name = _parameter("path", "id", {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,200}$"})
     stream = {
         "parameters": [path],
@@ -130,10 +131,8 @@ def _append(settings: Settings) -> Json:
         "409": _error("The stream is closed or has another content type, or an append before is missing."),
         **_NO_STREAM,
         **_BODY,
-        "403": _error(
-            f"The stream would have more than {settings.max_units} bytes or messages; the producer's epoch is over; or "
-            "a page of another origin has asked."
-        ),
+        "403": _error("The producer's epoch is over; or a page of another origin has asked."),
+        "413": _error(f"The body is too long, or the stream would exceed {settings.max_units} bytes or messages."),
     }
     return {**_operation("append", "Append to a stream.", answers, headers), "requestBody": _ANYTHING}
 
@@ -197,11 +196,12 @@ def _demo() -> Json:
 def _subscribe() -> Json:
     paths = {"type": "array", "items": _PATH, "minItems": 1, "maxItems": 1000}
     common = {
-        "pattern": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[a-z*]+$"},
-        "lease_ttl_ms": {"type": "integer", "minimum": 1000, "maximum": 300_000},
-        "description": {"type": "string", "pattern": "^[ -~]{0,200}$"},
+        "pattern": {"type": "string", "description": "Paths with `*` for a segment, or `**` for several."},
+        "streams": paths,
+        "lease_ttl_ms": {"type": "integer", "minimum": LEASE[0], "maximum": LEASE[1], "default": DEFAULT_LEASE},
+        "description": {"type": "string", "maxLength": 4096},
     }
-    webhook = {"type": "object", "properties": {"url": {"const": "http://localhost:1/"}}, "required": ["url"]}
+    webhook = {"type": "object", "properties": {"url": {"type": "string", "format": "uri"}}, "required": ["url"]}
     kinds = [
         {"type": {"const": "pull-wake"}, "wake_stream": _PATH, **common},
         {"type": {"const": "webhook"}, "webhook": webhook, **common},
@@ -209,12 +209,14 @@ def _subscribe() -> Json:
     schemas = [
         {
             "type": "object",
-            "properties": {**properties, "streams": paths},
-            "required": ["type", "pattern", *(each for each in ("wake_stream", "webhook") if each in properties)],
+            "properties": properties,
+            "required": ["type", *(each for each in ("wake_stream", "webhook") if each in properties)],
+            "anyOf": [{"required": ["pattern"]}, {"required": ["streams"]}],
         }
         for properties in kinds
     ]
     answers = {**_looked("200", "201"), "409": _error("There is another subscription with this id."), **_BODY}
+    answers["403"] = _error("There are as many as there may be; or a page of another origin has asked.")
     return {**_operation("subscribe", "Create a subscription.", answers), "requestBody": _body({"anyOf": schemas})}
 
 
@@ -286,7 +288,7 @@ def _body(schema: Json) -> Json:
     return {"required": True, "content": {"application/json": {"schema": schema}}}
 
 
-_PATH: Final = {"type": "string", "pattern": "^[a-z]{1,100}$"}
+_PATH: Final = {"type": "string", "minLength": 1, "maxLength": 1024}
 _WAKE: Final = {
     "wake_id": _STRING,
     "generation": {"type": "integer"},

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import math
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Final
@@ -188,7 +189,8 @@ class StreamEndpoint(Endpoint):
         return Reply(200, [*answer, _NO_STORE], messages.join(stream.media_type, []))
 
     def _long_poll(self, known: Known, position: int, cursor: str | None, address: str) -> Response:
-        operation = self.streams.wait(known, position, jittered(self.settings.long_poll_timeout), address)
+        timeout = jittered(min(self.settings.long_poll_timeout, _unread(known.stream)))
+        operation = self.streams.wait(known, position, timeout, address)
         render, key = self._polls.of(cursor)
         return DelayedResponse(operation, render, key=key)
 
@@ -257,7 +259,8 @@ class Events:
             if isinstance(chunk, Exception) or chunk.is_last or left <= 0:
                 return None
             self.position = chunk.end
-        timeout = min(self.endpoint.settings.heartbeat, max(left, 0.0))
+            self.endpoint.streams.touch(self.known)
+        timeout = min(self.endpoint.settings.heartbeat, max(left, 0.0), _unread(self.known.stream))
         now = self.operation is None
         self.operation = self.endpoint.streams.wait(self.known, self.position, timeout, self.address, now=now)
         return self.operation
@@ -281,6 +284,11 @@ class Events:
         if self.is_binary:
             return base64.b64encode(data).decode()
         return messages.join(stream.media_type, [data]).decode("utf-8", "replace")
+
+
+def _unread(stream: Stream) -> float:
+    """Seconds for which a live read may wait: a stream with readers does not expire, as each read prolongs it."""
+    return math.inf if stream.ttl is None else stream.ttl / 2
 
 
 def _control(position: int, chunk: Chunk, cursor: str) -> Event:
@@ -338,16 +346,21 @@ def _tag(chunk: Chunk, offset: str) -> bytes:
 
 def _polled(chunk: Chunk, cursor: str) -> Reply:
     tag = _tag(chunk, offsets.encode(chunk.begin))
-    answer = [*_headers(chunk), (b"stream-cursor", cursor.encode()), (b"etag", tag), _CACHED]
+    answer = [*_headers(chunk), (b"stream-cursor", cursor.encode()), (b"etag", tag), _cached(chunk.stream)]
     return Reply(200, answer, chunk.body())
+
+
+def _cached(stream: Stream) -> Header:
+    """Caches may keep data for a minute, but not the data of a stream that expires."""
+    return _CACHED if stream.deadline is None else _NO_STORE
 
 
 def _caught_up(chunk: Chunk, offset: str, known: str | None) -> Reply:
     tag = _tag(chunk, offset)
     if known is not None and tag.decode() in [each.strip().removeprefix("W/") for each in known.split(",")]:
-        return Reply(304, [(b"etag", tag), _CACHED])
+        return Reply(304, [(b"etag", tag), _cached(chunk.stream)])
     # At the tail there may be more in a moment.
-    cached = _CACHED if chunk.parts else _NO_STORE
+    cached = _cached(chunk.stream) if chunk.parts else _NO_STORE
     return Reply(200, [*_headers(chunk), (b"etag", tag), cached], chunk.body())
 
 
@@ -362,6 +375,7 @@ _STATUS: Final[dict[type[Exception], int]] = {
     errors.NotFound: 404,
     errors.Gone: 410,
     errors.Forbidden: 403,
+    errors.Full: 413,
     errors.Conflict: 409,
 }
 
@@ -392,7 +406,9 @@ def refuse(exception: Exception) -> Reply | None:
     if isinstance(exception, StorageFull):
         return error(507, str(exception))
     if isinstance(exception, StorageUnavailable):
-        return error(503, str(exception), [RETRY])
+        # The database's own words, which may have addresses, are for the log.
+        what = "does not answer: the change may be stored, or may not" if exception.may_be_stored else "is away"
+        return error(503, f"the database {what}", [RETRY])
     if isinstance(exception, StorageError):
         return error(500, str(exception))
     if isinstance(exception, (PurgatoryFull, PurgatoryClosed)):

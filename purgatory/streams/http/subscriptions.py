@@ -29,8 +29,8 @@ _SUBSCRIPTIONS: Final = f"{CONTROL}/subscriptions/"
 _BODY: Final = 1024 * 1024
 _NAME: Final = 256
 _STREAMS: Final = 10_000
-_LEASE: Final = (1_000, 600_000)
-_DEFAULT_LEASE: Final = 30_000
+LEASE: Final = (1_000, 600_000)
+DEFAULT_LEASE: Final = 30_000
 
 _REFUSALS: Final[dict[type[Exception], tuple[int, str]]] = {
     core.SubscriptionNotFound: (404, "SUBSCRIPTION_NOT_FOUND"),
@@ -220,16 +220,16 @@ def _subscribe(name: str, given: dict[str, Any], settings: Settings) -> core.Sub
     streams = _streams(given, "streams") if given.get("streams") else ()
     if pattern is None and not streams:
         raise Invalid("there must be a pattern or streams")
-    lease = given.get("lease_ttl_ms", _DEFAULT_LEASE)
-    if type(lease) is not int or not _LEASE[0] <= lease <= _LEASE[1]:
-        raise Invalid(f"lease_ttl_ms must be an integer from {_LEASE[0]} to {_LEASE[1]}")
+    lease = given.get("lease_ttl_ms", DEFAULT_LEASE)
+    if type(lease) is not int or not LEASE[0] <= lease <= LEASE[1]:
+        raise Invalid(f"lease_ttl_ms must be an integer from {LEASE[0]} to {LEASE[1]}")
     url = wake_stream = None
     if kind == "webhook":
         webhook = given.get("webhook")
         url = _text(webhook, "url") if isinstance(webhook, dict) else None
         if url is None:
             raise Invalid("a subscription of type webhook must have webhook.url")
-        check_url(url)
+        check_url(url, settings.local_webhooks)
     else:
         wake_stream = _text(given, "wake_stream")
         if wake_stream is None:

@@ -30,8 +30,9 @@ logger: Final = logging.getLogger("purgatory.streams")
 class Webhooks:
     """Calls the webhooks of subscriptions whose wake is due."""
 
-    def __init__(self, streams: Streams, keys: Keys, url: str) -> None:
+    def __init__(self, streams: Streams, keys: Keys, url: str, local: bool) -> None:
         """Tell the webhooks that this server is at `url`."""
+        self._local = local
         self._streams = streams
         self._keys = keys
         self._url = url
@@ -79,7 +80,7 @@ class Webhooks:
             try:
                 done = await self._call(delivery)
             except (aiohttp.ClientError, OSError, TimeoutError, ValueError, UrlRejected) as error:
-                logger.info("the webhook of %s failed: %s", name, error)
+                logger.warning("the webhook of %s failed, and is called again later: %s", name, error)
                 await self._streams.run(Delivered(name, subscription.wake, False))
             else:
                 await self._streams.run(Delivered(name, subscription.wake, True, done))
@@ -104,7 +105,7 @@ class Webhooks:
                 connector=connector, timeout=aiohttp.ClientTimeout(total=_PATIENCE), cookie_jar=aiohttp.DummyCookieJar()
             )
         assert subscription.url is not None
-        check_url(subscription.url)
+        check_url(subscription.url, self._local)
         async with self._session.post(subscription.url, data=body, headers=headers, allow_redirects=False) as response:
             if not 200 <= response.status < 300:
                 raise ValueError(f"it answered {response.status}")
