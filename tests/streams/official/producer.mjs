@@ -31,7 +31,7 @@ while (!stopped && fault === null) {
   producer.append(JSON.stringify([name, count++]))
   await new Promise((resolve) => setTimeout(resolve, 10))
 }
-await producer.flush()
+if (fault === null) await producer.flush()
 if (fault !== null) throw fault
 console.log(count)
 process.exit(0)
