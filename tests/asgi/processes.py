@@ -40,10 +40,15 @@ class Server:
         while not seen or sum(seen.values()) != count:
             async with self.client() as client:
                 # Concurrent requests on separate connections reach all processes.
-                with suppress(httpx.ConnectError):  # the workers do not listen yet
-                    for answer in await asyncio.gather(*(client.get("/state") for _ in range(10))):
-                        state = answer.json()
-                        seen[state["pid"]] = state["num_delayed"]
+                requests = (client.get("/state") for _ in range(10))
+                # Each request has to end here: one that connects while the client closes would leak its socket.
+                for answer in await asyncio.gather(*requests, return_exceptions=True):
+                    if isinstance(answer, httpx.ConnectError):
+                        continue  # the workers do not listen yet
+                    if isinstance(answer, BaseException):
+                        raise answer
+                    state = answer.json()
+                    seen[state["pid"]] = state["num_delayed"]
 
     async def end(self) -> str:
         """Wait until the process ends by itself. Returns its output."""
