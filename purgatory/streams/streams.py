@@ -133,8 +133,8 @@ class Streams:
         self._size = 0
         self._finding: Counter[str] = Counter()
         """Paths that are being looked up."""
-        self._overtaken: set[str] = set()
-        """Those of them that have changed meanwhile."""
+        self._overtaken: Counter[str] = Counter()
+        """How often each of them has changed meanwhile."""
         self._loading: dict[tuple[int, int], list[Read]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
@@ -211,14 +211,15 @@ class Streams:
         self._finding[path] += 1
         try:
             while True:
-                self._overtaken.discard(path)
-                stream = await self.store.read(lambda database: database.stream(path))
-                if path not in self._overtaken:
+                # Counted, and not marked: another look-up of the path must not take the mark away.
+                changes, stream = await self.store.read(lambda database: (self._overtaken[path], database.stream(path)))
+                if changes == self._overtaken[path]:
                     return stream
         finally:
             self._finding[path] -= 1
             if not self._finding[path]:
                 del self._finding[path]
+                del self._overtaken[path]
 
     def touch(self, known: Known) -> None:
         """The stream is read: its time-to-live begins anew."""
@@ -327,7 +328,7 @@ class Streams:
     def publish(self, path: str, stream: Stream | None, rows: Iterable[Row] = ()) -> None:
         """Remember what a stream is now, and check those that wait for it."""
         if path in self._finding:
-            self._overtaken.add(path)
+            self._overtaken[path] += 1
         if stream is None:
             known = self.known.get(path)
             if known is not None:

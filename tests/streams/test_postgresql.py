@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from purgatory.streams.core.errors import NotFound
 from purgatory.streams.core.state import Row
 from purgatory.streams.core.subscriptions import Subscribe
 from purgatory.streams.settings import Settings
-from purgatory.streams.storage.database import StorageConflict, StorageError, StorageFull, StorageUnavailable
+from purgatory.streams.storage.database import Database, StorageConflict, StorageError, StorageFull, StorageUnavailable
 from purgatory.streams.storage.opener import opener
 from purgatory.streams.storage.postgresql import errors
 from purgatory.streams.streams import Streams
@@ -146,6 +146,35 @@ async def test_a_change_that_overtakes_a_look(postgres: PostgresServer) -> None:
         await asyncio.sleep(0)
         await streams.refresh(["a", "b"])
         await looking
+
+
+async def test_look_up_does_not_hide_a_change_from_another_one(postgres: PostgresServer) -> None:
+    """The answer of the first one is on its way while another process appends, and while a second one begins."""
+    database = postgres.create_database()
+    async with opened(Settings(database=database)) as here, opened(Settings(database=database)) as there:
+        await there.run(Create("a", "text/plain"))
+        read = here.store.read
+        answers: asyncio.Queue[asyncio.Event] = asyncio.Queue()
+
+        async def read_late(wanted: Callable[[Database], Any]) -> Any:
+            found = await read(wanted)
+            arrived = asyncio.Event()
+            answers.put_nowait(arrived)
+            await arrived.wait()
+            return found
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(here.store, "read", read_late)
+            first = asyncio.create_task(here.find("a"))
+            first_answer = await answers.get()
+            await there.run(Append("a", "text/plain", b"x"))
+            await here.refresh(["a"])
+            second = asyncio.create_task(here.find("a"))
+            second_answer = await answers.get()
+        first_answer.set()
+        assert (await first).stream.tail == 1
+        second_answer.set()
+        assert (await second).stream.tail == 1
 
 
 def test_streams_are_listed_in_the_order_of_their_bytes(postgres: PostgresServer) -> None:
