@@ -79,6 +79,31 @@ async def test_an_upgrade_to_another_protocol_is_a_request_like_others(server: S
     assert (await raw(server, head))[0] == 200
 
 
+@pytest.mark.parametrize(
+    "body", [b"Content-Length: 5\r\n\r\nhello", b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"]
+)
+@pytest.mark.parametrize("apart", [False, True], ids=["one packet", "body apart"])
+async def test_body_of_a_request_with_an_upgrade_is_read(
+    server: Server, client: httpx.AsyncClient, body: bytes, apart: bool
+) -> None:
+    """Java's client sends such a header with each first request, to ask for HTTP/2."""
+    name = f"upgraded-{apart}-{body[:1].decode()}"
+    head = f"PUT /v1/stream/{name} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: text/plain\r\n".encode()
+    head += b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    if apart:
+        fields, end, body = body.partition(b"\r\n\r\n")
+        writer.write(head + b"Expect: 100-continue\r\n" + fields + end)
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.write(body if apart else head + body)
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 201 ")
+    assert (await client.get(f"/v1/stream/{name}")).text == "hello"
+    writer.write(HEAD + b"\r\n")
+    assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+    writer.close()
+    await writer.wait_closed()
+
+
 async def test_a_second_request_in_the_same_packet_is_not_read(server: Server, client: httpx.AsyncClient) -> None:
     await create(client, "behind", "gone")
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)

@@ -63,11 +63,9 @@ class BoundedProtocol(ParkingProtocol):
             return
         self._coming = len(data)
         try:
-            self.parser.feed_data(data)
+            self._parse(data)
         except httptools.HttpParserError:
             self._refuse(*self._refusal)
-        except httptools.HttpParserUpgrade:
-            pass  # there are no other protocols: it is a request like others
         if self._is_deaf:
             return
         self._field_bytes += len(data)
@@ -80,6 +78,19 @@ class BoundedProtocol(ParkingProtocol):
             self._refuse(*_HEAD_TOO_LONG)
         elif self._deadline is None:
             self._deadline = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            # There are no other protocols: it is a request like others. The parser has skipped its body, so the request
+            # is parsed once more, without the header. Java's client sends one with each first request.
+            (parsed,) = upgrade.args
+            version = self.parser.get_http_version().encode()
+            lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+            lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.feed_data(b"\r\n".join([*lines, b"", data[parsed:]]))
 
     def on_message_begin(self) -> None:
         # Not with any byte: one that begins no request, of a body that is not read, must not keep the connection.
@@ -94,6 +105,8 @@ class BoundedProtocol(ParkingProtocol):
         if self._field_bytes + self._coming > MAX_HEAD_BYTES and self._head_bytes() > MAX_HEAD_BYTES:
             self._refusal = _HEAD_TOO_LONG
             raise _RefusedError
+        if self._is_upgrade():
+            return
         self._unset_keepalive_if_required()  # it was set since, if this began before the last answer was complete
         super().on_headers_complete()
         self.headers = []  # for trailers, which are not read: the application has the other list
@@ -104,6 +117,8 @@ class BoundedProtocol(ParkingProtocol):
         self._forget_deadline()
 
     def on_message_complete(self) -> None:
+        if self._is_upgrade():
+            return
         self._in_body = False
         self._forget_deadline()
         super().on_message_complete()
@@ -111,6 +126,10 @@ class BoundedProtocol(ParkingProtocol):
     def on_body(self, body: bytes) -> None:
         self._field_bytes = 0
         super().on_body(body)
+
+    def _is_upgrade(self) -> bool:
+        # With CONNECT the parser says so too.
+        return bool(self.parser.should_upgrade()) and any(name == b"upgrade" for name, _ in self.headers)
 
     def _head_bytes(self) -> int:
         # Each header with its colon, space and end of line.
