@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from dataclasses import replace
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -21,6 +22,8 @@ from uvicorn.supervisors import Multiprocess
 from purgatory.streams.http.app import Application
 from purgatory.streams.http.protocol import BoundedProtocol
 from purgatory.streams.settings import Settings
+from purgatory.streams.storage.database import StorageUnavailable
+from purgatory.streams.storage.opener import PostgresOpener
 
 __all__ = ["Server", "serve"]
 
@@ -66,7 +69,23 @@ def worker(settings: Settings) -> Application:
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=_end_with, args=[parent], daemon=True).start()
+    assert settings.database is not None
+    _wait_for(settings.database)
     return application(replace(settings, instance=f"{settings.instance}-{os.getpid()}"))
+
+
+def _wait_for(database: str) -> None:
+    # uvicorn ends all workers if one cannot start. One that takes the place of another waits for the database instead.
+    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGINT)}
+    while True:
+        try:
+            PostgresOpener(database).close()
+            break
+        except StorageUnavailable as failure:
+            logger.warning("a worker waits to start: %s", failure)
+            time.sleep(1)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def _end_with(parent: BaseProcess) -> None:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -43,6 +43,12 @@ async def pinned(server: ServerProcess, stack: AsyncExitStack, workers: int) -> 
             found[process] = client
             stack.push_async_callback(client.aclose)
     return found
+
+
+def until_written(server: ServerProcess, text: str) -> None:
+    """Return when the log has `text`."""
+    assert server.process.stderr is not None
+    assert any(text in line for line in server.process.stderr), f"the server ends without {text!r}"
 
 
 async def until_each_waits(clients: dict[int, httpx.AsyncClient], count: int) -> None:
@@ -96,6 +102,42 @@ async def test_a_worker_that_is_killed_loses_its_connections_and_is_replaced(ser
         assert new != doomed
         await append(after[new], "quiet", "at last")
         assert await kept == "at last"
+
+
+async def test_a_worker_that_is_replaced_waits_for_the_database(postgres: PostgresServer) -> None:
+    server = ServerProcess("--database", postgres.create_database(), "--workers", "2")
+    try:
+        async with AsyncExitStack() as stack:
+            doomed, spared = await pinned(server, stack, 2)
+            postgres.kill()
+            os.kill(doomed, signal.SIGKILL)
+            await asyncio.to_thread(until_written, server, "a worker waits to start")
+            postgres.restart()
+        instances: set[str] = set()
+        async with server.client(Connection="close") as client:
+            while len(instances) < 2:
+                with suppress(httpx.TransportError):  # of the connections of one that is killed
+                    response = await client.get("/health")
+                    if response.status_code == 200:  # else the database is away
+                        instances.add(response.json()["instance"])
+        assert any(each.endswith(f"-{spared}") for each in instances)
+    finally:
+        postgres.restart()
+        assert server.stop() == 0
+
+
+async def test_a_worker_that_waits_for_the_database_can_be_stopped(postgres: PostgresServer) -> None:
+    server = ServerProcess("--database", postgres.create_database(), "--workers", "2")
+    try:
+        async with AsyncExitStack() as stack:
+            doomed, _ = await pinned(server, stack, 2)
+            postgres.kill()
+            os.kill(doomed, signal.SIGKILL)
+            await asyncio.to_thread(until_written, server, "a worker waits to start")
+    finally:
+        code = await asyncio.to_thread(server.stop)
+        postgres.restart()
+    assert code == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
