@@ -4,7 +4,6 @@ import argparse
 import re
 import resource
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from purgatory.streams.http.app import journal
-from purgatory.streams.server import serve
+from purgatory.streams.server import free_port, serve
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import StorageError
 from purgatory.streams.storage.opener import FolderOpener, PostgresOpener
@@ -96,7 +95,7 @@ def _run(options: argparse.Namespace) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if not options.port:
-        options.port = _free_port(options.host)  # which the URL of webhooks has to name
+        options.port = free_port(options.host, 0)  # which the URL of webhooks has to name
     if options.url is None:
         host = f"[{options.host}]" if ":" in options.host else options.host
         options.url = f"http://{host}:{options.port}"
@@ -154,15 +153,6 @@ def _check(settings: Settings) -> None:
         sys.exit(f"--database needs {missing.name}: pip install 'asyncio-purgatory[server,postgresql]'")
     except (OSError, StorageError) as failure:
         sys.exit(f"cannot use {(settings.database and 'the database') or settings.data}: {failure}")
-
-
-def _free_port(host: str) -> int:
-    try:
-        with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as found:
-            port: int = found.getsockname()[1]
-    except OSError as error:
-        sys.exit(f"cannot listen on {host}: {error.strerror}")
-    return port
 
 
 def _dsn(text: str) -> str:

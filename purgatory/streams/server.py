@@ -25,7 +25,7 @@ from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import StorageUnavailable
 from purgatory.streams.storage.opener import PostgresOpener
 
-__all__ = ["Server", "serve"]
+__all__ = ["Server", "free_port", "serve"]
 
 STARTING: Final = 60.0
 """Seconds in which a worker starts."""
@@ -40,6 +40,7 @@ def serve(settings: Settings, workers: int, host: str, port: int, **options: Any
 
     Exits with 1 if the address is in use, or if a worker cannot start.
     """
+    free_port(host, port)  # before the application starts
     options["http"] = BoundedProtocol
     if workers == 1:
         app = application(settings)
@@ -50,6 +51,19 @@ def serve(settings: Settings, workers: int, host: str, port: int, **options: Any
     supervisor.run()
     if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
         sys.exit(1)
+
+
+def free_port(host: str, port: int) -> int:
+    """The port, or a free one instead of 0. Exits with a message if nothing can listen there."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as found:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind((host, port))
+            found.listen()
+        except OSError as error:
+            sys.exit(f"cannot listen on {host}:{port}: {error.strerror}")
+        free: int = found.getsockname()[1]
+    return free
 
 
 def application(settings: Settings) -> Application:
@@ -151,6 +165,8 @@ class OwnSocket(socket.socket):
             own.bind((host, port))
         except OSError as error:
             sys.exit(f"cannot listen on {host}:{port}: {error.strerror}")
+        # From now on another server that starts cannot listen there, although this socket does not listen.
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         # Not before: a server that is there already would not be noticed.
         own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         return own

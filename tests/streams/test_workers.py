@@ -13,6 +13,7 @@ import httpx
 import psutil
 import pytest
 
+from purgatory.streams.server import OwnSocket, free_port
 from tests.streams.processes import ServerProcess, append, create, poll, running, waiting
 from tests.streams.test_command import COMMAND
 from tests.support.journals import partitions
@@ -180,5 +181,12 @@ async def test_an_address_that_is_in_use_is_refused(
 ) -> None:
     command = [*COMMAND, "--database", postgres.create_database(), "--workers", workers, "--port", str(server.port)]
     done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode != 0
-    assert "address already in use" in done.stderr.lower()
+    assert done.returncode == 1
+    assert done.stderr == f"cannot listen on 127.0.0.1:{server.port}: Address already in use\n"
+
+
+async def test_an_address_is_in_use_before_workers_listen() -> None:
+    with OwnSocket.bound("127.0.0.1", 0, 1.0) as held:
+        port = held.getsockname()[1]
+        with pytest.raises(SystemExit, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
+            free_port("127.0.0.1", port)
