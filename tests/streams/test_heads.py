@@ -54,6 +54,19 @@ async def test_head_just_below_limit_is_answered(server: Server) -> None:
     assert (await raw(server, head + b"x" * 30_000))[0] == 404
 
 
+@pytest.mark.parametrize(("size", "status"), [(0, 200), (16_400, 431)])
+async def test_head_in_the_packet_of_a_body_is_not_longer_by_it(server: Server, size: int, status: int) -> None:
+    """The request with the body is answered before that comes, as GET needs none."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 30000\r\n\r\n")
+    assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 ")
+    writer.write(b"x" * 30_000 + HEAD)
+    assert (await raw(server, HEAD + b"\r\n"))[0] == 200  # the first part is read by then
+    writer.write(b"X: " + b"x" * size + b"\r\n\r\n")
+    assert (await reader.read()).startswith(b"HTTP/1.1 %d " % status)
+    writer.transport.abort()
+
+
 async def test_bytes_that_are_not_http_get_a_400(server: Server) -> None:
     status, headers, body = await raw(server, b"<script>alert(1)</script>\r\n\r\n")
     assert status == 400

@@ -47,7 +47,7 @@ class BoundedProtocol(ParkingProtocol):
         self._in_head = True
         self._in_body = False
         self._field_bytes = 0
-        """Bytes of the head, or of the trailers, so far."""
+        """Bytes of the head, or of the trailers, so far: below 0 while those at hand are of two requests."""
         self._coming = 0
         """Bytes that are being parsed."""
         self._is_deaf = False
@@ -96,13 +96,13 @@ class BoundedProtocol(ParkingProtocol):
         # Not with any byte: one that begins no request, of a body that is not read, must not keep the connection.
         self._unset_keepalive_if_required()
         self._in_head = True
-        self._field_bytes = 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         if _is_busy(self.cycle):
             raise _RefusedError
-        if self._field_bytes + self._coming > MAX_HEAD_BYTES and self._head_bytes() > MAX_HEAD_BYTES:
+        is_short = 0 <= self._field_bytes <= MAX_HEAD_BYTES - self._coming
+        if not is_short and self._head_bytes() > MAX_HEAD_BYTES:
             self._refusal = _HEAD_TOO_LONG
             raise _RefusedError
         if self._is_upgrade():
@@ -120,6 +120,7 @@ class BoundedProtocol(ParkingProtocol):
         if self._is_upgrade():
             return
         self._in_body = False
+        self._field_bytes = -self._coming
         self._forget_deadline()
         super().on_message_complete()
 
