@@ -57,6 +57,7 @@ class ParkingProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.shared.settling.discard(self)
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # which uvicorn leaves after a reset: it would keep this object until then
         self.parking = {}  # a cycle of references is not left to the garbage collector
 
     # For each request: not by way of super(), which is a tenth of a microsecond.

@@ -1,6 +1,10 @@
 """Parked requests at odd moments: late bodies, stray bytes, shutdown, cancelled futures, pauses."""
 
 import asyncio
+import gc
+import socket
+import struct
+import weakref
 from contextvars import ContextVar
 from typing import Any
 
@@ -296,6 +300,20 @@ class TestTheExtension:
             parked[0].transport.abort()
             await server.until()
             assert len(parked) == 1
+
+    async def test_protocol_of_a_client_that_resets_the_connection_is_freed(self, board: Board) -> None:
+        """Its keep-alive has begun, and would keep it for a minute."""
+        async with serving(board.app) as server, connected(server) as client:
+            await client.request("GET", "/none")
+            (protocol,) = server.server_state.connections
+            freed = weakref.ref(protocol)
+            del protocol
+            connection = client.writer.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.writer.transport.abort()
+            await server.until()
+            gc.collect()
+            assert freed() is None
 
     async def test_not_modified_may_have_a_length(self, board: Board, client: Client) -> None:
         board.render = lambda notes: Response(status_code=304, headers={"Content-Length": "5"})
