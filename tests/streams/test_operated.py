@@ -43,3 +43,18 @@ async def test_shutdown_answers_all_that_wait(tmp_path: Path) -> None:
             stopping = asyncio.create_task(asyncio.to_thread(server.stop))
             assert await asyncio.gather(*polls) == [""] * 20
             assert await stopping == 0
+
+
+async def test_shutdown_answers_a_client_of_which_the_body_does_not_come(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        head = b"POST /v1/stream/news HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\nExpect: 100-continue\r\n\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(head)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+        stopping = asyncio.create_task(asyncio.to_thread(server.stop))
+        answer = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"the server is shutting down" in answer
+        assert await stopping == 0

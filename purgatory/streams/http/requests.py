@@ -1,5 +1,6 @@
 """The parts of a request: path, headers, query parameters and body, each checked."""
 
+import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -12,7 +13,7 @@ from starlette.types import Receive, Scope
 from purgatory.streams.core.commands import Fork, Identity
 from purgatory.streams.core.errors import Invalid
 from purgatory.streams.core.offsets import parse
-from purgatory.streams.http.replies import Refusal
+from purgatory.streams.http.replies import RETRY, Refusal
 
 __all__ = ["ROOT", "Headers", "body", "expiry", "fork", "producer", "query", "stream_path", "time_to_live"]
 
@@ -155,7 +156,10 @@ async def body(receive: Receive, headers: Headers, most: int, hold: Callable[[in
     chunks: list[bytes] = []
     size = 0
     while True:
-        message: Any = await receive()
+        try:
+            message: Any = await receive()
+        except asyncio.CancelledError:  # at the end of a shutdown's patience
+            raise Refusal(503, "the server is shutting down", [RETRY]) from None
         if message["type"] == "http.disconnect":
             raise Refusal(499, "the client has disconnected")
         chunk = message.get("body", b"")
