@@ -108,6 +108,22 @@ async def test_a_parked_client_that_reads_nothing_is_disconnected(tmp_path: Path
             assert len(await poll(client, "big")) == SIZE
 
 
+async def test_stream_of_events_ends_if_others_have_taken_its_place_meanwhile(tmp_path: Path) -> None:
+    """A client that does not read has no operation. When it goes on, as many wait as may."""
+    with running(tmp_path, "--max-pending", "2") as server:
+        async with server.client() as client:
+            await create(client, "big")
+            with slow_readers(1, server, "offset=-1&live=sse") as (reader,):
+                await until_waiting(client, 1)
+                await append(client, "big", b"x" * SIZE)
+                await until_waiting(client, 0)
+                polls = [asyncio.create_task(client.get(f"{ROOT}/big?offset=now&live=long-poll")) for _ in range(2)]
+                await until_waiting(client, 2)
+                assert len(await asyncio.to_thread(read_all, reader)) > SIZE  # raises if it is broken off
+            await append(client, "big", "y")
+            assert [each.text for each in await asyncio.gather(*polls)] == ["y"] * 2
+
+
 async def test_shutdown_does_not_wait_for_them(tmp_path: Path) -> None:
     with running(tmp_path) as server:
         async with server.client() as client:

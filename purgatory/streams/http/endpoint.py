@@ -262,7 +262,11 @@ class Events:
             self.endpoint.streams.touch(self.known)
         timeout = min(self.endpoint.settings.heartbeat, max(left, 0.0), _unread(self.known.stream))
         now = self.operation is None
-        self.operation = self.endpoint.streams.wait(self.known, self.position, timeout, self.address, now=now)
+        wait = self.endpoint.streams.wait
+        try:
+            self.operation = wait(self.known, self.position, timeout, self.address, now=now)
+        except (PurgatoryFull, TooManyRequests):
+            return None  # since the last operation, others have come: the client may connect again
         return self.operation
 
     def key(self, chunk: Chunk | Exception) -> tuple[Chunk | Exception, str | None]:
