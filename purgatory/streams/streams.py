@@ -279,8 +279,9 @@ class Streams:
     def wait(self, known: Known, position: int, timeout: float, address: str = "", *, now: bool = False) -> Read:
         """An operation that waits for what follows `position`, for the client with `address`.
 
-        Raises `PurgatoryFull` or `PurgatoryClosed`.
+        Raises `TooManyRequests`, `PurgatoryFull` or `PurgatoryClosed`.
         """
+        self.clients.check(address)  # once more: since `check_room`, others may have come
         operation = Read(self, known.stream, position, timeout, address, now)
         self.clients.enter(address)
         try:

@@ -231,6 +231,21 @@ async def test_reads_that_cannot_wait_are_not_counted(tmp_path: Path) -> None:
         assert len(streams.clients) == 0
 
 
+async def test_no_more_reads_of_a_client_wait_than_may_if_they_are_admitted_at_once(tmp_path: Path) -> None:
+    async with opened(Settings(data=str(tmp_path))) as streams:
+        streams.clients = Clients(2, "reads that wait")
+        await streams.run(Create("a", "text/plain"))
+        for _ in range(3):
+            streams.check_room("127.0.0.1")
+        known = await streams.find("a")
+        reads = [streams.wait(known, 0, 60.0, "127.0.0.1") for _ in range(2)]
+        with pytest.raises(TooManyRequests):
+            streams.wait(known, 0, 60.0, "127.0.0.1")
+        for read in reads:
+            read.cancel()
+        assert len(streams.clients) == 0
+
+
 class TestBodies:
     async def test_bodies_are_bounded_together_and_free_their_room(self, tmp_path: Path) -> None:
         with running(tmp_path) as server:
