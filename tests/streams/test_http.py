@@ -338,6 +338,8 @@ class TestOperators:
         found = http.get("/v1/streams", params={"prefix": "list/", "after": "list/a", "limit": 1}).json()["streams"]
         assert [each["path"] for each in found] == ["list/b"]
         assert http.get("/v1/streams?limit=0").status_code == 400
+        assert http.head("/v1/streams").status_code == 200
+        assert http.post("/v1/streams").status_code == 405
 
     def test_metrics(self, http: httpx.Client) -> None:
         assert 'purgatory_lateness_seconds_count{purgatory="read"}' in http.get("/metrics").text

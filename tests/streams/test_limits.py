@@ -209,9 +209,10 @@ async def test_no_more_requests_of_a_client_are_in_progress_than_may(server: Ser
         async with client_of(server, "127.0.0.9") as client, client_of(server) as other:
             while busy._counts.get("127.0.0.9", 0) < 3:  # noqa: ASYNC110 - another thread's
                 await asyncio.sleep(0.01)
-            refused = await client.get(f"{ROOT}/none")
-            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-            assert "3 requests in progress" in refused.text
+            for path in (f"{ROOT}/none", "/v1/streams"):
+                refused = await client.get(path)
+                assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+                assert "3 requests in progress" in refused.text
             assert (await other.get(f"{ROOT}/none")).status_code == 404
     while len(busy):  # noqa: ASYNC110 - another thread's
         await asyncio.sleep(0.01)

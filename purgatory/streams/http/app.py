@@ -22,8 +22,9 @@ from purgatory.metrics.prometheus import JournalCollector, PurgatoryCollector
 from purgatory.relay import Relay
 from purgatory.streams.http.admission import Limits
 from purgatory.streams.http.description import describe
-from purgatory.streams.http.endpoint import StreamEndpoint, refuse
+from purgatory.streams.http.endpoint import StreamEndpoint
 from purgatory.streams.http.guard import Guard
+from purgatory.streams.http.listing import LIST, ListEndpoint
 from purgatory.streams.http.page import PATHS, PageEndpoint, open_live, page_routes
 from purgatory.streams.http.quotas import Quotas
 from purgatory.streams.http.replies import RETRY, Refusal, error
@@ -42,9 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Application", "journal"]
 
-_LISTED = 1000
-"""Streams in an answer, at most."""
-
 
 class Application:
     """The ASGI application of a server."""
@@ -60,7 +58,6 @@ class Application:
         self._other = Starlette(
             routes=[
                 Route("/health", self._health),
-                Route("/v1/streams", self._list),
                 Route("/metrics", self._metrics),
                 Route("/openapi.json", self._description),
                 *page_routes(),
@@ -84,6 +81,8 @@ class Application:
             await self._subscriptions(scope, receive, send)
         elif path.startswith(ROOT):
             await self._endpoint(scope, receive, send)
+        elif path == LIST:
+            await self._list(scope, receive, send)
         elif path in PATHS:
             await self._page(scope, receive, send)
         else:
@@ -96,31 +95,6 @@ class Application:
         except StorageError as failure:
             return error(503, str(failure), [RETRY])
         return JSONResponse({"status": "ok", "instance": self.settings.instance, "streams": count})
-
-    async def _list(self, request: Request) -> Response:
-        """`GET /v1/streams?prefix=&after=&limit=100`: streams in the order of their paths."""
-        limit = request.query_params.get("limit", "100")
-        if not limit.isdecimal() or not 0 < len(limit) < 9 or not 0 < int(limit) <= _LISTED:
-            return error(400, f"limit must be an integer from 1 to {_LISTED}")
-        prefix, after = (request.query_params.get(name, "").replace("\0", "") for name in ("prefix", "after"))
-        try:
-            streams = await self.streams.store.read(lambda database: database.listed(prefix, after, int(limit)))
-        except StorageError as failure:
-            reply = refuse(failure)
-            assert reply is not None
-            return reply
-        shown = [
-            {
-                "path": each.path,
-                "content_type": each.content_type,
-                "next_offset": each.next_offset,
-                "closed": each.closed,
-                "ttl": each.ttl,
-                "expires_at": each.deadline,
-            }
-            for each in streams
-        ]
-        return JSONResponse({"streams": shown}, headers={"Cache-Control": "no-store"})
 
     async def _metrics(self, request: Request) -> Response:
         """`GET /metrics`: for Prometheus."""
@@ -173,6 +147,7 @@ class Application:
             await stack.enter_async_context(closing_on_shutdown(*purgatories, live))
             limits = Limits(settings)
             self._endpoint = StreamEndpoint(streams, settings, limits, quotas)
+            self._list = ListEndpoint(streams, settings, limits)
             self._subscriptions = SubscriptionEndpoint(streams, settings, limits, keys)
             self._page = PageEndpoint(streams, settings, limits, live)
             yield

@@ -1,0 +1,51 @@
+"""The list of streams."""
+
+import json
+from typing import Final
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope
+
+from purgatory.streams.core.errors import Invalid
+from purgatory.streams.http import requests
+from purgatory.streams.http.admission import Endpoint
+from purgatory.streams.http.endpoint import refuse
+from purgatory.streams.http.replies import Refusal, Reply
+
+__all__ = ["LIST", "ListEndpoint"]
+
+LIST: Final = "/v1/streams"
+_LISTED: Final = 1000
+"""Streams in an answer, at most."""
+
+
+class ListEndpoint(Endpoint):
+    """Answers `GET /v1/streams?prefix=&after=&limit=100`: streams in the order of their paths."""
+
+    async def answer(self, scope: Scope, receive: Receive) -> Response:
+        """The response to a request. Raises the reason of a refusal."""
+        if scope["method"] not in ("GET", "HEAD"):
+            raise Refusal(405, f"there is no {scope['method']} here", [(b"allow", b"GET, HEAD")])
+        parameters = requests.query(scope)
+        limit = parameters.get("limit", ["100"])[-1]
+        if not limit.isdecimal() or not 0 < len(limit) < 9 or not 0 < int(limit) <= _LISTED:
+            raise Invalid(f"limit must be an integer from 1 to {_LISTED}")
+        prefix, after = (parameters.get(name, [""])[-1].replace("\0", "") for name in ("prefix", "after"))
+        streams = await self.streams.store.read(lambda database: database.listed(prefix, after, int(limit)))
+        shown = [
+            {
+                "path": each.path,
+                "content_type": each.content_type,
+                "next_offset": each.next_offset,
+                "closed": each.closed,
+                "ttl": each.ttl,
+                "expires_at": each.deadline,
+            }
+            for each in streams
+        ]
+        body = json.dumps({"streams": shown}, ensure_ascii=False, separators=(",", ":")).encode()
+        return Reply(200, [(b"content-type", b"application/json"), (b"cache-control", b"no-store")], body)
+
+    def refusal(self, exception: Exception) -> Response | None:
+        """The response for the reason of a refusal; `None` for other exceptions."""
+        return refuse(exception)
