@@ -56,6 +56,7 @@ def serve(settings: Settings, workers: int, host: str, port: int, **options: Any
 def free_port(host: str, port: int) -> int:
     """The port, or a free one instead of 0. Exits with a message if nothing can listen there."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as found:
+        _separate(found)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             found.bind((host, port))
@@ -160,6 +161,7 @@ class OwnSocket(socket.socket):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         own = cls(family)
         own.write_timeout = write_timeout
+        _separate(own)
         own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             own.bind((host, port))
@@ -175,9 +177,16 @@ class OwnSocket(socket.socket):
         return _bind, (self.family, self.getsockname(), self.write_timeout)
 
 
+def _separate(own: socket.socket) -> None:
+    # As with one process: else IPv4's addresses would come as IPv6's, also the one of a proxy that is believed.
+    if own.family == socket.AF_INET6:
+        own.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+
+
 def _bind(family: int, address: Any, write_timeout: float) -> socket.socket:
     """In the worker."""
     own = socket.socket(family)
+    _separate(own)
     own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     own.bind(address)

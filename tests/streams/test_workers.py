@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import pickle
 import signal
+import socket
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -190,3 +192,13 @@ async def test_an_address_is_in_use_before_workers_listen() -> None:
         port = held.getsockname()[1]
         with pytest.raises(SystemExit, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
             free_port("127.0.0.1", port)
+
+
+async def test_an_address_of_ipv6_takes_no_ipv4() -> None:
+    """As with one process. A client of IPv4 would be one of `::ffff:127.0.0.1`, and no proxy there is believed."""
+    with OwnSocket.bound("::", 0, 1.0) as held, pickle.loads(pickle.dumps(held)) as listening:
+        listening.listen()
+        with socket.create_connection(("::1", listening.getsockname()[1])):
+            pass
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", listening.getsockname()[1]))
