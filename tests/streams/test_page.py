@@ -243,6 +243,20 @@ def test_end_of_a_long_stream_is_shown(page: Page, page_http: httpx.Client) -> N
     assert page.of_card(text, "li > span:first-child") == ["6,904"]
 
 
+def test_messages_that_are_not_shown_are_not_made(page: Page, page_http: httpx.Client) -> None:
+    """An append of a million messages is two MB."""
+    path = create(page_http, JSON)
+    page.follow(path)
+    page.until(lambda: "nothing yet" in page.of_card(path, ".note"))
+    page.run(
+        "const make = document.createElement; window.made = 0;"
+        "document.createElement = function (...a) { window.made++; return make.apply(this, a); }"
+    )
+    page_http.post(f"/v1/stream/{path}", headers=JSON, json=list(range(10_000)))
+    page.until_followed(path, [str(number) for number in range(9_999, 9_949, -1)])
+    assert page.run("return window.made") < 1000
+
+
 def test_more_streams_are_followed_than_a_browser_has_connections(page: Page, page_http: httpx.Client) -> None:
     def waiting() -> int:
         number: int = statistics(page_http)["statistics"]["num_delayed"]

@@ -321,15 +321,15 @@ class Followed {
   show(bytes, type, end, fresh) {
     const texts = isJson(type) ? messages(bytes) : [text(bytes)];
     const begin = end - (isJson(type) ? texts.length : bytes.length);
-    const items = texts.map((each, index) => item(begin + index, each, fresh)).slice(-SHOWN);
+    const items = texts.map((each, index) => item(begin + index, each, fresh));
     this.messages.prepend(...items.reverse());
     while (this.messages.childElementCount > SHOWN) this.messages.lastChild.remove();
   }
 }
 
-/** Texts to show, each with a note if it is a part. */
+/** Texts to show, each with a note if it is a part: the last ones, as there may be a million. */
 function messages(bytes) {
-  const values = parse(new TextDecoder().decode(bytes));
+  const values = parse(new TextDecoder().decode(bytes)).slice(-SHOWN);
   return values.map((value) => shortened(typeof value === "string" ? value : JSON.stringify(value)));
 }
 
