@@ -6,8 +6,10 @@ from functools import partial
 import httpx
 import pytest
 from selenium.common.exceptions import JavascriptException
+from selenium.webdriver import Chrome
 
 from tests.streams.pages import PATHS, Page, console
+from tests.streams.serving import Server
 
 JSON = {"Content-Type": "application/json"}
 MARKUP = "<img src=x onerror=window.hostile=1>"
@@ -135,6 +137,17 @@ def test_text_that_is_not_json_is_not_sent(page: Page, page_http: httpx.Client) 
     page_http.put(f"/v1/stream/{path}", headers=JSON)
     for text in ("", "{", "undefined", '1}, "more": {"a": 1', "NaN"):
         assert page.append(path, text).startswith("Refused: this is not JSON")
+
+
+def test_script_in_a_stream_of_html_does_not_run(chrome: Chrome, page_server: Server, page_http: httpx.Client) -> None:
+    """With the origin of the server, it could delete each stream."""
+    path = f"/v1/stream/{next(PATHS)}"
+    markup = "<p>shown</p><script>document.title = 'it runs'</script>"
+    page_http.put(path, headers={"Content-Type": "text/html"}, content=markup)
+    chrome.get(f"{page_server.url}{path}")
+    assert chrome.find_element("css selector", "p").text == "shown"
+    assert chrome.title == ""
+    assert any("Blocked script execution" in str(line["message"]) for line in console(chrome))
 
 
 def test_nothing_becomes_markup_even_if_a_script_tried(page: Page) -> None:

@@ -12,6 +12,8 @@ __all__ = ["ALWAYS", "RETRY", "Refusal", "Reply", "error"]
 ALWAYS: Final = [
     (b"x-content-type-options", b"nosniff"),
     (b"cross-origin-resource-policy", b"cross-origin"),
+    # A stream of text/html, opened by its address, runs no script: that could do all that the page may.
+    (b"content-security-policy", b"sandbox"),
 ]
 """The headers of every response. Many requests wait: no middleware adds them, as it would have to wait too."""
 RETRY: Final = (b"retry-after", b"1")
