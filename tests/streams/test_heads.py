@@ -74,6 +74,20 @@ async def test_bytes_that_are_not_http_get_a_400(server: Server) -> None:
     assert headers["content-type"] == "application/json"
 
 
+@pytest.mark.parametrize("path", ["/health", "/v1/stream/none"])
+@pytest.mark.parametrize(
+    ("version", "hosts", "status"),
+    [(b"1.1", [], 400), (b"1.1", [b"localhost", b"127.0.0.1"], 400), (b"1.0", [], None), (b"1.1", [b"[::1]"], None)],
+)
+async def test_request_of_http_1_1_has_one_host(
+    server: Server, path: str, version: bytes, hosts: list[bytes], status: int | None
+) -> None:
+    """RFC 9112, 3.2."""
+    lines = [b"GET %b HTTP/%b" % (path.encode(), version), *(b"Host: %b" % host for host in hosts)]
+    found, _, _ = await raw(server, b"\r\n".join([*lines, b"Connection: close", b"", b""]))
+    assert found == (status or (200 if path == "/health" else 404))
+
+
 @pytest.mark.parametrize("earlier", [0, 1], ids=["on a new connection", "on a used one"])
 async def test_a_target_without_a_path_is_a_400(server: Server, earlier: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)

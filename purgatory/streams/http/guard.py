@@ -29,6 +29,8 @@ class Guard:
         host = origin = site = destination = None
         for name, value in scope["headers"]:
             if name == b"host":
+                if host is not None:
+                    raise Refusal(400, "a request must not have more than one Host")
                 host = value.decode("latin-1")
             elif name == b"origin":
                 origin = value.decode("latin-1")
@@ -36,7 +38,8 @@ class Guard:
                 site = value
             elif name == b"sec-fetch-dest":
                 destination = value
-        # Without one came no browser: HTTP/1.1 has to have it.
+        if host is None and scope["http_version"] == "1.1":
+            raise Refusal(400, "a request of HTTP/1.1 must have a Host")
         if host is not None and not self._is_known(_name(host)):
             raise Refusal(400, f"this server is not {_name(host)[:100]!r}: its --allowed-host may say that it is")
         if scope["method"] == "OPTIONS" or self._origin == "*" or (origin is not None and origin == self._origin):
