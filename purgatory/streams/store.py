@@ -124,18 +124,24 @@ class Store:
 
     def _read(self, read: Callable[[Database], T]) -> T:
         database: Database | None = getattr(self._local, "database", None)
+        if database is not None and database.is_lost():
+            self._drop(database)
+            database = None
         if database is None:
             database = self._local.database = self._opener.reader()
             self._opened.append(database)
         try:
             return read(database)
         except StorageUnavailable:
-            # Its connection is lost: the next one to read opens another.
-            self._local.database = None
-            self._opened.remove(database)
-            with suppress(Exception):
-                database.close()
+            self._drop(database)
             raise
+
+    def _drop(self, database: Database) -> None:
+        # Its connection is lost: the next one to read opens another.
+        self._local.database = None
+        self._opened.remove(database)
+        with suppress(Exception):
+            database.close()
 
     # The writer's thread.
 
@@ -189,6 +195,9 @@ class Store:
         self._has_failed = error is not None
 
     def _transact(self, batch: list[_Item]) -> tuple[Transaction, list[_Outcome]]:
+        if self._writing is not None and self._writing.is_lost():
+            self._writing.close()
+            self._writing = None
         if self._writing is None:
             self._writing = self._opener.writer()
         database = self._writing

@@ -217,6 +217,22 @@ def test_a_database_that_is_killed(postgres: PostgresServer, tmp_path: Path) -> 
         assert text.replace("lost?", "").startswith("abb")
 
 
+def test_connections_that_are_lost_while_idle_cost_no_request(postgres: PostgresServer) -> None:
+    database = postgres.create_database()
+    with serving(database=database) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        http.put("/v1/stream/a", headers=TEXT)
+        for number in range(3):
+            name = database.rpartition("/")[2]
+            postgres.execute(
+                "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
+                f" WHERE datname = '{name}' AND pid <> pg_backend_pid()"
+            )
+            for _ in range(3):  # by each of the threads that read
+                assert http.get("/v1/stream/a").status_code == 200
+            assert http.post("/v1/stream/a", headers=TEXT, content=f"{number}").status_code == 204
+        assert http.get("/v1/stream/a").text == "012"
+
+
 async def test_changes_of_other_processes_become_known(postgres: PostgresServer) -> None:
     database = postgres.create_database()
     async with opened(Settings(database=database)) as here, opened(Settings(database=database)) as there:

@@ -131,6 +131,10 @@ class Database(ABC):
     def close(self) -> None:
         """Close the connection."""
 
+    def is_lost(self) -> bool:
+        """Whether the connection has been lost since it was last used."""
+        return False
+
     @abstractmethod
     def new_id(self) -> int:
         """An id that no stream has had."""

@@ -6,6 +6,7 @@ commits.
 """
 
 import math
+import select
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -177,6 +178,12 @@ class PostgresDatabase(Database):
 
     def close(self) -> None:
         self._connection.close()
+
+    def is_lost(self) -> bool:
+        # A server says nothing to a client that asks nothing, but that it closes the connection.
+        idle = select.poll()
+        idle.register(self._connection.fileno(), select.POLLIN)
+        return bool(idle.poll(0))
 
 
 @contextmanager
