@@ -267,6 +267,18 @@ class TestMemory:
                 assert data == "".join(texts)[15:]
 
 
+def test_append_of_too_many_messages_is_refused(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("purgatory.streams.core.messages.MOST", 3)
+    path = f"/v1/stream/json-{next(names)}"
+    json = {"Content-Type": "application/json"}
+    refused = http.put(path, headers=json, content="[1,2,3,4]")
+    assert (refused.status_code, problem(refused)) == (413, "an append must not have more than 3 messages")
+    assert http.put(path, headers=json, content="[1,2,3]").status_code == 201
+    for body, status in (("[4,5,6]", 204), ("[7,8,9,[]]", 413), ("[[7,8,9,10]]", 204)):
+        assert append(http, path, body, "application/json").status_code == status
+    assert http.get(path).json() == [1, 2, 3, 4, 5, 6, [7, 8, 9, 10]]
+
+
 class TestExpiry:
     def test_reads_prolong_a_time_to_live(self, tmp_path: Path) -> None:
         with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as http:

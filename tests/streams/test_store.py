@@ -1,6 +1,7 @@
 """The store's threads: batches, commands that fail, callers that leave."""
 
 import asyncio
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from purgatory.streams.core import messages
 from purgatory.streams.core.commands import Append, Create, Delete
 from purgatory.streams.core.errors import NotFound
 from purgatory.streams.core.transaction import Transaction
@@ -131,6 +133,30 @@ async def test_very_many_appends_are_read_in_parts(tmp_path: Path, monkeypatch: 
             while ends[-1] < 25:
                 ends.append((await streams.chunk(known, ends[-1])).end)
             assert ends == [0, 10, 20, 25]
+
+
+async def test_messages_of_an_append_are_split_by_a_thread_that_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be very many: the loop would stand still."""
+    threads = []
+    split = messages.part
+
+    def observed(media: str, data: bytes, begin: int, end: int) -> bytes:
+        threads.append(threading.current_thread().name)
+        return split(media, data, begin, end)
+
+    monkeypatch.setattr(messages, "part", observed)
+    async with opened(Settings(data=str(tmp_path))) as streams:
+        await streams.run(Create("a", "application/json"))
+        await streams.run(Append("a", "application/json", b"[1,2,3]"))
+        known = await streams.find("a")
+        assert (await streams.chunk(known, 0)).body() == b"[1,2,3]"
+        assert (await streams.chunk(known, 1)).body() == b"[2,3]"
+        chunk = await streams.wait(known, 2, 60.0)
+        assert not isinstance(chunk, Exception)
+        assert chunk.body() == b"[3]"
+    assert [name.startswith("streams-reader") for name in threads] == [True, True]
 
 
 async def test_very_many_commands(tmp_path: Path) -> None:

@@ -6,14 +6,19 @@ of every other content type is a byte.
 
 import json
 import re
+from collections.abc import Iterator
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Final
 
-from purgatory.streams.core.errors import Invalid
+from purgatory.streams.core.errors import Full, Invalid
 
-__all__ = ["JSON", "join", "media_type", "parse", "part"]
+__all__ = ["JSON", "MOST", "join", "media_type", "parse", "part"]
 
 JSON: Final = "application/json"
+
+MOST: Final = 2**18
+"""Messages of JSON that an append may have. To split so many takes half a second, and others' appends wait."""
 
 _MEDIA_TYPE: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+/[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
@@ -40,7 +45,9 @@ _DECODER: Final = json.JSONDecoder(parse_float=_nothing, parse_int=_nothing, par
 
 
 def parse(media: str, body: bytes) -> tuple[bytes, int]:
-    """The stored form of `body`, and how many units it has. Raises `Invalid` if it is no JSON where it has to be.
+    """The stored form of `body`, and how many units it has.
+
+    Raises `Invalid` if it is no JSON where it has to be, and `Full` if it has too many messages.
 
     An array of JSON is flattened by one level: its elements are messages.
     """
@@ -53,11 +60,13 @@ def parse(media: str, body: bytes) -> tuple[bytes, int]:
             raise ValueError("there is more after the value")
         if text[begin] != "[":
             return text[begin:end].encode(), 1
-        messages = _elements(text, begin)
+        messages = list(islice(_elements(text, begin), MOST + 1))
     except RecursionError:
         raise Invalid("the JSON is nested too deeply") from None
     except ValueError as error:
         raise Invalid(f"the body is not JSON: {error}") from None
+    if len(messages) > MOST:
+        raise Full(f"an append must not have more than {MOST} messages")
     return ",".join(messages).encode(), len(messages)
 
 
@@ -65,7 +74,7 @@ def part(media: str, data: bytes, begin: int, end: int) -> bytes:
     """Units `begin` to `end` of a stored form."""
     if media != JSON:
         return data[begin:end]
-    return ",".join(_elements(f"[{data.decode()}]", 0)[begin:end]).encode()
+    return ",".join(islice(_elements(f"[{data.decode()}]", 0), begin, end)).encode()
 
 
 def join(media: str, parts: list[bytes]) -> bytes:
@@ -84,17 +93,15 @@ def _value(text: str, begin: int) -> tuple[int, int]:
     return space.end(), end
 
 
-def _elements(text: str, begin: int) -> list[str]:
-    """The texts of the elements of an array, which is valid."""
-    elements: list[str] = []
+def _elements(text: str, begin: int) -> Iterator[str]:
+    """The texts of the elements of an array. Raises `ValueError` unless it is valid."""
     _, end = _value(text, begin)
     position = begin + 1
     if _SPACE.fullmatch(text, position, end - 1) is not None:
-        return elements
+        return
     while position < end:
         first, last = _value(text, position)
-        elements.append(text[first:last])
+        yield text[first:last]
         space = _SPACE.match(text, last)
         assert space is not None
         position = space.end() + 1  # behind a comma, or the end
-    return elements
