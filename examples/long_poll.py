@@ -147,4 +147,4 @@ app = Starlette(
     lifespan=lifespan,
 )
 if __name__ == "__main__":
-    uvicorn.run(app, port=int(os.environ.get("PORT", "8000")), http=ParkingProtocol)
+    uvicorn.run(app, port=int(os.environ.get("PORT", "8000")), http=ParkingProtocol, timeout_graceful_shutdown=5)

@@ -242,3 +242,19 @@ def test_file_is_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
             assert httpx.post(url + NEWS, content="hello", timeout=60).json() == {"offset": 0}
         finally:
             process.terminate()
+
+
+def test_program_ends_although_a_message_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORT", "0")
+    with subprocess.Popen([sys.executable, FILE], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            port = next(found[1] for line in process.stderr if (found := re.search(r"running on .*:(\d+) ", line)))
+            with socket.create_connection(("127.0.0.1", int(port)), 60) as client:
+                head = f"POST {NEWS} HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n"
+                client.sendall(head.encode())
+                assert client.recv(100).startswith(b"HTTP/1.1 100 ")
+                process.terminate()
+                process.communicate(timeout=60)
+        finally:
+            process.kill()
