@@ -6,7 +6,10 @@ from pathlib import Path
 import httpx
 import pyarrow.parquet as pq
 import pytest
+from starlette.types import Message
 
+from purgatory.streams.http.replies import Refusal
+from purgatory.streams.http.requests import Headers, body
 from tests.streams.processes import append, create, metric, poll, running, until_waiting
 from tests.streams.serving import serving
 from tests.streams.test_command import refused
@@ -58,3 +61,16 @@ async def test_shutdown_answers_a_client_of_which_the_body_does_not_come(tmp_pat
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"the server is shutting down" in answer
         assert await stopping == 0
+
+
+async def test_body_that_is_cancelled_is_refused() -> None:
+    async def receive() -> Message:
+        never: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        return await never
+
+    reading = asyncio.create_task(body(receive, Headers({"headers": []}), 10, lambda size: None))
+    await asyncio.sleep(0)
+    reading.cancel()
+    with pytest.raises(Refusal, match="the server is shutting down") as caught:
+        await reading
+    assert caught.value.status == 503

@@ -11,7 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.streams.processes import ROOT, ServerProcess, append, create, poll, running, until_waiting
+from tests.streams.processes import ROOT, Listening, append, create, poll, running, until_waiting
+from tests.streams.serving import serving
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
@@ -21,7 +22,7 @@ SIZE = 9 * MIB
 
 
 @contextmanager
-def slow_readers(count: int, server: ServerProcess, query: str = "offset=-1") -> Iterator[list[socket.socket]]:
+def slow_readers(count: int, server: Listening, query: str = "offset=-1") -> Iterator[list[socket.socket]]:
     """Clients that have asked for a stream. The answer begins to come, and they do not read it."""
     with ExitStack() as stack:
         readers = []
@@ -110,8 +111,8 @@ async def test_a_parked_client_that_reads_nothing_is_disconnected(tmp_path: Path
 
 async def test_stream_of_events_ends_if_others_have_taken_its_place_meanwhile(tmp_path: Path) -> None:
     """A client that does not read has no operation. When it goes on, as many wait as may."""
-    with running(tmp_path, "--max-pending", "2") as server:
-        async with server.client() as client:
+    with serving(data=str(tmp_path), max_pending=2) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
             await create(client, "big")
             with slow_readers(1, server, "offset=-1&live=sse") as (reader,):
                 await until_waiting(client, 1)
