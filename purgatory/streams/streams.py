@@ -208,13 +208,16 @@ class Streams:
         return known
 
     async def _look_up(self, path: str) -> Stream | None:
-        """The stream in the database, not older than the last notification of the path."""
+        """The stream in the database, not older than the last notification of the path, unless it is known."""
         self._finding[path] += 1
         try:
             while True:
                 # Counted, and not marked: another look-up of the path must not take the mark away.
                 changes, stream = await self.store.read(lambda database: (self._overtaken[path], database.stream(path)))
-                if changes == self._overtaken[path]:
+                known = self.known.get(path)
+                # A known one is newer, or is told of the change. Else a stream with many appends is read for ever.
+                is_known = known is not None and stream is not None and known.stream.id == stream.id
+                if is_known or changes == self._overtaken[path]:
                     return stream
         finally:
             self._finding[path] -= 1

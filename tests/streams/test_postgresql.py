@@ -217,6 +217,23 @@ def test_a_database_that_is_killed(postgres: PostgresServer, tmp_path: Path) -> 
         assert text.replace("lost?", "").startswith("abb")
 
 
+async def test_look_up_does_not_begin_anew_with_each_append(postgres: PostgresServer) -> None:
+    async with opened(Settings(database=postgres.create_database())) as streams:
+        await streams.run(Create("a", "text/plain"))
+        await streams.find("a")
+        read = streams.store.read
+
+        async def read_and_append(wanted: Callable[[Database], Any]) -> Any:
+            found = await read(wanted)
+            await streams.run(Append("a", "text/plain", b"x"))
+            return found
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(streams.store, "read", read_and_append)
+            async with asyncio.timeout(60):
+                assert (await streams.find("a")).stream.tail == 1
+
+
 def test_connections_that_are_lost_while_idle_cost_no_request(postgres: PostgresServer) -> None:
     database = postgres.create_database()
     with serving(database=database) as server, httpx.Client(base_url=server.url, timeout=60) as http:
