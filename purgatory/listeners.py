@@ -6,6 +6,7 @@ no larger and their completion takes no longer.
 
 from collections import deque
 from collections.abc import Callable, Hashable
+from math import inf
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from purgatory.clock import Clock, report
@@ -34,6 +35,8 @@ class FinishedOperation(NamedTuple):
     outcome: Outcome
     late: float | None
     """Seconds from its deadline until it had its outcome, if that is *expired*."""
+    deadline: float | None
+    """Seconds from its arrival to its last deadline: the timeout, unless it was rescheduled; `None` is for ever."""
 
 
 Listener: TypeAlias = Callable[[FinishedOperation], object]
@@ -55,8 +58,9 @@ class Listeners:
         self._clock = clock
         self.all: tuple[Listener, ...] = (listener,)
         """The listeners, in the order in which they were added. Replaced as a whole."""
-        self._arrivals: dict[int, tuple[float, tuple[Hashable, ...], float | None]] = {}
-        """The time, keys and timeout of the operations that will have a record, by `id`."""
+        self._arrivals: dict[int, tuple[float, tuple[Hashable, ...], float | None, float | None]] = {}
+        """The time, keys, timeout and deadline of the operations that will have a record, by `id`. The deadline is in
+        seconds from the time."""
         self._calling = False
         self._waiting: deque[FinishedOperation] = deque()
         """Records of operations that finished while the listeners were being called with another one."""
@@ -77,15 +81,16 @@ class Listeners:
 
     def arrive(self, operation: object, keys: tuple[Hashable, ...], now: float, timeout: float | None) -> None:
         """Note the arrival of an operation."""
-        self._arrivals[id(operation)] = (now, keys, timeout)
+        self._arrivals[id(operation)] = (now, keys, timeout, timeout)
 
-    def reschedule(self, operation: object, timeout: float | None) -> None:
+    def reschedule(self, operation: _Timed, timeout: float | None) -> None:
         """Note that a deadline has been moved to `timeout` seconds from now."""
         number = id(operation)
         arrival = self._arrivals.get(number)
         if arrival is not None:
-            arrived, keys, _ = arrival
-            moved = (arrived, keys, timeout)
+            arrived, keys, _, _ = arrival
+            deadline = operation._timer_deadline
+            moved = (arrived, keys, timeout, deadline - arrived if deadline < inf else None)
             # No call from here.
             if number in self._arrivals:
                 self._arrivals[number] = moved
@@ -99,12 +104,12 @@ class Listeners:
         arrival = self._arrivals.pop(id(operation), None)
         if arrival is None:
             return  # handed over before the first listener was added
-        arrived, keys, timeout = arrival
+        arrived, keys, timeout, deadline = arrival
         waited = 0.0 if outcome == "completed_at_once" else now - arrived
         late = now - operation._timer_deadline if outcome == "expired" else None
         name = type(operation).__qualname__
-        # As FinishedOperation(...), in half the time.
-        finished = tuple.__new__(FinishedOperation, (self._name, name, keys, arrived, timeout, waited, outcome, late))
+        record = (self._name, name, keys, arrived, timeout, waited, outcome, late, deadline)
+        finished = tuple.__new__(FinishedOperation, record)  # as FinishedOperation(...), in half the time
         if self._calling:
             # Not inside another call: a listener that finishes operations would recurse.
             self._waiting.append(finished)

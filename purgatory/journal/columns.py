@@ -17,17 +17,21 @@ SCHEMA: Final = pa.schema(
         pa.field("keys", pa.list_(pa.field("element", pa.string(), nullable=False)), nullable=False),
         pa.field("arrived_at", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("timeout_s", pa.float64()),
+        pa.field("deadline_s", pa.float64()),
         pa.field("waited_s", pa.float64(), nullable=False),
         pa.field("outcome", pa.string(), nullable=False),
         pa.field("late_s", pa.float64()),
+        pa.field("opened_at", pa.timestamp("us", tz="UTC"), nullable=False),
     ]
 )
 """The columns of a file: the fields of a `FinishedOperation`, the keys as `str`, and the wall clock's time of arrival.
 
-`timeout_s` is null for an operation without a deadline, and `late_s` for all but those that expired.
+`timeout_s` and `deadline_s` are null for an operation without a deadline, and `late_s` for all but those that expired.
+`opened_at` is the time at which the journal was opened. It tells the rows of a process from those of the next one with
+the same instance: operations that are pending when a process is killed have no row.
 
 `outcome` is `completed_at_once`, `satisfied`, `expired`, `closed`, `cancelled` or `failed`. A satisfied operation that
-the last try at its deadline completed has waited for up to a tick longer than `timeout_s`.
+the last try at its deadline completed has waited for up to a tick longer than `deadline_s`.
 """
 
 Row: TypeAlias = tuple[float, FinishedOperation]
@@ -39,15 +43,18 @@ _EPOCH: Final = date(1970, 1, 1)
 pa.array([])  # with its first array pyarrow imports the rest of its modules: too late when the interpreter exits
 
 
-def columns_by_day(rows: Sequence[Row]) -> list[tuple[date, pa.RecordBatch]]:
-    """Return the columns of `rows` for each day of arrival. Raises any exception if one of them is no row."""
+def columns_by_day(rows: Sequence[Row], opened: float) -> list[tuple[date, pa.RecordBatch]]:
+    """Return the columns of `rows` for each day of arrival. Raises any exception if one of them is no row.
+
+    `opened` is the time at which the journal was opened, by the wall clock.
+    """
     days: dict[int, list[Row]] = {}
     for row in rows:
         days.setdefault(int(row[0] // _DAY), []).append(row)
-    return [(_EPOCH + timedelta(days=day), _columns(some)) for day, some in days.items()]
+    return [(_EPOCH + timedelta(days=day), _columns(some, opened)) for day, some in days.items()]
 
 
-def _columns(rows: Sequence[Row]) -> pa.RecordBatch:
+def _columns(rows: Sequence[Row], opened: float) -> pa.RecordBatch:
     finished = [row for _, row in rows]
     columns: list[list[Any]] = [
         [_text(row.purgatory) for row in finished],
@@ -55,9 +62,11 @@ def _columns(rows: Sequence[Row]) -> pa.RecordBatch:
         [[_text(key) for key in row.keys] for row in finished],
         [round(arrived * 1e6) for arrived, _ in rows],
         [None if row.timeout is None else float(row.timeout) for row in finished],
+        [None if row.deadline is None else float(row.deadline) for row in finished],
         [float(row.waited) for row in finished],
         [row.outcome for row in finished],
         [None if row.late is None else float(row.late) for row in finished],
+        [round(opened * 1e6)] * len(rows),
     ]
     return pa.record_batch(
         [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA

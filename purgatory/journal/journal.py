@@ -99,6 +99,7 @@ class Journal:
         self._max_queued = max_queued
         self._raises = when_full == "raise"
         self._now = now
+        self._opened = now()
         self._chunk = min(_CHUNK, rows_per_file, max_queued)
         self._queue: deque[Row] = deque()
         self._open: dict[date, list[pa.RecordBatch]] = {}
@@ -257,7 +258,7 @@ class Journal:
 
     def _add(self, rows: Sequence[Row]) -> None:
         """Add rows to the open batch: all of them, or none if one is no row."""
-        for day, columns in columns_by_day(rows):
+        for day, columns in columns_by_day(rows, self._opened):
             self._open.setdefault(day, []).append(columns)
 
     def _write_files(self) -> bool:

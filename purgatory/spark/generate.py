@@ -31,6 +31,8 @@ _BATCH: Final = 10_000
 Floats: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.int64]
 
+_ARRIVED_AT: Final = pa.timestamp("us", tz="UTC")
+
 _DAY: Final = 86_400_000_000
 """Microseconds."""
 
@@ -86,11 +88,13 @@ def _draw(traffic: Traffic, keys: "_Keys", instance: int, number: int) -> pa.Tab
         "purgatory": pa.repeat(traffic.purgatory, count),
         "operation": pa.repeat(traffic.operation, count),
         "keys": keys.draw(random, count),
-        "arrived_at": pa.array(arrived_at).cast(pa.timestamp("us", tz="UTC")),
+        "arrived_at": pa.array(arrived_at).cast(_ARRIVED_AT),
         "timeout_s": pa.repeat(float(traffic.timeout), count),
+        "deadline_s": pa.repeat(float(traffic.timeout), count),
         "waited_s": pa.array(np.minimum(completes, traffic.timeout)),
         "outcome": pa.array(["satisfied", "expired"]).take(pa.array(expired.astype(np.int8))),
         "late_s": pa.array(np.zeros(count), mask=~expired),
+        "opened_at": pa.repeat(pa.scalar(round(traffic.start * 1e6), _ARRIVED_AT), count),
         "completes_s": pa.array(completes),
         "date": _dates(arrived_at),
         "instance": pa.repeat(f"instance-{instance}", count),

@@ -41,19 +41,24 @@ COLUMNS: Final = {
     "keys": "array<string>",
     "arrived_at": "timestamp",
     "timeout_s": "double",
+    "deadline_s": "double",
     "waited_s": "double",
     "outcome": "string",
     "late_s": "double",
+    "opened_at": "timestamp",
     "completes_s": "double",
     "date": "string",
     "instance": "string",
 }
-"""The columns of a trace that has been read, by Spark's types. `completes_s` is null where it is unknown."""
+"""The columns of a trace that has been read, by Spark's types. `completes_s` is null where it is unknown.
+
+In a journal of version 0.2 or older `deadline_s` and `opened_at` are null.
+"""
 
 OUTCOMES: Final = ("completed_at_once", "satisfied", "expired", "closed", "cancelled", "failed")
 
 _TYPES: Final = {**{field.name: field.type for field in SCHEMA}, "completes_s": pa.float64()}
-_OPTIONAL: Final = {"completes_s"}
+_OPTIONAL: Final = {"deadline_s", "opened_at", "completes_s"}
 _CHECKED: Final = pa.schema([("path", pa.string()), ("corrupt", pa.string()), ("wrong", pa.string())])
 
 IMPOSSIBLE: Final = {
@@ -63,6 +68,7 @@ IMPOSSIBLE: Final = {
     "arrived_at": "arrived_at is null",
     "timeout_s": "timeout_s < 0 or timeout_s = double('inf') or isnan(timeout_s)"
     " or timeout_s is null and outcome = 'expired'",
+    "deadline_s": "deadline_s < 0 or deadline_s = double('inf') or isnan(deadline_s)",
     "waited_s": "waited_s is null or waited_s < 0 or waited_s = double('inf') or isnan(waited_s)",
     "outcome": f"outcome is null or outcome not in {OUTCOMES}",
     "late_s": "late_s < 0 or late_s = double('inf') or isnan(late_s) or (late_s is null) = (outcome = 'expired')",

@@ -66,7 +66,7 @@ class TestRecords:
     ) -> None:
         clock.advance(7.0)
         purgatory.try_complete_else_watch(Slow(clock, timeout=2.0, ready=True), ["a", ("b", 1), "a"])
-        assert heard == [("test", "Slow", ("a", ("b", 1)), 7.0, 2.0, 0.0, "completed_at_once", None)]
+        assert heard == [("test", "Slow", ("a", ("b", 1)), 7.0, 2.0, 0.0, "completed_at_once", None, 2.0)]
 
     def test_the_record_of_a_satisfied_operation_has_its_wait(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, heard: Heard
@@ -75,7 +75,7 @@ class TestRecords:
         clock.advance(3.0)
         flag.ready = True
         assert purgatory.check_and_complete("a") == 1
-        assert heard == [("test", "Flag", ("a",), 0.0, None, 3.0, "satisfied", None)]
+        assert heard == [("test", "Flag", ("a",), 0.0, None, 3.0, "satisfied", None, None)]
 
     def test_the_record_of_an_expired_operation_has_its_lateness(self, clock: FaultLog) -> None:
         purgatory = DelayedOperationPurgatory("coarse", tick=0.25, clock=clock)
@@ -83,7 +83,7 @@ class TestRecords:
         purgatory.add_listener(heard.append)
         purgatory.try_complete_else_watch(Flag(0.875), ["a"])
         clock.advance(1.0)
-        assert heard == [("coarse", "Flag", ("a",), 0.0, 0.875, 1.0, "expired", 0.125)]
+        assert heard == [("coarse", "Flag", ("a",), 0.0, 0.875, 1.0, "expired", 0.125, 0.875)]
 
     def test_the_time_of_on_complete_is_part_of_the_wait(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, heard: Heard
@@ -97,7 +97,7 @@ class TestRecords:
         purgatory.try_complete_else_watch(Flag(5.0), ["a"])
         clock.advance(1.0)
         purgatory.cancel_for_key("a")
-        assert heard == [("test", "Flag", ("a",), 0.0, 5.0, 1.0, "cancelled", None)]
+        assert heard == [("test", "Flag", ("a",), 0.0, 5.0, 1.0, "cancelled", None, 5.0)]
 
     @pytest.mark.parametrize("ready", [True, False])
     def test_a_failed_operation_has_a_record_on_any_way_of_completion(
@@ -115,7 +115,7 @@ class TestRecords:
         assert [each.outcome for each in heard] == ["completed_at_once"]
         assert len(clock.faults) == 1
 
-    def test_the_record_of_a_rescheduled_operation_has_its_last_timeout(
+    def test_the_record_of_a_rescheduled_operation_has_its_last_timeout_and_deadline(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, heard: Heard
     ) -> None:
         beat = purgatory.try_complete_else_watch(Flag(2.0), ["a"])
@@ -123,7 +123,29 @@ class TestRecords:
             clock.advance(1.0)
             beat.reschedule(1.5)
         clock.advance(2.0)
-        assert heard == [("test", "Flag", ("a",), 0.0, 1.5, 4.5, "expired", 0.0)]
+        assert heard == [("test", "Flag", ("a",), 0.0, 1.5, 4.5, "expired", 0.0, 4.5)]
+
+    def test_the_record_of_an_operation_that_was_freed_of_its_deadline_has_none(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, heard: Heard
+    ) -> None:
+        freed, bound = (purgatory.try_complete_else_watch(Flag(timeout), ["a"]) for timeout in (2.0, None))
+        clock.advance(1.0)
+        freed.reschedule(None)
+        bound.reschedule(0.5)
+        clock.advance(2.0)
+        freed.cancel()
+        assert [(each.timeout, each.deadline, each.outcome) for each in heard] == [
+            (0.5, 1.5, "expired"),
+            (None, None, "cancelled"),
+        ]
+
+    def test_the_deadline_is_the_timeout_however_long_the_first_try_takes(
+        self, clock: FaultLog, purgatory: DelayedOperationPurgatory, heard: Heard
+    ) -> None:
+        purgatory.try_complete_else_watch(Slow(clock, timeout=2.0), ["a"])
+        clock.advance(9.0)
+        [finished] = heard
+        assert (finished.outcome, finished.timeout, finished.deadline) == ("expired", 2.0, 2.0)
 
     async def test_the_times_of_a_record_are_those_of_the_loop(self) -> None:
         loop = asyncio.get_running_loop()

@@ -10,6 +10,7 @@ import threading
 import time
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,22 +40,37 @@ class TestRows:
             clock.advance(1.0)
             flag.force_complete()
             purgatory.try_complete_else_watch(Flag(60.0), ["f"])
+            moved = purgatory.try_complete_else_watch(Flag(9.0), ["g"])
+            clock.advance(0.25)
+            moved.reschedule(0.5)
+            clock.advance(0.5)
             purgatory.close()
         noon = datetime.fromtimestamp(NOON, UTC)
         same = {"purgatory": "test", "operation": "Flag"}
         assert read(tmp_path) == [
             same
-            | {"keys": keys, "arrived_at": noon + timedelta(seconds=after), "timeout_s": timeout, "waited_s": waited}
-            | {"outcome": outcome, "late_s": late}
-            for keys, after, timeout, waited, outcome, late in [
-                (["a", "('b', 1)"], 0.0, None, 1.0, "satisfied", None),
-                (["c"], 0.0, 0.25, 0.25, "expired", 0.0),
-                (["d"], 0.0, 7.0, 0.0, "cancelled", None),
-                (["e"], 0.0, None, 0.0, "completed_at_once", None),
-                (["f"], 1.0, 60.0, 0.0, "closed", None),
+            | {"keys": keys, "arrived_at": noon + timedelta(seconds=after), "timeout_s": timeout}
+            | {"deadline_s": deadline, "waited_s": waited, "outcome": outcome, "late_s": late, "opened_at": noon}
+            for keys, after, timeout, deadline, waited, outcome, late in [
+                (["a", "('b', 1)"], 0.0, None, None, 1.0, "satisfied", None),
+                (["c"], 0.0, 0.25, 0.25, 0.25, "expired", 0.0),
+                (["d"], 0.0, 7.0, 7.0, 0.0, "cancelled", None),
+                (["e"], 0.0, None, None, 0.0, "completed_at_once", None),
+                (["f"], 1.0, 60.0, 60.0, 0.75, "closed", None),
+                (["g"], 1.0, 0.5, 0.75, 0.75, "expired", 0.0),
             ]
         ]
-        assert journal.statistics() == JournalStatistics(rows=5, files=1, queued=0, dropped=0, failures=0)
+        assert journal.statistics() == JournalStatistics(rows=6, files=1, queued=0, dropped=0, failures=0)
+
+    def test_each_opening_of_a_journal_has_its_time(self, tmp_path: Path) -> None:
+        for opened in (NOON, NOON + 7.25):
+            times = iter([opened, NOON + 100.0, NOON + 200.0])
+            with Journal(tmp_path, "web-1", now=partial(next, times)) as journal:
+                journal.write(row())
+                journal.write(row())
+        noon = datetime.fromtimestamp(NOON, UTC)
+        found = sorted(found["opened_at"] - noon for found in read(tmp_path))
+        assert found == [timedelta(0)] * 2 + [timedelta(seconds=7.25)] * 2
 
     def test_the_columns_are_these(self) -> None:
         assert {field.name: (str(field.type), field.nullable) for field in SCHEMA} == {
@@ -63,9 +79,11 @@ class TestRows:
             "keys": ("list<element: string not null>", False),
             "arrived_at": ("timestamp[us, tz=UTC]", False),
             "timeout_s": ("double", True),
+            "deadline_s": ("double", True),
             "waited_s": ("double", False),
             "outcome": ("string", False),
             "late_s": ("double", True),
+            "opened_at": ("timestamp[us, tz=UTC]", False),
         }
 
     def test_partitions_are_days_of_arrival_and_instances(self, tmp_path: Path) -> None:
@@ -229,14 +247,16 @@ class TestClosing:
             journal.write(row())
 
     def test_a_row_that_comes_while_another_thread_closes_it_is_counted(self, tmp_path: Path) -> None:
-        reading, closed = threading.Event(), threading.Event()
+        reading, opened, closed = threading.Event(), threading.Event(), threading.Event()
 
         def now() -> float:
-            reading.set()
-            closed.wait()
+            if opened.is_set():
+                reading.set()
+                closed.wait()
             return NOON
 
         journal = Journal(tmp_path, "web-1", now=now)
+        opened.set()
         writer = threading.Thread(target=journal.write, args=[row()])
         writer.start()
         reading.wait()

@@ -20,7 +20,7 @@ def main() -> None:
         if journal.statistics().queued > 4000:
             pause.wait(0.0001)  # a full queue would drop rows
             continue
-        journal.write(FinishedOperation("fetch", "DelayedFetch", (number,), 0.0, None, 0.0, "satisfied", None))
+        journal.write(FinishedOperation("fetch", "DelayedFetch", (number,), 0.0, None, 0.0, "satisfied", None, None))
         number += 1
         if number % 1000 == 0:
             print(number, flush=True)  # noqa: T201

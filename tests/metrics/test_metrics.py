@@ -173,7 +173,7 @@ def test_journals_count_the_rows_written_and_lost(tmp_path: Path) -> None:
     registry = CollectorRegistry()
     journals = [Journal(tmp_path, instance) for instance in ("web-1", "web-2")]
     registry.register(JournalCollector(*journals))
-    finished = FinishedOperation("fetch", "Fetch", ("a",), 0.0, None, 0.0, "satisfied", None)
+    finished = FinishedOperation("fetch", "Fetch", ("a",), 0.0, None, 0.0, "satisfied", None, None)
     journals[0].write(finished)
     before, waiting = _journal(registry, "web-1"), _journal(registry, "web-2")
     for journal in journals:

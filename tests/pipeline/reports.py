@@ -35,8 +35,10 @@ def operation(**changes: Any) -> Row:
         "waited_s": 0.05,
         "outcome": "satisfied",
         "late_s": None,
+        "opened_at": NOON,
         "instance": "web-1",
     } | changes
+    row.setdefault("deadline_s", row["timeout_s"])
     if row["outcome"] == "expired" and row["late_s"] is None:
         row |= {"waited_s": row["timeout_s"] + 0.001, "late_s": 0.001}
     return row

@@ -21,12 +21,14 @@ _ROW: dict[str, Any] = {
     "waited_s": 0.5,
     "outcome": "satisfied",
     "late_s": None,
+    "opened_at": START,
 }
 
 
 def row(second: float, **columns: Any) -> dict[str, Any]:
     """An operation that came so many seconds after the start: a satisfied fetch, but for `columns`."""
     made = {**_ROW, "arrived_at": START + timedelta(seconds=second), **columns}
+    made.setdefault("deadline_s", made["timeout_s"])
     if made["outcome"] == "expired" and "late_s" not in columns:
         made["late_s"] = made["waited_s"] - made["timeout_s"]
     return made

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from purgatory import FinishedOperation
 from purgatory.journal import SCHEMA
 
-COLUMNS = ", ".join("epoch_us(arrived_at)" if name == "arrived_at" else name for name in SCHEMA.names)
+TIMES = [field.name for field in SCHEMA if pa.types.is_timestamp(field.type)]
+COLUMNS = ", ".join(f"epoch_us({name})" if name in TIMES else name for name in SCHEMA.names)
 
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
@@ -20,7 +22,7 @@ NOON = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
 
 def row(number: int = 0, **changes: Any) -> FinishedOperation:
     """A row that its key distinguishes from others."""
-    finished = FinishedOperation("fetch", "DelayedFetch", (number,), 0.0, 30.0, 0.5, "satisfied", None)
+    finished = FinishedOperation("fetch", "DelayedFetch", (number,), 0.0, 30.0, 0.5, "satisfied", None, 30.0)
     return finished._replace(**changes)
 
 
@@ -51,8 +53,9 @@ def read(directory: Path) -> list[dict[str, Any]]:
 
 
 def _plain(row: dict[str, Any]) -> tuple[Any, ...]:
-    arrived = (row["arrived_at"] - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
-    return tuple((row | {"arrived_at": arrived}).values())
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    times = {name: (row[name] - epoch) // timedelta(microseconds=1) for name in TIMES}
+    return tuple((row | times).values())
 
 
 def partitions(directory: Path) -> list[tuple[Any, ...]]:
