@@ -1,10 +1,14 @@
 """A bad trace is refused with the name of the fault, before anything is done with it."""
 
+import importlib
 import shutil
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -50,6 +54,134 @@ def test_times_as_spark_by_itself_writes_them_are_read(spark: SparkSession, tmp_
     assert trace.read(spark, str(tmp_path / "other")).rows.drop("completes_s").collect() == rows.collect()
 
 
+pd: Any = importlib.import_module("pandas")  # it has no types
+
+_ROWS = [
+    traces.row(1.25, waited_s=0.5, keys=["a", "ü"]),
+    traces.row(2.5, waited_s=2.0, timeout_s=2.0, outcome="expired", late_s=0.0),
+    traces.row(3.0, waited_s=1.5, timeout_s=None, completes_s=1.5),
+]
+"""Operations whose numbers all types have."""
+
+_NUMBERS = ("timeout_s", "deadline_s", "waited_s", "late_s", "completes_s")
+_TEXTS = ("purgatory", "operation", "outcome")
+_OTHERS: dict[str, dict[str, pa.DataType]] = {
+    "float32": dict.fromkeys(_NUMBERS, pa.float32()),
+    "decimal": dict.fromkeys(_NUMBERS, pa.decimal128(30, 3)),
+    "large strings": dict.fromkeys(_TEXTS, pa.large_string()),
+    "dictionaries": dict.fromkeys(_TEXTS, pa.dictionary(pa.int32(), pa.string())),
+    "a large list": {"keys": pa.large_list(pa.large_string())},
+    "a list of dictionaries": {"keys": pa.list_(pa.dictionary(pa.int8(), pa.string()))},
+    "a list of a fixed size": {"keys": pa.list_(pa.string(), 1)},
+    **{
+        f"{unit}, {zone}": {"arrived_at": pa.timestamp(unit, zone), "opened_at": pa.timestamp(unit, zone)}
+        for unit in ("ms", "us", "ns")
+        for zone in ("UTC", "Europe/Berlin", None)
+    },
+}
+
+
+@pytest.fixture
+def as_written(spark: SparkSession, tmp_path: Path) -> list[Any]:
+    """The rows of `_ROWS`, read from a file with a journal's types."""
+    fields = [*SCHEMA, pa.field("completes_s", pa.float64())]
+    traces.write(tmp_path / "usual", _ROWS, schema=pa.schema(fields))
+    return _read(spark, tmp_path / "usual")
+
+
+def _read(spark: SparkSession, path: Path) -> list[Any]:
+    rows = trace.read(spark, str(path)).rows.orderBy("arrived_at").collect()
+    assert [row.asDict().keys() for row in rows] == [trace.COLUMNS.keys()] * len(rows)
+    return rows
+
+
+@pytest.mark.parametrize("types", _OTHERS)
+def test_types_that_hold_the_same_are_cast(
+    spark: SparkSession, tmp_path: Path, as_written: list[Any], types: str
+) -> None:
+    others = _OTHERS[types]
+    rows = [{**row, "keys": row["keys"][:1]} for row in _ROWS]
+    fields = [*SCHEMA, pa.field("completes_s", pa.float64())]
+    usual = pa.Table.from_pylist(rows, pa.schema(fields))
+    table = pa.table({name: _as(usual[name], others.get(name, usual[name].type)) for name in usual.column_names})
+    directory = tmp_path / "other" / "date=2026-11-21" / "instance=web-1"
+    directory.mkdir(parents=True)
+    pq.write_table(table, directory / "other.parquet")
+    expected = [{**row.asDict(), "keys": row["keys"][:1]} for row in as_written]
+    assert [row.asDict() for row in _read(spark, tmp_path / "other")] == expected
+
+
+def _as(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    if pa.types.is_timestamp(kind) and kind.tz is None:
+        column = column.cast(pa.timestamp("us"))  # the time in UTC
+    return column.cast(kind) if pa.types.is_decimal(kind) else pa.chunked_array([pa.array(column.to_pylist(), kind)])
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.uint16(), pa.int32(), pa.uint32(), pa.int64(), pa.uint64(), pa.null()])
+def test_whole_numbers_are_cast(spark: SparkSession, tmp_path: Path, kind: pa.DataType) -> None:
+    others = ("timeout_s", "deadline_s", "late_s", "completes_s")
+    value = None if kind == pa.null() else 3
+    row = traces.row(1, waited_s=3.0, outcome="satisfied", **dict.fromkeys(others, value))
+    fields = [field for field in SCHEMA if field.name not in others]
+    traces.write(tmp_path, [row], schema=pa.schema([*fields, *(pa.field(name, kind) for name in others)]))
+    [found] = _read(spark, tmp_path)
+    assert [found[name] for name in others] == [value] * 4
+
+
+def test_files_of_several_writers_are_one_trace(spark: SparkSession, tmp_path: Path, as_written: list[Any]) -> None:
+    """A journal's file, one that pandas has written, and one of DuckDB's."""
+    usual = traces.write(tmp_path / "all", _ROWS)
+    with pq.ParquetFile(usual) as parquet:
+        frame = parquet.read().to_pandas()
+    assert frame["arrived_at"].dtype == "datetime64[us, UTC]"
+    frame["arrived_at"] = frame["arrived_at"].astype("datetime64[ns, UTC]")
+    frame["outcome"] = frame["outcome"].astype("category")
+    frame["waited_s"] = frame["waited_s"].astype("float32")
+    frame["late_s"] = pd.Series([None, 0, None], dtype="Int64")
+    frame.to_parquet(usual.with_name("pandas.parquet"))
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        connection.execute(
+            f"COPY (SELECT * REPLACE (arrived_at::TIMESTAMP AS arrived_at, waited_s::DECIMAL(9, 3) AS waited_s,"
+            f" timeout_s::BIGINT AS timeout_s) FROM read_parquet('{usual}', hive_partitioning = false))"
+            f" TO '{usual.with_name('duckdb.parquet')}' (FORMAT parquet)"
+        )
+    found = [{**row.asDict(), "completes_s": None} for row in _read(spark, tmp_path / "all")]
+    assert found == [{**row.asDict(), "completes_s": None} for row in as_written for _ in range(3)]
+
+
+def test_the_same_file_twice_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    file = traces.write(tmp_path, [traces.row(1), traces.row(2)])
+    traces.write(tmp_path, [traces.row(1), traces.row(3)])
+    traces.write(tmp_path, [traces.row(1), traces.row(2)], instance="web-2")
+    traces.write(tmp_path, [])
+    traces.write(tmp_path, [])
+    assert trace.read(spark, str(tmp_path)).rows.count() == 6
+    for copy in (file.with_name("copy.parquet"), tmp_path / "backup" / file.relative_to(tmp_path)):
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, copy)
+        with pytest.raises(PipelineError, match=r"\.parquet is a copy of .*\.parquet: remove one of them"):
+            trace.read(spark, str(tmp_path))
+        copy.unlink()
+
+
+def test_rows_of_older_journals_are_read_with_a_warning_if_a_deadline_is_unknown(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    older = pa.schema([field for field in SCHEMA if field.name not in ("deadline_s", "opened_at")])
+    traces.write(tmp_path, [traces.row(1), traces.row(2, waited_s=7.0, outcome="expired", late_s=0.5)], schema=older)
+    found = trace.read(spark, str(tmp_path))
+    assert (found.older, found.warnings()) == (1, [])
+    traces.write(tmp_path, [traces.row(3, waited_s=7.0), traces.row(4, timeout_s=None, waited_s=7.0)], schema=older)
+    traces.write(tmp_path, [traces.row(5, waited_s=7.0)])
+    found = trace.read(spark, str(tmp_path))
+    deadlines = found.rows.orderBy("arrived_at").selectExpr(f"{trace.DEADLINE} AS deadline_s").collect()
+    assert [row.deadline_s for row in deadlines] == [1.0, 6.5, None, None, 1.0]
+    [warning] = found.warnings()
+    assert warning.startswith("2 files have no column deadline_s")
+    assert "1 operations in them ended later than their timeout" in warning
+
+
 def test_files_that_are_being_written_are_no_part_of_it(spark: SparkSession, tmp_path: Path) -> None:
     file = traces.write(tmp_path, [traces.row(1)])
     shutil.copy(file, file.with_name(".x.parquet.unfinished"))
@@ -87,8 +219,13 @@ def test_a_missing_column_is_refused_by_its_name_and_the_files(
         ("waited_s", pa.string(), "0.5"),
         ("keys", pa.string(), "topic"),
         ("keys", pa.list_(pa.int64()), [1]),
+        ("keys", pa.map_(pa.string(), pa.string()), {"topic": "a"}),
+        ("keys", pa.list_(pa.list_(pa.string())), [["topic"]]),
         ("arrived_at", pa.float64(), 1.0),
-        ("completes_s", pa.int64(), 1),
+        ("arrived_at", pa.date32(), traces.START.date()),
+        ("outcome", pa.binary(), b"satisfied"),
+        ("purgatory", pa.list_(pa.string()), ["fetch"]),
+        ("completes_s", pa.float16(), np.float16(0.5)),
     ],
 )
 def test_a_column_of_another_type_is_refused_by_its_name(
@@ -118,7 +255,7 @@ def test_a_corrupt_file_is_named_and_left_out_only_if_asked(spark: SparkSession,
 
 def test_a_file_that_is_corrupt_inside_is_named_too(spark: SparkSession, tmp_path: Path) -> None:
     traces.write(tmp_path, [traces.row(n / 100, keys=[f"topic {n * n}"]) for n in range(2000)])
-    corrupt = traces.write(tmp_path, [traces.row(n / 100, keys=[f"topic {n * n}"]) for n in range(2000)])
+    corrupt = traces.write(tmp_path, [traces.row(n / 100, keys=[f"topic {n * n}"]) for n in range(2001)])
     content = bytearray(corrupt.read_bytes())
     content[100:4000] = b"\xff" * 3900
     corrupt.write_bytes(content)
