@@ -109,13 +109,9 @@ _ENDING: Final = """
 """
 """The outcome at that end."""
 
-_TIMEOUT: Final = """
-    CASE WHEN outcome = 'expired' AND abs(waited_s - late_s - timeout_s) > 1e-6 THEN greatest(waited_s - late_s, 0.0)
-         WHEN outcome <> 'expired' AND waited_s > timeout_s THEN NULL
-         ELSE timeout_s END
-"""
-"""Seconds from the arrival to the last deadline: a journal's `timeout_s` counts from the last reschedule. The deadline
-of an operation that ended later than its timeout, without expiring, is not known.
+_TIMEOUT: Final = f"CASE WHEN outcome = 'expired' OR waited_s <= ({trace.DEADLINE}) THEN ({trace.DEADLINE}) END"
+"""Seconds from the arrival to the last deadline. An operation that ended after it without expiring, by the last try for
+one, is replayed without a deadline: it ends as it did.
 """
 
 

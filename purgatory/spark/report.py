@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -79,7 +80,8 @@ def report(
     `replay` is a directory that `replay.write` has written. Timeouts are recommended for a share of `timeout_rate` that
     times out, and configurations for at most `max_lateness` seconds, by default a hundredth of the timeout. Figures
     over time are in windows of `window` seconds, by default of a length with which there are at most 60. `top` is the
-    most keys, and the most operations on the page. `say` is called with each step before it begins. Raises
+    most keys, and the most operations on the page. `say` is called with each step before it begins, and with warnings
+    about the trace. Raises
     `PipelineError` for values out of range, for a trace without operations or with impossible values, and for a
     `replay` that is none.
     """
@@ -98,6 +100,9 @@ def report(
     parts = trace.parts(recorded)
     if not parts:
         raise PipelineError("the trace has no operations")
+    warnings = recorded.warnings()
+    for warning in warnings:
+        say(warning)
     width = _window(parts, window)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -113,9 +118,10 @@ def report(
     say("outcomes over time")
     windows = _write(directory, "windows", tables.windows(rows, width).toArrow())
     say("rates of timeouts")
-    curve = survival.curve(rows).orderBy("purgatory", "operation", "time").toArrow()
+    curve = survival.curve(survival.settled(rows)).orderBy("purgatory", "operation", "time").toArrow()
     _write_table(directory, "timeout_rates", curve)
-    curves = survival.by_operation(curve)
+    curves = {(row["purgatory"], row["operation"]): survival.UNKNOWN for row in outcomes}
+    curves |= survival.by_operation(curve)
     found = {(choice.purgatory, choice.operation): choice for choice in survival.choose(curves, timeout_rate)}
     timeouts = [found[row["purgatory"], row["operation"]] for row in outcomes]
     reasons = [{**asdict(choice), "reason": choice.reason} for choice in timeouts]
@@ -143,10 +149,12 @@ def report(
         path,
         overview=page.overview(recorded, parts),
         skipped=recorded.skipped,
+        warnings=warnings,
         wanted=percent(timeout_rate),
         timeouts=shown,
         chosen=page.chosen(shown, len(timeouts)),
         rates=page.rates(curves, shown),
+        settled=count(sum(pc.sum(curve[name]).as_py() or 0 for name in ("events", "censored"))),
         configurations=choices,
         costs=page.cost(costs, choices) if choices else None,
         outcomes=page.counted(outcomes[:top], names, len(outcomes)),

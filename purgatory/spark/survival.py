@@ -5,20 +5,29 @@ operation is *censored* at that time; a completed one is an *event*. `S(t)`, the
 longer than `t` and would time out with a timeout of `t`, is the product over all event times up to `t` of
 `1 - events / at risk`, and estimates the rate for any timeout up to the longest that was observed, and for none beyond.
 
-Every operation counts up to its own timeout, and no longer: an expired one is censored at its timeout, though the
+Every operation counts up to its own deadline, and no longer: an expired one is censored at its deadline, though the
 timer may have come to it somewhat later, and so is one that was satisfied even later than that, by the last try at its
-deadline for one. After the timeout, only those operations still wait that the timer or a busy loop has kept: they are
+deadline for one. After the deadline, only those operations still wait that the timer or a busy loop has kept: they are
 few, they come together, and a busy loop is the reason for their long wait. If expired ones were censored when they
 expired, the last steps of the estimate would depend on those few; if only the late and satisfied were kept, they
-would be all that is at risk, and the rate would drop to zero. A rescheduled operation counts up to its timeout too.
+would be all that is at risk, and the rate would drop to zero.
+
+The deadline of a rescheduled operation is its last one, counted from its arrival (`deadline_s`). Its last timeout would
+be wrong: if operations that live long have their deadline moved, those that survive would leave the risk set early, and
+those that complete would stay. An unknown deadline (`trace.DEADLINE`) censors nothing, and the estimate ends at the
+longest known one.
 
 A closed operation is censored at the time of the close, a cancelled or failed one at its end: a deployment that ends
 waits after some milliseconds is no evidence of their true time.
+
+Operations that are pending when a process is killed have no row, so its last arrivals with a row are the quick ones.
+`settled` leaves them out.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -27,9 +36,10 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from purgatory.spark import trace
 from purgatory.spark.words import name, percent, seconds
 
-__all__ = ["TimeoutChoice", "by_operation", "choose", "curve", "rate_at"]
+__all__ = ["UNKNOWN", "TimeoutChoice", "by_operation", "choose", "curve", "rate_at", "settled"]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -39,11 +49,23 @@ _DIGITS: Final = 4
 _FINEST: Final = 9
 """Decimals: a nanosecond."""
 
+_SECOND: Final = 1_000_000
+"""Microseconds."""
+
 _NORMAL_975: Final = 1.959963984540054
 """The 97.5th percentile of the standard normal distribution: 95 % lie between it and its negative."""
 
 _SAME: Final = 1 + 1e-9
 """The factor by which equal products of thousands of factors may differ."""
+
+
+UNKNOWN: Final = {
+    "time": np.zeros(1),
+    "timeout_rate": np.ones(1),
+    "low": np.full(1, math.nan),
+    "high": np.full(1, math.nan),
+}
+"""The curve of an operation without settled rows: known up to 0 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +87,11 @@ class TimeoutChoice:
     @property
     def reason(self) -> str:
         """The choice in words."""
+        if self.longest == 0 and self.timeout is None:
+            return (
+                "no answer: the trace ends too soon after the arrivals, so that slow operations may be missing; "
+                "record for several times the longest timeout"
+            )
         if self.timeout is None:
             return (
                 f"not reachable from this trace: at {seconds(self.longest)}, the longest observed, "
@@ -81,6 +108,50 @@ class TimeoutChoice:
         return f"{name(self.purgatory)} / {name(self.operation)}: {self.reason}"
 
 
+def settled(rows: DataFrame) -> DataFrame:
+    """The rows of a trace that arrived so early that no operation of their time can be missing.
+
+    An operation is *settled* when it arrived longer before the last finish of its process than the longest wait that
+    its instance has recorded for the purgatory and the type, deadlines included: any other one of its time has a row
+    too. So is one that arrived before a close of its purgatory, which gives every pending operation a row. Its own end
+    never decides whether it is settled: an estimate without the others would prefer the long ones. The rows of a
+    process have the same `opened_at`. In older journals that is null, and all processes of an instance count as one.
+    Generated rows, which have `completes_s`, are all settled.
+    """
+    run = {"run": F.coalesce(F.unix_micros("opened_at"), F.lit(0))}
+    arrived = F.unix_micros("arrived_at")
+    finished = arrived + F.round(F.col("waited_s") * _SECOND).cast("long")
+    closed = F.col("outcome") == "closed"
+    longest = F.ceil(F.greatest(F.col("waited_s"), F.expr(trace.DEADLINE)) * _SECOND)
+    names = ["instance", "run", "purgatory", "operation"]
+    ends = (
+        rows.withColumns(run)
+        .groupBy(*names)
+        .agg(
+            F.max(finished).alias("last"),
+            F.max(longest).alias("longest"),
+            F.max(F.when(closed, finished)).alias("close"),
+            F.count_if(closed).alias("closes"),
+        )
+    )
+    process = Window.partitionBy("instance", "run")
+    closing = Window.partitionBy("instance", "run", "purgatory")
+    kind = Window.partitionBy("instance", "purgatory", "operation")
+    limits = ends.select(
+        *names,
+        (F.max("last").over(process) - F.max("longest").over(kind)).alias("limit"),
+        F.max("close").over(closing).alias("close"),
+        F.sum("closes").over(closing).alias("closes"),
+    )
+    # A closed operation must not be the only evidence of its close.
+    before_close = (arrived <= F.col("close")) & (~closed | (F.col("closes") > 1))
+    return (
+        rows.withColumns(run)
+        .join(F.broadcast(limits), names)
+        .where(F.col("completes_s").isNotNull() | (arrived < F.col("limit")) | before_close)
+    )
+
+
 def curve(rows: DataFrame) -> DataFrame:
     """The rate of timeouts as a function of the timeout, for each operation of a trace.
 
@@ -93,11 +164,20 @@ def curve(rows: DataFrame) -> DataFrame:
     each = Window.partitionBy("purgatory", "operation")
     so_far = each.orderBy("time").rowsBetween(Window.unboundedPreceding, Window.currentRow)
     at_once = F.col("outcome") == "completed_at_once"
-    in_time = (F.col("outcome") == "satisfied") & (F.col("waited_s") <= F.coalesce("timeout_s", "waited_s"))
-    watched = F.when(at_once, F.lit(0.0)).otherwise(F.least("waited_s", "timeout_s"))
-    ends = rows.select("purgatory", "operation", _rounded_up(watched).alias("time"), (at_once | in_time).alias("event"))
+    deadline = F.expr(trace.DEADLINE)
+    in_time = (F.col("outcome") == "satisfied") & (F.col("waited_s") <= F.coalesce(deadline, "waited_s"))
+    watched = F.when(at_once, F.lit(0.0)).otherwise(F.least("waited_s", deadline))
+    ends = rows.select(
+        "purgatory",
+        "operation",
+        _rounded_up(watched).alias("time"),
+        (at_once | in_time).alias("event"),
+        F.expr(trace.UNKNOWN_DEADLINE).alias("unknown"),
+    )
     times = ends.groupBy("purgatory", "operation", "time").agg(
-        F.count_if("event").alias("events"), F.count_if(~F.col("event")).alias("censored")
+        F.count_if("event").alias("events"),
+        F.count_if(~F.col("event")).alias("censored"),
+        F.bool_and(F.coalesce("unknown", F.lit(False))).alias("unknown"),
     )
     here = F.col("events") + F.col("censored")
     at_risk = times.withColumn("at_risk", F.sum(here).over(each) - F.sum(here).over(so_far) + here)
@@ -112,7 +192,8 @@ def curve(rows: DataFrame) -> DataFrame:
     rate = F.when(is_end, 0.0).otherwise(F.exp("logarithm"))
     width = F.exp(F.lit(_NORMAL_975) * F.sqrt("greenwood") / F.abs("logarithm"))
     has_band = ~is_end & (F.col("logarithm") < 0)
-    return summed.select(
+    known = summed.withColumn("longest", F.max(F.when(~F.col("unknown"), F.col("time"))).over(each))
+    return known.where("time <= longest").select(
         "purgatory",
         "operation",
         "time",
@@ -134,7 +215,7 @@ def by_operation(curves: pa.Table) -> dict[tuple[str, str], dict[str, Floats]]:
     }
     return {
         names[start]: {column: values[start:end] for column, values in columns.items()}
-        for start, end in zip(starts, [*starts[1:], len(names)], strict=True)
+        for start, end in pairwise([*starts, len(names)])
     }
 
 

@@ -1,22 +1,26 @@
 """Replays on Spark: their results are those of a plain loop, however the work is divided."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from purgatory import Delay, DelayedOperationPurgatory, VirtualClock
-from purgatory.journal import Journal
+from purgatory.journal import SCHEMA, Journal
 from purgatory.spark import trace
 from purgatory.spark.errors import PipelineError
 from purgatory.spark.generate import generate, write
 from purgatory.spark.replay import replay, sweep
 from purgatory.spark.replay import write as write_replay
 from purgatory.spark.simulate import COUNTS, Arrival, Configuration, Ended, Simulation, simulate
-from purgatory.spark.traffic import Traffic
+from purgatory.spark.traffic import PRESETS, Traffic
 from tests.pipeline import traces
+from tests.support.paths import ROOT
 
 TRAFFIC = Traffic(rate=500.0, seconds=12.0, instances=2, median=0.2, upper_quartile=0.4, seed=2)
 SWEEP = [Configuration(purge_interval=50), Configuration(tick=0.01, wheel_size=4, purge_interval=50, timeout=0.5)]
@@ -175,6 +179,38 @@ async def test_a_rescheduled_operation_ends_as_it_did(spark: SparkSession, tmp_p
     }
     unknown = {row.timeout: row.unknown for row in replayed.summary.collect()}
     assert unknown == {None: 0, 6.8: 1}
+
+
+def test_older_journals_are_replayed_as_their_operations_ended(spark: SparkSession, tmp_path: Path) -> None:
+    """They have no column for the deadline, and count the timeout from the last reschedule."""
+    older = pa.schema([field for field in SCHEMA if field.name not in ("deadline_s", "opened_at")])
+    rows = [
+        traces.row(0.0, waited_s=6.5, timeout_s=2.0),
+        traces.row(0.1, waited_s=7.0, timeout_s=2.0, outcome="expired", late_s=0.0),
+        traces.row(0.2, waited_s=2.0, timeout_s=2.0, outcome="expired", late_s=0.0),
+    ]
+    traces.write(tmp_path, rows, schema=older)
+    replayed = replay(spark, trace.read(spark, str(tmp_path)), sweep(), operations=True)
+    assert replayed.operations is not None
+    found = {(row.outcome, round(row.waited_s, 2)) for row in replayed.operations.collect()}
+    assert found == {("satisfied", 6.5), ("expired", 7.0), ("expired", 2.0)}
+
+
+@pytest.mark.parametrize(("place", "timeout"), [(0, 0.05), (1, 0.2), (2, 1.0)])
+def test_at_a_coarse_tick_as_many_fewer_expire_as_the_readme_says(place: int, timeout: float) -> None:
+    page = (ROOT / "purgatory" / "spark" / "README.md").read_text("utf-8")
+    table = re.findall(r"^  \| (?:a tick of )?(\d+) ms \|(.*)\|$", page, re.MULTILINE)
+    assert len(table) == 4
+    traffic = PRESETS["low"]
+    random = np.random.default_rng(1)
+    arrived = np.cumsum(random.exponential(0.001, 40_000)).tolist()
+    completes = random.lognormal(traffic.mu, traffic.sigma, len(arrived)).tolist()
+    slow = sum(takes > timeout for takes in completes)
+    for tick, cells in table:
+        arrivals = (Arrival(at, ("a",), 9.0, takes, "satisfied") for at, takes in zip(arrived, completes, strict=True))
+        expired = simulate(Configuration(tick=int(tick) / 1000, timeout=timeout), arrivals).counts["expired"]
+        said = float(cells.split("|")[place].strip(" %")) / 100
+        assert abs(1 - expired / slow - said) < 4 * math.sqrt((said + 0.001) / slow), f"{tick} ms"
 
 
 def test_keys_that_are_the_same_as_text_are_one(spark: SparkSession, tmp_path: Path) -> None:

@@ -71,6 +71,26 @@ def _grouped(rows: Iterable[Row], *names: str) -> list[Row]:
     return [dict(zip(names, key, strict=True)) | _expected(some) for key, some in groups.items()]
 
 
+def _settled(rows: list[Row]) -> list[Row]:
+    """The rows that arrived early enough, found in the plainest way."""
+
+    def end(row: Row) -> Any:
+        return row["arrived_at"] + timedelta(seconds=row["waited_s"])
+
+    left = []
+    for row in rows:
+        beside = [each for each in rows if each["instance"] == row["instance"]]
+        alike = [each for each in beside if each["purgatory"] == row["purgatory"]]
+        same = [each for each in alike if each["operation"] == row["operation"]]
+        longest = max(max(each["waited_s"], each["deadline_s"] or 0.0) for each in same)
+        closes = [end(each) for each in alike if each["outcome"] == "closed" and each is not row]
+        if row["arrived_at"] + timedelta(seconds=longest) < max(map(end, beside)) or any(
+            row["arrived_at"] <= close for close in closes
+        ):
+            left.append(row)
+    return left
+
+
 class TestTables:
     def test_outcomes_and_waits_by_operation(self, made: Made) -> None:
         expected = _grouped(made.rows, "purgatory", "operation")
@@ -100,9 +120,9 @@ class TestTables:
         for choice in made.recommended.timeouts:
             names = (choice.purgatory, choice.operation)
             ends = []
-            for row in made.rows:
+            for row in _settled(made.rows):
                 if (row["purgatory"], row["operation"]) == names:
-                    until = math.inf if row["timeout_s"] is None else row["timeout_s"]
+                    until = math.inf if row["deadline_s"] is None else row["deadline_s"]
                     done = row["outcome"] in ("completed_at_once", "satisfied") and row["waited_s"] <= until
                     ends.append((min(row["waited_s"], until), done))
             rate, reached = 1.0, None
@@ -198,6 +218,8 @@ class TestThePage:
         for choice in (*made.recommended.timeouts, *made.recommended.configurations):
             assert str(choice) in text
         assert "a timeout cuts waits off" in text
+        settled = sum(row["events"] + row["censored"] for row in made.table("timeout_rates"))
+        assert f"made from {settled} operations" in text
 
     def test_names_are_text_and_nothing_else(self, make: Maker, tmp_path: Path) -> None:
         rows = [operation(keys=[key]) for key in HOSTILE]
@@ -215,6 +237,17 @@ class TestThePage:
         assert r"line\x0abreak\x09tab\x00nul\x202egnirts" in page.text
         assert "k" * 60 not in page.text
 
+    def test_page_warns_of_unknown_deadlines_in_older_journals(self, spark: SparkSession, tmp_path: Path) -> None:
+        path = write_trace(tmp_path / "trace", [operation(waited_s=0.3)])
+        [file] = (tmp_path / "trace").rglob("*.parquet")
+        with pq.ParquetFile(file) as parquet:
+            older = parquet.read().drop_columns(["deadline_s", "opened_at"])
+        pq.write_table(older, file)
+        said: list[str] = []
+        made = report(spark, trace.read(spark, path), str(tmp_path / "report"), say=said.append)
+        [warning] = [line for line in said if "no column deadline_s" in line]
+        assert warning in Page(made.page.read_text("utf-8")).text
+
     def test_page_names_files_that_could_not_be_read(self, spark: SparkSession, tmp_path: Path) -> None:
         path = write_trace(tmp_path / "trace", [operation()])
         (tmp_path / "trace/date=2026-11-21/instance=web-1/bad<i>.parquet").write_bytes(b"PAR1")
@@ -230,17 +263,25 @@ class TestThePage:
         assert len(made.table("outcomes")) == len(made.recommended.timeouts) == 9
 
 
+_LATER: Final = operation(outcome="expired", arrived_at=NOON + timedelta(seconds=1))
+"""An operation that ends so late that those at noon are settled."""
+
+
 class TestSmallTraces:
     def test_a_single_operation(self, make: Maker) -> None:
+        """Slower ones that came with it may be missing."""
         made = make([operation()])
         [choice] = made.recommended.timeouts
-        assert (choice.timeout, choice.latest) == (0.05, None)
+        assert choice.timeout is None
+        assert choice.reason in made.page.text
+        assert "made from 0 operations" in " ".join(made.page.text.split())
+        assert made.table("timeout_rates") == []
         assert made.recommended.configurations == ()
         assert not (made.directory / "tables" / "costs").exists()
 
     def test_only_expired_ones(self, make: Maker, tmp_path: Path) -> None:
         replay = write_replay(tmp_path / "replay", [summary_row(late_p99=0.1)])
-        made = make([operation(outcome="expired")] * 5, replay=replay)
+        made = make([operation(outcome="expired")] * 5 + [_LATER], replay=replay)
         [choice] = made.recommended.timeouts
         assert choice.reason == ("not reachable from this trace: at 200 ms, the longest observed, still 100 % time out")
         assert made.recommended.configurations[0].configuration is None
@@ -249,7 +290,8 @@ class TestSmallTraces:
     def test_only_such_as_completed_at_once(self, make: Maker, tmp_path: Path) -> None:
         late = {"late_p50": None, "late_p99": None, "late_max": None}
         replay = write_replay(tmp_path / "replay", [summary_row(**late)])
-        made = make([operation(outcome="completed_at_once", waited_s=0.0, timeout_s=None)] * 5, replay=replay)
+        at_once = operation(outcome="completed_at_once", waited_s=0.0, timeout_s=None)
+        made = make([at_once] * 5 + [at_once | {"arrived_at": NOON + timedelta(seconds=1)}], replay=replay)
         [choice] = made.recommended.timeouts
         assert choice.timeout == 0.0
         assert made.recommended.configurations[0].max_lateness is None

@@ -3,6 +3,7 @@
 import importlib
 import math
 import warnings
+from datetime import timedelta
 from typing import Any, Final
 
 import numpy as np
@@ -11,7 +12,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from purgatory.spark.survival import TimeoutChoice, by_operation, choose, curve, rate_at
+from purgatory.journal import SCHEMA
+from purgatory.spark.survival import UNKNOWN, TimeoutChoice, by_operation, choose, curve, rate_at, settled
+from tests.pipeline import traces
 
 stats: Any = importlib.import_module("scipy.stats")  # it has no types
 
@@ -29,6 +32,8 @@ def _sample(operation: str, waited: Any, completed: Any, timeout: float | None =
             "operation": operation,
             "waited_s": float(time),
             "timeout_s": timeout,
+            "deadline_s": timeout,
+            "late_s": None,
             "outcome": "satisfied" if done else "cancelled",
         }
         for time, done in zip(waited, completed, strict=True)
@@ -36,9 +41,9 @@ def _sample(operation: str, waited: Any, completed: Any, timeout: float | None =
 
 
 def _table(spark: SparkSession, rows: list[dict[str, Any]]) -> pa.Table:
-    names = ("purgatory", "operation", "waited_s", "timeout_s", "outcome")
-    kinds = (pa.string(), pa.string(), pa.float64(), pa.float64(), pa.string())
-    frame = spark.createDataFrame(pa.Table.from_pylist(rows, pa.schema(list(zip(names, kinds, strict=True)))))
+    kinds = dict.fromkeys(("purgatory", "operation", "outcome"), pa.string())
+    kinds |= dict.fromkeys(("waited_s", "timeout_s", "deadline_s", "late_s"), pa.float64())
+    frame = spark.createDataFrame(pa.Table.from_pylist(rows, pa.schema(list(kinds.items()))))
     return curve(frame).orderBy("purgatory", "operation", "time").toArrow()
 
 
@@ -142,6 +147,35 @@ class TestEventsAndCensoring:
         assert [(each["time"], each["events"], each["censored"]) for each in points] == [(0.1, 1, 0), (0.2, 1, 3)]
         assert points[-1]["timeout_rate"] == pytest.approx(0.6)
 
+    def test_a_rescheduled_operation_counts_up_to_its_last_deadline(self, spark: SparkSession) -> None:
+        """Two that live at 1 s have their deadline moved to 1.2 s. One of them completes before, one expires."""
+        rows = _sample("a", [0.5, 0.7], [True, True], 5.0) + _sample("a", [1.1, 1.2003], [True, False], 0.2)
+        rows[2] |= {"deadline_s": 1.2}
+        rows[3] |= {"deadline_s": 1.2, "outcome": "expired", "late_s": 0.0003}
+        points = [(each["time"], each["events"], each["censored"]) for each in _points(spark, rows)]
+        assert points == [(0.5, 1, 0), (0.7, 1, 0), (1.1, 1, 0), (1.2, 0, 1)]
+
+    def test_a_journal_without_the_deadline_gives_the_same_where_that_follows(self, spark: SparkSession) -> None:
+        rows = _sample("a", [0.5, 0.7], [True, True], 5.0) + _sample("a", [1.1, 1.2003], [True, False], 0.2)
+        rows[3] |= {"outcome": "expired", "late_s": 0.0003}
+        points = _points(spark, [row | {"deadline_s": None} for row in rows])
+        assert [(each["time"], each["events"], each["censored"]) for each in points] == [
+            (0.5, 1, 0),
+            (0.7, 1, 0),
+            (1.1, 1, 0),
+            (1.2, 0, 1),
+        ]
+
+    def test_a_curve_ends_where_only_operations_without_a_known_deadline_are_left(self, spark: SparkSession) -> None:
+        """A busy loop found the third one late, or it was rescheduled: the trace does not say."""
+        rows = _sample("a", [0.1, 0.2, 0.25], [True, False, True], 0.2)
+        rows[1] |= {"outcome": "expired", "late_s": 0.0}
+        points = _points(spark, [row | {"deadline_s": None} for row in rows])
+        assert [(each["time"], each["at_risk"], each["events"], each["censored"]) for each in points] == [
+            (0.1, 3, 1, 0),
+            (0.2, 2, 0, 1),
+        ]
+
     def test_operations_with_longer_timeouts_extend_the_curve(self, spark: SparkSession) -> None:
         rows = _sample("a", [0.1] * 8, [False] * 8, 0.1) + _sample("a", [0.15, 0.5], [True, False], 0.5)
         assert [each["timeout_rate"] for each in _points(spark, rows)] == pytest.approx([1.0, 0.5, 0.5])
@@ -166,6 +200,59 @@ class TestEventsAndCensoring:
         digits, powers = random.integers(1, 10_000, 3000), random.integers(-9, 4, 3000)
         times = sorted({float(f"{digit}e{power}") for digit, power in zip(digits, powers, strict=True)})
         assert [each["time"] for each in _points(spark, _sample("a", times, [True] * len(times)))] == times
+
+
+class TestSettledOperations:
+    """A purgatory with timeouts of 10 s, of which the last one has finished 100 s after the start."""
+
+    def _left(self, spark: SparkSession, *rows: dict[str, Any]) -> list[float]:
+        """The arrivals of the rows that are settled."""
+        made = [{"instance": "web-1", "completes_s": None, **row} for row in rows]
+        schema = [*SCHEMA, pa.field("instance", pa.string()), pa.field("completes_s", pa.float64())]
+        frame = spark.createDataFrame(pa.Table.from_pylist(made, pa.schema(schema)))
+        found = settled(frame).orderBy("arrived_at").selectExpr("unix_micros(arrived_at) AS at").collect()
+        return [round(row.at / 1e6 - traces.START.timestamp(), 3) for row in found]
+
+    def _row(self, second: float, waited: float = 1.0, **columns: Any) -> dict[str, Any]:
+        return traces.row(second, **{"waited_s": waited, "timeout_s": 10.0} | columns)
+
+    def test_operations_that_arrived_shortly_before_the_last_finish_are_left_out(self, spark: SparkSession) -> None:
+        """Others that have arrived since 90 s may be pending, and without a row."""
+        rows = [self._row(second) for second in (0.0, 89.9, 90.0, 90.1, 99.0)]
+        assert self._left(spark, *rows) == [0.0, 89.9]
+
+    def test_the_longest_wait_or_deadline_of_the_operation_counts(self, spark: SparkSession) -> None:
+        rows = [self._row(second) for second in (10.0, 79.0, 81.0, 99.0)]
+        moved = self._row(1.0, deadline_s=20.0)
+        other = self._row(2.0, operation="Other", timeout_s=99.0)
+        assert self._left(spark, *rows, moved, other) == [1.0, 10.0, 79.0]
+        waiting = self._row(3.0, 30.0, timeout_s=None)
+        assert self._left(spark, *rows, waiting) == [3.0, 10.0]
+
+    def test_an_instance_that_is_killed_again_and_again_has_an_end_for_each_process(self, spark: SparkSession) -> None:
+        rows = [
+            self._row(process + second, opened_at=traces.START + timedelta(seconds=process))
+            for process in (0, 1000)
+            for second in (50.0, 95.0, 99.0)
+        ]
+        assert self._left(spark, *rows) == [50.0, 1050.0]
+        unknown = [row | {"instance": "older", "opened_at": traces.START} for row in rows]
+        assert self._left(spark, *unknown) == [50.0, 95.0, 99.0, 1050.0]
+
+    def test_operations_before_a_close_of_their_purgatory_stay(self, spark: SparkSession) -> None:
+        """A close gives each pending operation a row."""
+        closed = [self._row(second, 98.0 - second, outcome="closed") for second in (92.0, 95.0)]
+        rows = [self._row(second) for second in (50.0, 91.0, 98.5, 99.0)]
+        other = self._row(93.0, purgatory="other")
+        assert self._left(spark, *rows, *closed, other) == [50.0, 91.0, 92.0, 95.0]
+
+    def test_a_closed_operation_is_not_the_only_evidence_of_its_close(self, spark: SparkSession) -> None:
+        """Alone it would be kept because it is long, and a quick one in its place would be left out."""
+        closed = self._row(92.0, 6.0, outcome="closed")
+        assert self._left(spark, self._row(50.0), self._row(91.0), closed, self._row(99.0)) == [50.0, 91.0]
+
+    def test_generated_operations_all_stay(self, spark: SparkSession) -> None:
+        assert self._left(spark, self._row(99.0, completes_s=1.0)) == [99.0]
 
 
 def _curve(**columns: list[float]) -> Curves:
@@ -202,6 +289,11 @@ class TestTheChoice:
         [choice] = choose(CURVE, 0.02)
         assert (choice.timeout, choice.longest, choice.rate_at_longest) == (None, 0.5, 0.05)
         assert choice.reason == ("not reachable from this trace: at 500 ms, the longest observed, still 5 % time out")
+
+    def test_without_settled_operations_the_reason_tells_what_to_do(self) -> None:
+        [choice] = choose({("test", "a"): UNKNOWN}, 0.01)
+        assert (choice.timeout, choice.longest, choice.rate_at_longest) == (None, 0.0, 1.0)
+        assert choice.reason.startswith("no answer: the trace ends too soon after the arrivals")
 
     def test_where_all_completed_at_once_there_is_no_band(self) -> None:
         [choice] = choose(_curve(time=[0.0], timeout_rate=[0.0], low=[math.nan], high=[math.nan]), 0.01)
