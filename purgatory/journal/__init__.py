@@ -10,7 +10,9 @@ the directories' names, as is usual since Hive; pyarrow refuses a directory whos
 `write` appends to a queue and does nothing else on the thread of the loop. A thread takes a thousand rows at a time
 from the queue into the *open batch*. A batch that has `rows_per_file` rows or is `seconds_per_file` old becomes a file,
 under a hidden name first; the file gets its name when all of it is on disk. So there are whole files and no others. A
-close writes all rows that are left. A process that is killed loses the open batch and the queue, no more.
+close writes all rows that are left. A process that is killed loses the open batch and the queue, and the operations
+that are pending then have no row. `opened_at`, the time of the journal's opening, tells its rows from those of the
+next process.
 
 The rows of a file that cannot be written, because the disk is full for one, stay and are tried again every second.
 Meanwhile, and if the disk is slow, the queue gets longer. It takes `max_queued` rows; `when_full` chooses the fate of

@@ -113,10 +113,11 @@ def settled(rows: DataFrame) -> DataFrame:
 
     An operation is *settled* when it arrived longer before the last finish of its process than the longest wait that
     its instance has recorded for the purgatory and the type, deadlines included: any other one of its time has a row
-    too. So is one that arrived before a close of its purgatory, which gives every pending operation a row. Its own end
-    never decides whether it is settled: an estimate without the others would prefer the long ones. The rows of a
-    process have the same `opened_at`. In older journals that is null, and all processes of an instance count as one.
-    Generated rows, which have `completes_s`, are all settled.
+    too. So is each one of a purgatory that was closed after its last arrival, because that gave every pending operation
+    a row. (Others of the same name may go on after an earlier close.) Its own end never decides whether an operation is
+    settled: the estimate would prefer quick ones, or long ones. The rows of a process have the same `opened_at`. In
+    older journals that is null, and all processes of an instance count as one. Generated rows, which have
+    `completes_s`, are all settled.
     """
     run = {"run": F.coalesce(F.unix_micros("opened_at"), F.lit(0))}
     arrived = F.unix_micros("arrived_at")
@@ -128,6 +129,7 @@ def settled(rows: DataFrame) -> DataFrame:
         rows.withColumns(run)
         .groupBy(*names)
         .agg(
+            F.max(arrived).alias("latest"),
             F.max(finished).alias("last"),
             F.max(longest).alias("longest"),
             F.max(F.when(closed, finished)).alias("close"),
@@ -140,11 +142,11 @@ def settled(rows: DataFrame) -> DataFrame:
     limits = ends.select(
         *names,
         (F.max("last").over(process) - F.max("longest").over(kind)).alias("limit"),
-        F.max("close").over(closing).alias("close"),
+        (F.max("close").over(closing) >= F.max("latest").over(closing)).alias("is_closed"),
         F.sum("closes").over(closing).alias("closes"),
     )
     # A closed operation must not be the only evidence of its close.
-    before_close = (arrived <= F.col("close")) & (~closed | (F.col("closes") > 1))
+    before_close = F.col("is_closed") & (~closed | (F.col("closes") > 1))
     return (
         rows.withColumns(run)
         .join(F.broadcast(limits), names)

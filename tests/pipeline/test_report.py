@@ -83,10 +83,10 @@ def _settled(rows: list[Row]) -> list[Row]:
         alike = [each for each in beside if each["purgatory"] == row["purgatory"]]
         same = [each for each in alike if each["operation"] == row["operation"]]
         longest = max(max(each["waited_s"], each["deadline_s"] or 0.0) for each in same)
-        closes = [end(each) for each in alike if each["outcome"] == "closed" and each is not row]
-        if row["arrived_at"] + timedelta(seconds=longest) < max(map(end, beside)) or any(
-            row["arrived_at"] <= close for close in closes
-        ):
+        closes = [end(each) for each in alike if each["outcome"] == "closed"]
+        is_closed = bool(closes) and max(closes) >= max(each["arrived_at"] for each in alike)
+        is_evidence = row["outcome"] == "closed" and len(closes) == 1
+        if row["arrived_at"] + timedelta(seconds=longest) < max(map(end, beside)) or (is_closed and not is_evidence):
             left.append(row)
     return left
 

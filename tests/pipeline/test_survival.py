@@ -239,17 +239,20 @@ class TestSettledOperations:
         unknown = [row | {"instance": "older", "opened_at": traces.START} for row in rows]
         assert self._left(spark, *unknown) == [50.0, 95.0, 99.0, 1050.0]
 
-    def test_operations_before_a_close_of_their_purgatory_stay(self, spark: SparkSession) -> None:
+    def test_operations_of_a_purgatory_that_was_closed_at_the_end_stay(self, spark: SparkSession) -> None:
         """A close gives each pending operation a row."""
         closed = [self._row(second, 98.0 - second, outcome="closed") for second in (92.0, 95.0)]
-        rows = [self._row(second) for second in (50.0, 91.0, 98.5, 99.0)]
-        other = self._row(93.0, purgatory="other")
-        assert self._left(spark, *rows, *closed, other) == [50.0, 91.0, 92.0, 95.0]
+        rows = [self._row(second) for second in (50.0, 91.0)]
+        others = [self._row(second, purgatory="other") for second in (93.0, 99.0)]
+        assert self._left(spark, *rows, *closed, *others) == [50.0, 91.0, 92.0, 95.0]
+        on = self._row(98.5)
+        assert self._left(spark, *rows, *closed, *others, on) == [50.0], "one of the same name was not closed"
 
     def test_a_closed_operation_is_not_the_only_evidence_of_its_close(self, spark: SparkSession) -> None:
         """Alone it would be kept because it is long, and a quick one in its place would be left out."""
         closed = self._row(92.0, 6.0, outcome="closed")
-        assert self._left(spark, self._row(50.0), self._row(91.0), closed, self._row(99.0)) == [50.0, 91.0]
+        other = self._row(99.0, purgatory="other")
+        assert self._left(spark, self._row(50.0), self._row(91.0), closed, other) == [50.0, 91.0]
 
     def test_generated_operations_all_stay(self, spark: SparkSession) -> None:
         assert self._left(spark, self._row(99.0, completes_s=1.0)) == [99.0]
