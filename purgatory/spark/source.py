@@ -17,20 +17,28 @@ The options:
   or an offset that the server has given. Spark notes it with the first batch, and not before.
 - `wait`: seconds that a micro-batch waits for messages, at the most (10). If a query has several streams, Spark waits
   for one after the other.
-- `maxMessagesPerBatch`: the most messages of a micro-batch (100000). A micro-batch also ends with the response in which
-  it exceeds 64 Mi characters. A batch has a task for each so many messages, or for a response with more.
+- `maxMessagesPerBatch`: a micro-batch ends with the response of the server in which it has so many messages (100000),
+  or 64 MiB.
 
-With a checkpoint, and a sink that skips the batches it has written already, each message is read exactly once. An
-offset of Spark's is a `Place` of `purgatory.spark.reading`, which has the reasons. The columns of a batch follow from
-its two offsets and from the stream: a repeated batch has the same rows.
+A micro-batch takes whole responses, and a task of it, or of a batch, takes so many that it has 2 MiB. The driver reads
+each response to count its messages, as offsets count nothing, and the executors read it again to make rows of it.
+
+With a checkpoint, and a sink that skips the batches it has written already, each message is read exactly once. The
+checkpoint has where each task begins, and how many messages it has: a repeated batch has the same rows.
+
+The trigger `availableNow` reads all messages that the stream has when the query begins, in as many micro-batches as
+that takes. Messages that are appended meanwhile come with it if they are in the last response, and otherwise not.
+
+The progress of a query has the stream's end as `latestOffset`, beside `endOffset`: the query is behind unless both have
+the same `offset`. Offsets of `purgatory serve` count messages.
 
 The query fails if the server refuses a request, as it does if the stream was deleted, and if the stream ends before a
 place that was read. A stream that was made anew, with at least as many messages, cannot be told from the old one. A
-server that cannot be reached, is busy or is being restarted is tried again, for about two minutes. When all messages of
-a closed stream are read, there are no more requests.
+server that cannot be reached, is busy or is being restarted is tried again, for about two minutes. While no message
+comes, there is one request in each wait, or whenever the server ends a poll earlier. When all messages of a closed
+stream are read, there are no more requests.
 
-A poll does not hold up the end of the query: `query.stop()` ends it, and the server forgets it. With the triggers
-`once` and `availableNow`, a query reads one micro-batch.
+A poll does not hold up the end of the query: `query.stop()` ends it, and the server forgets it.
 """
 
 import re
@@ -40,14 +48,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
+from pyarrow import RecordBatch
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition, SimpleDataSourceStreamReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 from urllib3.exceptions import LocationParseError
 from urllib3.util import parse_url
 
 from purgatory.spark.errors import PipelineError
-from purgatory.spark.reading import BEGINNING, NOW, JsonStream, Place, Reading
+from purgatory.spark.reading import BEGINNING, NOW, JsonStream, Page, Place, Plan
 
 __all__ = ["StreamSource", "register"]
 
@@ -62,6 +72,12 @@ _MAX_MESSAGES: Final = 2**62
 
 _MAX_WAIT: Final = 300.0
 
+_SILENCE: Final = 60.0
+"""Seconds of polls without an answer, after which a read that does not wait shows whether the server is there."""
+
+_SILENT_WAITS: Final = 10
+"""The same in waits: with a short wait, polls may be given up for which there is an answer."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Options:
@@ -72,11 +88,11 @@ class _Options:
     """An offset, or the protocol's name of one."""
     wait: float
     most: int
-    """Messages of a micro-batch, or of a task."""
+    """Messages of a micro-batch."""
 
     def start(self) -> Place:
         """The place to begin at."""
-        return Place(self.stream.end() if self.starting == NOW else self.starting, 0, 0)
+        return Place(self.stream.end() if self.starting == NOW else self.starting, 0)
 
 
 def register(spark: SparkSession) -> None:
@@ -106,42 +122,10 @@ class StreamSource(DataSource):
         _check_schema(schema)
         return BatchReader(self._options)
 
-    def simpleStreamReader(self, schema: StructType) -> "StreamReader":  # noqa: N802
+    def streamReader(self, schema: StructType) -> "StreamReader":  # noqa: N802
         """A reader that follows the stream."""
         _check_schema(schema)
         return StreamReader(self._options)
-
-
-class StreamReader(SimpleDataSourceStreamReader):
-    """Reads micro-batches. Spark calls it in a process of its own beside the driver."""
-
-    def __init__(self, options: _Options) -> None:
-        self._options = options
-        self._start: Place | None = None
-        self._reading: Reading | None = None
-        self._end: dict[str, Any] | None = None
-        """Where Spark is when `_reading` is there."""
-
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """The first place of a stream without a checkpoint. Spark calls this until it has seen a message."""
-        if self._start is None:
-            self._start = self._options.start()
-        return self._start._asdict()
-
-    def read(self, start: dict[str, Any]) -> tuple[Iterator[tuple[Any, ...]], dict[str, Any]]:
-        """The messages from `start` on, and the place behind them. Waits for the first of them."""
-        if self._reading is None or start != self._end:
-            self._reading = Reading(self._options.stream, _place(start))
-        rows = self._reading.read(self._options.most, self._options.wait)
-        # Without messages the place must stay as it is: Spark would make a batch of a change.
-        self._end = self._reading.place._asdict() if rows else start
-        if not rows and self._reading.closed:
-            time.sleep(self._options.wait)  # Spark asks again at once
-        return iter(rows), self._end
-
-    def readBetweenOffsets(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[tuple[Any, ...]]:  # noqa: N802
-        """The same messages once more."""
-        return self._options.stream.between(_place(start), _place(end).position)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +137,95 @@ class Range(InputPartition):
     """A position."""
 
 
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans micro-batches, in a process of its own beside the driver, and reads their tasks in the executors.
+
+    An offset of Spark's has the place behind a micro-batch, and the places at which its tasks begin: the checkpoint has
+    all that is needed to read the micro-batch again.
+    """
+
+    def __init__(self, options: _Options) -> None:
+        self._options = options
+        self._stream = options.stream
+        self._start: dict[str, Any] | None = None
+        self._until: str | None = None
+        """The offset behind which the query ends."""
+        self._page: Page | None = None
+        """The last response."""
+        self._at = ""
+        """The offset from which Spark goes on after it."""
+        self._answered = 0.0
+        """When it came."""
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """The first place of a stream without a checkpoint. Spark calls this until it has noted a batch."""
+        if self._start is None:
+            self._start = _offset(Plan(self._options.start()))
+        return self._start
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """The option `maxMessagesPerBatch`."""
+        return ReadMaxRows(self._options.most)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Let the query end where the stream ends now."""
+        self._until = self._stream.end()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """The place behind the next micro-batch. `start`, if no message comes within the wait."""
+        place = _place(start)
+        most, until = None, self._until
+        if isinstance(limit, ReadMaxRows):
+            most = limit.max_rows
+        elif until is None:  # the trigger is `once`
+            until = self._stream.end()
+        if place.offset == until:
+            return start
+        page = self._next(place.offset) if until is None else self._stream.get(place.offset)
+        if page is None:
+            return start
+        plan = Plan(place)
+        self._page = plan.fill(self._stream, page, most, until)
+        # Without messages the offset must stay as it is: Spark would make a batch of a change.
+        end = _offset(plan) if plan.tasks else start
+        self._at = end["offset"]
+        if self._until is not None:
+            self._until = max(self._until, self._at)
+        return end
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        """The end of the stream, as the last response or, if that did not reach it, the server has it."""
+        page = self._page
+        return {"offset": page.end if page is not None and page.up_to_date else self._stream.end()}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of a micro-batch."""
+        if start == end:
+            return []
+        place = _place(end)
+        return _ranges([Place(*task) for task in end["tasks"].items()], place)
+
+    def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
+        """The messages of a task."""
+        assert isinstance(partition, Range)
+        return self._stream.between(partition.start, partition.end)
+
+    def _next(self, offset: str) -> Page | None:
+        """The next response, with one request; `None` if there is none within the wait."""
+        last = self._page if offset == self._at else None
+        if last is not None and last.closed:
+            time.sleep(self._options.wait)  # Spark asks again at once
+            return None
+        silence = min(_SILENT_WAITS * self._options.wait, _SILENCE)
+        if last is None or not last.up_to_date or time.monotonic() - self._answered > silence:
+            page: Page | None = self._stream.get(offset if last is None else last.end)
+        else:
+            page = self._stream.poll(last.end, last.cursor, self._options.wait)
+        if page is not None:
+            self._answered = time.monotonic()
+        return page
+
+
 class BatchReader(DataSourceReader):
     """Reads a batch."""
 
@@ -160,31 +233,32 @@ class BatchReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The range of each task. They are found by reading the stream, as offsets are opaque."""
-        reading = Reading(self._options.stream, self._options.start())
-        end = self._options.stream.end()
-        places = [reading.place]
-        while reading.has_more():
-            reading.take()  # ranges end with responses: no task reads one to skip a part of it
-            if reading.place.position - places[-1].position >= self._options.most:
-                places.append(reading.place)
-            if reading.place.offset >= end:  # the protocol's offsets compare as strings
-                break
-        if len(places) == 1 or places[-1] != reading.place:
-            places.append(reading.place)
-        return [Range(start, following.position) for start, following in pairwise(places)]
+        """The tasks."""
+        stream = self._options.stream
+        plan = Plan(self._options.start())
+        until = stream.end()
+        plan.fill(stream, stream.get(plan.end.offset), None, until)
+        return _ranges(plan.tasks or [plan.end], plan.end)  # Spark takes no batch without a task
 
-    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+    def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         """The messages of a task."""
         assert isinstance(partition, Range)
         return self._options.stream.between(partition.start, partition.end)
 
 
+def _ranges(tasks: list[Place], end: Place) -> list[Range]:
+    return [Range(start, following.position) for start, following in pairwise([*tasks, end])]
+
+
+def _offset(plan: Plan) -> dict[str, Any]:
+    """The offset of a plan that Spark notes in the checkpoint."""
+    return {**plan.end._asdict(), "tasks": dict(plan.tasks)}
+
+
 def _place(offset: dict[str, Any]) -> Place:
-    try:
-        return Place(**offset)
-    except TypeError:
-        raise PipelineError(f"the checkpoint is of another source: its offset is {offset}") from None
+    if offset.keys() != {"offset", "position", "tasks"}:
+        raise PipelineError(f"the checkpoint is of another source: its offset is {offset}")
+    return Place(offset["offset"], offset["position"])
 
 
 def _check_schema(schema: StructType) -> None:

@@ -1,11 +1,17 @@
 """A stream as a source of Spark: every message once, in order, in spite of restarts."""
 
 import json
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -19,6 +25,7 @@ from tests.pipeline.json_server import JsonServer, append, running
 from tests.pipeline.test_reading import SCHEMA
 from tests.streams.node import reference_server
 from tests.support.journals import until
+from tests.support.paths import ROOT
 
 Batches = dict[int, list[tuple[str, int, str]]]
 """The rows given to a sink, by the number of the batch: a repeated batch is the same again."""
@@ -52,6 +59,65 @@ def _following(
         assert query.exception() is None
     finally:
         query.stop()
+
+
+def _available_now(
+    spark: SparkSession, url: str, checkpoint: Path, collect: Callable[[DataFrame, int], None], **options: Any
+) -> StreamingQuery:
+    """A query that has read all there was when it began."""
+    rows = spark.readStream.format("purgatory").options(url=url, **options).load()
+    writer = rows.writeStream.foreachBatch(collect).option("checkpointLocation", str(checkpoint))
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    return query
+
+
+def _ends(progress: Any) -> tuple[int, int]:
+    """The messages before the end of a micro-batch, and before that of the stream, as offsets of ours count them."""
+    (source,) = json.loads(progress.json)["sources"]
+    read, end = (source[name]["offset"].partition("_")[2] for name in ("endOffset", "latestOffset"))
+    return int(read), int(end)
+
+
+class _Silent(BaseHTTPRequestHandler):
+    """Serves a stream with a message. Polls get no answer."""
+
+    protocol_version = "HTTP/1.1"
+    requests: ClassVar[list[tuple[float, str]]]
+
+    def do_GET(self) -> None:
+        parameters = urlsplit(self.path).query
+        self.requests.append((time.monotonic(), parameters))
+        if "live" in parameters:
+            self.rfile.read(1)  # until the client is gone
+            self.close_connection = True
+            return
+        body = b"[0]" if parameters == "offset=-1" else b"[]"
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Stream-Next-Offset", "1")
+        self.send_header("Stream-Up-To-Date", "true")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002
+        pass
+
+
+@contextmanager
+def _silent() -> Iterator[tuple[str, list[tuple[float, str]]]]:
+    """The URL of such a server, and the times and parameters of its requests."""
+    requests: list[tuple[float, str]] = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("Silent", (_Silent,), {"requests": requests})) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), name="silent")
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/a", requests
+        finally:
+            server.shutdown()
+            thread.join(60)
 
 
 def _until(query: StreamingQuery, condition: Callable[[], bool]) -> None:
@@ -93,9 +159,8 @@ class TestStream:
     ) -> None:
         batches: Batches = {}
         url = server.stream("kept", 0, 1, 2)
-        with _following(source, url, batches, tmp_path, maxMessagesPerBatch=2) as query:
+        with _following(source, url, batches, tmp_path) as query:
             _until(query, lambda: _values(batches) == [0, 1, 2])
-            assert max(map(len, batches.values())) == 2
             append(url, 3)
             _until(query, lambda: _values(batches) == [0, 1, 2, 3])
         append(url, 4, 5)
@@ -110,16 +175,29 @@ class TestStream:
     ) -> None:
         batches: Batches = {}
         url = server.stream("again", "a", "b", "c")
-        with _following(source, url, batches, tmp_path, maxMessagesPerBatch=2) as query:
-            _until(query, lambda: (tmp_path / "commits" / "1").exists())
-        _uncommit(tmp_path, 1)
+        with _following(source, url, batches, tmp_path) as query:
+            _until(query, lambda: (tmp_path / "commits" / "0").exists())
+        _uncommit(tmp_path)
         append(url, "d")  # now the response that has c has d too
         repeated: Batches = {}
         with _following(source, url, repeated, tmp_path) as query:
-            _until(query, lambda: 2 in repeated)
-        assert [row[1:] for row in repeated[1]] == [(2, '"c"')]
-        assert repeated[1] == batches[1]
-        assert [row[1:] for row in repeated[2]] == [(3, '"d"')]
+            _until(query, lambda: 1 in repeated)
+        assert repeated[0] == batches[0]
+        assert [row[1:] for row in repeated[1]] == [(3, '"d"')]
+
+    def test_latest_is_where_it_was_when_the_first_batch_is_repeated(
+        self, source: SparkSession, server: JsonServer, tmp_path: Path
+    ) -> None:
+        batches: Batches = {}
+        url = server.stream("latest-again", "a")
+        with _following(source, url, {}, tmp_path, startingOffset="latest") as query:
+            _until(query, lambda: (tmp_path / "commits" / "0").exists())
+        _uncommit(tmp_path)
+        append(url, "b", "c")
+        with _following(source, url, batches, tmp_path, startingOffset="latest") as query:
+            _until(query, lambda: 1 in batches)
+        assert batches[0] == []
+        assert [row[1:] for row in batches[1]] == [(0, '"b"'), (1, '"c"')]
 
     def test_restart_of_the_server_does_not_end_it(self, source: SparkSession, tmp_path: Path) -> None:
         batches: Batches = {}
@@ -158,13 +236,13 @@ class TestStream:
         batches: Batches = {}
         url = server.stream("many")
         for first in range(0, 25_000, 5_000):
-            append(url, *(f"{number:0100}" for number in range(first, first + 5_000)))
+            append(url, *(f"{number:0150}" for number in range(first, first + 5_000)))
         with _following(source, url, batches, tmp_path, maxMessagesPerBatch=15_000) as query:
             _until(query, lambda: sum(map(len, batches.values())) == 25_000)
         assert list(map(int, _values(batches))) == list(range(25_000))
-        assert [len(batch) for batch in batches.values()] == [15_000, 10_000]
-        rows = _read(source, url, maxMessagesPerBatch=5_000)
-        assert 1 < rows.rdd.getNumPartitions() < 6
+        assert [len(batch) for batch in batches.values()] == [20_000, 5_000]  # of responses of 10,000
+        rows = _read(source, url)
+        assert rows.rdd.getNumPartitions() == 2
         assert rows.selectExpr("count(*)", "sum(position)", "sum(int(substr(value, -6, 5)))").first() == (
             25_000,
             sum(range(25_000)),
@@ -207,18 +285,139 @@ class TestStream:
             _until(query, lambda: server.requests(url)[-1] == "offset=0000000000000000_0000000000000001")
         assert _values(batches) == [1]
 
+    def test_idle_query_sends_one_request_in_each_wait(self, source: SparkSession, tmp_path: Path) -> None:
+        with _silent() as (url, requests), _following(source, url, {}, tmp_path, wait=3) as query:
+            polls: list[float] = []
+
+            def polled() -> bool:
+                polls[:] = [seconds for seconds, parameters in requests if "live" in parameters]
+                return len(polls) == 4
+
+            _until(query, polled)
+            idle = [parameters for seconds, parameters in requests if polls[0] <= seconds <= polls[3]]
+        assert polls[3] - polls[0] >= 3 * 3
+        assert idle == ["live=long-poll&offset=1"] * 4
+
+
+class TestAvailableNow:
+    def test_long_stream_is_read_in_parallel_tasks_of_several_batches(
+        self, source: SparkSession, server: JsonServer, tmp_path: Path
+    ) -> None:
+        url = server.stream("long")
+        for first in range(0, 250_000, 5_000):
+            append(url, *({"number": number, "text": "x" * 60} for number in range(first, first + 5_000)))
+        found: dict[int, list[tuple[int, int, int]]] = {}
+
+        def collect(rows: DataFrame, batch: int) -> None:
+            columns = "spark_partition_id() AS task", "position", "get_json_object(value, '$.number') AS number"
+            found[batch] = [(row.task, row.position, int(row.number)) for row in rows.selectExpr(*columns).collect()]
+
+        query = _available_now(source, url, tmp_path, collect)
+        rows = [row for _, batch in sorted(found.items()) for row in batch]
+        assert [(position, number) for _, position, number in rows] == [(each, each) for each in range(250_000)]
+        assert len(found) == 3
+        assert all(len({task for task, _, _ in batch}) > 1 for batch in found.values())
+        ends = [_ends(progress) for progress in query.recentProgress if progress["numInputRows"]]
+        assert ends == [(batch[-1][1] + 1, 250_000) for batch in found.values()]
+
+    def test_stream_that_grows_does_not_keep_it_from_ending(
+        self, source: SparkSession, server: JsonServer, tmp_path: Path
+    ) -> None:
+        url = server.stream("growing", *range(3))
+        batches: Batches = {}
+
+        def collect(rows: DataFrame, batch: int) -> None:
+            append(url, 3 + 2 * batch, 4 + 2 * batch)
+            batches[batch] = [tuple(row) for row in rows.collect()]
+
+        _available_now(source, url, tmp_path, collect)
+        assert [len(batch) for batch in batches.values()] == [3]
+        _available_now(source, url, tmp_path, collect)
+        assert [len(batch) for batch in batches.values()] == [3, 2]
+        assert _values(batches) == [0, 1, 2, 3, 4]
+
+    def test_killed_query_reads_its_batch_again_as_it_was(
+        self, source: SparkSession, server: JsonServer, tmp_path: Path
+    ) -> None:
+        url = server.stream("killed")
+        for number in range(4):
+            append(url, *(f"{number}{letter}{'x' * 1_000_000}" for letter in "ab"))  # a batch each
+        output = tmp_path / "output"
+        output.mkdir()
+        command = [sys.executable, "-m", "tests.pipeline.killed", url, str(tmp_path / "checkpoint"), str(output)]
+        assert subprocess.run(command, cwd=ROOT, check=False).returncode == -signal.SIGKILL
+        killed = {int(file.name): [tuple(row) for row in json.loads(file.read_text())] for file in output.iterdir()}
+        assert sorted(killed) == [0, 1, 2]
+        append(url, "4")
+        batches: Batches = {}
+
+        def collect(rows: DataFrame, batch: int) -> None:
+            batches[batch] = [tuple(row) for row in rows.collect()]
+
+        _available_now(
+            source, url, tmp_path / "checkpoint", collect, maxMessagesPerBatch=100
+        )  # batch 2 stays as it was
+        assert sorted(batches) == [2, 3]
+        assert batches[2] == killed[2]
+        assert [value[:2] for value in _values(killed | batches)] == [
+            *("0a", "0b", "1a", "1b", "2a", "2b", "3a", "3b"),
+            "4",
+        ]
+
+    def test_closed_stream_and_stream_without_messages_end_it(
+        self, source: SparkSession, server: JsonServer, tmp_path: Path
+    ) -> None:
+        closed, empty = server.stream("over", 0, 1), server.stream("none")
+        httpx.post(closed, headers={"Stream-Closed": "true"}, timeout=60).raise_for_status()
+        for number, (url, values) in enumerate(((closed, [0, 1]), (empty, []))):
+            batches: Batches = {}
+
+            def collect(rows: DataFrame, batch: int, batches: Batches = batches) -> None:
+                batches[batch] = [tuple(row) for row in rows.collect()]
+
+            for _ in range(2):
+                _available_now(source, url, tmp_path / str(number), collect, wait=300)
+            assert _values(batches) == values
+
+    def test_deletion_of_the_stream_fails_it(self, source: SparkSession, server: JsonServer, tmp_path: Path) -> None:
+        url = server.stream("deleted-now")
+        for number in range(2):
+            append(url, f"{number}{'x' * 2_000_000}")
+
+        def delete(rows: DataFrame, batch: int) -> None:
+            assert rows.count() == 1
+            httpx.delete(url, timeout=60).raise_for_status()
+
+        with pytest.raises(StreamingQueryException, match="deleted-now answers 404 at offset"):
+            _available_now(source, url, tmp_path, delete, maxMessagesPerBatch=1)
+
 
 class TestReferenceServer:
+    def test_available_now_reads_everything_once(self, source: SparkSession, tmp_path: Path) -> None:
+        batches: Batches = {}
+
+        def collect(rows: DataFrame, batch: int) -> None:
+            batches[batch] = [tuple(row) for row in rows.collect()]
+
+        with reference_server() as base:
+            url = f"{base}/v1/stream/now"
+            httpx.put(url, json=list(range(20_000)), timeout=60).raise_for_status()
+            _available_now(source, url, tmp_path, collect)
+            append(url, 20_000, 20_001)
+            _available_now(source, url, tmp_path, collect)
+        assert [len(batch) for batch in batches.values()] == [20_000, 2]
+        assert _values(batches) == list(range(20_002))
+
     def test_each_message_comes_once_in_order(self, source: SparkSession, tmp_path: Path) -> None:
         batches: Batches = {}
         with reference_server() as base:
             url = f"{base}/v1/stream/news"
             httpx.put(url, json=[0, 1, 2], timeout=60).raise_for_status()
-            with _following(source, url, batches, tmp_path, maxMessagesPerBatch=2) as query:
+            with _following(source, url, batches, tmp_path) as query:
                 _until(query, lambda: _values(batches) == [0, 1, 2])
                 append(url, 3)
-                _until(query, lambda: _values(batches) == [0, 1, 2, 3] and (tmp_path / "commits" / "2").exists())
-            _uncommit(tmp_path, 2)
+                _until(query, lambda: _values(batches) == [0, 1, 2, 3] and (tmp_path / "commits" / "1").exists())
+            _uncommit(tmp_path, 1)
             append(url, 4)
             with _following(source, url, batches, tmp_path) as query:
                 _until(query, lambda: len(_values(batches)) == 5)
@@ -226,7 +425,7 @@ class TestReferenceServer:
             httpx.delete(url, timeout=60).raise_for_status()
             httpx.put(url, json=[0], timeout=60).raise_for_status()
             _fails(source, url, tmp_path, "ends at .*messages were lost")
-        assert list(map(len, batches.values())) == [2, 1, 1, 1]
+        assert list(map(len, batches.values())) == [3, 1, 1]
         assert _values(batches) == [0, 1, 2, 3, 4]
 
 
