@@ -93,6 +93,12 @@ def add_to(subcommands: "Subcommands") -> None:
     parser.add_argument("--purgatory", metavar="NAME", help="only the purgatory of this name")
     parser.add_argument("--operations", action="store_true", help="write a row for each operation too")
     parser.add_argument(
+        "--no-costs",
+        dest="costs",
+        action="store_false",
+        help="only outcomes, waits and lateness, without a simulation: for thousands of timeouts",
+    )
+    parser.add_argument(
         "--split", type=int, default=replay.SPLIT, metavar="N", help="cut instances with more operations in time"
     )
 
@@ -244,6 +250,8 @@ def _open(spark: SparkSession, options: argparse.Namespace) -> trace.Trace:
 def _replay(options: argparse.Namespace) -> Run:
     configurations = replay.sweep(options.tick, options.wheel_size, options.purge_interval, options.timeout)
     replay.check_split(options.split)
+    if not options.costs and len({(each.wheel_size, each.purge_interval) for each in configurations}) > 1:
+        raise PipelineError("--no-costs takes one --wheel-size and one --purge-interval: they change no outcome")
 
     def run(spark: SparkSession, options: argparse.Namespace) -> None:
         trace.refuse_existing(spark, options.output)
@@ -254,10 +262,12 @@ def _replay(options: argparse.Namespace) -> Run:
             opened,
             configurations,
             operations=options.operations,
+            costs=options.costs,
             split=options.split,
             purgatory=options.purgatory,
         )
-        _say(f"running {replayed.simulations} simulations of {len(configurations)} configurations")
+        how = f"running {replayed.simulations} simulations of" if options.costs else "counting the outcomes with"
+        _say(f"{how} {len(configurations)} configurations")
         _show(replay.write(replayed, options.output))
         _say(f"written to {options.output}")
 
@@ -287,7 +297,8 @@ def _show(summary: DataFrame) -> None:
         timeout = "recorded" if row.timeout is None else f"{row.timeout:g}"
         late = "" if row.late_p99 is None else f"{row.late_p99:.6f}"
         sizes = [f"{row[name]:,}" for name in ("wheel_size", "purge_interval")]
-        table.add_row(f"{row.tick:g}", *sizes, timeout, *(f"{row[name]:,}" for name in names), late)
+        counts = ("" if row[name] is None else f"{row[name]:,}" for name in names)
+        table.add_row(f"{row.tick:g}", *sizes, timeout, *counts, late)
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 

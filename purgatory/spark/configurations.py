@@ -93,6 +93,8 @@ def read(spark: SparkSession, replay: str) -> DataFrame:
             raise PipelineError(f"missing column {column} in {path}: it is not a replay's summary")
     if summary.isEmpty():
         raise PipelineError(f"{path} has no rows")
+    if not summary.where("wake_ups is null").isEmpty():
+        raise PipelineError(f"{path} has no costs: the replay was made with --no-costs")
     return summary
 
 

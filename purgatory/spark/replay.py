@@ -1,7 +1,7 @@
 """Replay a trace with other settings: the outcomes that it would have had, and the costs.
 
-Each purgatory of each instance has one simulation (`simulate`) for each configuration, on any executor. Spark sorts the
-trace and streams it to the simulations through Arrow: a simulation keeps the pending operations, and no others.
+Each purgatory of each instance has one simulation (`simulate`) for each configuration. A Spark task reads the Parquet
+files that it needs by itself, once for all of its simulations: nothing is shuffled, and the JVM sees the results alone.
 
 One instance with very many operations would make the whole replay wait for it. So it is cut in time into *segments*,
 which are simulated by themselves. Operations that are pending at a cut are handed to both sides: the later segment
@@ -10,51 +10,55 @@ exactly those of one long simulation. The dead entries that finished operations 
 anew at a cut; that is less than one purge. The cuts depend on the trace alone, so that the same input gives the same
 result, however Spark divides the work.
 
-The trace is sorted once for each configuration, because they run side by side: a sweep needs as many times its disk.
+Where costs are not asked for, there is no simulation (`outcomes`).
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
-from itertools import chain, groupby, pairwise, product, repeat, starmap
+from itertools import chain, groupby, pairwise, product, repeat
 from math import inf
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame, Row, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from purgatory import VirtualClock
 from purgatory.spark import trace
 from purgatory.spark.errors import PipelineError
-from purgatory.spark.simulate import COUNTS, Arrival, Configuration, Ended, Simulation, late_percentile
-from purgatory.spark.trace import Part, Trace
+from purgatory.spark.lives import Lives, lives, opened, read
+from purgatory.spark.outcomes import Counted, Endings, Outcomes, Recorded, ends
+from purgatory.spark.simulate import COUNTS, ENDINGS, Configuration, Ended, Floats, Simulation, late_percentile
+from purgatory.spark.trace import Part, Piece, Trace
 
 __all__ = ["SPLIT", "Replay", "check_split", "replay", "sweep", "write"]
 
 Batches: TypeAlias = Iterator[pa.RecordBatch]
 
-SPLIT: Final = 1_000_000
-"""The approximate number of operations of a segment: ten seconds of work."""
+SPLIT: Final = 250_000
+"""The approximate number of operations of a segment: some seconds of work."""
 
-_BINS: Final = 1000
-"""The most parts of a span of time that are counted in one go."""
+_TASK: Final = 250_000
+"""The operations of a task, counted once for each configuration, if it can be divided so finely."""
 
-_BATCH: Final = 10_000
-"""Rows handed to Spark in one go."""
+_SIDE_BY_SIDE: Final = 8
+"""The configurations that are simulated from one copy of the rows, at least."""
 
-_MOST_PARTITIONS: Final = 10_000
+_SIMULATIONS: Final = 64
+"""The most simulations that a process has at a time."""
+
+_TIMEOUTS: Final = 2_000
+"""The most timeouts that are counted from one copy of the rows."""
+
+_LOT: Final = 10_000
+"""Operations that a simulation plays in one go, and rows handed to Spark."""
 
 _SECOND: Final = 1_000_000
 """Microseconds."""
-
-_FOR_EVER: Final = 1e9
-"""Seconds. No time is longer, and sums of it and of times since 1970 still have microseconds."""
 
 _LABELS: Final = [
     pa.field("instance", pa.string()),
@@ -67,11 +71,10 @@ _LABELS: Final = [
 """The columns that name a simulation."""
 
 _COUNTED: Final = [
-    *(pa.field(name, pa.int64()) for name in (*COUNTS, "peak_delayed", "peak_dead")),
-    pa.field("late", pa.list_(pa.int64())),
-    pa.field("late_max", pa.float64()),
+    *(pa.field(name, pa.int64()) for name in (*COUNTS, "peak_delayed", "peak_dead", "segments")),
+    *(pa.field(name, pa.float64()) for name in ("waited", "late_p50", "late_p99", "late_max")),
 ]
-"""The counts of a segment."""
+"""The counts of a simulation. Without costs, those of work are null."""
 
 _ENDED: Final = [
     pa.field("operation", pa.string()),
@@ -84,35 +87,11 @@ _ENDED: Final = [
 ]
 """The end of an operation, as in a journal."""
 
-_RESULT: Final = pa.schema([*_LABELS, *_COUNTED, *_ENDED])
-_SUMMARY: Final = pa.schema(
-    [
-        *_LABELS,
-        *_COUNTED[:-2],
-        pa.field("segments", pa.int64()),
-        *(pa.field(name, pa.float64()) for name in ("late_p50", "late_p99", "late_max")),
-    ]
-)
+_LATE: Final = pa.field("late", pa.list_(pa.int64()))
+"""The lateness in a segment, to be added up with that of the others."""
 
-_END: Final = """
-    CASE WHEN outcome IN ('cancelled', 'failed') THEN waited_s
-         WHEN outcome = 'completed_at_once' THEN 0.0
-         WHEN outcome = 'closed' AND coalesce(completes_s, double('inf')) = double('inf') THEN waited_s
-         WHEN completes_s IS NOT NULL THEN completes_s
-         WHEN outcome = 'satisfied' THEN waited_s
-         ELSE double('inf') END
-"""
-"""The seconds after which an operation ends if its timeout does not come first."""
-
-_ENDING: Final = """
-    CASE WHEN outcome IN ('expired', 'closed') AND completes_s < double('inf') THEN 'satisfied' ELSE outcome END
-"""
-"""The outcome at that end."""
-
-_TIMEOUT: Final = f"CASE WHEN outcome = 'expired' OR waited_s <= ({trace.DEADLINE}) THEN ({trace.DEADLINE}) END"
-"""Seconds from the arrival to the last deadline. An operation that ended after it without expiring, by the last try for
-one, is replayed without a deadline: it ends as it did.
-"""
+_SUMMARY: Final = pa.schema([*_LABELS, *_COUNTED])
+_RESULT: Final = pa.schema([*_LABELS, *_COUNTED, _LATE, *_ENDED])
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +103,7 @@ class Replay:
     operations: DataFrame | None
     """One row for each operation and each configuration, if asked for."""
     simulations: int
-    """The number of simulations, segments counted."""
+    """The number of simulations, segments counted; none without costs."""
     results: DataFrame
     """The rows that both are made of."""
 
@@ -154,31 +133,42 @@ def replay(
     configurations: Sequence[Configuration],
     *,
     operations: bool = False,
+    costs: bool = True,
     split: int = SPLIT,
     purgatory: str | None = None,
 ) -> Replay:
     """Run the operations of `recorded` through simulated purgatories, with each of `configurations`.
 
-    `purgatory` is the name of the only one to replay. Instances with more than `split` operations are cut in time.
-    Raises `PipelineError` for impossible values and for a purgatory that the trace does not have.
+    Without `costs`, nothing is simulated: outcomes, waits and lateness depend on ticks and timeouts alone. `purgatory`
+    is the name of the only one to replay. Instances with more than `split` operations are cut in time. Raises
+    `PipelineError` for impossible values and for a purgatory that the trace does not have.
     """
     check_split(split)
-    rows = recorded.rows
-    if purgatory is not None:
-        rows = rows.where(F.col("purgatory") == purgatory)
-    found = trace.parts(Trace(rows, recorded.files, recorded.skipped))
-    if not found:
-        names = ", ".join(row[0] for row in recorded.rows.select("purgatory").distinct().orderBy("purgatory").collect())
+    parts = [part for part in recorded.parts if purgatory in (None, part.purgatory)]
+    if not parts:
+        names = ", ".join(sorted({part.purgatory for part in recorded.parts}))
         raise PipelineError(
             f"the trace has no purgatory {purgatory!r}, but: {names}" if names else "the trace is empty"
         )
-    plan = _Plan(tuple(found), tuple(configurations), _cuts(spark, rows, found, configurations, split))
-    results = plan.distribute(spark, rows).mapInArrow(plan.simulations(operations), from_arrow_schema(_RESULT))
+    if costs:
+        units = [unit for part in parts for unit in _segments(part, configurations, split)]
+        groups = [_divided(configurations, max(_TASK // unit.operations, _SIDE_BY_SIDE)) for unit in units]
+    else:
+        units = [_Unit(part, part.pieces, part.operations, -inf, inf, whole=True) for part in parts]
+        groups = [_divided(sorted(configurations, key=_tick_and_timeout), _TIMEOUTS)] * len(units)
+    work = [_Work(unit, group) for unit, some in zip(units, groups, strict=True) for group in some]
+    tasks = _tasks(work)
+    run = _worker(tasks, _simulate if costs else _count, operations=operations)
+    results = spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(run, from_arrow_schema(_RESULT))
     labels = [field.name for field in _LABELS]
-    counted = results.where("outcome is null").select(*labels, *(field.name for field in _COUNTED))
-    summary = counted.groupBy(*labels).applyInArrow(_merge, from_arrow_schema(_SUMMARY))
+    names_of_counts = [field.name for field in _COUNTED]
+    summary = results.where("outcome is null").select(*labels, *names_of_counts, _LATE.name)
+    if all(unit.whole for unit in units):
+        summary = summary.drop(_LATE.name)
+    else:
+        summary = summary.groupBy(*labels).applyInArrow(_merge, from_arrow_schema(_SUMMARY))
     ended = results.where("outcome is not null").select(*labels, *(field.name for field in _ENDED))
-    return Replay(summary, ended if operations else None, plan.count(), results)
+    return Replay(summary, ended if operations else None, len(configurations) * len(units) if costs else 0, results)
 
 
 def write(replayed: Replay, path: str) -> DataFrame:
@@ -197,255 +187,293 @@ def write(replayed: Replay, path: str) -> DataFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """The simulations of a replay. Each has a number, its *unit*: by part, then configuration, then segment."""
+class _Unit:
+    """A segment of a part, or the whole of it."""
 
-    parts: tuple[Part, ...]
-    configurations: tuple[Configuration, ...]
-    cuts: tuple[tuple[int, ...], ...]
-    """The cuts of each part, in microseconds since 1970."""
+    part: Part
+    pieces: tuple[Piece, ...]
+    """All that have an operation of it, or one that may be pending when it begins."""
+    operations: int
+    """About how many it has."""
+    start: float
+    stop: float
+    """Microseconds since 1970."""
+    whole: bool
 
     @property
-    def segments(self) -> int:
-        """The most segments of a part."""
-        return max(map(len, self.cuts)) + 1
+    def base(self) -> int:
+        """The origin of the simulation's time, in microseconds since 1970."""
+        return self.part.first // _SECOND * _SECOND
 
-    def count(self) -> int:
-        """The number of simulations."""
-        return sum(len(cuts) + 1 for cuts in self.cuts) * len(self.configurations)
-
-    def distribute(self, spark: SparkSession, rows: DataFrame) -> DataFrame:
-        """The input of each simulation: the rows of a unit together, in order of arrival."""
-        numbers = [(part.instance, part.purgatory, number, self.cuts[number]) for number, part in enumerate(self.parts)]
-        numbered = spark.createDataFrame(numbers, "instance string, purgatory string, part long, cuts array<long>")
-        known = rows.join(F.broadcast(numbered), ["instance", "purgatory"]).select(
-            "part",
-            "cuts",
-            F.explode(F.sequence(F.lit(0), F.lit(len(self.configurations) - 1))).alias("configuration"),
-            F.unix_micros("arrived_at").alias("arrived"),
-            "operation",
-            F.array_distinct("keys").alias("keys"),  # different ones may be the same as text
-            F.expr(_TIMEOUT).alias("timeout_s"),
-            F.expr(_END).alias("end"),
-            F.expr(_ENDING).alias("ending"),
-        )
-        segment = F.lit(0)
-        if self.segments > 1:
-            ticks = F.array(*[F.lit(each.tick) for each in self.configurations])
-            timeouts = F.array(*[F.lit(each.timeout).cast("double") for each in self.configurations])
-            timeout = F.coalesce(F.get(timeouts, F.col("configuration")), F.col("timeout_s"), F.lit(_FOR_EVER))
-            stays = F.least(F.col("end"), timeout, F.lit(_FOR_EVER)) + F.get(ticks, F.col("configuration"))
-            leaves = F.col("arrived") + F.ceil(stays * _SECOND)
-            segment = F.explode(F.sequence(_segment(F.col("arrived")), _segment(leaves)))
-        unit = (F.col("part") * len(self.configurations) + F.col("configuration")) * self.segments + F.col("segment")
-        columns = ["arrived", "operation", "keys", "timeout_s", "end", "ending"]
-        # With few simulations, each has several partitions, so that not too many come to the same one by chance.
-        count = self.count()
-        partitions = min(max(count, min(4 * count, 8 * spark.sparkContext.defaultParallelism)), _MOST_PARTITIONS)
-        return (
-            known.withColumn("segment", segment)
-            .select(unit.alias("unit"), *columns)
-            .repartition(partitions, "unit")
-            .sortWithinPartitions("unit", *columns)
-        )
-
-    def simulations(self, operations: bool) -> Callable[[Batches], Batches]:
-        """The work on the executors: simulate one unit after the other, and yield its counts."""
-
-        def run(batches: Batches) -> Batches:
-            for unit, pieces in groupby(_pieces(batches), key=itemgetter(0)):
-                number, segment = divmod(unit, self.segments)
-                part, configuration = self._part(number)
-                base = part.first // _SECOND * _SECOND
-                arrivals = chain.from_iterable(_arrivals(piece, base, operations) for _, piece in pieces)
-                cuts = [-inf, *((cut - base) / _SECOND for cut in self.cuts[number // len(self.configurations)]), inf]
-                labels = (part.instance, part.purgatory, *astuple(configuration))
-                ended: list[Ended] = []
-                clock = VirtualClock()
-                simulation = Simulation(clock, configuration, ended.append if operations else None)
-                for when in simulation.play(arrivals, cuts[segment], cuts[segment + 1]):
-                    clock.advance_to(when)
-                    if len(ended) >= _BATCH:
-                        yield _ended(labels, ended)
-                        ended.clear()
-                if ended:
-                    yield _ended(labels, ended)
-                yield _counted(labels, simulation)
-
-        return run
-
-    def _part(self, number: int) -> tuple[Part, Configuration]:
-        part, configuration = divmod(number, len(self.configurations))
-        return self.parts[part], self.configurations[configuration]
+    def lives(self, columns: Sequence[str]) -> Iterator[Lives]:
+        """The operations, piece by piece, with these columns of the trace."""
+        for file, pieces in groupby(self.pieces, attrgetter("file")):
+            with opened(file) as parquet:
+                for piece in pieces:
+                    table = read(parquet, piece.group, columns)
+                    yield lives(table.filter(pc.equal(table["purgatory"], self.part.purgatory)))
 
 
-def _segment(time: Column) -> Column:
-    """The segment that `time` falls into, in microseconds since 1970."""
-    return F.size(F.filter("cuts", lambda cut: cut <= time))
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A unit, and the configurations that share one copy of its rows."""
+
+    unit: _Unit
+    configurations: tuple[Configuration, ...]
+
+    @property
+    def size(self) -> int:
+        """How many operations, counted once for each configuration."""
+        return self.unit.operations * len(self.configurations)
 
 
-def _cuts(
-    spark: SparkSession, rows: DataFrame, parts: Sequence[Part], configurations: Sequence[Configuration], split: int
-) -> tuple[tuple[int, ...], ...]:
-    """The cuts of each part, so that a segment has about `split` operations.
+def _divided(configurations: Sequence[Configuration], most: int) -> list[tuple[Configuration, ...]]:
+    """Groups of about the same size, and of at most `most`."""
+    count = -(-len(configurations) // most)
+    edges = [number * len(configurations) // count for number in range(count + 1)]
+    return [tuple(configurations[start:stop]) for start, stop in pairwise(edges)]
+
+
+def _tasks(work: Iterable[_Work]) -> list[list[_Work]]:
+    """The work of each Spark task, the largest first: small ones share a task."""
+    tasks: list[list[_Work]] = []
+    size = _TASK
+    for each in sorted(work, key=attrgetter("size"), reverse=True):
+        if size + each.size > _TASK:
+            tasks.append([])
+            size = 0
+        tasks[-1].append(each)
+        size += each.size
+    return tasks
+
+
+def _segments(part: Part, configurations: Sequence[Configuration], split: int) -> list[_Unit]:
+    """The segments of a part, with about `split` operations each.
 
     The operations that are pending at a cut are handed to both sides. So that this stays a small part of the work, a
     segment has at least ten times as many operations as are pending on average.
     """
-    cuts: list[list[int]] = [[] for _ in parts]
-    large = {number for number, part in enumerate(parts) if part.operations > split}
-    pending = _pending(spark, rows, parts, configurations, large) if large else {}
-    limits = {number: max(split, math.ceil(10 * many)) for number, many in pending.items()}
-    # From coarse bins to finer ones, where one of them has too many operations.
-    spans = [
-        (number, parts[number].first, parts[number].last - parts[number].first + 1, parts[number].operations)
-        for number in limits
-    ]
-    bins: dict[int, list[tuple[int, int]]] = {number: [] for number in limits}
-    while spans:
-        widths = [-(-length // min(_BINS, 4 * -(-count // limits[number]))) for number, _, length, count in spans]
-        finer = []
-        for index, place, count in _histogram(spark, rows, parts, spans, widths):
-            number, first, _, _ = spans[index]
-            start, width = first + place * widths[index], widths[index]
-            if count > limits[number] and width > 1:
-                finer.append((number, start, width, count))
-            else:
-                bins[number].append((start, count))
-        spans = finer
-    for number, found in bins.items():
-        operations = 0
-        for start, count in sorted(found):
-            if operations and operations + count > limits[number]:
-                cuts[number].append(start)
-                operations = 0
-            operations += count
-    return tuple(map(tuple, cuts))
-
-
-def _pending(
-    spark: SparkSession,
-    rows: DataFrame,
-    parts: Sequence[Part],
-    configurations: Sequence[Configuration],
-    numbers: Iterable[int],
-) -> dict[int, float]:
-    """The average number of pending operations of each part, with the longest timeout: arrivals times their wait."""
-    named = [(parts[number].instance, parts[number].purgatory, number) for number in numbers]
-    numbered = spark.createDataFrame(named, "instance string, purgatory string, part long")
-    recorded = F.coalesce(F.expr(_TIMEOUT), F.lit(_FOR_EVER))
-    timeouts = [recorded if each.timeout is None else F.lit(float(each.timeout)) for each in configurations]
-    stays = F.sum(F.least(F.expr(_END), F.greatest(*timeouts, F.lit(0.0)), F.lit(_FOR_EVER)))
-    found = rows.join(F.broadcast(numbered), ["instance", "purgatory"]).groupBy("part").agg(stays).collect()
-    seconds = {number: (part.last - part.first + 1) / _SECOND for number, part in enumerate(parts)}
-    return {number: total / seconds[number] for number, total in found}
-
-
-def _histogram(
-    spark: SparkSession,
-    rows: DataFrame,
-    parts: Sequence[Part],
-    spans: Sequence[tuple[int, int, int, int]],
-    widths: Sequence[int],
-) -> list[Row]:
-    """The number of operations that arrive in each bin of each span: the span's index, the bin's number, the count."""
-    named = [
-        (parts[number].instance, parts[number].purgatory, index, first, first + length, widths[index])
-        for index, (number, first, length, _) in enumerate(spans)
-    ]
-    numbered = spark.createDataFrame(
-        named, "instance string, purgatory string, span long, first long, stop long, width long"
-    )
-    arrived = F.unix_micros("arrived_at")
-    place = F.floor((arrived - F.col("first")) / F.col("width"))
-    return (
-        rows.join(F.broadcast(numbered), ["instance", "purgatory"])
-        .where((arrived >= F.col("first")) & (arrived < F.col("stop")))
-        .groupBy("span", place.alias("bin"))
-        .count()
-        .orderBy("span", "bin")
-        .collect()
-    )
-
-
-def _pieces(batches: Batches) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The rows, those of one unit at a time."""
-    for batch in batches:
-        units = batch.column("unit").to_numpy()
-        starts = [0, *(np.flatnonzero(np.diff(units)) + 1).tolist(), len(units)]
-        for start, stop in pairwise(starts):
-            if start < stop:
-                yield int(units[start]), batch.slice(start, stop - start)
-
-
-def _arrivals(rows: pa.RecordBatch, base: int, operations: bool) -> Iterable[Arrival]:
-    arrived = rows.column("arrived").to_numpy()
-    references: Iterable[Any] = repeat(None)
-    if operations:
-        references = zip(
-            rows.column("operation").to_pylist(), arrived.tolist(), rows.column("keys").to_pylist(), strict=True
+    timeouts = [inf if each.timeout is None else each.timeout for each in configurations]
+    limit = max(split, math.ceil(10 * _pending(part, timeouts)))
+    points = np.array([point for piece in part.pieces for point in piece.points])
+    weights = np.array([piece.operations / len(piece.points) for piece in part.pieces for _ in piece.points])
+    order = np.argsort(points, kind="stable")
+    points, reached = points[order], np.cumsum(weights[order])
+    wanted = np.arange(1, round(part.operations / limit)) * limit
+    cuts = np.unique(points[np.searchsorted(reached, wanted, side="right")]) if part.operations > limit else points[:0]
+    cuts = cuts[cuts > part.first]
+    edges = [-inf, *cuts.tolist(), inf]
+    before = np.interp(cuts, points, reached, left=0)
+    counts = np.diff(np.concatenate(([0], before, [part.operations])))
+    units = []
+    for start, stop, count in zip(edges, edges[1:], counts.tolist(), strict=False):
+        pieces = tuple(
+            piece
+            for piece in part.pieces
+            if piece.points[0] < stop and _leaves(piece, configurations, timeouts) >= start
         )
-    return starmap(
-        Arrival,
-        zip(
-            ((arrived - base) / _SECOND).tolist(),
-            _keys(rows.column("keys")),
-            rows.column("timeout_s").to_pylist(),
-            rows.column("end").to_numpy().tolist(),
-            rows.column("ending").to_pylist(),
-            references,
-            strict=False,
-        ),
-    )
+        units.append(_Unit(part, pieces, max(1, round(count)), start, stop, whole=not len(cuts)))
+    return units
 
 
-def _keys(column: pa.ListArray) -> Iterator[tuple[str, ...]]:
-    """The keys of each row; equal ones are one object, which `to_pylist` would make anew for each."""
-    encoded = pc.dictionary_encode(column.flatten())
-    names = encoded.dictionary.to_pylist()
-    keys = [names[index] for index in encoded.indices.to_numpy().tolist()]
-    stop = 0
-    for count in pc.list_value_length(column).to_numpy().tolist():
-        start, stop = stop, stop + count
-        yield tuple(keys[start:stop])
+def _pending(part: Part, timeouts: Sequence[float]) -> float:
+    """The average number of pending operations with the longest timeout: arrivals times their wait, at most."""
+    stayed = sum(piece.stayed for piece in part.pieces)
+    longest = max((timeout for timeout in timeouts if timeout < inf), default=0.0)
+    ended = sum(piece.ended + longest * piece.unended for piece in part.pieces)
+    total = max(stayed if inf in timeouts else 0.0, min(part.operations * longest, ended))
+    return total / ((part.last - part.first + 1) / _SECOND)
 
 
-def _counted(labels: tuple[Any, ...], simulation: Simulation) -> pa.RecordBatch:
-    counts = simulation.counts.values()
-    values = [*labels, *counts, simulation.peak_delayed, simulation.peak_dead, simulation.late, simulation.late_max]
+def _leaves(piece: Piece, configurations: Sequence[Configuration], timeouts: Sequence[float]) -> float:
+    """The time by which all operations of a piece have ended, in microseconds since 1970."""
+    longest = max(piece.longest_timeout if timeout == inf else timeout for timeout in timeouts)
+    stays = min(piece.longest_end, longest) + max(each.tick for each in configurations)
+    return piece.last + stays * _SECOND
+
+
+def _worker(
+    tasks: Sequence[Sequence[_Work]], do: Callable[[_Work, bool], Batches], *, operations: bool
+) -> Callable[[Batches], Batches]:
+    """The function that runs on the executors: it does the work of the tasks whose numbers it is given."""
+
+    def run(batches: Batches) -> Batches:
+        for batch in batches:
+            for task in batch.column(0).to_pylist():
+                for work in tasks[task]:
+                    yield from do(work, operations)
+
+    return run
+
+
+def _columns(*, operations: bool, keys: bool) -> list[str]:
+    """The columns of a trace that are needed."""
+    columns = ["purgatory", "arrived_at", "timeout_s", "deadline_s", "waited_s", "outcome", "late_s", "completes_s"]
+    return [*columns, *(["keys"] if keys else []), *(["operation"] if operations else [])]
+
+
+def _simulate(work: _Work, operations: bool) -> Batches:
+    """Simulate a unit with each of its configurations."""
+    unit = work.unit
+    parts = [_of(each, work) for each in unit.lives(_columns(operations=operations, keys=True))]
+    arrived = Lives.together(parts).in_order()
+    del parts
+    start, stop = ((edge - unit.base) / _SECOND for edge in (unit.start, unit.stop))
+    for configurations in _divided(work.configurations, _SIMULATIONS):
+        ended: dict[Configuration, list[Ended]] = {each: [] for each in configurations}
+        simulations = {
+            each: Simulation(each, start, stop, ended[each].append if operations else None) for each in configurations
+        }
+        for rows in arrived.rows(unit.base, _LOT, references=operations):
+            for configuration, simulation in simulations.items():
+                simulation.play(rows)
+                if ended[configuration]:
+                    yield _ended(_labels(unit, configuration), ended[configuration])
+                    ended[configuration].clear()
+        for configuration, simulation in simulations.items():
+            simulation.finish()
+            if ended[configuration]:
+                yield _ended(_labels(unit, configuration), ended[configuration])
+            yield _counted(_labels(unit, configuration), simulation, unit.whole)
+
+
+def _of(some: Lives, work: _Work) -> Lives:
+    """The operations that arrive in a unit, or may be pending when it begins."""
+    unit = work.unit
+    if unit.whole:
+        return some
+    timeouts = [some.timeout if each.timeout is None else each.timeout for each in work.configurations]
+    longest = np.broadcast_to(np.maximum.reduce(np.broadcast_arrays(*timeouts)), some.timeout.shape)
+    stays = np.minimum(some.end, longest) + max(each.tick for each in work.configurations)
+    wanted = (some.arrived < unit.stop) & (some.arrived + np.ceil(stays * _SECOND) >= unit.start)
+    return some.take(np.flatnonzero(wanted))
+
+
+def _labels(unit: _Unit, configuration: Configuration) -> tuple[Any, ...]:
+    return unit.part.instance, unit.part.purgatory, *astuple(configuration)
+
+
+def _tick_and_timeout(configuration: Configuration) -> tuple[float, float]:
+    return configuration.tick, inf if configuration.timeout is None else configuration.timeout
+
+
+def _count(work: _Work, operations: bool) -> Batches:
+    """Count the outcomes of a part with each configuration, without a simulation."""
+    unit = work.unit
+    recorded: dict[float, Recorded] = {}
+    timeouts: dict[float, set[float]] = {}
+    for configuration in work.configurations:
+        if configuration.timeout is None:
+            recorded[configuration.tick] = Recorded(configuration.tick)
+        else:
+            timeouts.setdefault(configuration.tick, set()).add(configuration.timeout)
+    fixed = {tick: Outcomes(tick, sorted(some)) for tick, some in timeouts.items()}
+    for some in unit.lives(_columns(operations=operations, keys=operations)):
+        columns = ((some.arrived - unit.base) / _SECOND, some.timeout, some.end, some.ending)
+        for each in recorded.values():
+            each.add(*columns)
+        for counter in fixed.values():
+            counter.add(*columns)
+        if operations:
+            for configuration in work.configurations:
+                yield from _ends(_labels(unit, configuration), configuration, some, columns)
+    counted: dict[tuple[float, float | None], Counted]
+    counted = {(tick, None): each.counted() for tick, each in recorded.items()}
+    for tick, counter in fixed.items():
+        for timeout, one in zip(sorted(timeouts[tick]), counter.counted(), strict=True):
+            counted[tick, timeout] = one
+    for configuration in work.configurations:
+        yield _summary(_labels(unit, configuration), counted[configuration.tick, configuration.timeout])
+
+
+def _summary(labels: tuple[Any, ...], counted: Counted) -> pa.RecordBatch:
+    counts = {**counted.outcomes, "operations": counted.operations, "unknown": counted.unknown}
+    counts["pending"] = counted.operations - sum(counted.outcomes.values())
+    values = [*labels, *(counts.get(name) for name in COUNTS), None, None, None, counted.waited, *counted.late]
     return _batch([[value] for value in values], 1)
+
+
+def _ends(
+    labels: tuple[Any, ...], configuration: Configuration, some: Lives, columns: tuple[Floats, Floats, Floats, Endings]
+) -> Batches:
+    """The end of each operation with one configuration."""
+    arrived, recorded, end, ending = columns
+    timeout = recorded if configuration.timeout is None else np.full(len(end), configuration.timeout)
+    outcome, waited, late = ends(configuration.tick, arrived, timeout, end, ending)
+    has_ended = outcome >= 0
+    for start in range(0, len(end), _LOT):
+        lot = np.arange(start, min(start + _LOT, len(end)))
+        lot = lot[has_ended[lot]]
+        table = some.table.take(lot)
+        yield _rows(
+            labels,
+            [
+                table["operation"],
+                table["keys"],
+                some.arrived[lot],
+                pa.array(timeout[lot], mask=timeout[lot] == inf),
+                waited[lot],
+                pa.array(ENDINGS).take(pa.array(outcome[lot])),
+                pa.array(late[lot], mask=outcome[lot] != ENDINGS.index("expired")),
+            ],
+            len(lot),
+        )
+
+
+def _counted(labels: tuple[Any, ...], simulation: Simulation, whole: bool) -> pa.RecordBatch:
+    late: list[float | None] = [None, None, simulation.late_max]
+    if whole:
+        late = _percentiles(simulation.late, simulation.late_max, labels[2])
+    counts = (*simulation.counts.values(), simulation.peak_delayed, simulation.peak_dead, 1)
+    values = [*labels, *counts, simulation.waited, *late, None if whole else simulation.late]
+    return _batch([[value] for value in values], 1)
+
+
+def _percentiles(late: Sequence[int], most: float, tick: float) -> list[float | None]:
+    """The median, the 99th percentile and the maximum of the lateness."""
+    shares = [late_percentile(late, share, tick) for share in (0.5, 0.99)]
+    return [*(None if each is None else min(each, most) for each in shares), most if any(late) else None]
 
 
 def _ended(labels: tuple[Any, ...], ended: list[Ended]) -> pa.RecordBatch:
     references, outcomes, timeouts, waited, late = zip(*ended, strict=True)
     operations, arrived, keys = zip(*references, strict=True)
-    rows = len(ended)
+    return _rows(labels, [operations, keys, arrived, timeouts, waited, outcomes, late], len(ended))
+
+
+def _rows(labels: tuple[Any, ...], columns: Sequence[Any], rows: int) -> pa.RecordBatch:
+    """The ends of operations with one configuration."""
     repeated = [pa.repeat(pa.scalar(value, field.type), rows) for value, field in zip(labels, _LABELS, strict=True)]
-    nulls = [None for _ in _COUNTED]
-    return _batch([*repeated, *nulls, operations, keys, arrived, timeouts, waited, outcomes, late], rows)
+    return _batch([*repeated, *(None for _ in (*_COUNTED, _LATE)), *columns], rows)
 
 
 def _batch(columns: Sequence[Any], rows: int) -> pa.RecordBatch:
     """The columns of a result; `None` and missing values are null."""
     padded = chain(columns, repeat(None))
     arrays = [
-        pa.nulls(rows, field.type) if column is None else pa.array(column, field.type)
+        pa.nulls(rows, field.type) if column is None else _array(column, field.type)
         for field, column in zip(_RESULT, padded, strict=False)
     ]
     return pa.record_batch(arrays, schema=_RESULT)
+
+
+def _array(column: Any, kind: pa.DataType) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else pa.array(column, kind)
 
 
 def _merge(segments: pa.Table) -> pa.Table:
     """The counts of one simulation, all its segments together."""
     first = segments.slice(0, 1).to_pylist()[0]
     row = {field.name: first[field.name] for field in _LABELS}
-    row |= {name: pc.sum(segments[name]).as_py() for name in COUNTS}
+    row |= {name: pc.sum(segments[name]).as_py() for name in (*COUNTS, "segments", "waited")}
     row |= {name: pc.max(segments[name]).as_py() for name in ("peak_delayed", "peak_dead")}
-    late = [sum(counts) for counts in zip(*segments["late"].to_pylist(), strict=True)]
-    most = pc.max(segments["late_max"]).as_py()
-    row["segments"] = len(segments)
-    for name, share in (("late_p50", 0.5), ("late_p99", 0.99)):
-        percentile = late_percentile(late, share, row["tick"])
-        row[name] = None if percentile is None else min(percentile, most)
-    row["late_max"] = most if row["expired"] else None
+    if first["late"] is None:  # of an instance that is not cut
+        row |= {name: first[name] for name in _LATE_NAMES}
+    else:
+        late = [sum(counts) for counts in zip(*segments["late"].to_pylist(), strict=True)]
+        most = pc.max(segments["late_max"]).as_py()
+        row |= dict(zip(_LATE_NAMES, _percentiles(late, most, row["tick"]), strict=True))
     return pa.Table.from_pylist([row], _SUMMARY)
+
+
+_LATE_NAMES: Final = ("late_p50", "late_p99", "late_max")

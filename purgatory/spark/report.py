@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from purgatory.spark import configurations, page, plots, survival, tables, trace
+from purgatory.spark import configurations, page, plots, survival, tables
 from purgatory.spark.configurations import ConfigurationChoice
 from purgatory.spark.errors import PipelineError
 from purgatory.spark.survival import TimeoutChoice
@@ -96,11 +96,10 @@ def report(
     directory = Path(output)
     _check_empty(directory)
     summary = None if replay is None else configurations.read(spark, replay)
-    say("checking the trace")
-    parts = trace.parts(recorded)
+    parts = recorded.parts
     if not parts:
         raise PipelineError("the trace has no operations")
-    warnings = recorded.warnings()
+    warnings = recorded.warnings
     for warning in warnings:
         say(warning)
     width = _window(parts, window)

@@ -9,32 +9,35 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
+from math import ceil, inf
 from typing import Any, Final
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from py4j.protocol import Py4JJavaError
-from pyarrow import fs
-from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from purgatory.journal import SCHEMA
 from purgatory.spark.errors import PipelineError
+from purgatory.spark.lives import OPTIONAL, TYPES, Lives, check, deadlines, lives, opened
+from purgatory.spark.lives import read as read_group
 
 __all__ = [
     "COLUMNS",
     "DEADLINE",
     "IMPOSSIBLE",
     "OUTCOMES",
+    "UNKNOWN_DEADLINE",
     "Part",
+    "Piece",
     "Trace",
     "literal",
-    "parts",
     "read",
     "refuse_existing",
     "schema",
@@ -62,11 +65,22 @@ In a journal of version 0.2 or older `deadline_s` and `opened_at` are null.
 
 OUTCOMES: Final = ("completed_at_once", "satisfied", "expired", "closed", "cancelled", "failed")
 
-_IN_FILES: Final = (*SCHEMA.names, "completes_s")
-_OPTIONAL: Final = {"deadline_s", "opened_at", "completes_s"}
-_CHECKED: Final = pa.schema(
-    [*((name, pa.string()) for name in ("path", "corrupt", "wrong", "kinds", "digest")), ("older", pa.bool_())]
+_POINTS: Final = 64
+"""The most points of a piece."""
+
+_FOUND: Final = pa.schema(
+    [
+        *(pa.field(name, pa.string()) for name in ("file", "corrupt", "wrong", "impossible", "example", "purgatory")),
+        *(pa.field(name, pa.string()) for name in ("kinds", "digest")),
+        pa.field("older", pa.bool_()),
+        *(pa.field(name, pa.int64()) for name in ("rows", "group", "operations", "unknown", "last")),
+        pa.field("points", pa.list_(pa.int64())),
+        *(pa.field(name, pa.float64()) for name in ("ended", "stayed", "longest_end", "longest_timeout")),
+        pa.field("unended", pa.int64()),
+    ]
 )
+"""Of each file: the fault that it has, or its odd types, the digest of its footer, and its pieces."""
+
 _KINDS: Final = {"double": "a number", "timestamp": "a timestamp", "string": "a string"}
 
 IMPOSSIBLE: Final = {
@@ -90,12 +104,13 @@ DEADLINE: Final = """
          WHEN outcome <> 'expired' AND waited_s > timeout_s THEN NULL
          ELSE timeout_s END
 """
-"""Seconds from the arrival to the last deadline; null is for ever.
+"""Seconds from the arrival to the last deadline, as `lives.deadlines`; null is for ever.
 
 Older journals do not have it, and their `timeout_s` counts from the last reschedule. It follows from the lateness of an
 expired operation. Another operation that ended later than its timeout was rescheduled, or the loop was busy: its
 deadline is unknown, and null too.
 """
+
 
 UNKNOWN_DEADLINE: Final = "deadline_s IS NULL AND outcome <> 'expired' AND waited_s > timeout_s"
 """The condition for an unknown deadline."""
@@ -107,25 +122,25 @@ def schema() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
-    """An opened trace with valid columns."""
+class Piece:
+    """The operations of a part that are in one row group of a file."""
 
-    rows: DataFrame
-    files: int
-    skipped: tuple[str, ...]
-    """Files that cannot be read, each with the reason; empty unless they are to be skipped."""
-    older: int = 0
-    """Files without `deadline_s`."""
-
-    def warnings(self) -> list[str]:
-        """Warnings of answers that the trace does not give exactly. Looks at all rows, if there are older files."""
-        unknown = self.rows.where(UNKNOWN_DEADLINE).count() if self.older else 0
-        if not unknown:
-            return []
-        return [
-            f"{self.older} files have no column deadline_s, as journals of version 0.2 and older: {unknown} operations "
-            "in them ended later than their timeout without expiring, and count as rescheduled, without a deadline"
-        ]
+    file: str
+    group: int
+    operations: int
+    last: int
+    """The last arrival, in microseconds since 1970."""
+    points: tuple[int, ...]
+    """Arrivals with about as many operations between each two of them, the first one of all to begin with."""
+    ended: float
+    """Seconds until their ends all together, where these are known."""
+    unended: int
+    """Operations whose end is not known."""
+    stayed: float
+    """Seconds until their ends or their timeouts, all together, where one of them is known."""
+    longest_end: float
+    longest_timeout: float
+    """The longest of all, in seconds; infinite if there is one that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,56 +153,72 @@ class Part:
     first: int
     last: int
     """The arrivals of its first and its last operation, in microseconds since 1970."""
+    pieces: tuple[Piece, ...] = field(default=(), compare=False, repr=False)
+    """In order of their first arrivals."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """An opened trace with valid columns and possible values."""
+
+    rows: DataFrame
+    files: int
+    skipped: tuple[str, ...]
+    """Files that cannot be read, each with the reason; empty unless they are to be skipped."""
+    parts: tuple[Part, ...]
+    """In order of instances and purgatories."""
+    warnings: tuple[str, ...] = ()
+    """Warnings of answers that the trace does not give exactly."""
 
 
 def read(spark: SparkSession, path: str, *, skip_corrupt: bool = False) -> Trace:
-    """Open the trace in the directory `path`. Looks at the footer of every file, on the executors.
+    """Open the trace in the directory `path`. Reads every file once, on the executors.
 
     Columns have the types of a journal's, or other numbers, timestamps and strings of Parquet's, which are cast. With
-    `skip_corrupt` reads every file whole, to leave out those that cannot be read. Raises `PipelineError`, which names
-    the file and the column, for a directory that is no trace, and if an instance has a file twice.
+    `skip_corrupt` leaves out files that cannot be read. Raises `PipelineError`, which names the file and the column,
+    for a directory that is no trace, for impossible values, and if an instance has a file twice.
     """
     options = {"recursiveFileLookup": "true", "pathGlobFilter": "*.parquet"}
     try:
-        found = spark.read.format("binaryFile").options(**options).load(literal(path))
-        files = sorted(map(unquote, found.inputFiles()))
+        listed = spark.read.format("binaryFile").options(**options).load(literal(path))
+        files = sorted(map(unquote, listed.inputFiles()))
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
         raise PipelineError(f"there is no {path}") from None
     if not files:
         raise PipelineError(f"there are no Parquet files in {path}")
+    if any(_instance(file) is None for file in files):
+        raise PipelineError(f"missing column instance in {path}: files lie in directories named instance=NAME")
+    tasks = min(len(files), max(_POINTS, len(files) // 100))
 
-    def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def survey(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for file in batch.column(0).to_pylist():
-                yield pa.RecordBatch.from_pylist([{"path": file, **_checked(file, whole=skip_corrupt)}], _CHECKED)
+            for task in batch.column(0).to_pylist():
+                for file in files[task::tasks]:
+                    yield pa.RecordBatch.from_pylist(_survey(file), _FOUND)
 
-    # The files are few and the work on each is not: a task must not get many of them by chance.
-    tasks = min(len(files), 4 * spark.sparkContext.defaultParallelism)
-    listed = spark.createDataFrame([(file,) for file in files], "path string").repartition(tasks)
-    checked = sorted(listed.mapInArrow(check, from_arrow_schema(_CHECKED)).collect())
-    for row in checked:
-        if row.wrong is not None:
-            raise PipelineError(f"{row.path}: {row.wrong}")
-    skipped = [f"{row.path}: {row.corrupt}" for row in checked if row.corrupt is not None]
+    found = spark.range(0, tasks, 1, tasks).mapInArrow(survey, from_arrow_schema(_FOUND)).toArrow().to_pylist()
+    found.sort(key=lambda row: (row["file"], row["group"] or 0))
+    for row in found:
+        if row["wrong"] is not None:
+            raise PipelineError(f"{row['file']}: {row['wrong']}")
+    skipped = tuple(f"{row['file']}: {row['corrupt']}" for row in found if row["corrupt"] is not None)
     if skipped and not skip_corrupt:
         more = f" (and {len(skipped) - 1} more)" if len(skipped) > 1 else ""
         raise PipelineError(f"{skipped[0]}{more}; --skip-corrupt leaves such files out")
     if len(skipped) == len(files):
         raise PipelineError(f"{skipped[0]}: there is no other file in {path}")
-    good = [row for row in checked if row.corrupt is None]
+    _refuse_impossible(found)
+    good = [row for row in found if row["kinds"] is not None]
     _refuse_copies(good)
     by_kinds: dict[str, list[str]] = {}
     for row in good:
-        by_kinds.setdefault(row.kinds, []).append(literal(row.path))
+        by_kinds.setdefault(row["kinds"], []).append(literal(row["file"]))
     if len(by_kinds) == 1 and not skipped:
         by_kinds = {kinds: [literal(path)] for kinds in by_kinds}
     frames = [_read(spark, path, json.loads(kinds), each) for kinds, each in by_kinds.items()]
-    rows = reduce(DataFrame.unionByName, frames)
-    if rows.where("instance is null").limit(1).count():
-        raise PipelineError(f"missing column instance in {path}: files lie in directories named instance=NAME")
-    return Trace(rows, len(good), tuple(skipped), sum(row.older for row in good))
+    return Trace(reduce(DataFrame.unionByName, frames), len(good), skipped, _parts(found), _warnings(found))
 
 
 def refuse_existing(spark: SparkSession, path: str) -> None:
@@ -201,29 +232,17 @@ def refuse_existing(spark: SparkSession, path: str) -> None:
     raise PipelineError(f"{path} exists already: name another directory")
 
 
-def parts(trace: Trace) -> list[Part]:
-    """The parts of a trace, in order of instances and purgatories. Raises `PipelineError` for impossible values."""
-    wrong = [F.count_if(F.expr(condition)).alias(column) for column, condition in IMPOSSIBLE.items()]
-    counted = trace.rows.groupBy("instance", F.col("purgatory").alias("name")).agg(
-        F.count("*").alias("operations"),
-        F.unix_micros(F.min("arrived_at")).alias("first"),
-        F.unix_micros(F.max("arrived_at")).alias("last"),
-        *wrong,
-    )
-    try:
-        found = counted.orderBy("instance", "name").collect()
-    except (Py4JJavaError, PySparkException) as error:
-        unreadable = re.search(r"\[FAILED_READ_FILE.*?\] (.*?)\s*SQLSTATE", str(error))
-        if unreadable is None:
-            raise
-        raise PipelineError(f"{unreadable[1]} --skip-corrupt leaves such files out") from error
-    for column in IMPOSSIBLE:
-        count = sum(row[column] for row in found)
-        if count:
-            example = trace.rows.where(IMPOSSIBLE[column]).select(column, F.input_file_name()).first()
-            assert example is not None, "it was counted"
-            raise PipelineError(f"{count} rows have an impossible {column}, {example[0]!r} in {example[1]} for one")
-    return [Part(row.instance, row.name, row.operations, row.first, row.last) for row in found]
+def literal(path: str) -> str:
+    """`path` with escapes for the characters that are patterns to Hadoop."""
+    return re.sub(r"([{}\[\]*?\\])", r"\\\1", path)
+
+
+def _instance(file: str) -> str | None:
+    """The instance that the directories of a file name."""
+    for directory in reversed(file.split("/")[:-1]):
+        if directory.startswith("instance="):
+            return unquote(directory.removeprefix("instance="))
+    return None
 
 
 def _read(spark: SparkSession, path: str, kinds: Mapping[str, str], files: Sequence[str]) -> DataFrame:
@@ -241,47 +260,113 @@ def _cast(name: str, kind: str) -> Column:
     return F.col(name).cast(COLUMNS[name]).alias(name)
 
 
-def _refuse_copies(files: Iterable[Row]) -> None:
-    """Raise `PipelineError` if an instance has two files with the same footer, so the same rows."""
-    seen: dict[tuple[str, str], str] = {}
-    for row in files:
-        if row.digest is not None:
-            instance = re.search("/instance=([^/]*)/", row.path)
-            first = seen.setdefault((instance[1] if instance else "", row.digest), row.path)
-            if first != row.path:
-                raise PipelineError(f"{row.path} is a copy of {first}: remove one of them, or its rows count twice")
-
-
-def _checked(file: str, *, whole: bool) -> dict[str, Any]:
-    """The reason if `file` cannot be read, or the fault of its columns, or their odd types and the footer's digest."""
+def _survey(file: str) -> list[dict[str, Any]]:
+    """Rows of `_FOUND`."""
     try:
-        system, path = _place(file)
-    except (pa.ArrowException, OSError):
-        return {"kinds": "{}", "older": False}  # not a file system of pyarrow's: a fault is found when Spark reads it
-    try:
-        with system.open_input_file(path) as opened, pq.ParquetFile(opened) as parquet:
+        with opened(file) as parquet:
             columns = _columns(parquet.schema)
+            kinds = {}
+            for name in TYPES:
+                if name not in columns:
+                    if name not in OPTIONAL:
+                        return [{"file": file, "wrong": f"missing column {name}"}]
+                    continue
+                kind = _kind(columns[name], COLUMNS[name])
+                if kind is None:
+                    leaves = ", ".join(f"{leaf.physical_type} {leaf.logical_type}" for leaf in columns[name])
+                    expected = _KINDS.get(COLUMNS[name], "strings")
+                    return [{"file": file, "wrong": f"column {name} is {leaves} in Parquet, and not {expected}"}]
+                if kind != COLUMNS[name]:
+                    kinds[name] = kind
             footer = pa.BufferOutputStream()
             parquet.metadata.write_metadata_file(footer)
             digest = hashlib.sha256(footer.getvalue()).hexdigest() if parquet.metadata.num_rows else None
-            if whole:
-                for _ in parquet.iter_batches():
-                    pass
+            older = "deadline_s" not in columns
+            rows: list[dict[str, Any]] = [{"file": file, "kinds": json.dumps(kinds), "digest": digest, "older": older}]
+            for group in range(parquet.num_row_groups):
+                rows += [{"file": file, "group": group, **piece} for piece in _pieces(read_group(parquet, group))]
     except (pa.ArrowException, OSError) as error:
-        return {"corrupt": f"cannot be read: {str(error).splitlines()[0]}"}
-    kinds = {}
-    for name in _IN_FILES:
-        if name not in columns:
-            if name not in _OPTIONAL:
-                return {"wrong": f"missing column {name}"}
-            continue
-        kind = _kind(columns[name], COLUMNS[name])
-        if kind is None:
-            found = ", ".join(f"{leaf.physical_type} {leaf.logical_type}" for leaf in columns[name])
-            return {"wrong": f"column {name} is {found} in Parquet, and not {_KINDS.get(COLUMNS[name], 'strings')}"}
-        if kind != COLUMNS[name]:
-            kinds[name] = kind
-    return {"kinds": json.dumps(kinds), "digest": digest, "older": "deadline_s" not in columns}
+        return [{"file": file, "corrupt": f"cannot be read: {str(error).splitlines()[0]}"}]
+    return rows
+
+
+def _pieces(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """The pieces in the rows of a row group, or the impossible value that these have."""
+    impossible = check(table)
+    if impossible is not None:
+        column, rows, example = impossible
+        yield {"impossible": column, "rows": rows, "example": example}
+        return
+    names = pc.unique(table["purgatory"])
+    for name in names:
+        some = table if len(names) == 1 else table.filter(pc.equal(table["purgatory"], name))
+        yield {"purgatory": name.as_py(), **_piece(lives(some)), "unknown": int(np.isnan(deadlines(some)).sum())}
+
+
+def _piece(some: Lives) -> dict[str, Any]:
+    arrived = np.sort(some.arrived)
+    known = some.end < inf
+    stays = np.minimum(some.end, some.timeout)
+    return {
+        "operations": len(arrived),
+        "last": int(arrived[-1]),
+        "points": arrived[:: ceil(len(arrived) / _POINTS)].tolist(),
+        "ended": float(some.end[known].sum()),
+        "unended": int(np.count_nonzero(~known)),
+        "stayed": float(stays[stays < inf].sum()),
+        "longest_end": float(some.end.max()),
+        "longest_timeout": float(some.timeout.max()),
+    }
+
+
+def _refuse_impossible(found: list[dict[str, Any]]) -> None:
+    for column in TYPES:
+        rows = [row for row in found if row["impossible"] == column]
+        if rows:
+            count = sum(row["rows"] for row in rows)
+            raise PipelineError(
+                f"{count} rows have an impossible {column}, {rows[0]['example']} in {rows[0]['file']} for one"
+            )
+
+
+def _parts(found: list[dict[str, Any]]) -> tuple[Part, ...]:
+    pieces: dict[tuple[str, str], list[Piece]] = {}
+    for row in found:
+        if row["purgatory"] is not None:
+            instance = _instance(row["file"])
+            assert instance is not None, "files without one have been refused"
+            values = {name: row[name] for name in Piece.__slots__}
+            values["points"] = tuple(row["points"])
+            pieces.setdefault((instance, row["purgatory"]), []).append(Piece(**values))
+    parts = []
+    for (instance, purgatory), some in sorted(pieces.items()):
+        operations = sum(piece.operations for piece in some)
+        some.sort(key=lambda piece: (piece.points[0], piece.file, piece.group))
+        last = max(piece.last for piece in some)
+        parts.append(Part(instance, purgatory, operations, some[0].points[0], last, tuple(some)))
+    return tuple(parts)
+
+
+def _refuse_copies(files: Iterable[Mapping[str, Any]]) -> None:
+    """Raise `PipelineError` if an instance has two files with the same footer, so the same rows."""
+    seen: dict[tuple[str | None, str], str] = {}
+    for row in files:
+        if row["digest"] is not None:
+            file = row["file"]
+            first = seen.setdefault((_instance(file), row["digest"]), file)
+            if first != file:
+                raise PipelineError(f"{file} is a copy of {first}: remove one of them, or its rows count twice")
+
+
+def _warnings(found: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    older = {row["file"] for row in found if row["older"]}
+    unknown = sum(row["unknown"] or 0 for row in found if row["file"] in older)
+    if not unknown:
+        return ()
+    return (
+        f"{len(older)} files have no column deadline_s, as journals of version 0.2 and older: {unknown} operations "
+        "in them ended later than their timeout without expiring, and count as rescheduled, without a deadline",
+    )
 
 
 def _columns(schema: pq.ParquetSchema) -> dict[str, list[pq.ColumnSchema]]:
@@ -319,15 +404,3 @@ def _kind(leaves: list[pq.ColumnSchema], expected: str) -> str | None:
     elif logical["Type"] == "String":
         return expected
     return None
-
-
-def _place(file: str) -> tuple[fs.FileSystem, str]:
-    if file.startswith("file:"):
-        return fs.LocalFileSystem(), re.sub("^file:/+", "/", file)
-    system, path = fs.FileSystem.from_uri(quote(re.sub("^s3[an]:", "s3:", file), safe=":/@"))
-    return system, path
-
-
-def literal(path: str) -> str:
-    """`path` with escapes for the characters that are patterns to Hadoop."""
-    return re.sub(r"([{}\[\]*?\\])", r"\\\1", path)

@@ -24,7 +24,7 @@ def _pipeline(
 ) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "purgatory", "pipeline", *map(str, arguments)]
     environment = {**{name: value for name, value in os.environ.items() if "SPARK" not in name}, **(environment or {})}
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False, timeout=110)
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False, timeout=900)
     assert found.returncode == code, found.stdout + found.stderr
     assert "Traceback" not in found.stderr, found.stderr
     return found
@@ -76,6 +76,15 @@ def test_a_trace_is_generated_as_asked(trace: Path) -> None:
     assert expired / len(rows) == pytest.approx(0.5, abs=0.05)
 
 
+def test_outcomes_with_many_timeouts_are_counted(trace: Path, tmp_path: Path) -> None:
+    timeouts = ",".join(f"{n / 1000:g}" for n in range(500))
+    told = _pipeline("replay", trace, tmp_path / "counted", "--no-costs", "--timeout", timeouts)
+    assert "counting the outcomes with 500 configurations" in told.stderr
+    counted = pq.read_table(tmp_path / "counted" / "summary")
+    assert len(counted) == 500 * len(set(counted["instance"].to_pylist()))
+    assert counted["wake_ups"].null_count == len(counted)
+
+
 @pytest.mark.timeout(1200)
 def test_a_cluster_gives_the_same_replay_as_this_machine(spark: SparkSession, trace: Path, tmp_path: Path) -> None:
     file = next(trace.glob("date=*/instance=instance-1/*.parquet"))
@@ -105,6 +114,7 @@ def test_a_cluster_gives_the_same_replay_as_this_machine(spark: SparkSession, tr
     [
         (("generate", "out", "--rate", "0"), "rate must be a number from 1e-06"),
         (("replay", "trace", "out", "--tick", "0.001,0"), "tick must be finite and positive"),
+        (("replay", "trace", "out", "--no-costs", "--wheel-size", "20,64"), "--no-costs takes one --wheel-size"),
         (("replay", "trace", "out", "--conf", "spark.x"), "--conf takes NAME=VALUE, not 'spark.x'"),
     ],
 )

@@ -80,7 +80,7 @@ def test_instances_have_traffic_of_their_own(spark: SparkSession, written: Path)
     rows = trace.read(spark, str(written)).rows
     shared = rows.groupBy("completes_s").count().where("count > 1").count()
     assert shared == 0
-    assert [part.instance for part in trace.parts(trace.read(spark, str(written)))] == ["instance-0", "instance-1"]
+    assert [part.instance for part in trace.read(spark, str(written)).parts] == ["instance-0", "instance-1"]
 
 
 def test_the_timeout_cuts_off_what_takes_longer(spark: SparkSession, written: Path) -> None:

@@ -17,9 +17,10 @@ from purgatory.spark.errors import PipelineError
 from purgatory.spark.generate import generate, write
 from purgatory.spark.replay import replay, sweep
 from purgatory.spark.replay import write as write_replay
-from purgatory.spark.simulate import COUNTS, Arrival, Configuration, Ended, Simulation, simulate
+from purgatory.spark.simulate import COUNTS, Configuration, Ended, Simulation, simulate
 from purgatory.spark.traffic import PRESETS, Traffic
 from tests.pipeline import traces
+from tests.pipeline.arrivals import Arrival, columns
 from tests.support.paths import ROOT
 
 TRAFFIC = Traffic(rate=500.0, seconds=12.0, instances=2, median=0.2, upper_quartile=0.4, seed=2)
@@ -65,7 +66,7 @@ def _plain(recorded: trace.Trace, instance: str, configuration: Configuration) -
         )
         for row in rows
     ]
-    return simulate(configuration, arrivals, record=ended.append), ended
+    return simulate(configuration, columns(arrivals), record=ended.append), ended
 
 
 @pytest.mark.parametrize("instance", ["instance-0", "instance-1"])
@@ -96,11 +97,12 @@ def test_operations_keep_their_recorded_values(recorded: trace.Trace, replayed: 
         assert len(some) == len(known)
 
 
-def test_replay_does_not_depend_on_division_of_work(
-    spark: SparkSession, recorded: trace.Trace, replayed: tuple[list[Any], list[Any]]
+def test_replay_does_not_depend_on_files_and_their_order(
+    spark: SparkSession, recorded: trace.Trace, replayed: tuple[list[Any], list[Any]], tmp_path: Path
 ) -> None:
-    shuffled = trace.Trace(recorded.rows.repartition(7).orderBy("waited_s"), recorded.files, ())
-    again = replay(spark, shuffled, SWEEP, operations=True)
+    shuffled = recorded.rows.repartition(7, "waited_s").sortWithinPartitions("waited_s")
+    shuffled.write.partitionBy("date", "instance").option("parquet.block.size", 20_000).parquet(str(tmp_path / "other"))
+    again = replay(spark, trace.read(spark, str(tmp_path / "other")), SWEEP, operations=True)
     assert again.operations is not None
     again.results.persist()
     assert _rows(again.operations) == replayed[1]
@@ -207,8 +209,9 @@ def test_at_a_coarse_tick_as_many_fewer_expire_as_the_readme_says(place: int, ti
     completes = random.lognormal(traffic.mu, traffic.sigma, len(arrived)).tolist()
     slow = sum(takes > timeout for takes in completes)
     for tick, cells in table:
-        arrivals = (Arrival(at, ("a",), 9.0, takes, "satisfied") for at, takes in zip(arrived, completes, strict=True))
-        expired = simulate(Configuration(tick=int(tick) / 1000, timeout=timeout), arrivals).counts["expired"]
+        arrivals = [Arrival(at, ("a",), 9.0, takes, "satisfied") for at, takes in zip(arrived, completes, strict=True)]
+        configuration = Configuration(tick=int(tick) / 1000, timeout=timeout)
+        expired = simulate(configuration, columns(arrivals)).counts["expired"]
         said = float(cells.split("|")[place].strip(" %")) / 100
         assert abs(1 - expired / slow - said) < 4 * math.sqrt((said + 0.001) / slow), f"{tick} ms"
 

@@ -155,7 +155,6 @@ class TestTables:
 
     def test_each_step_is_told_before_it_begins(self, made: Made) -> None:
         assert made.said == [
-            "checking the trace",
             "outcomes by operation",
             "the hottest keys",
             "outcomes over time",
@@ -364,6 +363,11 @@ class TestRefusals:
         table = table.slice(1) if columns is None else table.select(columns)
         pq.write_table(table, tmp_path / "replay" / "summary" / "rows.parquet")
         with pytest.raises(PipelineError, match=message):
+            make([operation()], replay=path)
+
+    def test_a_replay_without_costs_is_refused(self, make: Maker, tmp_path: Path) -> None:
+        path = write_replay(tmp_path / "replay", [summary_row() | {"wake_ups": None}])
+        with pytest.raises(PipelineError, match="summary has no costs: the replay was made with --no-costs"):
             make([operation()], replay=path)
 
     def test_a_directory_with_something_in_it(self, make: Maker, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from purgatory import VirtualClock
-from purgatory.listeners import Outcome
+from purgatory import Delay, DelayedOperationPurgatory
+from purgatory.listeners import FinishedOperation, Outcome
 from purgatory.spark.errors import PipelineError
-from purgatory.spark.simulate import Arrival, Configuration, Ended, Simulation, late_percentile, simulate
+from purgatory.spark.simulate import Configuration, Ended, Simulation, late_percentile, simulate
+from tests.pipeline.arrivals import Arrival, columns
 
 # Times in quarters of a millisecond, so that all kinds of ties come up, and ticks that they do and do not fit into.
 _TIMES = st.integers(0, 200).map(lambda quarters: quarters * 0.00025)
@@ -80,7 +81,7 @@ def test_each_operation_ends_as_its_timeout_and_its_end_say(
     arrivals: list[Arrival], configuration: Configuration
 ) -> None:
     ended: list[Ended] = []
-    simulation = simulate(configuration, arrivals, record=ended.append)
+    simulation = simulate(configuration, columns(arrivals), record=ended.append)
     expected = [_naive(arrival, configuration) for arrival in arrivals]
     assert _rounded(ended) == _rounded(expected)
     counts = simulation.counts
@@ -96,7 +97,7 @@ def test_a_trace_that_is_cut_in_time_gives_the_same(
     arrivals: list[Arrival], configuration: Configuration, cuts: list[float]
 ) -> None:
     whole: list[Ended] = []
-    one = simulate(configuration, arrivals, record=whole.append)
+    one = simulate(configuration, columns(arrivals), record=whole.append)
     ended: list[Ended] = []
     segments: list[Simulation] = []
     edges = [-math.inf, *sorted(set(cuts)), math.inf]
@@ -106,7 +107,7 @@ def test_a_trace_that_is_cut_in_time_gives_the_same(
             for each in arrivals
             if each.arrived < stop and each.arrived + _naive(each, configuration).waited + configuration.tick >= start
         ]
-        segments.append(simulate(configuration, known, start, stop, ended.append))
+        segments.append(simulate(configuration, columns(known), start, stop, ended.append))
     assert sorted(ended) == sorted(whole)
     for name in ("operations", "unknown", "inserts", "pending", *_ENDINGS):
         assert sum(segment.counts[name] for segment in segments) == one.counts[name], name
@@ -129,9 +130,11 @@ def _traffic(count: int, timeout: float = 0.2) -> list[Arrival]:
 
 def test_a_cut_costs_hardly_anything_and_saves_nothing() -> None:
     arrivals = _traffic(30_000)
-    one = simulate(Configuration(), arrivals)
+    one = simulate(Configuration(), columns(arrivals))
     segments = [
-        simulate(Configuration(), [each for each in arrivals if start - 0.21 < each.arrived < stop], start, stop)
+        simulate(
+            Configuration(), columns([each for each in arrivals if start - 0.21 < each.arrived < stop]), start, stop
+        )
         for start, stop in ((-math.inf, 1.0), (1.0, 2.0), (2.0, math.inf))
     ]
     for name in ("wake_ups", "buckets", "cascaded", "purges", "scanned", "purged"):
@@ -140,7 +143,7 @@ def test_a_cut_costs_hardly_anything_and_saves_nothing() -> None:
 
 
 def test_the_counts_are_those_of_the_purgatory() -> None:
-    simulation = simulate(Configuration(purge_interval=100), _traffic(5_000))
+    simulation = simulate(Configuration(purge_interval=100), columns(_traffic(5_000)))
     said, timer = simulation.purgatory.statistics(), simulation.purgatory.timer.statistics()
     counts = simulation.counts
     assert (counts["satisfied"], counts["expired"]) == (said.satisfied, said.expired)
@@ -156,85 +159,105 @@ def test_the_counts_are_those_of_the_purgatory() -> None:
 
 def test_an_operation_whose_end_the_trace_does_not_know_is_counted_as_such() -> None:
     arrivals = [Arrival(n, ("a",), 1.0, math.inf, "expired") for n in range(3)]
-    assert simulate(Configuration(timeout=0.5), arrivals).counts["unknown"] == 0
-    assert simulate(Configuration(timeout=1.0), arrivals).counts["unknown"] == 0
-    assert simulate(Configuration(timeout=1.5), arrivals).counts["unknown"] == 3
+    assert simulate(Configuration(timeout=0.5), columns(arrivals)).counts["unknown"] == 0
+    assert simulate(Configuration(timeout=1.0), columns(arrivals)).counts["unknown"] == 0
+    assert simulate(Configuration(timeout=1.5), columns(arrivals)).counts["unknown"] == 3
 
 
 def test_the_true_end_of_a_closed_operation_is_unknown_beyond_the_close() -> None:
     ended: list[Ended] = []
     arrivals = [Arrival(n, ("a",), timeout, 0.01, "closed") for n, timeout in enumerate((60.0, None, 0.005))]
-    counts = simulate(Configuration(), arrivals, record=ended.append).counts
+    counts = simulate(Configuration(), columns(arrivals), record=ended.append).counts
     assert (counts["closed"], counts["expired"], counts["unknown"], counts["satisfied"]) == (2, 1, 2, 0)
     assert [(each.outcome, round(each.waited, 3)) for each in ended] == [
         ("closed", 0.01),
         ("closed", 0.01),
         ("expired", 0.005),
     ]
-    shorter = simulate(Configuration(timeout=0.005), arrivals).counts
+    shorter = simulate(Configuration(timeout=0.005), columns(arrivals)).counts
     assert (shorter["closed"], shorter["expired"], shorter["unknown"]) == (0, 3, 0)
-    longer = simulate(Configuration(timeout=120.0), arrivals).counts
+    longer = simulate(Configuration(timeout=120.0), columns(arrivals)).counts
     assert (longer["closed"], longer["expired"], longer["unknown"], longer["pending"]) == (3, 0, 3, 0)
 
 
 def test_an_operation_without_a_deadline_that_never_ends_is_pending_at_the_end() -> None:
-    counts = simulate(Configuration(), [Arrival(0.0, ("a",), None, math.inf, "satisfied")]).counts
+    counts = simulate(Configuration(), columns([Arrival(0.0, ("a",), None, math.inf, "satisfied")])).counts
     assert (counts["operations"], counts["pending"], counts["satisfied"]) == (1, 1, 0)
+
+
+@given(_traces(), _CONFIGURATIONS, st.integers(1, 40))
+def test_operations_may_come_in_lots_of_any_size(
+    arrivals: list[Arrival], configuration: Configuration, size: int
+) -> None:
+    whole: list[Ended] = []
+    one = simulate(configuration, columns(arrivals), record=whole.append)
+    ended: list[Ended] = []
+    other = Simulation(configuration, record=ended.append)
+    rows = columns(arrivals)
+    for start in range(0, len(arrivals), size):
+        other.play(rows.part(start, start + size))
+    other.finish()
+    assert ended == whole
+    assert (other.counts, other.late, other.late_max) == (one.counts, one.late, one.late_max)
+    assert (other.peak_delayed, other.peak_dead) == (one.peak_delayed, one.peak_dead)
+    assert other.waited == pytest.approx(one.waited) == pytest.approx(sum(each.waited for each in whole))
 
 
 def test_the_memory_kept_does_not_grow_with_the_trace() -> None:
     # Each operation would take an hour, and expires after a millisecond.
-    arrivals = (Arrival(n * 0.01, ("a",), 0.001, 3600.0, "satisfied") for n in range(5000))
-    most = 0
-    simulation: Simulation
-
-    def look(ended: Ended) -> None:
-        nonlocal most
-        most = max(most, len(simulation._ends))
-
-    clock = VirtualClock()
-    simulation = Simulation(clock, Configuration(), look)
-    for when in simulation.play(arrivals):
-        clock.advance_to(when)
+    rows = columns([Arrival(n * 0.01, ("a",), 0.001, 3600.0, "satisfied") for n in range(5000)])
+    simulation = Simulation(Configuration())
+    for start in range(0, 5000, 100):
+        simulation.play(rows.part(start, start + 100))
+        assert len(simulation._held) <= 1
+    simulation.finish()
     assert simulation.counts["expired"] == 5000
-    assert most <= 1
 
 
-def _reference(ended: Ended) -> int:
-    assert isinstance(ended.reference, int)
-    return ended.reference
-
-
-async def test_a_live_replay_has_the_same_outcomes() -> None:
+async def test_a_live_program_has_the_same_outcomes() -> None:
     """Only the loop's lag may differ: no operation ends within 80 ms of its deadline."""
     draw = random.Random(3)
     arrivals = []
     for number in range(300):
-        end = draw.choice([0.02, 0.05, 0.3, 0.4]) + draw.random() * 0.02
-        ending = draw.choice(_ENDINGS[1:])
-        arrivals.append(
-            Arrival(number * 0.003, ("a", "b"), 0.15, math.inf if ending == "expired" else end, ending, number)
-        )
-    # This operation arrives after all others have ended, however late the loop is.
-    arrivals.append(Arrival(3.0, ("a",), None, 0.0, "completed_at_once", len(arrivals)))
-    configuration = Configuration(tick=0.005)
+        takes = draw.choice([0.02, 0.05, 0.3, 0.4]) + draw.random() * 0.02
+        ending: Outcome = draw.choice(["satisfied", "cancelled", "expired"])
+        takes = math.inf if ending == "expired" else takes
+        arrivals.append(Arrival(number * 0.003, (str(number),), 0.15, takes, ending, str(number)))
     virtual: list[Ended] = []
-    simulate(configuration, arrivals, record=virtual.append)
+    simulate(Configuration(tick=0.005), columns(arrivals), record=virtual.append)
 
     loop = asyncio.get_running_loop()
-    live: list[Ended] = []
-    simulation = Simulation(loop, configuration, live.append)
     began = loop.time()
+    live: dict[Hashable, FinishedOperation] = {}
     lag = 0.0
-    for when in simulation.play(arrivals):
-        reached = asyncio.Event()
-        loop.call_at(began + when, reached.set)
-        await reached.wait()
+
+    async def until(when: float) -> None:
+        nonlocal lag
+        await asyncio.sleep(began + when - loop.time())
         lag = max(lag, loop.time() - began - when)
+
+    async def end(arrival: Arrival, operation: Delay) -> None:
+        await until(arrival.arrived + arrival.end)
+        if arrival.ending == "cancelled":
+            operation.cancel()
+        else:
+            operation.force_complete()
+
+    async with DelayedOperationPurgatory(tick=0.005) as purgatory:
+        purgatory.add_listener(lambda finished: live.__setitem__(finished.keys[0], finished))
+        operations = []
+        async with asyncio.TaskGroup() as tasks:
+            for arrival in arrivals:
+                await until(arrival.arrived)
+                operation = purgatory.try_complete_else_watch(Delay(0.15), arrival.keys)
+                operations.append(operation)
+                if arrival.end < math.inf:
+                    tasks.create_task(end(arrival, operation))
+        await asyncio.gather(*operations, return_exceptions=True)
     assert sum(each.outcome == "expired" for each in virtual) > 50
-    for one, other in zip(sorted(live, key=_reference), sorted(virtual, key=_reference), strict=True):
-        arrival = arrivals[_reference(one)]
-        if abs(arrival.end - 0.15) > lag + configuration.tick:
+    for arrival, other in zip(arrivals, sorted(virtual, key=lambda each: int(str(each.reference))), strict=True):
+        one = live[arrival.keys[0]]
+        if abs(arrival.end - 0.15) > lag + 0.005:
             assert one.outcome == other.outcome
             if one.outcome == "expired":
                 assert one.waited > 0.15 - 1e-6, "however late, but for what a float rounds"
@@ -271,6 +294,6 @@ def test_percentiles_of_lateness_are_rounded_up_to_a_thousandth_of_a_tick() -> N
 
 
 def test_a_simulation_reports_nothing_to_the_loop(caplog: pytest.LogCaptureFixture) -> None:
-    simulation = simulate(Configuration(), [Arrival(0.0, ("a",), 1.0, 0.5, "failed")])
+    simulation = simulate(Configuration(), columns([Arrival(0.0, ("a",), 1.0, 0.5, "failed")]))
     assert simulation.counts["failed"] == 1
     assert not caplog.records

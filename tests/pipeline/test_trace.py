@@ -26,7 +26,7 @@ def test_a_trace_has_the_rows_of_all_its_files(spark: SparkSession, tmp_path: Pa
     assert (found.files, found.skipped, found.rows.count()) == (3, (), 4)
     assert found.rows.where("completes_s is not null").count() == 0
     noon = int(traces.START.timestamp()) * 1_000_000
-    assert trace.parts(found) == [
+    assert list(found.parts) == [
         trace.Part("007", "fetch", 1, noon - 1_500_000, noon - 1_500_000),
         trace.Part("web-1", "fetch", 2, noon + 1_000_000, noon + 3_000_000),
         trace.Part("web-1", "produce", 1, noon + 2_000_000, noon + 2_000_000),
@@ -121,7 +121,8 @@ def _as(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
 def test_whole_numbers_are_cast(spark: SparkSession, tmp_path: Path, kind: pa.DataType) -> None:
     others = ("timeout_s", "deadline_s", "late_s", "completes_s")
     value = None if kind == pa.null() else 3
-    row = traces.row(1, waited_s=3.0, outcome="satisfied", **dict.fromkeys(others, value))
+    outcome = "satisfied" if value is None else "expired"
+    row = traces.row(1, waited_s=6.0, outcome=outcome, **dict.fromkeys(others, value))
     fields = [field for field in SCHEMA if field.name not in others]
     traces.write(tmp_path, [row], schema=pa.schema([*fields, *(pa.field(name, kind) for name in others)]))
     [found] = _read(spark, tmp_path)
@@ -171,13 +172,13 @@ def test_rows_of_older_journals_are_read_with_a_warning_if_a_deadline_is_unknown
     older = pa.schema([field for field in SCHEMA if field.name not in ("deadline_s", "opened_at")])
     traces.write(tmp_path, [traces.row(1), traces.row(2, waited_s=7.0, outcome="expired", late_s=0.5)], schema=older)
     found = trace.read(spark, str(tmp_path))
-    assert (found.older, found.warnings()) == (1, [])
+    assert found.warnings == ()
     traces.write(tmp_path, [traces.row(3, waited_s=7.0), traces.row(4, timeout_s=None, waited_s=7.0)], schema=older)
     traces.write(tmp_path, [traces.row(5, waited_s=7.0)])
     found = trace.read(spark, str(tmp_path))
     deadlines = found.rows.orderBy("arrived_at").selectExpr(f"{trace.DEADLINE} AS deadline_s").collect()
     assert [row.deadline_s for row in deadlines] == [1.0, 6.5, None, None, 1.0]
-    [warning] = found.warnings()
+    [warning] = found.warnings
     assert warning.startswith("2 files have no column deadline_s")
     assert "1 operations in them ended later than their timeout" in warning
 
@@ -260,10 +261,10 @@ def test_a_file_that_is_corrupt_inside_is_named_too(spark: SparkSession, tmp_pat
     content[100:4000] = b"\xff" * 3900
     corrupt.write_bytes(content)
     with pytest.raises(PipelineError, match=f"{corrupt.name}.*--skip-corrupt"):
-        trace.parts(trace.read(spark, str(tmp_path)))
+        trace.read(spark, str(tmp_path))
     found = trace.read(spark, str(tmp_path), skip_corrupt=True)
     assert corrupt.name in found.skipped[0]
-    assert [part.operations for part in trace.parts(found)] == [2000]
+    assert [part.operations for part in found.parts] == [2000]
 
 
 @pytest.mark.parametrize(
@@ -287,4 +288,4 @@ def test_values_that_no_operation_has_are_refused_by_column(
     traces.write(tmp_path, [traces.row(1)])
     file = traces.write(tmp_path, [traces.row(1), traces.row(2, **wrong)])
     with pytest.raises(PipelineError, match=f"1 rows have an impossible {next(iter(wrong))}.*{file.name}"):
-        trace.parts(trace.read(spark, str(tmp_path)))
+        trace.read(spark, str(tmp_path))

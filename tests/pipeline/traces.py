@@ -25,6 +25,10 @@ _ROW: dict[str, Any] = {
 }
 
 
+WIDE: pa.Schema = SCHEMA.append(pa.field("completes_s", pa.float64()))
+"""The columns of a trace with the true times to complete."""
+
+
 def row(second: float, **columns: Any) -> dict[str, Any]:
     """An operation that came so many seconds after the start: a satisfied fetch, but for `columns`."""
     made = {**_ROW, "arrived_at": START + timedelta(seconds=second), **columns}
