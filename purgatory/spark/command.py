@@ -244,6 +244,8 @@ def _open(spark: SparkSession, options: argparse.Namespace) -> trace.Trace:
     opened = trace.read(spark, options.trace, skip_corrupt=options.skip_corrupt)
     for skipped in opened.skipped:
         _say(f"skipped {skipped}")
+    for warning in opened.warnings:
+        _say(warning)
     return opened
 
 

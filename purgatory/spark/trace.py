@@ -72,7 +72,6 @@ _FOUND: Final = pa.schema(
     [
         *(pa.field(name, pa.string()) for name in ("file", "corrupt", "wrong", "impossible", "example", "purgatory")),
         *(pa.field(name, pa.string()) for name in ("kinds", "digest")),
-        pa.field("older", pa.bool_()),
         *(pa.field(name, pa.int64()) for name in ("rows", "group", "operations", "unknown", "last")),
         pa.field("points", pa.list_(pa.int64())),
         *(pa.field(name, pa.float64()) for name in ("ended", "stayed", "longest_end", "longest_timeout")),
@@ -281,8 +280,7 @@ def _survey(file: str) -> list[dict[str, Any]]:
             footer = pa.BufferOutputStream()
             parquet.metadata.write_metadata_file(footer)
             digest = hashlib.sha256(footer.getvalue()).hexdigest() if parquet.metadata.num_rows else None
-            older = "deadline_s" not in columns
-            rows: list[dict[str, Any]] = [{"file": file, "kinds": json.dumps(kinds), "digest": digest, "older": older}]
+            rows: list[dict[str, Any]] = [{"file": file, "kinds": json.dumps(kinds), "digest": digest}]
             for group in range(parquet.num_row_groups):
                 rows += [{"file": file, "group": group, **piece} for piece in _pieces(read_group(parquet, group))]
     except (pa.ArrowException, OSError) as error:
@@ -359,13 +357,12 @@ def _refuse_copies(files: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _warnings(found: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    older = {row["file"] for row in found if row["older"]}
-    unknown = sum(row["unknown"] or 0 for row in found if row["file"] in older)
+    unknown = sum(row["unknown"] or 0 for row in found)
     if not unknown:
         return ()
     return (
-        f"{len(older)} files have no column deadline_s, as journals of version 0.2 and older: {unknown} operations "
-        "in them ended later than their timeout without expiring, and count as rescheduled, without a deadline",
+        f"{unknown} operations have no deadline_s, as in journals of version 0.2 and older, and ended later than their "
+        "timeout without expiring: they count as rescheduled, without a deadline",
     )
 
 

@@ -244,7 +244,7 @@ class TestThePage:
         pq.write_table(older, file)
         said: list[str] = []
         made = report(spark, trace.read(spark, path), str(tmp_path / "report"), say=said.append)
-        [warning] = [line for line in said if "no column deadline_s" in line]
+        [warning] = [line for line in said if "have no deadline_s" in line]
         assert warning in Page(made.page.read_text("utf-8")).text
 
     def test_page_names_files_that_could_not_be_read(self, spark: SparkSession, tmp_path: Path) -> None:

@@ -179,8 +179,7 @@ def test_rows_of_older_journals_are_read_with_a_warning_if_a_deadline_is_unknown
     deadlines = found.rows.orderBy("arrived_at").selectExpr(f"{trace.DEADLINE} AS deadline_s").collect()
     assert [row.deadline_s for row in deadlines] == [1.0, 6.5, None, None, 1.0]
     [warning] = found.warnings
-    assert warning.startswith("2 files have no column deadline_s")
-    assert "1 operations in them ended later than their timeout" in warning
+    assert warning.startswith("1 operations have no deadline_s")
 
 
 def test_files_that_are_being_written_are_no_part_of_it(spark: SparkSession, tmp_path: Path) -> None:
