@@ -140,6 +140,10 @@ TESTED = {
     ),
     ".venv/bin/python -m tests.support.soak": ("tests/core/test_soak.py", "tests.support.soak"),
     ".venv/bin/python -m tests.support.stalls": ("tests/promises/test_6_bounded_turns.py", "stalls.rows"),
+    "WORLDS=400 .venv/bin/pytest --timeout 7200 tests/pipeline/test_known_truth.py": (
+        "tests/pipeline/test_known_truth.py",
+        'os.environ.get("WORLDS"',
+    ),
     'HYPOTHESIS_PROFILE=searching .venv/bin/pytest --timeout 7200 -k "model or properties or watchers"': (
         "tests/conftest.py",
         "searching",

@@ -115,7 +115,7 @@ def check(server: Killed, kill: Callable[[int], None]) -> None:
     show(f"{KILLS} kills under {PRODUCERS} producers: {sum(counts):,} messages, each stored and read once, in order")
 
 
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(7200)
 @pytest.mark.skipif(not WHOLE, reason="takes long: HYPOTHESIS_PROFILE=searching; the other one kills servers too")
 def test_a_server_that_is_killed(tmp_path: Path) -> None:
     server = Killed("--data", str(tmp_path))
@@ -130,7 +130,7 @@ def test_a_server_that_is_killed(tmp_path: Path) -> None:
         server.kill()
 
 
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(7200)
 def test_a_server_and_its_database_that_are_killed_in_turn(postgres: PostgresServer) -> None:
     server = Killed("--database", postgres.create_database())
 
