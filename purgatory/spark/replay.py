@@ -30,8 +30,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from purgatory import VirtualClock
-from purgatory.spark import trace
+from purgatory.spark import storage, trace
 from purgatory.spark.errors import PipelineError
+from purgatory.spark.session import parallelism
 from purgatory.spark.simulate import COUNTS, Arrival, Configuration, Ended, Simulation, late_percentile
 from purgatory.spark.trace import Part, Trace
 
@@ -191,13 +192,15 @@ def write(replayed: Replay, path: str) -> DataFrame:
     Raises `PipelineError` if `path` exists already.
     """
     trace.refuse_existing(replayed.results.sparkSession, path)
-    if replayed.operations is not None:
-        replayed.results.persist(StorageLevel.DISK_ONLY)  # both come from one run
-        replayed.operations.write.parquet(f"{path}/operations")
-    labels = [field.name for field in _LABELS]
-    replayed.summary.coalesce(1).sortWithinPartitions(*labels).write.parquet(f"{path}/summary")
-    replayed.results.unpersist()
-    return replayed.results.sparkSession.read.parquet(f"{path}/summary")
+    try:
+        if replayed.operations is not None:
+            replayed.results.persist(StorageLevel.DISK_ONLY)  # both come from one run
+            storage.write(replayed.operations, f"{path}/operations")
+        labels = [field.name for field in _LABELS]
+        storage.write(replayed.summary.coalesce(1).sortWithinPartitions(*labels), f"{path}/summary")
+    finally:
+        replayed.results.unpersist()
+    return storage.read(replayed.results.sparkSession, f"{path}/summary")
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +248,7 @@ class _Plan:
         columns = ["arrived", "operation", "keys", "timeout_s", "end", "ending"]
         # With few simulations, each has several partitions, so that not too many come to the same one by chance.
         count = self.count()
-        partitions = min(max(count, min(4 * count, 8 * spark.sparkContext.defaultParallelism)), _MOST_PARTITIONS)
+        partitions = min(max(count, min(4 * count, 8 * parallelism(spark))), _MOST_PARTITIONS)
         return (
             known.withColumn("segment", segment)
             .select(unit.alias("unit"), *columns)

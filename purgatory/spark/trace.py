@@ -6,8 +6,10 @@ operations that have expired.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -20,7 +22,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from purgatory.journal import SCHEMA
+from purgatory.journal.compact import DATA, MANIFESTS, Entry, counting
 from purgatory.spark.errors import PipelineError
+from purgatory.spark.session import parallelism
 
 __all__ = [
     "COLUMNS",
@@ -104,14 +108,8 @@ def read(spark: SparkSession, path: str, *, skip_corrupt: bool = False) -> Trace
     With `skip_corrupt` reads every file whole, to leave out those that cannot be read. Raises `PipelineError`, which
     names the file and the column, for a directory that is no trace.
     """
-    options = {"recursiveFileLookup": "true", "pathGlobFilter": "*.parquet"}
-    try:
-        found = spark.read.format("binaryFile").options(**options).load(literal(path))
-        files = sorted(map(unquote, found.inputFiles()))
-    except AnalysisException as error:
-        if error.getCondition() != "PATH_NOT_FOUND":
-            raise
-        raise PipelineError(f"there is no {path}") from None
+    places = _places(spark, path)
+    files = sorted(file for place in places for file in place.wanted)
     if not files:
         raise PipelineError(f"there are no Parquet files in {path}")
 
@@ -122,7 +120,7 @@ def read(spark: SparkSession, path: str, *, skip_corrupt: bool = False) -> Trace
                 yield pa.RecordBatch.from_pylist([{"path": file, "corrupt": corrupt, "wrong": wrong}], _CHECKED)
 
     # The files are few and the work on each is not: a task must not get many of them by chance.
-    tasks = min(len(files), 4 * spark.sparkContext.defaultParallelism)
+    tasks = min(len(files), 4 * parallelism(spark))
     listed = spark.createDataFrame([(file,) for file in files], "path string").repartition(tasks)
     checked = listed.mapInArrow(check, "path string, corrupt string, wrong string")
     bad = sorted(checked.where("corrupt is not null or wrong is not null").collect())
@@ -135,13 +133,83 @@ def read(spark: SparkSession, path: str, *, skip_corrupt: bool = False) -> Trace
         raise PipelineError(f"{skipped[0]}{more}; --skip-corrupt leaves such files out")
     if len(skipped) == len(files):
         raise PipelineError(f"{skipped[0]}: there is no other file in {path}")
-    good = [literal(path)] if not skipped else [literal(file) for file in set(files) - {file for file, _, _ in bad}]
-    reader = spark.read.schema(schema())
-    reader = reader.option("basePath", path).option("pathGlobFilter", "*.parquet")
-    rows = reader.parquet(*good)
+    unreadable = {file for file, _, _ in bad}
+    parts = [place.rows(spark, unreadable) for place in places if not unreadable.issuperset(place.wanted)]
+    rows = reduce(DataFrame.unionByName, parts)
     if rows.where("instance is null").limit(1).count():
         raise PipelineError(f"missing column instance in {path}: files lie in directories named instance=NAME")
     return Trace(rows, len(files) - len(skipped), tuple(skipped))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A directory with files of a trace."""
+
+    path: str
+    files: tuple[str, ...]
+    wanted: tuple[str, ...]
+    """The files with rows of the trace. The others have the same rows."""
+
+    def rows(self, spark: SparkSession, unreadable: set[str]) -> DataFrame:
+        """The rows of the wanted files."""
+        left = set(self.wanted) - unreadable
+        if len(left) == len(self.files):
+            paths = [self.path]
+        else:  # whole directories, where that is possible: Spark looks at each path that it is given
+            directories = {file.rpartition("/")[0] for file in self.files}
+            partial = {file.rpartition("/")[0] for file in self.files if file not in left}
+            paths = [*(directories - partial), *(file for file in left if file.rpartition("/")[0] in partial)]
+        reader = spark.read.schema(schema()).option("basePath", self.path).option("pathGlobFilter", "*.parquet")
+        return reader.parquet(*map(literal, paths))
+
+
+def _places(spark: SparkSession, path: str) -> list[_Place]:
+    """The files of a trace: those that a journal has written, and joined ones (`purgatory.journal.compact`)."""
+    small = _files(spark, path)  # listed before the manifests are read: see there
+    if small is None:
+        raise PipelineError(f"there is no {path}")
+    manifests = _manifests(spark, path)
+    if not manifests:
+        return [_Place(path, small, small)]
+    joined = _files(spark, f"{path}/{DATA}") or ()  # listed last: they were there before their manifests
+    names, replaced = counting(manifests)
+    counted = set(names)
+    return [
+        _Place(path, small, tuple(file for file in small if _name(file) not in replaced)),
+        _Place(f"{path}/{DATA}", joined, tuple(file for file in joined if _name(file) in counted)),
+    ]
+
+
+def _manifests(spark: SparkSession, path: str) -> list[list[Entry]]:
+    """The manifests of joined files, in order of their names."""
+    reader = spark.read.schema("file string, replaces array<string>")
+    try:
+        found = reader.json(literal(f"{path}/{MANIFESTS}")).select("*", "_metadata.file_name").collect()
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return []
+    by_name: dict[str, list[Entry]] = defaultdict(list)
+    for file, replaces, name in found:
+        by_name[name].append(Entry(file, tuple(replaces)))
+    return [by_name[name] for name in sorted(by_name)]
+
+
+def _name(file: str) -> str:
+    """The file from the directory of its day on."""
+    return "/".join(file.rsplit("/", 3)[1:])
+
+
+def _files(spark: SparkSession, path: str) -> tuple[str, ...] | None:
+    """The files below a directory; `None` if there is none."""
+    options = {"recursiveFileLookup": "true", "pathGlobFilter": "*.parquet"}
+    try:
+        found = spark.read.format("binaryFile").options(**options).load(literal(path))
+        return tuple(map(unquote, found.inputFiles()))
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return None
 
 
 def refuse_existing(spark: SparkSession, path: str) -> None:
