@@ -97,7 +97,9 @@ def report(
     say("checking the trace")
     parts = trace.parts(recorded)
     if not parts:
-        raise PipelineError("the trace has no operations")
+        raise PipelineError(
+            "the trace has no operations: a journal writes a file once a minute and at its close, so let it run longer"
+        )
     width = _window(parts, window)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -145,6 +147,7 @@ def report(
         skipped=recorded.skipped,
         wanted=percent(timeout_rate),
         timeouts=shown,
+        advice=page.advice(shown, outcomes),
         chosen=page.chosen(shown, len(timeouts)),
         rates=page.rates(curves, shown),
         configurations=choices,
