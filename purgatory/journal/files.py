@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from purgatory.journal.columns import SCHEMA
 
-__all__ = ["Files"]
+__all__ = ["Files", "sync"]
 
 
 class Files:
@@ -40,17 +40,17 @@ class Files:
         unfinished = directory / f".{name}.unfinished"
         try:
             pq.write_table(pa.Table.from_batches(batches, SCHEMA), unfinished, compression="zstd")
-            _sync(unfinished)
+            sync(unfinished)
             unfinished.rename(directory / name)
         except BaseException:
             unfinished.unlink(missing_ok=True)
             raise
         for named in (directory, directory.parent, self.directory):
             with suppress(OSError):  # the file is there, and must not be written again
-                _sync(named)
+                sync(named)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Flush the file, or the directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -2,11 +2,8 @@
 
 import argparse
 import os
-import re
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
@@ -16,12 +13,14 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 
+from purgatory.journal.compact import KEEP, compact
 from purgatory.spark import generate, replay, report, stream, trace
-from purgatory.spark.errors import PipelineError
-from purgatory.spark.session import check_java, is_local, session
+from purgatory.spark.errors import PipelineError, first_line
+from purgatory.spark.progress import Steps
+from purgatory.spark.session import check_java, check_remote, is_local, session
 from purgatory.spark.traffic import PRESETS, Traffic
 
 if TYPE_CHECKING:
@@ -46,9 +45,6 @@ _TRAFFIC: Final = {
     "purgatory": "the purgatory's name",
     "operation": "the operations' type",
 }
-
-_NOW_AND_THEN: Final = 10.0
-"""Seconds."""
 
 _console = Console(stderr=True)
 
@@ -134,8 +130,23 @@ def add_to(subcommands: "Subcommands") -> None:
     parser.add_argument("--once", action="store_true", help=once)
     _skip(parser)
 
+    title = "join the small files of a journal: they leave many, and reading them takes long"
+    parser = commands.add_parser(
+        "compact", help=title, description=f"{title[0].upper()}{title[1:]}. It starts no Spark."
+    )
+    parser.add_argument("journal", metavar="JOURNAL", help="the directory that servers write to, or its URL")
+    parser.add_argument(
+        "--keep",
+        type=float,
+        default=KEEP,
+        metavar="N",
+        help="seconds that joined small files stay, for streams that have not read them yet (default: 8 days)",
+    )
+    parser.set_defaults(run=_compact)
 
-Run: TypeAlias = Callable[[SparkSession, argparse.Namespace], object]
+
+Run: TypeAlias = Callable[[SparkSession, argparse.Namespace, Steps], RenderableType | None]
+"""A command's work on Spark. It returns the answer for stdout, if there is one."""
 
 
 def _command(
@@ -143,7 +154,10 @@ def _command(
 ) -> argparse.ArgumentParser:
     """Add a command with the common options. `prepare` checks the options, and returns the function to run on Spark."""
     parser = commands.add_parser(name, help=title, description=f"{title[0].upper()}{title[1:]}.")
-    parser.add_argument("--master", default="local[*]", metavar="URL", help="the master of Spark (default: local[*])")
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--master", metavar="URL", help="the master of Spark (default: local[*])")
+    remote = "the Spark Connect server to run on, like sc://127.0.0.1:15002 (default: SPARK_REMOTE, if that is set)"
+    place.add_argument("--remote", metavar="URL", help=remote)
     parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark's")
     parser.set_defaults(run=lambda options: _run(prepare, options))
     return parser
@@ -159,50 +173,46 @@ def _skip(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(prepare: Callable[[argparse.Namespace], Run], options: argparse.Namespace) -> None:
-    """Run a command on Spark, or hand it to `spark-submit` where Spark is a cluster."""
+    """Run a command on Spark, here or on a Connect server, or hand it to `spark-submit` where Spark is a cluster."""
     try:
         run = prepare(options)
         settings = _settings(options.conf)
-        check_java()
         submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has started this, and has the master
-        if not submitted and not is_local(options.master):
-            _submit(options.master, settings, sys.argv[sys.argv.index("pipeline") + 1 :])
-        with session(None if submitted else options.master, settings) as spark, _telling(spark):
-            run(spark, options)
+        remote = options.remote or (None if submitted or options.master else os.environ.get("SPARK_REMOTE") or None)
+        master = options.master or "local[*]"
+        if master.startswith("sc://"):
+            raise PipelineError(f"a Spark Connect server is named by --remote, and not by --master: {master}")
+        if remote is not None:
+            check_remote(remote)
+        else:
+            check_java()
+            if not submitted and not is_local(master):
+                _submit(master, settings, sys.argv[sys.argv.index("pipeline") + 1 :])
+        with session(None if submitted else master, settings, remote=remote) as spark:
+            steps = Steps(spark, _console)
+            with steps.shown():
+                answer = run(spark, options, steps)
+            if answer is not None:
+                width = None if sys.stdout.isatty() else 160
+                Console(width=width, highlight=False).print(answer, markup=False, soft_wrap=isinstance(answer, str))
     except PipelineError as error:
         sys.exit(f"purgatory pipeline: {error}")
-    except PySparkException as error:
-        sys.exit(f"purgatory pipeline: {str(error).split('JVM stacktrace:')[0].strip()}")
-    except Py4JError as error:
-        raised = re.findall(r"^(?:: |Caused by: )(.+)$", str(error), re.MULTILINE) or str(error).splitlines()
-        sys.exit(f"purgatory pipeline: {raised[-1]}")
+    except (PySparkException, Py4JError) as error:
+        sys.exit(f"purgatory pipeline: {first_line(error)}")
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-@contextmanager
-def _telling(spark: SparkSession) -> Iterator[None]:
-    """Print Spark's progress every ten seconds, if there is no terminal for its own bar."""
-    over = threading.Event()
-
-    def tell() -> None:
-        tracker = spark.sparkContext.statusTracker()
-        while not over.wait(_NOW_AND_THEN):
-            for stage in tracker.getActiveStageIds():
-                known = tracker.getStageInfo(stage)
-                if known is not None:
-                    _say(f"step {stage}: {known.numCompletedTasks} of {known.numTasks} tasks are done")
-
-    if sys.stderr.isatty():
-        yield
-        return
-    telling = threading.Thread(target=tell, daemon=True)
-    telling.start()
+def _compact(options: argparse.Namespace) -> None:
     try:
-        yield
-    finally:
-        over.set()
-        telling.join()
+        done = compact(options.journal, keep=options.keep, say=_say)
+    except (ValueError, OSError) as error:
+        sys.exit(f"purgatory pipeline: {error}")
+    _say(f"{done.joined:,} small files joined into {done.files:,}; {done.deleted:,} deleted that were joined before")
+
+
+def _say(text: str) -> None:
+    _console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _settings(given: Sequence[str]) -> Mapping[str, str]:
@@ -216,13 +226,13 @@ def _submit(master: str, settings: Mapping[str, str], arguments: Sequence[str]) 
     """Replace this process by `spark-submit`."""
     # spark-submit starts the Python of these variables, here and on the executors, and not the one that runs this.
     environment = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable, **os.environ}
+    environment.pop("SPARK_REMOTE", None)  # spark-submit takes no master beside it
     home = environment.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
     program = os.path.join(home, "bin", "spark-submit")
     script = str(Path(__file__).with_name("submit.py"))
     sys.stderr.flush()
-    # This process passes on whether stderr is a terminal. spark-submit starts the JVM, so it needs all settings.
-    told = {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(), **settings}
-    conf = [word for name, value in told.items() for word in ("--conf", f"{name}={value}")]
+    # spark-submit starts the JVM, so it needs all settings.
+    conf = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     os.execve(program, [program, "--master", master, *conf, script, *arguments], environment)
 
 
@@ -230,22 +240,23 @@ def _generate(options: argparse.Namespace) -> Run:
     changes = {field.name: getattr(options, field.name) for field in fields(Traffic)}
     traffic = PRESETS[options.preset].with_changes(**changes)
 
-    def run(spark: SparkSession, options: argparse.Namespace) -> None:
+    def run(spark: SparkSession, options: argparse.Namespace, steps: Steps) -> None:
         trace.refuse_existing(spark, options.output)
         expected = traffic.rate * traffic.seconds * traffic.instances
-        _say(f"generating about {expected:,.0f} operations of {traffic.instances} instances")
+        steps.begin(f"generating about {expected:,.0f} operations of {traffic.instances} instances")
         generate.write(generate.generate(spark, traffic), options.output)
-        _say(f"written to {options.output}")
+        steps.say(f"written to {options.output}")
 
     return run
 
 
-def _open(spark: SparkSession, options: argparse.Namespace) -> trace.Trace:
+def _open(spark: SparkSession, options: argparse.Namespace, steps: Steps) -> trace.Trace:
+    steps.begin(f"opening {options.trace}")
     opened = trace.read(spark, options.trace, skip_corrupt=options.skip_corrupt)
     for skipped in opened.skipped:
-        _say(f"skipped {skipped}")
+        steps.say(f"skipped {skipped}")
     for warning in opened.warnings:
-        _say(warning)
+        steps.say(warning)
     return opened
 
 
@@ -255,10 +266,10 @@ def _replay(options: argparse.Namespace) -> Run:
     if not options.costs and len({(each.wheel_size, each.purge_interval) for each in configurations}) > 1:
         raise PipelineError("--no-costs takes one --wheel-size and one --purge-interval: they change no outcome")
 
-    def run(spark: SparkSession, options: argparse.Namespace) -> None:
+    def run(spark: SparkSession, options: argparse.Namespace, steps: Steps) -> Table:
         trace.refuse_existing(spark, options.output)
-        opened = _open(spark, options)
-        _say(f"looking through {opened.files} files of {options.trace}")
+        opened = _open(spark, options, steps)
+        steps.begin(f"looking through {opened.files} files of {options.trace}")
         replayed = replay.replay(
             spark,
             opened,
@@ -269,15 +280,16 @@ def _replay(options: argparse.Namespace) -> Run:
             purgatory=options.purgatory,
         )
         how = f"running {replayed.simulations} simulations of" if options.costs else "counting the outcomes with"
-        _say(f"{how} {len(configurations)} configurations")
-        _show(replay.write(replayed, options.output))
-        _say(f"written to {options.output}")
+        steps.begin(f"{how} {len(configurations)} configurations")
+        table = _table(replay.write(replayed, options.output))
+        steps.say(f"written to {options.output}")
+        return table
 
     return run
 
 
-def _show(summary: DataFrame) -> None:
-    """Print the summary of a replay, all instances together."""
+def _table(summary: DataFrame) -> Table:
+    """The summary of a replay, all instances together."""
     names = (
         "operations",
         "expired",
@@ -301,31 +313,28 @@ def _show(summary: DataFrame) -> None:
         sizes = [f"{row[name]:,}" for name in ("wheel_size", "purge_interval")]
         counts = ("" if row[name] is None else f"{row[name]:,}" for name in names)
         table.add_row(f"{row.tick:g}", *sizes, timeout, *counts, late)
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    return table
 
 
-def _report(spark: SparkSession, options: argparse.Namespace) -> None:
+def _report(spark: SparkSession, options: argparse.Namespace, steps: Steps) -> str:
     recommended = report.report(
         spark,
-        _open(spark, options),
+        _open(spark, options, steps),
         options.output,
         replay=options.replay,
         timeout_rate=options.timeout_rate,
         window=options.window,
         top=options.top,
         max_lateness=options.max_lateness,
-        say=_say,
+        say=steps.begin,
     )
-    Console(highlight=False).print(str(recommended), markup=False, soft_wrap=True)
+    return str(recommended)
 
 
-def _stream(spark: SparkSession, options: argparse.Namespace) -> None:
+def _stream(spark: SparkSession, options: argparse.Namespace, steps: Steps) -> None:
     settings = stream.Settings(options.window, options.watermark, options.once, options.skip_corrupt)
-    stream.follow(spark, options.journal, options.output, options.checkpoint, settings, _say)
-
-
-def _say(text: str) -> None:
-    _console.print(text, markup=False, highlight=False, soft_wrap=True)
+    steps.begin(f"following {options.journal}")
+    stream.follow(spark, options.journal, options.output, options.checkpoint, settings, steps.say)
 
 
 def _several(one: Callable[[str], V]) -> Callable[[str], list[V]]:

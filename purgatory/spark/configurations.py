@@ -9,6 +9,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from purgatory.spark import storage
 from purgatory.spark.costs import UNITS
 from purgatory.spark.errors import PipelineError
 from purgatory.spark.simulate import COUNTS, Configuration
@@ -84,7 +85,7 @@ def read(spark: SparkSession, replay: str) -> DataFrame:
     """The summary in a replay's directory. Raises `PipelineError`, which names the missing directory or column."""
     path = f"{replay.rstrip('/')}/summary"
     try:
-        summary = spark.read.parquet(path)
+        summary = storage.read(spark, path)
     except AnalysisException as error:
         why = "there is no" if error.getCondition() == "PATH_NOT_FOUND" else "no Parquet is in"
         raise PipelineError(f"{why} {path}: {replay} must be the output of `replay`") from None

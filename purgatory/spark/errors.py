@@ -1,9 +1,22 @@
 """The errors of the pipeline."""
 
+import re
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
 from purgatory.errors import PurgatoryError
 
-__all__ = ["PipelineError"]
+__all__ = ["PipelineError", "first_line"]
 
 
 class PipelineError(PurgatoryError):
     """The pipeline cannot use an argument, a file or an answer; the message names it."""
+
+
+def first_line(error: PySparkException | Py4JError) -> str:
+    """The reason of an error of Spark's, without the lines of Java that follow it."""
+    if isinstance(error, PySparkException):
+        return str(error).split("JVM stacktrace:")[0].strip()
+    raised = re.findall(r"^(?:: |Caused by: )(.+)$", str(error), re.MULTILINE) or str(error).splitlines()
+    return str(raised[-1])

@@ -16,8 +16,9 @@ import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
-from purgatory.spark import trace
+from purgatory.spark import storage, trace
 from purgatory.spark.errors import PipelineError
+from purgatory.spark.session import parallelism
 from purgatory.spark.traffic import Traffic
 
 __all__ = ["generate", "write"]
@@ -45,7 +46,7 @@ def generate(spark: SparkSession, traffic: Traffic, partitions: int | None = Non
     slices = _slices(traffic)
     total = traffic.instances * slices
     if partitions is None:
-        partitions = min(total, max(4 * spark.sparkContext.defaultParallelism, math.ceil(total / 20)))
+        partitions = min(total, max(4 * parallelism(spark), math.ceil(total / 20)))
 
     def draw(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         keys = _Keys(traffic)
@@ -63,7 +64,7 @@ def write(rows: DataFrame, path: str) -> None:
     rows.sparkSession.conf.set("spark.sql.maxConcurrentOutputFileWriters", 16)
     rows.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     try:
-        rows.write.partitionBy("date", "instance").parquet(path)
+        storage.write(rows, path, by=("date", "instance"))
     except AnalysisException as error:
         if error.getCondition() != "PATH_ALREADY_EXISTS":
             raise

@@ -18,11 +18,14 @@ from purgatory.spark.tables import WAITS
 from purgatory.spark.trace import OUTCOMES, Part, Trace
 from purgatory.spark.words import count, figure, name, percent, seconds
 
-__all__ = ["Cells", "chosen", "cost", "counted", "overview", "rates", "render"]
+__all__ = ["Cells", "advice", "chosen", "cost", "counted", "overview", "rates", "render"]
 
 Row: TypeAlias = Mapping[str, Any]
 
 _MOST_TIMEOUTS: Final = 10
+
+_EVENTS: Final = 10
+"""The timeouts that are expected, at the least, of enough operations: their number then varies by a third."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,28 @@ def chosen(choices: Sequence[TimeoutChoice], total: int) -> Cells:
     return Cells(columns, rows, 2, _more(len(rows), total))
 
 
+def advice(choices: Sequence[TimeoutChoice], outcomes: Sequence[Row]) -> list[str]:
+    """The way to an answer for each operation for which the trace has too little of its traffic."""
+    operations = {(row["purgatory"], row["operation"]): row["operations"] for row in outcomes}
+    advised = []
+    for each in choices:
+        had, needed = operations[each.purgatory, each.operation], math.ceil(_EVENTS / each.wanted)
+        if had < needed:
+            text = (
+                f"{count(had)} operations are few for a rate of {percent(each.wanted)}: record about {count(needed)}, "
+                f"{figure(needed / had)} times as much traffic, or ask for a higher rate with --timeout-rate"
+            )
+        elif each.timeout is None:
+            text = (
+                f"no operation was observed for longer than {seconds(each.longest)}: record some traffic with a longer "
+                "timeout, or ask for a higher rate with --timeout-rate"
+            )
+        else:
+            continue
+        advised.append(f"{name(each.purgatory)} / {name(each.operation)}: {text}.")
+    return advised
+
+
 def rates(curves: Mapping[tuple[str, str], Mapping[str, Floats]], choices: Sequence[TimeoutChoice]) -> Cells:
     """The estimated rate, with its band, for timeouts that are round numbers."""
     longest = max((each.longest for each in choices), default=0.0)
@@ -112,15 +137,14 @@ def rates(curves: Mapping[tuple[str, str], Mapping[str, Floats]], choices: Seque
 
 def cost(rows: Sequence[Row], choices: Sequence[ConfigurationChoice]) -> Cells:
     """The costs and counts of a replay's configurations."""
-    columns = ["timeout", "configuration", "", "µs an operation", *(f"of it {_words(each)}" for each in COMPONENTS)]
+    columns = ["timeout", "configuration", "µs an operation", *(f"of it {_words(each)}" for each in COMPONENTS)]
     columns += ["not compared: inserts", "99 % at most so late", "latest", "most dead entries", "most pending"]
     columns += ["expired", "unknown end"]
     recommended = {each.configuration for each in choices}
     cells = [
         [
             "as recorded" if row["timeout"] is None else seconds(row["timeout"]),
-            configurations.settings(row),
-            "recommended" if configurations.of(row) in recommended else "",
+            configurations.settings(row) + (": recommended" if configurations.of(row) in recommended else ""),
             figure(row["cost"]),
             *(figure(row[f"cost_{each}"]) for each in (*COMPONENTS, "inserts")),
             _seconds(row["late_p99"], ""),
@@ -129,7 +153,7 @@ def cost(rows: Sequence[Row], choices: Sequence[ConfigurationChoice]) -> Cells:
         ]
         for row in rows
     ]
-    return Cells(columns, cells, 3)
+    return Cells(columns, cells, 2)
 
 
 def _embedded(picture: Picture) -> str:

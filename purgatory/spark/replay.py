@@ -28,7 +28,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from purgatory.spark import trace
+from purgatory.spark import storage, trace
 from purgatory.spark.errors import PipelineError
 from purgatory.spark.lives import Lives, lives, opened, read
 from purgatory.spark.outcomes import Counted, Endings, Outcomes, Recorded, ends
@@ -177,13 +177,15 @@ def write(replayed: Replay, path: str) -> DataFrame:
     Raises `PipelineError` if `path` exists already.
     """
     trace.refuse_existing(replayed.results.sparkSession, path)
-    if replayed.operations is not None:
-        replayed.results.persist(StorageLevel.DISK_ONLY)  # both come from one run
-        replayed.operations.write.parquet(f"{path}/operations")
-    labels = [field.name for field in _LABELS]
-    replayed.summary.coalesce(1).sortWithinPartitions(*labels).write.parquet(f"{path}/summary")
-    replayed.results.unpersist()
-    return replayed.results.sparkSession.read.parquet(f"{path}/summary")
+    try:
+        if replayed.operations is not None:
+            replayed.results.persist(StorageLevel.DISK_ONLY)  # both come from one run
+            storage.write(replayed.operations, f"{path}/operations")
+        labels = [field.name for field in _LABELS]
+        storage.write(replayed.summary.coalesce(1).sortWithinPartitions(*labels), f"{path}/summary")
+    finally:
+        replayed.results.unpersist()
+    return storage.read(replayed.results.sparkSession, f"{path}/summary")
 
 
 @dataclass(frozen=True, slots=True)

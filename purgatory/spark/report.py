@@ -98,7 +98,9 @@ def report(
     summary = None if replay is None else configurations.read(spark, replay)
     parts = recorded.parts
     if not parts:
-        raise PipelineError("the trace has no operations")
+        raise PipelineError(
+            "the trace has no operations: a journal writes a file once a minute and at its close, so let it run longer"
+        )
     warnings = recorded.warnings
     for warning in warnings:
         say(warning)
@@ -151,6 +153,7 @@ def report(
         warnings=warnings,
         wanted=percent(timeout_rate),
         timeouts=shown,
+        advice=page.advice(shown, outcomes),
         chosen=page.chosen(shown, len(timeouts)),
         rates=page.rates(curves, shown),
         settled=count(sum(pc.sum(curve[name]).as_py() or 0 for name in ("events", "censored"))),

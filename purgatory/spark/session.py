@@ -1,4 +1,8 @@
-"""Sessions of Spark, on this machine or on a cluster, with the settings and the code of the pipeline."""
+"""Sessions of Spark, with the settings and the code of the pipeline: on this machine, a cluster or a Connect server.
+
+A program that is connected to a Spark Connect server has no JVM and no SparkContext. This module alone uses them, and
+has for the others what they need of them.
+"""
 
 import os
 import re
@@ -6,24 +10,41 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple, cast
 
 from py4j.protocol import Py4JError
-from pyspark.sql import SparkSession
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession, is_remote
+from pyspark.sql import functions as F
 
 import purgatory
 from purgatory.spark.errors import PipelineError
 
-__all__ = ["check_java", "is_local", "session", "settings"]
+__all__ = [
+    "Tasks",
+    "check_java",
+    "check_remote",
+    "describe",
+    "is_local",
+    "parallelism",
+    "qualified",
+    "session",
+    "settings",
+    "watching",
+]
 
 JAVA: Final = 17
 """The oldest version that Spark 4 runs on."""
 
+_PATIENCE: Final = 30.0
+"""Seconds that a Connect server may take to answer."""
+
 _SETTINGS: Final = {
     "spark.log.level": "ERROR",
+    "spark.ui.showConsoleProgress": "false",  # it has numbers instead of names
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # what a journal has, and other readers understand
@@ -31,12 +52,28 @@ _SETTINGS: Final = {
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "true",
 }
 
+_LOGGED: Final = {
+    "org.apache.spark.sql.execution.datasources.FileScanRDD": "WARN",  # it names each file that it skips
+    # These log the stack of an error that the caller gets too.
+    "org.apache.spark.executor.Executor": "OFF",
+    "org.apache.spark.scheduler.TaskSetManager": "OFF",
+    "org.apache.spark.sql.execution.datasources.FileFormatWriter": "OFF",
+    "org.apache.spark.sql.execution.streaming": "OFF",
+    "org.apache.spark.util.Utils": "OFF",
+}
+"""The levels of Spark's classes that log more, or less, than others."""
+
 _LOCAL_SETTINGS: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "2g",
     "spark.ui.enabled": "false",  # opens no port
     "spark.sql.shuffle.partitions": "16",  # 200 tasks for a few rows take longer than the rows
+}
+
+_CLUSTER_SETTINGS: Final = {
+    # Spark joins those that are small, but in a stream: it has a task and some files for each of them in every batch.
+    "spark.sql.shuffle.partitions": "64",
 }
 
 
@@ -61,43 +98,158 @@ def check_java() -> None:
     )
 
 
+def check_remote(remote: str) -> None:
+    """Raise `PipelineError` unless `remote` is the address of a Spark Connect server."""
+    if not remote.startswith("sc://"):
+        raise PipelineError(f"remote must be like sc://127.0.0.1:15002, not {remote!r}")
+
+
 def is_local(master: str) -> bool:
     """Whether `master` is this machine's own cores."""
     return master == "local" or master.startswith("local[")
 
 
 def settings(master: str) -> dict[str, str]:
-    """The settings of the pipeline for Spark on `master`."""
-    local = _LOCAL_SETTINGS if is_local(master) else {}
-    return {**_SETTINGS, **local}
+    """The settings of the pipeline for Spark on `master`, or on a Connect server."""
+    return {**_SETTINGS, **(_LOCAL_SETTINGS if is_local(master) else _CLUSTER_SETTINGS)}
+
+
+def parallelism(spark: SparkSession) -> int:
+    """The number of tasks that run at once, as far as Spark knows it."""
+    if not is_remote():
+        return spark.sparkContext.defaultParallelism
+    # By default a range is divided into as many partitions.
+    return spark.range(10_000).select(F.spark_partition_id()).distinct().count()
+
+
+def qualified(spark: SparkSession, path: str) -> str:
+    """`path` from the root, with its file system. The path of a Connect server's file stays as it is."""
+    if is_remote():
+        return path.rstrip("/")
+    assert spark.sparkContext._jvm is not None
+    found = spark.sparkContext._jvm.org.apache.hadoop.fs.Path(path)
+    return str(found.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()).makeQualified(found))
+
+
+class Tasks(NamedTuple):
+    """The tasks of the stages that Spark is at."""
+
+    done: int
+    total: int
+    running: int
+
+
+def describe(spark: SparkSession, name: str) -> None:
+    """Give a name to the jobs that this thread starts from now on, for Spark's page. A Connect server has its own."""
+    if not is_remote():
+        spark.sparkContext.setJobDescription(name)
 
 
 @contextmanager
-def session(master: str | None = None, extra: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
+def watching(spark: SparkSession) -> Iterator[Callable[[], Tasks]]:
+    """A function that looks how far Spark has come."""
+    if not is_remote():
+        tracker = spark.sparkContext.statusTracker()
+
+        def look() -> Tasks:
+            stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+            found = [
+                (each.numCompletedTasks, each.numTasks, each.numActiveTasks) for each in stages if each is not None
+            ]
+            return Tasks(*map(sum, zip(*found, strict=True))) if found else Tasks(0, 0, 0)
+
+        yield look
+        return
+    latest = [Tasks(0, 0, 0)]
+
+    def handle(stages: Iterable[Any] | None, inflight_tasks: int, operation_id: str | None, done: bool) -> None:
+        known = () if stages is None or done else tuple(stages)
+        counts = (sum(each.num_completed_tasks for each in known), sum(each.num_tasks for each in known))
+        latest[0] = Tasks(*counts, 0 if done else inflight_tasks)
+
+    spark.registerProgressHandler(cast(Any, handle))
+    try:
+        yield lambda: latest[0]
+    finally:
+        spark.removeProgressHandler(cast(Any, handle))
+
+
+@contextmanager
+def session(
+    master: str | None = None, extra: Mapping[str, str] | None = None, *, remote: str | None = None
+) -> Iterator[SparkSession]:
     """A session, ended with the context. `extra` are further settings of Spark, which win.
 
     `master` is its master: this machine's cores, if it is `None` and `spark-submit` has named no other. Executors run
-    the Python of PYSPARK_PYTHON, or else the one that runs this. Raises as `check_java`.
+    the Python of PYSPARK_PYTHON, or else the one that runs this. With `remote`, `sc://host:port`, it is a session of
+    that Spark Connect server. Raises as `check_remote` and `check_java`.
     """
+    if remote is None:
+        sessions = _started(master, extra or {})
+    else:
+        check_remote(remote)
+        sessions = _connected(remote, extra or {})
+    with tempfile.TemporaryDirectory() as directory, sessions as spark:
+        if remote is not None:
+            spark.addArtifacts(_packed(Path(directory)), pyfile=True)
+        elif not is_local(spark.conf.get("spark.master") or ""):
+            # Executors on other machines have their Python, but not this library.
+            spark.sparkContext.addPyFile(_packed(Path(directory)))
+        yield spark
+
+
+@contextmanager
+def _connected(remote: str, extra: Mapping[str, str]) -> Iterator[SparkSession]:
+    """A session of a Spark Connect server."""
+    _check_reachable(remote)
+    spark = SparkSession.builder.remote(remote).getOrCreate()
+    try:
+        # The others are settings of the server's process.
+        ours = {name: value for name, value in settings(remote).items() if name.startswith("spark.sql.")}
+        for name, value in {**ours, **extra}.items():
+            spark.conf.set(name, value)
+        yield spark
+    finally:
+        with suppress(PySparkException):  # the server may have ended
+            spark.stop()
+
+
+def _check_reachable(remote: str) -> None:
+    """Raise `PipelineError` if no server answers: Spark's client would try for ten minutes, without a word."""
+    import grpc
+    from pyspark.sql.connect.client import DefaultChannelBuilder  # it says which packages are missing
+
+    channel = DefaultChannelBuilder(remote).toChannel()
+    try:
+        grpc.channel_ready_future(channel).result(timeout=_PATIENCE)
+    except grpc.FutureTimeoutError:
+        raise PipelineError(f"no Spark Connect server has answered at {remote} for {_PATIENCE:g} s") from None
+    finally:
+        channel.close()
+
+
+@contextmanager
+def _started(master: str | None, extra: Mapping[str, str]) -> Iterator[SparkSession]:
+    """A session in a process of Spark's that belongs to this one."""
     check_java()
+    os.environ.pop("SPARK_REMOTE", None)  # else Spark would connect, in spite of the master
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("purgatory pipeline")
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has started this, and has the master
     where = master or ("spark-submit's" if submitted else "local[*]")
     if master is not None or not submitted:
-        builder = builder.master(where).config("spark.ui.showConsoleProgress", str(sys.stderr.isatty()).lower())
-    local = is_local(where)
-    if local:
+        builder = builder.master(where)
+    if is_local(where):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    for name, value in {**settings(where), **(extra or {})}.items():
+    for name, value in {**settings(where), **extra}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     try:
-        with tempfile.TemporaryDirectory() as directory:
-            if not local:
-                # Executors on other machines have their Python, but not this library.
-                spark.sparkContext.addPyFile(_packed(Path(directory)))
-            yield spark
+        assert spark.sparkContext._jvm is not None
+        log4j = spark.sparkContext._jvm.org.apache.logging.log4j
+        for name, level in _LOGGED.items():
+            log4j.core.config.Configurator.setLevel(name, log4j.Level.toLevel(level))
+        yield spark
     finally:
         with suppress(Py4JError, OSError):  # a signal to the whole group of processes has ended Spark's first
             spark.stop()

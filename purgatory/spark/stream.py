@@ -1,10 +1,10 @@
 """Follow a journal while it grows: counts, timeout rates and waits, by windows of time, operation and key.
 
 `follow` runs until it is stopped; `start` leaves that to the caller. Each micro-batch that has windows to write becomes
-a directory `OUTPUT/batch=N` of Parquet files. It is written elsewhere, beside the output, and gets its name when it is
-whole, by one rename; a batch that is done once more after a crash finds its directory, and leaves it. So every reader,
-at any time, finds a window once or not yet, if the file system renames directories atomically, as local ones and HDFS
-do. (Spark's own file sink is exactly-once only for readers of its log of files.)
+a directory `OUTPUT/batch=N` with one Parquet file. One file appears whole, by a rename of it, or on an object store by
+its upload; a batch that is done once more after a crash finds its file, and leaves it. So every reader of
+`OUTPUT/batch=*/*.parquet`, at any time, finds a window once or not yet. (Spark's own file sink is exactly-once only for
+readers of its log of files.)
 
 The checkpoint has the progress and the open windows. It goes with one journal, one output, one length of windows and
 one watermark: they are written down in both directories, and any other combination is refused.
@@ -15,12 +15,11 @@ others late. And Spark does not look at files that are more than a week older th
 """
 
 import json
-import math
 import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import permutations
@@ -28,22 +27,21 @@ from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from purgatory.spark import tables, trace, words
-from purgatory.spark.errors import PipelineError
+from purgatory.spark import storage, tables, trace, words
+from purgatory.spark.errors import PipelineError, first_line
+from purgatory.spark.session import qualified
 
 __all__ = ["Settings", "follow", "progress_line", "start", "windows"]
 
 Recorded: TypeAlias = Mapping[str, Any]
 
 _MARKER: Final = "_purgatory.json"
-"""The file with the settings, in the checkpoint and in the output. Readers take no notice of such names."""
-
-_ROWS_PER_FILE: Final = 1_000_000
+"""The directory with the settings, in the checkpoint and in the output. Readers take no notice of such names."""
 
 _LONGEST: Final = 366 * 86_400
 
@@ -124,17 +122,21 @@ def start(
         value = getattr(settings, name)
         if not least <= value <= _LONGEST:
             raise PipelineError(f"{name} must be a number of seconds from {least:g} to {_LONGEST}, not {value!r}")
-    try:
-        _prepare(spark, journal, output, checkpoint, {"window": float(window), "watermark": float(watermark)})
-    except Py4JJavaError as error:
-        raise PipelineError(f"cannot use {journal}, {output} or {checkpoint}: {error.java_exception}") from error
-    if settings.skip_corrupt:
-        _name_what_is_skipped(spark)
     reader = spark.readStream.schema(trace.schema()).option("basePath", journal).option("pathGlobFilter", "*.parquet")
     skip = str(settings.skip_corrupt).lower()
-    rows = reader.option("ignoreCorruptFiles", skip).option("ignoreMissingFiles", skip).parquet(trace.literal(journal))
+    reader = reader.option("ignoreCorruptFiles", skip).option("ignoreMissingFiles", skip)
+    try:
+        rows = reader.parquet(trace.literal(journal))
+        rows.schema  # noqa: B018  # a Connect server looks at the path no sooner
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        raise PipelineError(f"there is no {journal}") from None
+    _prepare(spark, journal, output, checkpoint, {"window": float(window), "watermark": float(watermark)})
     writer = windows(_checked(rows), window, watermark).writeStream.outputMode("append")
-    writer = writer.option("checkpointLocation", checkpoint).foreachBatch(_sink(spark, output))
+    writer = writer.option("checkpointLocation", checkpoint).foreachBatch(
+        storage.batches(output, trace.literal(output))
+    )
     if settings.once:
         return writer.trigger(availableNow=True).start()
     return writer.trigger(processingTime=_interval(settings.interval)).start()
@@ -168,7 +170,7 @@ def follow(
             else:
                 _let_finish(query)
                 told.of(query)
-        except (StreamingQueryException, Py4JError, OSError) as error:
+        except (PySparkException, Py4JError, OSError) as error:
             if stop.is_set():
                 return  # the signal was for Spark's process as well
             if isinstance(error, StreamingQueryException):
@@ -201,9 +203,10 @@ def progress_line(progress: Mapping[str, Any], dropped: int) -> str:
 
     Each operation has an entry for each of its keys and one for all; those of a window that come together are one.
     """
+    read = sum(source["numInputRows"] for source in progress["sources"])  # with Connect, the sum is missing
     written = sum(state["numRowsRemoved"] for state in progress["stateOperators"])
     return (
-        f"batch {progress['batchId']}: {words.count(progress['numInputRows'])} rows read, "
+        f"batch {progress['batchId']}: {words.count(read)} rows read, "
         f"{words.count(written)} windows written, watermark {progress['eventTime'].get('watermark', 'not yet')}, "
         f"{words.count(dropped)} entries dropped so far because they were too late"
     )
@@ -229,40 +232,13 @@ def _checked(rows: DataFrame) -> DataFrame:
     return rows.withColumn("arrived_at", arrived_at)
 
 
-def _sink(spark: SparkSession, output: str) -> Callable[[DataFrame, int], None]:
-    """Return a function that writes a batch to `output`, whole and once."""
-    path = _path(spark, output)
-    parent = path.getParent()
-
-    def write(rows: DataFrame, batch: int) -> None:
-        whole = _path(spark, f"{path}/batch={batch}")
-        rows.persist()
-        try:
-            count = rows.count()  # also if it has been written: this brings the state up to date
-            if not count or _system(spark, whole).exists(whole):
-                return
-            # Not in the output: some readers look into every directory, whatever its name.
-            unfinished = _path(spark, f"{parent}/.{path.getName()}.unfinished/batch={batch}")
-            files = math.ceil(count / _ROWS_PER_FILE)
-            rows.coalesce(files).write.mode("overwrite").parquet(str(unfinished))
-            if not _system(spark, whole).rename(unfinished, whole):
-                raise PipelineError(f"cannot rename {unfinished} to {whole}")
-            _system(spark, whole).delete(unfinished.getParent(), True)
-        finally:
-            rows.unpersist()
-
-    return write
-
-
 def _prepare(spark: SparkSession, journal: str, output: str, checkpoint: str, numbers: Recorded) -> None:
     """Make the directories, and write down the stream's settings; refuse a directory with other settings."""
     paths = {"journal": journal, "output": output, "checkpoint": checkpoint}
-    places = {name: str(_path(spark, path)) for name, path in paths.items()}
+    places = {name: qualified(spark, path) for name, path in paths.items()}
     for inner, outer in permutations(places, 2):
         if f"{places[inner]}/".startswith(f"{places[outer]}/"):
             raise PipelineError(f"{inner}, {paths[inner]}, must not be in {outer}, {paths[outer]}")
-    if _names(spark, journal) is None:
-        raise PipelineError(f"there is no {journal}")
     settings = {"journal": places["journal"], "output": places["output"], **numbers}
     before = _read_marker(spark, checkpoint)
     if before is not None:
@@ -272,79 +248,47 @@ def _prepare(spark: SparkSession, journal: str, output: str, checkpoint: str, nu
         if _read_marker(spark, output) != before:
             raise PipelineError(f"{output} is not the output of {checkpoint}: its windows are not there")
         return
-    if _names(spark, checkpoint):
+    if _files(spark, checkpoint):
         raise PipelineError(f"{checkpoint} is no checkpoint of this stream: name an empty or a new directory")
-    if _names(spark, output):
+    if _files(spark, output):
         raise PipelineError(f"{output} is not empty, and {checkpoint} is not the checkpoint that belongs to it")
     # In this order: the marker in the checkpoint completes the preparation.
-    marked = {**settings, "id": uuid4().hex}
+    marked = json.dumps({**settings, "id": uuid4().hex})
     for place in (output, checkpoint):
-        _write_marker(spark, place, marked)
+        written = spark.createDataFrame([(marked,)], "value string").coalesce(1).write.mode("overwrite")
+        try:
+            written.text(f"{place}/{_MARKER}")  # in one file: whole or not at all
+        except (Py4JJavaError, PySparkException) as error:
+            raise PipelineError(f"cannot write to {place}: {first_line(error)}") from error
 
 
-def _names(spark: SparkSession, directory: str) -> set[str] | None:
-    """The names in `directory`, without the marker and hidden names. `None` if there is no such directory."""
-    path = _path(spark, directory)
-    if not _system(spark, path).exists(path):
-        return None
-    if not _system(spark, path).getFileStatus(path).isDirectory():
-        raise PipelineError(f"{directory} is no directory")
-    names = {str(status.getPath().getName()) for status in _system(spark, path).listStatus(path)}
-    return {name for name in names if name != _MARKER and not name.startswith(".")}
-
-
-def _path(spark: SparkSession, path: str) -> Any:
-    """A path of Hadoop's, which is how Spark finds any file, with its file system and from the root."""
-    assert spark.sparkContext._jvm is not None
-    found = spark.sparkContext._jvm.org.apache.hadoop.fs.Path(path)
-    return _system(spark, found).makeQualified(found)
-
-
-def _system(spark: SparkSession, path: Any) -> Any:
-    return path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
+def _files(spark: SparkSession, directory: str) -> Sequence[str]:
+    """The files in `directory` and below it, without hidden ones."""
+    reader = spark.read.format("binaryFile").option("recursiveFileLookup", "true")
+    try:
+        return reader.load(trace.literal(directory)).inputFiles()
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return ()
 
 
 def _read_marker(spark: SparkSession, directory: str) -> Recorded | None:
-    path = _path(spark, f"{directory}/{_MARKER}")
-    if not _system(spark, path).exists(path):
-        return None
-    assert spark.sparkContext._jvm is not None
-    with _closing(_system(spark, path).open(path)) as stream:
-        text = spark.sparkContext._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
     try:
-        found = json.loads(text)
+        rows = spark.read.text(trace.literal(f"{directory}/{_MARKER}"), wholetext=True).collect()
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return None
+    if not rows:
+        return None  # a killed process has not finished it
+    try:
+        found = json.loads(rows[0].value)
     except ValueError:
         found = None
     if not isinstance(found, dict):
         raise PipelineError(f"{directory}/{_MARKER} does not hold the settings of a stream")
     return found
-
-
-def _write_marker(spark: SparkSession, directory: str, settings: Recorded) -> None:
-    """Write the settings, whole or not at all."""
-    path = _path(spark, f"{directory}/{_MARKER}")
-    unfinished = _path(spark, f"{directory}/.{_MARKER}.unfinished")
-    system = _system(spark, path)
-    with _closing(system.create(unfinished, True)) as stream:
-        stream.writeBytes(json.dumps(settings))  # ASCII
-    system.delete(path, False)
-    if not system.rename(unfinished, path):
-        raise PipelineError(f"cannot write {path}")
-
-
-@contextmanager
-def _closing(stream: Any) -> Iterator[Any]:
-    try:
-        yield stream
-    finally:
-        stream.close()
-
-
-def _name_what_is_skipped(spark: SparkSession) -> None:
-    """Let Spark log the files that it skips: by default it logs errors alone."""
-    assert spark.sparkContext._jvm is not None
-    log4j = spark.sparkContext._jvm.org.apache.logging.log4j
-    log4j.core.config.Configurator.setLevel("org.apache.spark.sql.execution.datasources.FileScanRDD", log4j.Level.WARN)
 
 
 @contextmanager
@@ -364,14 +308,14 @@ def _told_to_stop() -> Iterator[threading.Event]:
 
 def _let_finish(query: StreamingQuery) -> None:
     """Wait a short time for the present batch: an interrupted one fails with a long traceback."""
-    with suppress(Py4JError, OSError):
+    with suppress(PySparkException, Py4JError, OSError):
         until = time.monotonic() + _PATIENCE
         while query.isActive and query.status["isTriggerActive"] and time.monotonic() < until:
             time.sleep(_LOOK)
 
 
 def _stop(query: StreamingQuery) -> None:
-    with suppress(Py4JError, OSError):  # Spark's process may have ended
+    with suppress(PySparkException, Py4JError, OSError):  # Spark's process may have ended
         query.stop()
 
 

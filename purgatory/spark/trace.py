@@ -8,6 +8,7 @@ operations that have expired.
 import hashlib
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -24,6 +25,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from purgatory.journal.compact import DATA, MANIFESTS, Entry, counting
 from purgatory.spark.errors import PipelineError
 from purgatory.spark.lives import OPTIONAL, TYPES, Lives, check, deadlines, lives, opened
 from purgatory.spark.lives import read as read_group
@@ -177,14 +179,8 @@ def read(spark: SparkSession, path: str, *, skip_corrupt: bool = False) -> Trace
     `skip_corrupt` leaves out files that cannot be read. Raises `PipelineError`, which names the file and the column,
     for a directory that is no trace, for impossible values, and if an instance has a file twice.
     """
-    options = {"recursiveFileLookup": "true", "pathGlobFilter": "*.parquet"}
-    try:
-        listed = spark.read.format("binaryFile").options(**options).load(literal(path))
-        files = sorted(map(unquote, listed.inputFiles()))
-    except AnalysisException as error:
-        if error.getCondition() != "PATH_NOT_FOUND":
-            raise
-        raise PipelineError(f"there is no {path}") from None
+    places = _places(spark, path)
+    files = sorted(file for place in places for file in place.wanted)
     if not files:
         raise PipelineError(f"there are no Parquet files in {path}")
     if any(_instance(file) is None for file in files):
@@ -211,13 +207,83 @@ def read(spark: SparkSession, path: str, *, skip_corrupt: bool = False) -> Trace
     _refuse_impossible(found)
     good = [row for row in found if row["kinds"] is not None]
     _refuse_copies(good)
-    by_kinds: dict[str, list[str]] = {}
-    for row in good:
-        by_kinds.setdefault(row["kinds"], []).append(literal(row["file"]))
-    if len(by_kinds) == 1 and not skipped:
-        by_kinds = {kinds: [literal(path)] for kinds in by_kinds}
-    frames = [_read(spark, path, json.loads(kinds), each) for kinds, each in by_kinds.items()]
-    return Trace(reduce(DataFrame.unionByName, frames), len(good), skipped, _parts(found), _warnings(found))
+    kinds = {row["file"]: row["kinds"] for row in good}
+    rows = reduce(DataFrame.unionByName, (rows for place in places for rows in place.rows(spark, kinds)))
+    return Trace(rows, len(good), skipped, _parts(found), _warnings(found))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A directory with files of a trace."""
+
+    path: str
+    files: tuple[str, ...]
+    wanted: tuple[str, ...]
+    """The files with rows of the trace. The others have the same rows."""
+
+    def rows(self, spark: SparkSession, kinds: Mapping[str, str]) -> Iterator[DataFrame]:
+        """The rows of the wanted files that can be read, those of the same odd types together."""
+        by_kinds: dict[str, set[str]] = {}
+        for file in self.wanted:
+            if file in kinds:
+                by_kinds.setdefault(kinds[file], set()).add(file)
+        for each, some in by_kinds.items():
+            if len(some) == len(self.files):
+                paths = [self.path]
+            else:  # whole directories, where that is possible: Spark looks at each path that it is given
+                directories = {file.rpartition("/")[0] for file in some}
+                partial = {file.rpartition("/")[0] for file in self.files if file not in some}
+                paths = [*(directories - partial), *(file for file in some if file.rpartition("/")[0] in partial)]
+            yield _read(spark, self.path, json.loads(each), [literal(path) for path in paths])
+
+
+def _places(spark: SparkSession, path: str) -> list[_Place]:
+    """The files of a trace: those that a journal has written, and joined ones (`purgatory.journal.compact`)."""
+    small = _files(spark, path)  # listed before the manifests are read: see there
+    if small is None:
+        raise PipelineError(f"there is no {path}")
+    manifests = _manifests(spark, path)
+    if not manifests:
+        return [_Place(path, small, small)]
+    joined = _files(spark, f"{path}/{DATA}") or ()  # listed last: they were there before their manifests
+    names, replaced = counting(manifests)
+    counted = set(names)
+    return [
+        _Place(path, small, tuple(file for file in small if _name(file) not in replaced)),
+        _Place(f"{path}/{DATA}", joined, tuple(file for file in joined if _name(file) in counted)),
+    ]
+
+
+def _manifests(spark: SparkSession, path: str) -> list[list[Entry]]:
+    """The manifests of joined files, in order of their names."""
+    reader = spark.read.schema("file string, replaces array<string>")
+    try:
+        found = reader.json(literal(f"{path}/{MANIFESTS}")).select("*", "_metadata.file_name").collect()
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return []
+    by_name: dict[str, list[Entry]] = defaultdict(list)
+    for file, replaces, name in found:
+        by_name[name].append(Entry(file, tuple(replaces)))
+    return [by_name[name] for name in sorted(by_name)]
+
+
+def _name(file: str) -> str:
+    """The file from the directory of its day on."""
+    return "/".join(file.rsplit("/", 3)[1:])
+
+
+def _files(spark: SparkSession, path: str) -> tuple[str, ...] | None:
+    """The files below a directory; `None` if there is none."""
+    options = {"recursiveFileLookup": "true", "pathGlobFilter": "*.parquet"}
+    try:
+        found = spark.read.format("binaryFile").options(**options).load(literal(path))
+        return tuple(map(unquote, found.inputFiles()))
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return None
 
 
 def refuse_existing(spark: SparkSession, path: str) -> None:

@@ -27,19 +27,18 @@ def running(directory: Path, workers: int = 2) -> Iterator[str]:
 
 
 def _start(stack: ExitStack, directory: Path, name: str, options: list[str], wanted: str) -> str:
+    command = [str(SPARK / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}"]
+    return start(stack, directory, name, [*command, "--host", "127.0.0.1", "--webui-port", "0", *options], wanted)
+
+
+def start(stack: ExitStack, directory: Path, name: str, command: list[str], wanted: str, **variables: str) -> str:
     """Start a process for as long as `stack` lasts. Returns the line of its log that says that it is ready."""
     # Its executors must run this Python because they are told to, and not because it is the first on the PATH.
     environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
-    environment |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOG_DIR": str(directory), "PATH": "/usr/bin:/bin"}
-    command = [str(SPARK / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}"]
+    environment |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOG_DIR": str(directory), "PATH": "/usr/bin:/bin"} | variables
     log = directory / f"{name}-{uuid4().hex}.log"
     with log.open("w") as written:
-        process = subprocess.Popen(
-            [*command, "--host", "127.0.0.1", "--webui-port", "0", *options],
-            env=environment,
-            stderr=written,
-            start_new_session=True,
-        )
+        process = subprocess.Popen(command, cwd=directory, env=environment, stderr=written, start_new_session=True)
     stack.callback(process.wait)
     stack.callback(os.killpg, process.pid, signal.SIGKILL)
     waited = threading.Event()

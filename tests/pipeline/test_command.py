@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from purgatory.spark import replay
 from purgatory.spark.trace import read
-from tests.pipeline import cluster
+from tests.pipeline import cluster, traces
 from tests.streams.processes import running
 from tests.support.paths import ROOT
 
@@ -24,7 +25,7 @@ def _pipeline(
 ) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "purgatory", "pipeline", *map(str, arguments)]
     environment = {**{name: value for name, value in os.environ.items() if "SPARK" not in name}, **(environment or {})}
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False, timeout=900)
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
     assert found.returncode == code, found.stdout + found.stderr
     assert "Traceback" not in found.stderr, found.stderr
     return found
@@ -115,6 +116,11 @@ def test_a_cluster_gives_the_same_replay_as_this_machine(spark: SparkSession, tr
         (("generate", "out", "--rate", "0"), "rate must be a number from 1e-06"),
         (("replay", "trace", "out", "--tick", "0.001,0"), "tick must be finite and positive"),
         (("replay", "trace", "out", "--no-costs", "--wheel-size", "20,64"), "--no-costs takes one --wheel-size"),
+        (
+            ("replay", "trace", "out", "--remote", "spark://host"),
+            "remote must be like sc://127.0.0.1:15002, not 'spark:",
+        ),
+        (("replay", "trace", "out", "--master", "sc://host"), "is named by --remote, and not by --master: sc://host"),
         (("replay", "trace", "out", "--conf", "spark.x"), "--conf takes NAME=VALUE, not 'spark.x'"),
     ],
 )
@@ -122,6 +128,38 @@ def test_impossible_options_are_refused_before_spark_starts(arguments: tuple[str
     found = _pipeline(*arguments, environment={"JAVA_HOME": "/nonexistent"}, code=1)
     assert found.stderr.startswith("purgatory pipeline: ")
     assert said in found.stderr
+
+
+@pytest.mark.timeout(1200)
+def test_a_corrupt_page_is_told_of_in_a_line(trace: Path, tmp_path: Path) -> None:
+    shutil.copytree(trace, tmp_path / "trace", ignore=shutil.ignore_patterns("*.crc"))
+    corrupt = next((tmp_path / "trace").glob("date=*/instance=instance-1/*.parquet"))
+    content = bytearray(corrupt.read_bytes())
+    content[100:4000] = b"\xff" * 3900
+    corrupt.write_bytes(content)
+    for command in (
+        ("report", tmp_path / "trace", tmp_path / "report"),
+        ("stream", tmp_path / "trace", tmp_path / "windows", "--checkpoint", tmp_path / "checkpoint", "--once"),
+    ):
+        said = _pipeline(*command, code=1).stderr
+        last = said.splitlines()[-1]
+        assert re.match(rf"purgatory pipeline: .*{corrupt.name}.*--skip-corrupt leaves such files out", last)
+        assert "ERROR" not in said
+        assert not re.search(r"^\s+at ", said, re.MULTILINE), said
+
+
+def test_small_files_are_joined(tmp_path: Path) -> None:
+    for number in range(3):
+        traces.write(tmp_path / "journal", [traces.row(number)])
+    command = [sys.executable, "-m", "purgatory", "pipeline", "compact", str(tmp_path / "journal")]
+    environment = {**os.environ, "JAVA_HOME": "/nonexistent"}
+    for said in ("3 small files joined into 1; 0 deleted", "0 small files joined into 0; 0 deleted"):
+        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=True)
+        assert said in found.stderr
+    found = _pipeline("compact", tmp_path / "none", code=1)
+    assert found.stderr == f"purgatory pipeline: there is no directory {tmp_path}/none\n"
+    found = _pipeline("compact", tmp_path, "--keep", "-1", code=1)
+    assert "keep must be a number of seconds from 0, not -1.0" in found.stderr
 
 
 def test_options_that_are_no_numbers_are_refused() -> None:

@@ -34,6 +34,7 @@ from tests.pipeline.reports import (
     write_trace,
 )
 from tests.pipeline.reports import make as make_report
+from tests.support.browser import browser
 
 WAITS: Final = {"wait_p50": 0.5, "wait_p90": 0.9, "wait_p99": 0.99, "wait_max": 1.0}
 
@@ -266,6 +267,26 @@ _LATER: Final = operation(outcome="expired", arrived_at=NOON + timedelta(seconds
 """An operation that ends so late that those at noon are settled."""
 
 
+class TestPage:
+    @pytest.mark.parametrize("width", [400, 1200])
+    def test_no_table_is_cut_off(self, make: Maker, tmp_path: Path, width: int) -> None:
+        rows = [
+            {**row, "purgatory": f"{row['purgatory']}-of-the-server", "keys": ["k" * 100, "b"]} for row in made_up()
+        ]
+        replay = write_replay(tmp_path / "replay", [{**row, "peak_dead": 123_456_789} for row in REPLAYED])
+        made = make(rows, replay=replay)
+        with browser(tmp_path / "profile", f"--window-size={width},900") as driver:
+            size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+            driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+            driver.get(made.recommended.page.as_uri())
+            driver.execute_script("document.querySelector('details').open = true")
+            widths = driver.execute_script(
+                "return [...document.querySelectorAll('.scroll')].map(each => [each.scrollWidth, each.clientWidth])"
+            )
+        assert len(widths) == 6
+        assert all(needed <= given for needed, given in widths), widths
+
+
 class TestSmallTraces:
     def test_a_single_operation(self, make: Maker) -> None:
         """Slower ones that came with it may be missing."""
@@ -283,8 +304,15 @@ class TestSmallTraces:
         made = make([operation(outcome="expired")] * 5 + [_LATER], replay=replay)
         [choice] = made.recommended.timeouts
         assert choice.reason == ("not reachable from this trace: at 200 ms, the longest observed, still 100 % time out")
+        few = "DelayedFetch: 5 operations are few for a rate of 1 %: record about 1,000, 200 times as much traffic"
+        assert few in made.page.text
         assert made.recommended.configurations[0].configuration is None
         assert made.table("recommended_configurations")[0]["tick"] is None
+
+    def test_timeouts_that_are_too_short_for_an_answer(self, make: Maker) -> None:
+        rows = [operation(waited_s=number / 100) for number in range(10)] + [operation(outcome="expired")] * 30
+        text = make(rows, timeout_rate=0.5).page.text
+        assert "no operation was observed for longer than 200 ms: record some traffic with a longer timeout" in text
 
     def test_only_such_as_completed_at_once(self, make: Maker, tmp_path: Path) -> None:
         late = {"late_p50": None, "late_p99": None, "late_max": None}

@@ -1,6 +1,7 @@
 """Following a journal: every window once, with the figures of a batch, in spite of kills and late rows."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from purgatory.journal import Journal
+from purgatory.journal.compact import compact
 from purgatory.listeners import Outcome
 from purgatory.spark import trace
 from purgatory.spark.errors import PipelineError
@@ -97,12 +99,12 @@ def _plain(found: Any) -> list[Window]:
 
 
 def _found(output: Path) -> list[Window]:
-    if not list(output.rglob("*.parquet")):
+    if not list(output.glob("batch=*/*.parquet")):
         return []
     with duckdb.connect() as connection:
         first = connection.execute(
             "SELECT * REPLACE (epoch_us(window_start) AS window_start, epoch_us(window_end) AS window_end) "
-            f"FROM read_parquet('{output}/**/*.parquet', hive_partitioning = false)"
+            f"FROM read_parquet('{output}/batch=*/*.parquet', hive_partitioning = false)"
         ).fetchall()
     assert len(first) == ds.dataset(output).count_rows()
     return sorted(first, key=repr)
@@ -163,6 +165,17 @@ class TestFollowing:
         following()
         assert list(following.output.glob("batch=*")) == batches
 
+    def test_a_preparation_that_was_killed_is_done_again(self, following: Following) -> None:
+        _write(following.journal, 0)
+        following()
+        [marker] = (following.checkpoint / "_purgatory.json").glob("part-*")
+        before = marker.read_text()
+        shutil.rmtree(following.checkpoint)
+        (following.checkpoint / "_purgatory.json" / "_temporary").mkdir(parents=True)
+        following()
+        [marker] = (following.checkpoint / "_purgatory.json").glob("part-*")
+        assert marker.read_text() != before
+
     def test_a_batch_that_is_done_again_is_written_once(self, following: Following) -> None:
         for number in range(4):
             _write(following.journal, number)
@@ -190,14 +203,16 @@ class TestFollowing:
             _write(following.journal, number + 100, rows=1)
 
         def num_batches() -> int:
-            return len(list(following.output.glob("batch=*")))
+            return len(list(following.output.glob("batch=*/*.parquet")))
+
+        def is_writing() -> bool:
+            return any(following.output.glob("batch=*/_temporary/**/*.parquet"))
 
         writer = threading.Thread(target=write)
         writer.start()
         try:
-            unfinished = following.output.parent / ".output.unfinished"
             with _process(following) as process:  # in the middle of writing
-                _until(process, lambda: num_batches() >= 2 and unfinished.exists())
+                _until(process, lambda: num_batches() >= 2 and is_writing())
             first = following.found()
             with _process(following) as process:  # right after it
                 before = num_batches()
@@ -211,6 +226,18 @@ class TestFollowing:
         assert 0 < len(first) < len(second) < len(found)
         assert len({window[:5] for window in found}) == len(found)
         assert found == following.expected()
+
+    def test_joined_files_are_no_new_rows(self, following: Following) -> None:
+        for number in range(3):
+            _write(following.journal, number)
+        following()
+        assert compact(str(following.journal)).joined == 3
+        _write(following.journal, 3)
+        following()
+        assert "50 rows read" in following.lines[-2]
+        _write(following.journal, 10)
+        following()
+        assert following.found() == following.expected()
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_a_signal_ends_it(self, following: Following, number: signal.Signals) -> None:
@@ -295,13 +322,13 @@ class TestRefused:
         following.output.mkdir()
         with pytest.raises(PipelineError, match="its windows are not there"):
             following()
-        (checkpoint / "_purgatory.json").write_text("{")
-        with pytest.raises(PipelineError, match=r"cannot use .*ChecksumException"):
+        marker = checkpoint / "_purgatory.json"
+        for written in marker.iterdir():
+            written.unlink()
+        (marker / "part-0.txt").write_text("{")
+        with pytest.raises(PipelineError, match=r"does not hold the settings of a stream"):
             following()
-        (checkpoint / "._purgatory.json.crc").unlink()
-        with pytest.raises(PipelineError, match="does not hold the settings of a stream"):
-            following()
-        (checkpoint / "_purgatory.json").unlink()
+        (marker / "part-0.txt").unlink()
         with pytest.raises(PipelineError, match="is no checkpoint of this"):
             following()
 
@@ -315,10 +342,10 @@ class TestRefused:
             following()
         following.output = journal.parent / "file"
         following.output.touch()
-        with pytest.raises(PipelineError, match=r"file is no directory"):
+        with pytest.raises(PipelineError, match=r"file is not empty"):
             following()
         following.output = journal.parent / "file" / "output"
-        with pytest.raises(PipelineError, match=r"cannot use .*/file/output"):
+        with pytest.raises(PipelineError, match=r"cannot write to .*/file/output"):
             following()
 
     @pytest.mark.parametrize(("name", "value"), [("window", 0.0), ("watermark", -1.0), ("interval", float("nan"))])

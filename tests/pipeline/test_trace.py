@@ -2,6 +2,7 @@
 
 import importlib
 import shutil
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from purgatory.journal import SCHEMA
+from purgatory.journal.compact import compact
 from purgatory.spark import trace
 from purgatory.spark.errors import PipelineError
 from tests.pipeline import traces
@@ -187,6 +189,38 @@ def test_files_that_are_being_written_are_no_part_of_it(spark: SparkSession, tmp
     shutil.copy(file, file.with_name(".x.parquet.unfinished"))
     file.with_name("_SUCCESS").touch()
     assert trace.read(spark, str(tmp_path)).rows.count() == 1
+
+
+def test_joined_files_and_those_that_are_not_yet_joined_are_one_trace(spark: SparkSession, tmp_path: Path) -> None:
+    for number in range(6):
+        traces.write(tmp_path, [traces.row(number)], instance=f"web-{number % 2}")
+    expected = sorted(trace.read(spark, str(tmp_path)).rows.collect())
+    opened = trace.read(spark, str(tmp_path))
+    compact(str(tmp_path), now=lambda: traces.START.timestamp() + 86_400)
+    assert sorted(opened.rows.collect()) == expected, "a reader that has begun before"
+    found = trace.read(spark, str(tmp_path))
+    assert (found.files, sorted(found.rows.collect())) == (2, expected)
+    compacted = tmp_path / "_compacted"
+    (compacted / "manifests").rename(compacted / "away")
+    found = trace.read(spark, str(tmp_path))
+    assert (found.files, sorted(found.rows.collect())) == (6, expected), "a killed run has published nothing"
+    (compacted / "away").rename(compacted / "manifests")
+    traces.write(tmp_path, [traces.row(6)], instance="web-0")
+    traces.write(tmp_path, [traces.row(7)], instance="web-2")
+    found = trace.read(spark, str(tmp_path))
+    assert (found.files, found.rows.count()) == (4, 8)
+    for path in tmp_path.glob("date=*/*/*.parquet"):
+        if pq.ParquetFile(path).read()["arrived_at"][0].as_py() < traces.START + timedelta(seconds=6):
+            path.unlink()
+    found = trace.read(spark, str(tmp_path))
+    assert (found.files, found.rows.count()) == (4, 8)
+    shutil.rmtree(tmp_path / f"date={traces.START:%Y-%m-%d}")
+    assert sorted(trace.read(spark, str(tmp_path)).rows.collect()) == expected
+    joined = next((compacted / "data").rglob("*.parquet"))
+    joined.write_bytes(joined.read_bytes()[:-9])
+    with pytest.raises(PipelineError, match=f"{joined.name}: cannot be read"):
+        trace.read(spark, str(tmp_path))
+    assert trace.read(spark, str(tmp_path), skip_corrupt=True).rows.count() == 3
 
 
 def test_a_directory_that_is_not_there_or_has_no_files_is_refused(spark: SparkSession, tmp_path: Path) -> None:
