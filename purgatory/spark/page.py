@@ -112,7 +112,7 @@ def advice(choices: Sequence[TimeoutChoice], outcomes: Sequence[Row]) -> list[st
                 f"{count(had)} operations are few for a rate of {percent(each.wanted)}: record about {count(needed)}, "
                 f"{figure(needed / had)} times as much traffic, or ask for a higher rate with --timeout-rate"
             )
-        elif each.timeout is None:
+        elif each.timeout is None and each.longest > 0:  # otherwise the reason tells
             text = (
                 f"no operation was observed for longer than {seconds(each.longest)}: record some traffic with a longer "
                 "timeout, or ask for a higher rate with --timeout-rate"

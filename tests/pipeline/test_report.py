@@ -262,12 +262,6 @@ class TestThePage:
         assert "The first 2 of 9. All are in tables." in " ".join(made.page.text.split())
         assert len(made.table("outcomes")) == len(made.recommended.timeouts) == 9
 
-
-_LATER: Final = operation(outcome="expired", arrived_at=NOON + timedelta(seconds=1))
-"""An operation that ends so late that those at noon are settled."""
-
-
-class TestPage:
     @pytest.mark.parametrize("width", [400, 1200])
     def test_no_table_is_cut_off(self, make: Maker, tmp_path: Path, width: int) -> None:
         rows = [
@@ -287,6 +281,10 @@ class TestPage:
         assert all(needed <= given for needed, given in widths), widths
 
 
+_LATER: Final = operation(outcome="expired", arrived_at=NOON + timedelta(seconds=1))
+"""An operation that ends so late that those at noon are settled."""
+
+
 class TestSmallTraces:
     def test_a_single_operation(self, make: Maker) -> None:
         """Slower ones that came with it may be missing."""
@@ -304,13 +302,15 @@ class TestSmallTraces:
         made = make([operation(outcome="expired")] * 5 + [_LATER], replay=replay)
         [choice] = made.recommended.timeouts
         assert choice.reason == ("not reachable from this trace: at 200 ms, the longest observed, still 100 % time out")
-        few = "DelayedFetch: 5 operations are few for a rate of 1 %: record about 1,000, 200 times as much traffic"
+        few = "DelayedFetch: 6 operations are few for a rate of 1 %: record about 1,000, 167 times as much traffic"
         assert few in made.page.text
         assert made.recommended.configurations[0].configuration is None
         assert made.table("recommended_configurations")[0]["tick"] is None
 
     def test_timeouts_that_are_too_short_for_an_answer(self, make: Maker) -> None:
-        rows = [operation(waited_s=number / 100) for number in range(10)] + [operation(outcome="expired")] * 30
+        rows = (
+            [operation(waited_s=number / 100) for number in range(10)] + [operation(outcome="expired")] * 30 + [_LATER]
+        )
         text = make(rows, timeout_rate=0.5).page.text
         assert "no operation was observed for longer than 200 ms: record some traffic with a longer timeout" in text
 
