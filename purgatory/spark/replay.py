@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from itertools import chain, groupby, pairwise, product, repeat
 from math import inf
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -154,7 +154,7 @@ def replay(
         units = [unit for part in parts for unit in _segments(part, configurations, split)]
         groups = [_divided(configurations, max(_TASK // unit.operations, _SIDE_BY_SIDE)) for unit in units]
     else:
-        units = [_Unit(part, part.pieces, part.operations, -inf, inf, whole=True) for part in parts]
+        units = [_unit(part, range(len(part.pieces)), part.operations) for part in parts]
         groups = [_divided(sorted(configurations, key=_tick_and_timeout), _TIMEOUTS)] * len(units)
     work = [_Work(unit, group) for unit, some in zip(units, groups, strict=True) for group in some]
     tasks = _tasks(work)
@@ -192,28 +192,30 @@ def write(replayed: Replay, path: str) -> DataFrame:
 class _Unit:
     """A segment of a part, or the whole of it."""
 
-    part: Part
-    pieces: tuple[Piece, ...]
-    """All that have an operation of it, or one that may be pending when it begins."""
+    instance: str
+    purgatory: str
+    base: int
+    """The origin of the simulation's time, in microseconds since 1970."""
+    groups: tuple[tuple[str, int], ...]
+    """The files and their row groups that have an operation of it, or one that may be pending when it begins."""
     operations: int
     """About how many it has."""
-    start: float
-    stop: float
+    start: float = -inf
+    stop: float = inf
     """Microseconds since 1970."""
-    whole: bool
 
     @property
-    def base(self) -> int:
-        """The origin of the simulation's time, in microseconds since 1970."""
-        return self.part.first // _SECOND * _SECOND
+    def whole(self) -> bool:
+        """Whether it is not a segment."""
+        return (self.start, self.stop) == (-inf, inf)
 
     def lives(self, columns: Sequence[str]) -> Iterator[Lives]:
-        """The operations, piece by piece, with these columns of the trace."""
-        for file, pieces in groupby(self.pieces, attrgetter("file")):
+        """The operations, row group by row group, with these columns of the trace."""
+        for file, groups in groupby(self.groups, itemgetter(0)):
             with opened(file) as parquet:
-                for piece in pieces:
-                    table = read(parquet, piece.group, columns)
-                    yield lives(table.filter(pc.equal(table["purgatory"], self.part.purgatory)))
+                for _, group in groups:
+                    table = read(parquet, group, columns)
+                    yield lives(table.filter(pc.equal(table["purgatory"], self.purgatory)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,18 +266,21 @@ def _segments(part: Part, configurations: Sequence[Configuration], split: int) -
     wanted = np.arange(1, round(part.operations / limit)) * limit
     cuts = np.unique(points[np.searchsorted(reached, wanted, side="right")]) if part.operations > limit else points[:0]
     cuts = cuts[cuts > part.first]
-    edges = [-inf, *cuts.tolist(), inf]
     before = np.interp(cuts, points, reached, left=0)
     counts = np.diff(np.concatenate(([0], before, [part.operations])))
-    units = []
-    for start, stop, count in zip(edges, edges[1:], counts.tolist(), strict=False):
-        pieces = tuple(
-            piece
-            for piece in part.pieces
-            if piece.points[0] < stop and _leaves(piece, configurations, timeouts) >= start
-        )
-        units.append(_Unit(part, pieces, max(1, round(count)), start, stop, whole=not len(cuts)))
-    return units
+    first = np.array([piece.points[0] for piece in part.pieces])
+    leaves = np.array([_leaves(piece, configurations, timeouts) for piece in part.pieces])
+    edges = [-inf, *cuts.tolist(), inf]
+    return [
+        _unit(part, np.flatnonzero((first < stop) & (leaves >= start)).tolist(), max(1, round(count)), start, stop)
+        for (start, stop), count in zip(pairwise(edges), counts.tolist(), strict=True)
+    ]
+
+
+def _unit(part: Part, pieces: Iterable[int], operations: int, start: float = -inf, stop: float = inf) -> _Unit:
+    """The unit with these pieces of a part."""
+    groups = tuple(sorted((part.pieces[number].file, part.pieces[number].group) for number in pieces))
+    return _Unit(part.instance, part.purgatory, part.first // _SECOND * _SECOND, groups, operations, start, stop)
 
 
 def _pending(part: Part, timeouts: Sequence[float]) -> float:
@@ -352,7 +357,7 @@ def _of(some: Lives, work: _Work) -> Lives:
 
 
 def _labels(unit: _Unit, configuration: Configuration) -> tuple[Any, ...]:
-    return unit.part.instance, unit.part.purgatory, *astuple(configuration)
+    return unit.instance, unit.purgatory, *astuple(configuration)
 
 
 def _tick_and_timeout(configuration: Configuration) -> tuple[float, float]:

@@ -206,7 +206,10 @@ class TestFollowing:
             return len(list(following.output.glob("batch=*/*.parquet")))
 
         def is_writing() -> bool:
-            return any(following.output.glob("batch=*/_temporary/**/*.parquet"))
+            try:
+        return any(following.output.glob("batch=*/_temporary/**/*.parquet"))
+    except FileNotFoundError:  # a directory goes while it is looked through
+        return False
 
         writer = threading.Thread(target=write)
         writer.start()
