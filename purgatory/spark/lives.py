@@ -48,7 +48,7 @@ class Lives(NamedTuple):
     ending: npt.NDArray[np.int8]
     """The outcome at that end, as its place in `ENDINGS`."""
     table: pa.Table
-    """The rows that they come from."""
+    """Their keys and their names, if these were read."""
 
     def take(self, places: Integers) -> "Lives":
         """The operations at `places`."""
@@ -158,7 +158,13 @@ def lives(table: pa.Table) -> Lives:
     end = np.where(left, waited, np.where(outcome == _AT_ONCE, 0.0, end))
     ending = np.where((expired | closed) & (completes < inf), _SATISFIED, outcome).astype(np.int8)
     arrived = table["arrived_at"].cast(pa.int64()).to_numpy()
-    return Lives(arrived, timeout, end, ending, table)
+    return Lives(
+        arrived,
+        timeout,
+        end,
+        ending,
+        table.select([name for name in ("keys", "operation") if name in table.column_names]),
+    )
 
 
 def deadlines(table: pa.Table) -> Floats:

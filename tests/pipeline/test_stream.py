@@ -207,9 +207,9 @@ class TestFollowing:
 
         def is_writing() -> bool:
             try:
-        return any(following.output.glob("batch=*/_temporary/**/*.parquet"))
-    except FileNotFoundError:  # a directory goes while it is looked through
-        return False
+                return any(following.output.glob("batch=*/_temporary/**/*.parquet"))
+            except FileNotFoundError:  # a directory goes while it is looked through
+                return False
 
         writer = threading.Thread(target=write)
         writer.start()
