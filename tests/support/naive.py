@@ -158,6 +158,8 @@ class NaiveOperation:
         self.watched = False
         self.arrived = 0.0
         self.deadline: float | None = None
+        self.moved: float | None = plan.timeout
+        """Seconds from the arrival to the deadline, as a listener is told."""
         self.timeout = plan.timeout
         self.error: BaseException | None = None
 
@@ -348,7 +350,8 @@ class NaivePurgatory:
             late = self.now - operation.deadline
         waited = 0.0 if state == "completed at once" else self.now - operation.arrived
         keys = tuple(dict.fromkeys(operation.plan.keys))
-        return ("listener called", keys, operation.arrived, operation.timeout, waited, state.replace(" ", "_"), late)
+        outcome = state.replace(" ", "_")
+        return ("listener called", keys, operation.arrived, operation.timeout, waited, outcome, late, operation.moved)
 
     def entries(self) -> list[NaiveOperation]:
         """The entries of all lists."""
@@ -440,6 +443,7 @@ class NaivePurgatory:
             return False
         operation.timeout = seconds
         operation.deadline = None if seconds is None else self.now + seconds
+        operation.moved = None if operation.deadline is None else operation.deadline - operation.arrived
         return True
 
     def complete_all(self) -> int:
