@@ -18,8 +18,15 @@ class Server:
     """The process and its URL."""
 
     def __init__(self, *command: str) -> None:
+        # uvicorn's 5 s are httpx's own: a client delayed by load would send its next request as the server closes.
+        environment = {**os.environ, "UVICORN_TIMEOUT_KEEP_ALIVE": "75"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", *command], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+            [sys.executable, "-m", *command],
+            cwd=ROOT,
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         output = []
         assert self.process.stderr is not None

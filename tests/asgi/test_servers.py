@@ -12,7 +12,7 @@ pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
 # Without `purgatory.asgi` the shutdown of these servers would wait for all pending requests.
 UVICORN = ["uvicorn", "--port", "0", "--loop", "asyncio"]
-HYPERCORN = ["hypercorn", "--bind", "127.0.0.1:0", "--workers", "0", "--graceful-timeout", "300"]
+HYPERCORN = ["hypercorn", "--bind", "127.0.0.1:0", "--workers", "0", "--graceful-timeout", "300", "--keep-alive", "75"]
 
 
 @pytest.mark.parametrize(
