@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,13 +26,17 @@ class Fault:
 
     faults: list[Exception]
     applied: int = 0
-    seconds: float = 0.0
+    begun: threading.Event = field(default_factory=threading.Event)
+    released: threading.Event | None = None
+    """If there is one, the command waits for it."""
     alone: ClassVar[bool] = False
     paths: tuple[str, ...] = field(default=())
 
     def apply(self, transaction: Transaction) -> str:
         self.applied += 1
-        time.sleep(self.seconds)
+        self.begun.set()
+        if self.released is not None:
+            assert self.released.wait(60)
         if self.faults:
             raise self.faults.pop(0)
         return "done"
@@ -52,12 +55,15 @@ async def test_a_command_that_fails_harms_no_other(tmp_path: Path) -> None:
 async def test_a_command_that_the_database_does_not_take_harms_no_other(tmp_path: Path) -> None:
     async with opened(Settings(data=str(tmp_path))) as streams:
         await streams.run(Create("a", "text/plain"))
-        blocking = asyncio.ensure_future(streams.run(Fault([], seconds=0.3)))
-        await asyncio.sleep(0.1)  # those that come now make one transaction
+        block = Fault([], released=threading.Event())
+        blocking = asyncio.ensure_future(streams.run(block))
+        assert await asyncio.to_thread(block.begun.wait, 60)
         faults = Fault([StorageError("y"), StorageError("y")])
-        results = await asyncio.gather(
-            streams.run(Append("a", "text/plain", b"x")), streams.run(faults), return_exceptions=True
-        )
+        both = asyncio.gather(streams.run(Append("a", "text/plain", b"x")), streams.run(faults), return_exceptions=True)
+        await asyncio.sleep(0)  # both have come, and make one transaction
+        assert block.released is not None
+        block.released.set()
+        results = await both
         assert [type(each).__name__ for each in results] == ["Appended", "StorageError"]
         assert faults.applied == 2
         assert await blocking == "done"
@@ -213,39 +219,60 @@ async def test_a_read_of_a_stream_that_is_no_longer_in_memory(tmp_path: Path) ->
         assert chunk.body() == b"x"
 
 
+class Looks:
+    """Look-ups of streams in the database, which keep their answers back while they are held."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.released = threading.Event()
+        self.released.set()
+
+    def hold(self) -> None:
+        self.begun.clear()
+        self.released.clear()
+
+    async def until_begun(self) -> None:
+        assert await asyncio.to_thread(self.begun.wait, 60)
+
+
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A database that is slow to say what it has found."""
+def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
+    looks = Looks()
     found = FileDatabase.stream
 
     def stream(self: Any, path: str) -> Any:
         row = found(self, path)
         if type(self) is FileDatabase:
-            time.sleep(0.2)
+            looks.begun.set()
+            assert looks.released.wait(60)
         return row
 
     monkeypatch.setattr(FileDatabase, "stream", stream)
+    return looks
 
 
-@pytest.mark.usefixtures("slow")
-async def test_a_stream_that_is_deleted_while_it_is_looked_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_stream_that_is_deleted_while_it_is_looked_up(tmp_path: Path, looks: Looks, again: bool) -> None:
     async with opened(Settings(data=str(tmp_path))) as streams:
-        for again in (False, True):
-            await streams.run(Create("a", "text/plain", body=b"old"))
-            streams._forget("a")
-            finding = asyncio.ensure_future(streams.find("a"))
-            await asyncio.sleep(0.1)
-            await streams.run(Delete("a"))
-            if again:
-                await streams.run(Create("a", "text/plain", body=b"another"))
-                assert (await finding).stream.tail == 7
-            else:
-                with pytest.raises(NotFound):
-                    await finding
+        await streams.run(Create("a", "text/plain", body=b"old"))
+        streams._forget("a")
+        looks.hold()
+        finding = asyncio.ensure_future(streams.find("a"))
+        await looks.until_begun()
+        await streams.run(Delete("a"))
+        if again:
+            await streams.run(Create("a", "text/plain", body=b"another"))
+        looks.released.set()
+        if again:
+            assert (await finding).stream.tail == 7
+        else:
+            with pytest.raises(NotFound):
+                await finding
 
 
-@pytest.mark.usefixtures("slow")
-async def test_readers_of_a_stream_that_is_no_longer_in_memory_are_told_when_it_is_deleted(tmp_path: Path) -> None:
+async def test_readers_of_a_stream_that_is_no_longer_in_memory_are_told_when_it_is_deleted(
+    tmp_path: Path, looks: Looks
+) -> None:
     async with opened(Settings(data=str(tmp_path))) as streams:
         await streams.run(Create("a", "text/plain"))
         known = await streams.find("a")
@@ -257,16 +284,17 @@ async def test_readers_of_a_stream_that_is_no_longer_in_memory_are_told_when_it_
         await streams.run(Create("a", "text/plain"))
         read = streams.wait(await streams.find("a"), 0, 60.0)
         streams._forget("a")
+        looks.hold()
         streams.look("a")
-        await asyncio.sleep(0.05)
+        await looks.until_begun()
         await streams.run(Append("a", "text/plain", b"x"))
+        looks.released.set()
         chunk = await read
         assert not isinstance(chunk, Exception)
         assert chunk.body() == b"x"
 
 
-@pytest.mark.usefixtures("slow")
-async def test_a_commit_counts_more_than_an_older_look(tmp_path: Path) -> None:
+async def test_a_commit_counts_more_than_an_older_look(tmp_path: Path, looks: Looks) -> None:
     async with opened(Settings(data=str(tmp_path))) as streams:
         await streams.run(Create("a", "text/plain"))
         known = await streams.find("a")
@@ -274,9 +302,11 @@ async def test_a_commit_counts_more_than_an_older_look(tmp_path: Path) -> None:
         streams._forget("a")
         writing: Any = streams.store._writing
         writing.connection.execute("DELETE FROM streams")
+        looks.hold()
         streams.look("a")
-        await asyncio.sleep(0.05)
+        await looks.until_begun()
         streams.known["a"] = known
+        looks.released.set()
         while streams._tasks:
             await asyncio.wait(streams._tasks)
         assert not read.done()
