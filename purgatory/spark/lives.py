@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from purgatory.journal import SCHEMA
-from purgatory.spark.simulate import ENDINGS, Floats, Rows
+from purgatory.spark.simulate import OUTCOMES, Floats, Rows
 
 __all__ = ["OPTIONAL", "TYPES", "Impossible", "Lives", "check", "deadlines", "lives", "opened", "read"]
 
@@ -33,7 +33,7 @@ _SECOND: Final = 1e6
 _SAME: Final = 1e-6
 """Seconds by which a time may be off, as a journal's times are rounded to microseconds."""
 
-_SATISFIED, _EXPIRED, _AT_ONCE, _CLOSED, _CANCELLED, _FAILED = range(len(ENDINGS))
+_AT_ONCE, _SATISFIED, _EXPIRED, _CLOSED, _CANCELLED, _FAILED = range(len(OUTCOMES))
 
 
 class Lives(NamedTuple):
@@ -46,7 +46,7 @@ class Lives(NamedTuple):
     end: Floats
     """Seconds from the arrival until the end, if the timeout does not come first; infinite if that is not known."""
     ending: npt.NDArray[np.int8]
-    """The outcome at that end, as its place in `ENDINGS`."""
+    """The outcome at that end, as its place in `OUTCOMES`."""
     table: pa.Table
     """Their keys and their names, if these were read."""
 
@@ -217,8 +217,8 @@ def check(table: pa.Table) -> Impossible | None:
 
 
 def _outcomes(table: pa.Table) -> npt.NDArray[np.int8]:
-    """The place of each outcome in `ENDINGS`; -1 if it is none."""
-    places = pc.fill_null(pc.index_in(table["outcome"], pa.array(ENDINGS)), -1)
+    """The place of each outcome in `OUTCOMES`; -1 if it is none."""
+    places = pc.fill_null(pc.index_in(table["outcome"], pa.array(OUTCOMES)), -1)
     found: npt.NDArray[np.int8] = places.to_numpy().astype(np.int8)
     return found
 

@@ -15,18 +15,26 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from purgatory.spark.simulate import ENDINGS, LATE_BINS, Floats
+from purgatory.spark.simulate import LATE_BINS, OUTCOMES, Floats
 
-__all__ = ["Counted", "Endings", "Outcomes", "Recorded", "ends"]
+__all__ = ["Counted", "Endings", "Outcomes", "Recorded", "ends", "percentiles"]
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 Endings: TypeAlias = npt.NDArray[np.int8]
 
-_EXPIRED: Final = ENDINGS.index("expired")
-_AT_ONCE: Final = ENDINGS.index("completed_at_once")
-_CLOSED: Final = ENDINGS.index("closed")
+_EXPIRED: Final = OUTCOMES.index("expired")
+_AT_ONCE: Final = OUTCOMES.index("completed_at_once")
+_CLOSED: Final = OUTCOMES.index("closed")
 
 _SHARES: Final = (0.5, 0.99, 1.0)
+
+
+def percentiles(counts: Integers, values: npt.NDArray[np.floating[Any]]) -> tuple[float | None, ...]:
+    """The median, the 99th percentile and the maximum of ascending `values` that come so often; `None` without any."""
+    reached = np.cumsum(counts)
+    if not reached[-1]:
+        return (None,) * len(_SHARES)
+    return tuple(float(values[np.searchsorted(reached, share * reached[-1])]) for share in _SHARES)
 
 
 class Counted(NamedTuple):
@@ -44,7 +52,7 @@ class Counted(NamedTuple):
 
 
 def ends(tick: float, arrived: Floats, timeout: Floats, end: Floats, ending: Endings) -> tuple[Endings, Floats, Floats]:
-    """The outcome of each operation, as its place in `ENDINGS` or -1 for none, the seconds that it waits, and its
+    """The outcome of each operation, as its place in `OUTCOMES` or -1 for none, the seconds that it waits, and its
     lateness. Arguments are as in `Rows`.
     """
     rate = 1 / tick
@@ -64,7 +72,7 @@ class Recorded:
     def __init__(self, tick: float) -> None:
         """Count for a tick of so many seconds."""
         self._tick = tick
-        self._ended: Integers = np.zeros(len(ENDINGS) + 1, np.int64)
+        self._ended: Integers = np.zeros(len(OUTCOMES) + 1, np.int64)
         self._late: Integers = np.zeros(LATE_BINS, np.int64)
         self._unknown = 0
         self._waited = 0.0
@@ -80,8 +88,8 @@ class Recorded:
 
     def counted(self) -> Counted:
         """The counts."""
-        outcomes = dict(zip(ENDINGS, self._ended[1:].tolist(), strict=True))
-        late = _percentiles(self._late, np.arange(1, LATE_BINS + 1) * (self._tick / LATE_BINS))
+        outcomes = dict(zip(OUTCOMES, self._ended[1:].tolist(), strict=True))
+        late = percentiles(self._late, np.arange(1, LATE_BINS + 1) * (self._tick / LATE_BINS))
         return Counted(int(self._ended.sum()), outcomes, self._unknown, self._waited, late)
 
 
@@ -95,7 +103,7 @@ class Outcomes:
         self._timeouts: Floats = np.array(timeouts)
         # All are by the number of timeouts with which an operation expires, which are the shortest ones.
         size = len(timeouts) + 1
-        self._ended: Integers = np.zeros((len(ENDINGS), size), np.int64)
+        self._ended: Integers = np.zeros((len(OUTCOMES), size), np.int64)
         self._waited: Floats = np.zeros(size)
         self._phases: Integers = np.zeros((size, LATE_BINS), np.int64)
         self._unknown: Integers = np.zeros(size, np.int64)
@@ -122,7 +130,7 @@ class Outcomes:
         found = []
         for number, timeout in enumerate(self._timeouts.tolist()):
             phases -= self._phases[number]
-            outcomes = dict(zip(ENDINGS, ended[:, number].tolist(), strict=True))
+            outcomes = dict(zip(OUTCOMES, ended[:, number].tolist(), strict=True))
             outcomes["expired"] = expired = int(phases.sum())
             total, late = self._late(phases, timeout)
             total += float(waited[number]) + expired * timeout
@@ -149,15 +157,7 @@ class Outcomes:
         whole, part = divmod(round(-timeout * self._rate % 1.0 * LATE_BINS, 6), 1.0)
         counts = phases[(int(whole) - np.arange(LATE_BINS)) % LATE_BINS]
         late = (np.arange(LATE_BINS) + part) * (self._tick / LATE_BINS)
-        return float(counts @ late), _percentiles(counts, late)
-
-
-def _percentiles(counts: Integers, values: npt.NDArray[np.floating[Any]]) -> tuple[float | None, ...]:
-    """The median, the 99th percentile and the maximum of values that come so often."""
-    reached = np.cumsum(counts)
-    if not reached[-1]:
-        return (None,) * len(_SHARES)
-    return tuple(float(values[np.searchsorted(reached, share * reached[-1])]) for share in _SHARES)
+        return float(counts @ late), percentiles(counts, late)
 
 
 def _table(rows: npt.NDArray[np.integer], columns: Integers, shape: tuple[int, ...]) -> Integers:

@@ -13,9 +13,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from purgatory.spark import configurations
 from purgatory.spark.configurations import COMPONENTS, ConfigurationChoice
 from purgatory.spark.plots import Picture
+from purgatory.spark.simulate import OUTCOMES
 from purgatory.spark.survival import Floats, TimeoutChoice, rate_at
 from purgatory.spark.tables import WAITS
-from purgatory.spark.trace import OUTCOMES, Part, Trace
+from purgatory.spark.trace import Part, Trace
 from purgatory.spark.words import count, figure, name, percent, seconds
 
 __all__ = ["Cells", "advice", "chosen", "cost", "counted", "overview", "rates", "render"]

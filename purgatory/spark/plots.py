@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from purgatory.spark.configurations import COMPONENTS, ConfigurationChoice, by_timeout, of, settings, which
+from purgatory.spark.simulate import OUTCOMES
 from purgatory.spark.survival import Floats, TimeoutChoice, rate_at
-from purgatory.spark.trace import OUTCOMES
 from purgatory.spark.words import count, figure, name, percent, seconds
 
 __all__ = ["Picture", "configurations", "hottest_keys", "outcomes_over_time", "timeout_rates", "waits_over_time"]

@@ -31,8 +31,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from purgatory.spark import storage, trace
 from purgatory.spark.errors import PipelineError
 from purgatory.spark.lives import Lives, lives, opened, read
-from purgatory.spark.outcomes import Counted, Endings, Outcomes, Recorded, ends
-from purgatory.spark.simulate import COUNTS, ENDINGS, Configuration, Ended, Floats, Simulation, late_percentile
+from purgatory.spark.outcomes import Counted, Endings, Outcomes, Recorded, ends, percentiles
+from purgatory.spark.simulate import COUNTS, LATE_BINS, OUTCOMES, Configuration, Ended, Floats, Simulation
 from purgatory.spark.trace import Part, Piece, Trace
 
 __all__ = ["SPLIT", "Replay", "check_split", "replay", "sweep", "write"]
@@ -389,15 +389,18 @@ def _count(work: _Work, operations: bool) -> Batches:
     for tick, counter in fixed.items():
         for timeout, one in zip(sorted(timeouts[tick]), counter.counted(), strict=True):
             counted[tick, timeout] = one
-    for configuration in work.configurations:
-        yield _summary(_labels(unit, configuration), counted[configuration.tick, configuration.timeout])
+    rows = [
+        _summary(_labels(unit, configuration), counted[configuration.tick, configuration.timeout])
+        for configuration in work.configurations
+    ]
+    yield _batch(list(zip(*rows, strict=True)), len(rows))
 
 
-def _summary(labels: tuple[Any, ...], counted: Counted) -> pa.RecordBatch:
+def _summary(labels: tuple[Any, ...], counted: Counted) -> list[Any]:
+    """A row of the counts of one configuration."""
     counts = {**counted.outcomes, "operations": counted.operations, "unknown": counted.unknown}
     counts["pending"] = counted.operations - sum(counted.outcomes.values())
-    values = [*labels, *(counts.get(name) for name in COUNTS), None, None, None, counted.waited, *counted.late]
-    return _batch([[value] for value in values], 1)
+    return [*labels, *(counts.get(name) for name in COUNTS), None, None, None, counted.waited, *counted.late]
 
 
 def _ends(
@@ -420,15 +423,15 @@ def _ends(
                 some.arrived[lot],
                 pa.array(timeout[lot], mask=timeout[lot] == inf),
                 waited[lot],
-                pa.array(ENDINGS).take(pa.array(outcome[lot])),
-                pa.array(late[lot], mask=outcome[lot] != ENDINGS.index("expired")),
+                pa.array(OUTCOMES).take(pa.array(outcome[lot])),
+                pa.array(late[lot], mask=outcome[lot] != OUTCOMES.index("expired")),
             ],
             len(lot),
         )
 
 
 def _counted(labels: tuple[Any, ...], simulation: Simulation, whole: bool) -> pa.RecordBatch:
-    late: list[float | None] = [None, None, simulation.late_max]
+    late: tuple[float | None, ...] = (None, None, simulation.late_max)
     if whole:
         late = _percentiles(simulation.late, simulation.late_max, labels[2])
     counts = (*simulation.counts.values(), simulation.peak_delayed, simulation.peak_dead, 1)
@@ -436,10 +439,10 @@ def _counted(labels: tuple[Any, ...], simulation: Simulation, whole: bool) -> pa
     return _batch([[value] for value in values], 1)
 
 
-def _percentiles(late: Sequence[int], most: float, tick: float) -> list[float | None]:
-    """The median, the 99th percentile and the maximum of the lateness."""
-    shares = [late_percentile(late, share, tick) for share in (0.5, 0.99)]
-    return [*(None if each is None else min(each, most) for each in shares), most if any(late) else None]
+def _percentiles(late: Sequence[int], most: float, tick: float) -> tuple[float | None, ...]:
+    """The median, the 99th percentile and the maximum of the lateness, rounded up to a thousandth of a tick."""
+    bins = np.minimum(np.arange(1, LATE_BINS + 1) * (tick / LATE_BINS), most)
+    return percentiles(np.array(late), np.append(bins, most))
 
 
 def _ended(labels: tuple[Any, ...], ended: list[Ended]) -> pa.RecordBatch:

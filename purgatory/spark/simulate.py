@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from math import inf
-from typing import ClassVar, Final, NamedTuple, TypeAlias
+from typing import ClassVar, Final, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -28,27 +28,24 @@ from purgatory.spark.errors import PipelineError
 
 __all__ = [
     "COUNTS",
-    "ENDINGS",
     "LATE_BINS",
+    "OUTCOMES",
     "Configuration",
     "Ended",
     "Rows",
     "Simulation",
-    "late_percentile",
     "simulate",
 ]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
+OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
+"""The outcomes of operations. Their places are the numbers of `Rows.ending`."""
+
 COUNTS: Final = (
     "operations",
     "unknown",
-    "completed_at_once",
-    "satisfied",
-    "expired",
-    "closed",
-    "cancelled",
-    "failed",
+    *OUTCOMES,
     "pending",
     "wake_ups",
     "inserts",
@@ -59,9 +56,6 @@ COUNTS: Final = (
     "purged",
 )
 """The counts of a simulation, which can be added up."""
-
-ENDINGS: Final[tuple[Outcome, ...]] = ("satisfied", "expired", "completed_at_once", "closed", "cancelled", "failed")
-"""The outcomes of `Rows.ending`, by their numbers there."""
 
 LATE_BINS: Final = 1000
 """The number of bins of lateness in a tick."""
@@ -103,7 +97,7 @@ class Rows(NamedTuple):
     end: Floats
     """Seconds from the arrival until the end, other than by the timeout; infinite if that is not known."""
     ending: npt.NDArray[np.int8]
-    """The outcome at that end, as its place in `ENDINGS`; "expired" if that is not known."""
+    """The outcome at that end, as its place in `OUTCOMES`; "expired" if that is not known."""
     references: Sequence[object]
     """An object for each operation, handed back in its `Ended`."""
 
@@ -208,12 +202,11 @@ class _Failing(_Replayed):
         return pending
 
 
-_CLASSES: Final = (_Replayed, _Replayed, _CompletedAtOnce, _Closed, _Cancelled, _Failing)
-"""The class for each of `ENDINGS`."""
+_CLASSES: Final = (_CompletedAtOnce, _Replayed, _Replayed, _Closed, _Cancelled, _Failing)
+"""The class for each of `OUTCOMES`."""
 
-_EXPIRED: Final = ENDINGS.index("expired")
-_AT_ONCE: Final = ENDINGS.index("completed_at_once")
-_CLOSED: Final = ENDINGS.index("closed")
+_AT_ONCE: Final = OUTCOMES.index("completed_at_once")
+_CLOSED: Final = OUTCOMES.index("closed")
 
 
 class Simulation:
@@ -452,14 +445,3 @@ def simulate(
     simulation.play(rows)
     simulation.finish()
     return simulation
-
-
-def late_percentile(late: Sequence[int], share: float, tick: float) -> float | None:
-    """The lateness that a `share` of all do not exceed, rounded up to a thousandth of a tick; `None` without any."""
-    wanted = share * sum(late)
-    reached = 0
-    for part, count in enumerate(late):
-        reached += count
-        if count and reached >= wanted:
-            return (part + 1) / LATE_BINS * tick
-    return None

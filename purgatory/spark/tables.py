@@ -6,7 +6,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from purgatory.spark.trace import OUTCOMES
+from purgatory.spark.simulate import OUTCOMES
 
 __all__ = ["WAITS", "hottest_keys", "median_timeout", "num_windows", "outcomes", "usual_window", "windows"]
 

@@ -29,12 +29,12 @@ from purgatory.journal.compact import DATA, MANIFESTS, Entry, counting
 from purgatory.spark.errors import PipelineError
 from purgatory.spark.lives import OPTIONAL, TYPES, Lives, check, deadlines, lives, opened
 from purgatory.spark.lives import read as read_group
+from purgatory.spark.simulate import OUTCOMES
 
 __all__ = [
     "COLUMNS",
     "DEADLINE",
     "IMPOSSIBLE",
-    "OUTCOMES",
     "UNKNOWN_DEADLINE",
     "Part",
     "Piece",
@@ -64,8 +64,6 @@ COLUMNS: Final = {
 
 In a journal of version 0.2 or older `deadline_s` and `opened_at` are null.
 """
-
-OUTCOMES: Final = ("completed_at_once", "satisfied", "expired", "closed", "cancelled", "failed")
 
 _POINTS: Final = 64
 """The most points of a piece."""

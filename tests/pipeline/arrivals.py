@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from purgatory.listeners import Outcome
-from purgatory.spark.simulate import ENDINGS, Rows
+from purgatory.spark.simulate import OUTCOMES, Rows
 
 
 class Arrival(NamedTuple):
@@ -28,6 +28,6 @@ def columns(arrivals: Sequence[Arrival]) -> Rows:
         [each.keys for each in arrivals],
         np.array([inf if each.timeout is None else each.timeout for each in arrivals], np.float64),
         np.array([each.end for each in arrivals], np.float64),
-        np.array([ENDINGS.index(each.ending) for each in arrivals], np.int8),
+        np.array([OUTCOMES.index(each.ending) for each in arrivals], np.int8),
         [each.reference for each in arrivals],
     )

@@ -16,8 +16,7 @@ from pyspark.sql import SparkSession
 from purgatory.journal import SCHEMA
 from purgatory.spark import trace
 from purgatory.spark.report import Recommendations, report
-from purgatory.spark.simulate import COUNTS
-from purgatory.spark.trace import OUTCOMES
+from purgatory.spark.simulate import COUNTS, OUTCOMES
 
 Row = dict[str, Any]
 

@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 from purgatory.listeners import Outcome
 from purgatory.spark import trace
 from purgatory.spark.generate import generate, write
-from purgatory.spark.outcomes import Counted, Outcomes, Recorded, ends
+from purgatory.spark.outcomes import Counted, Outcomes, Recorded, ends, percentiles
 from purgatory.spark.replay import replay, sweep
-from purgatory.spark.simulate import ENDINGS, Configuration, Ended, Rows, simulate
+from purgatory.spark.simulate import OUTCOMES, Configuration, Ended, Rows, simulate
 from purgatory.spark.traffic import Traffic
 from tests.pipeline import traces
 from tests.pipeline.arrivals import Arrival, columns
@@ -31,7 +31,7 @@ def _operations(draw: st.DrawFn) -> Rows:
     arrived = 0.0
     for number in range(draw(st.integers(1, 40))):
         arrived += draw(_TIMES)
-        ending: Outcome = draw(st.sampled_from(ENDINGS))
+        ending: Outcome = draw(st.sampled_from(OUTCOMES))
         timeout = draw(_TIMES if ending == "expired" else st.none() | _TIMES)
         end = {"completed_at_once": 0.0, "expired": math.inf}.get(ending, draw(_TIMES))
         if ending == "satisfied" and draw(st.integers(0, 9)) == 0:
@@ -52,7 +52,7 @@ def test_each_operation_ends_as_in_a_simulation(rows: Rows, tick: float, timeout
             assert number not in simulated
             continue
         other = simulated[number]
-        assert ENDINGS[outcome[number]] == other.outcome
+        assert OUTCOMES[outcome[number]] == other.outcome
         assert waited[number] == pytest.approx(other.waited, abs=1e-9)
         if other.late is not None:
             assert late[number] == pytest.approx(other.late, abs=1e-9)
@@ -72,13 +72,10 @@ def test_counts_are_those_of_a_simulation(
     counted: dict[float | None, Counted] = dict(zip(sorted(timeouts), outcomes.counted(), strict=True))
     counted[None] = recorded.counted()
     for timeout, found in counted.items():
-        late: list[float] = []
-        simulation = simulate(
-            Configuration(tick=tick, timeout=timeout),
-            rows,
-            record=lambda ended, late=late: None if ended.late is None else late.append(ended.late),  # type: ignore[misc]
-        )
-        assert found.outcomes == {name: simulation.counts[name] for name in ENDINGS}
+        ended: list[Ended] = []
+        simulation = simulate(Configuration(tick=tick, timeout=timeout), rows, record=ended.append)
+        late = [each.late for each in ended if each.late is not None]
+        assert found.outcomes == {name: simulation.counts[name] for name in OUTCOMES}
         assert found.unknown == simulation.counts["unknown"]
         assert found.operations - sum(found.outcomes.values()) == simulation.counts["pending"]
         # A deadline on a tick has a lateness of nothing or of a tick, as a float's last bit has it.
@@ -92,22 +89,27 @@ def test_percentiles_of_lateness_are_those_of_many_operations() -> None:
     draw = np.random.default_rng(5)
     arrived = np.sort(draw.random(20_000) * 10)
     end = np.exp(draw.normal(-3, 1, 20_000))
-    rows = Rows(arrived, [("a",)] * 20_000, np.full(20_000, 1.0), end, np.zeros(20_000, np.int8), [None] * 20_000)
+    satisfied = np.full(20_000, OUTCOMES.index("satisfied"), np.int8)
+    rows = Rows(arrived, [("a",)] * 20_000, np.full(20_000, 1.0), end, satisfied, [None] * 20_000)
     outcomes = Outcomes(0.02, [0.0, 0.05, 0.0707])
     outcomes.add(rows.arrived, rows.timeout, rows.end, rows.ending)
     for timeout, counted in zip((0.0, 0.05, 0.0707), outcomes.counted(), strict=True):
-        late: list[float] = []
-        simulate(
-            Configuration(tick=0.02, timeout=timeout),
-            rows,
-            record=lambda ended, late=late: None if ended.late is None else late.append(ended.late),  # type: ignore[misc]
-        )
+        ended: list[Ended] = []
+        simulate(Configuration(tick=0.02, timeout=timeout), rows, record=ended.append)
+        late = [each.late for each in ended if each.late is not None]
         assert counted.outcomes["expired"] == len(late) > 1000
         exact = np.quantile(late, [0.5, 0.99, 1.0], method="inverted_cdf")
         assert np.array(counted.late) == pytest.approx(exact, abs=0.02 / 1000)
 
 
-COUNTS = ("operations", "unknown", "pending", *ENDINGS)
+def test_percentiles_are_values_of_the_first_rank_that_is_enough() -> None:
+    values = np.array([1.0, 2.0, 3.0, 4.0])
+    assert percentiles(np.array([0, 0, 0, 0]), values) == (None, None, None)
+    assert percentiles(np.array([0, 98, 1, 1]), values) == (2.0, 3.0, 4.0)
+    assert percentiles(np.array([5, 5, 0, 0]), values) == (1.0, 2.0, 2.0)
+
+
+COUNTS = ("operations", "unknown", "pending", *OUTCOMES)
 
 
 def _by_settings(frame: Any) -> dict[Any, Any]:

@@ -17,7 +17,7 @@ from purgatory.spark.errors import PipelineError
 from purgatory.spark.generate import generate, write
 from purgatory.spark.replay import replay, sweep
 from purgatory.spark.replay import write as write_replay
-from purgatory.spark.simulate import COUNTS, Configuration, Ended, Simulation, simulate
+from purgatory.spark.simulate import COUNTS, OUTCOMES, Configuration, Ended, Simulation, simulate
 from purgatory.spark.traffic import PRESETS, Traffic
 from tests.pipeline import traces
 from tests.pipeline.arrivals import Arrival, columns
@@ -25,8 +25,6 @@ from tests.support.paths import ROOT
 
 TRAFFIC = Traffic(rate=500.0, seconds=12.0, instances=2, median=0.2, upper_quartile=0.4, seed=2)
 SWEEP = [Configuration(purge_interval=50), Configuration(tick=0.01, wheel_size=4, purge_interval=50, timeout=0.5)]
-
-OUTCOMES = ("completed_at_once", "satisfied", "expired", "closed", "cancelled", "failed")
 
 
 @pytest.fixture(scope="module")

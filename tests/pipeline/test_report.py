@@ -18,8 +18,7 @@ from purgatory.spark import tables, trace
 from purgatory.spark.configurations import COMPONENTS
 from purgatory.spark.errors import PipelineError
 from purgatory.spark.report import report
-from purgatory.spark.simulate import COUNTS
-from purgatory.spark.trace import OUTCOMES
+from purgatory.spark.simulate import COUNTS, OUTCOMES
 from tests.pipeline.reports import (
     HOSTILE,
     NOON,
@@ -56,7 +55,7 @@ def make(spark: SparkSession, tmp_path: Path) -> Maker:
 def _expected(rows: list[Row]) -> Row:
     """The figures of a table for some operations, computed in the plainest way."""
     waits = sorted(row["waited_s"] for row in rows)
-    counts = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in OUTCOMES}
+    counts: Row = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in OUTCOMES}
     return {
         "operations": len(rows),
         **counts,

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from purgatory import Delay, DelayedOperationPurgatory
 from purgatory.listeners import FinishedOperation, Outcome
 from purgatory.spark.errors import PipelineError
-from purgatory.spark.simulate import Configuration, Ended, Simulation, late_percentile, simulate
+from purgatory.spark.simulate import OUTCOMES, Configuration, Ended, Simulation, simulate
 from tests.pipeline.arrivals import Arrival, columns
 
 # Times in quarters of a millisecond, so that all kinds of ties come up, and ticks that they do and do not fit into.
 _TIMES = st.integers(0, 200).map(lambda quarters: quarters * 0.00025)
-_ENDINGS: list[Outcome] = ["completed_at_once", "satisfied", "expired", "closed", "cancelled", "failed"]
 
 
 @st.composite
@@ -29,7 +28,7 @@ def _traces(draw: st.DrawFn) -> list[Arrival]:
     arrived = 0.0
     for number in range(draw(st.integers(1, 40))):
         arrived += draw(_TIMES)
-        ending = draw(st.sampled_from(_ENDINGS))
+        ending = draw(st.sampled_from(OUTCOMES))
         timeout = draw(_TIMES if ending == "expired" else st.none() | _TIMES)
         end = {"completed_at_once": 0.0, "expired": math.inf}.get(ending, 0.0)
         if ending in ("satisfied", "closed", "cancelled", "failed"):
@@ -85,7 +84,7 @@ def test_each_operation_ends_as_its_timeout_and_its_end_say(
     expected = [_naive(arrival, configuration) for arrival in arrivals]
     assert _rounded(ended) == _rounded(expected)
     counts = simulation.counts
-    for outcome in _ENDINGS:
+    for outcome in OUTCOMES:
         assert counts[outcome] == sum(each.outcome == outcome for each in expected)
     assert counts["operations"] == len(arrivals)
     assert counts["pending"] == simulation.purgatory.num_delayed == 0
@@ -109,7 +108,7 @@ def test_a_trace_that_is_cut_in_time_gives_the_same(
         ]
         segments.append(simulate(configuration, columns(known), start, stop, ended.append))
     assert sorted(ended) == sorted(whole)
-    for name in ("operations", "unknown", "inserts", "pending", *_ENDINGS):
+    for name in ("operations", "unknown", "inserts", "pending", *OUTCOMES):
         assert sum(segment.counts[name] for segment in segments) == one.counts[name], name
     assert max(segment.peak_delayed for segment in segments) == one.peak_delayed
     assert [sum(late) for late in zip(*(segment.late for segment in segments), strict=True)] == one.late
@@ -280,17 +279,6 @@ async def test_a_live_program_has_the_same_outcomes() -> None:
 def test_an_impossible_configuration_is_refused_by_name(values: dict[str, Any], named: str) -> None:
     with pytest.raises(PipelineError, match=named):
         replace(Configuration(), **values)
-
-
-def test_percentiles_of_lateness_are_rounded_up_to_a_thousandth_of_a_tick() -> None:
-    late = [0] * 1001
-    assert late_percentile(late, 0.5, 0.001) is None
-    late[0] = 98
-    late[499] = 1
-    late[999] = 1
-    assert late_percentile(late, 0.5, 0.001) == pytest.approx(0.000001)
-    assert late_percentile(late, 0.99, 0.001) == pytest.approx(0.0005)
-    assert late_percentile(late, 1.0, 0.001) == pytest.approx(0.001)
 
 
 def test_a_simulation_reports_nothing_to_the_loop(caplog: pytest.LogCaptureFixture) -> None:

@@ -25,8 +25,8 @@ from purgatory.journal.compact import compact
 from purgatory.listeners import Outcome
 from purgatory.spark import trace
 from purgatory.spark.errors import PipelineError
+from purgatory.spark.simulate import OUTCOMES
 from purgatory.spark.stream import Settings, follow, start, windows
-from purgatory.spark.trace import OUTCOMES
 from tests.support.journals import NOON, row
 from tests.support.paths import ROOT
 
