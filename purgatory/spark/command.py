@@ -19,6 +19,7 @@ from rich.table import Table
 from purgatory.journal.compact import KEEP, compact
 from purgatory.spark import generate, replay, report, stream, trace
 from purgatory.spark.errors import PipelineError, first_line
+from purgatory.spark.files import refuse_existing
 from purgatory.spark.progress import Steps
 from purgatory.spark.session import check_java, check_remote, is_local, session
 from purgatory.spark.traffic import PRESETS, Traffic
@@ -241,7 +242,7 @@ def _generate(options: argparse.Namespace) -> Run:
     traffic = PRESETS[options.preset].with_changes(**changes)
 
     def run(spark: SparkSession, options: argparse.Namespace, steps: Steps) -> None:
-        trace.refuse_existing(spark, options.output)
+        refuse_existing(spark, options.output)
         expected = traffic.rate * traffic.seconds * traffic.instances
         steps.begin(f"generating about {expected:,.0f} operations of {traffic.instances} instances")
         generate.write(generate.generate(spark, traffic), options.output)
@@ -267,7 +268,7 @@ def _replay(options: argparse.Namespace) -> Run:
         raise PipelineError("--no-costs takes one --wheel-size and one --purge-interval: they change no outcome")
 
     def run(spark: SparkSession, options: argparse.Namespace, steps: Steps) -> Table:
-        trace.refuse_existing(spark, options.output)
+        refuse_existing(spark, options.output)
         opened = _open(spark, options, steps)
         steps.begin(f"looking through {opened.files} files of {options.trace}")
         replayed = replay.replay(

@@ -16,7 +16,8 @@ import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
-from purgatory.spark import storage, trace
+from purgatory.spark import storage
+from purgatory.spark.columns import COLUMNS, schema
 from purgatory.spark.errors import PipelineError
 from purgatory.spark.session import parallelism
 from purgatory.spark.traffic import Traffic
@@ -55,7 +56,7 @@ def generate(spark: SparkSession, traffic: Traffic, partitions: int | None = Non
                 rows = _draw(traffic, keys, *divmod(number, slices))
                 yield from rows.to_batches(max_chunksize=_BATCH)
 
-    return spark.range(0, total, 1, partitions).mapInArrow(draw, trace.schema())
+    return spark.range(0, total, 1, partitions).mapInArrow(draw, schema())
 
 
 def write(rows: DataFrame, path: str) -> None:
@@ -100,7 +101,7 @@ def _draw(traffic: Traffic, keys: "_Keys", instance: int, number: int) -> pa.Tab
         "date": _dates(arrived_at),
         "instance": pa.repeat(f"instance-{instance}", count),
     }
-    return pa.table({name: columns[name] for name in trace.COLUMNS})
+    return pa.table({name: columns[name] for name in COLUMNS})
 
 
 def _dates(arrived_at: Integers) -> pa.Array:

@@ -18,7 +18,7 @@ from pyarrow import fs
 from purgatory.journal import SCHEMA
 from purgatory.spark.simulate import OUTCOMES, Floats, Rows
 
-__all__ = ["OPTIONAL", "TYPES", "Impossible", "Lives", "check", "deadlines", "lives", "opened", "read"]
+__all__ = ["OPTIONAL", "TYPES", "Impossible", "Lives", "check", "deadlines", "lean", "lives", "opened", "read"]
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 
@@ -26,6 +26,9 @@ TYPES: Final = {**{field.name: field.type for field in SCHEMA}, "completes_s": p
 """The columns of a trace's file, by type. `completes_s` is null where it is unknown."""
 
 OPTIONAL: Final = frozenset({"deadline_s", "opened_at", "completes_s"})
+
+_LOT: Final = 20_000
+"""The most rows that are read in one go: the memory for a row group does not depend on its size."""
 
 _SECOND: Final = 1e6
 """Microseconds."""
@@ -68,11 +71,25 @@ class Lives(NamedTuple):
             np.concatenate([each.timeout for each in some]),
             np.concatenate([each.end for each in some]),
             np.concatenate([each.ending for each in some]),
-            pa.concat_tables(each.table for each in some),
+            pa.concat_tables(each.table for each in some).combine_chunks(),
         )
 
-    def in_order(self) -> "Lives":
-        """The operations in order of arrival. The order of the rows does not matter, not even between equal times."""
+    def rows(self, base: int, lot: int, *, references: bool) -> Iterator[Rows]:
+        """The operations in order of arrival, for a simulation whose time begins at `base`, at most `lot` at a time.
+
+        With `references`, that of an operation is its name, its arrival and its keys.
+        """
+        order = self._order()
+        for start in range(0, len(order), lot):
+            some = self.take(order[start : start + lot])
+            keys = _keys(some.table["keys"].combine_chunks())
+            known: Any = keys
+            if references:
+                known = list(zip(some.table["operation"].to_pylist(), some.arrived.tolist(), keys, strict=True))
+            yield Rows((some.arrived - base) / _SECOND, keys, some.timeout, some.end, some.ending, known)
+
+    def _order(self) -> Integers:
+        """The places in order of arrival. The order of the rows does not matter, not even between equal times."""
         order = np.argsort(self.arrived, kind="stable")
         arrived = self.arrived[order]
         same = np.flatnonzero(arrived[1:] == arrived[:-1])
@@ -81,33 +98,11 @@ class Lives(NamedTuple):
             stops = same[np.flatnonzero(np.diff(same, append=len(arrived) + 1) > 1)] + 2
             for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
                 order[start:stop] = sorted(order[start:stop].tolist(), key=self._row)
-        return self.take(order)
+        return order
 
     def _row(self, place: int) -> tuple[Any, ...]:
         texts = [self.table[name][place].as_py() for name in ("keys", "operation") if name in self.table.column_names]
         return (*texts, *(column[place] for column in (self.timeout, self.end, self.ending)))
-
-    def rows(self, base: int, lot: int, *, references: bool) -> Iterator[Rows]:
-        """The operations for a simulation whose time begins at `base`, at most `lot` at a time.
-
-        With `references`, that of an operation is its name, its arrival and its keys.
-        """
-        arrived = (self.arrived - base) / _SECOND
-        for start in range(0, len(arrived), lot):
-            stop = start + lot
-            keys = _keys(self.table["keys"].slice(start, lot).combine_chunks())
-            known: Any = keys
-            if references:
-                operations = self.table["operation"].slice(start, lot).to_pylist()
-                known = list(zip(operations, self.arrived[start:stop].tolist(), keys, strict=True))
-            yield Rows(
-                arrived[start:stop],
-                keys,
-                self.timeout[start:stop],
-                self.end[start:stop],
-                self.ending[start:stop],
-                known,
-            )
 
 
 class Impossible(NamedTuple):
@@ -133,15 +128,21 @@ def opened(path: str) -> Iterator[pq.ParquetFile]:
         yield parquet
 
 
-def read(parquet: pq.ParquetFile, group: int, columns: Collection[str] = TYPES) -> pa.Table:
-    """The `columns` of a row group, with a trace's types; a missing one is null."""
+def lean() -> None:
+    """Give memory back to the system when it is free: Arrow's own allocator would keep a tenth of a worker's."""
+    pa.set_memory_pool(pa.system_memory_pool())
+
+
+def read(parquet: pq.ParquetFile, group: int, columns: Collection[str] = TYPES) -> Iterator[pa.Table]:
+    """The `columns` of a row group, some rows at a time, with a trace's types; a missing one is null."""
     there = set(parquet.schema_arrow.names)
-    table = parquet.read_row_group(group, columns=[name for name in columns if name in there], use_threads=False)
-    arrays = [
-        table[name].cast(TYPES[name], safe=False) if name in there else pa.nulls(len(table), TYPES[name])
-        for name in columns
-    ]
-    return pa.table(arrays, names=list(columns))
+    wanted = [name for name in columns if name in there]
+    for batch in parquet.iter_batches(_LOT, row_groups=[group], columns=wanted, use_threads=False):
+        arrays = [
+            batch[name].cast(TYPES[name], safe=False) if name in there else pa.nulls(len(batch), TYPES[name])
+            for name in columns
+        ]
+        yield pa.table(arrays, names=list(columns))
 
 
 def lives(table: pa.Table) -> Lives:

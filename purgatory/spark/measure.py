@@ -54,10 +54,10 @@ def plain(path: Path) -> Taken:
         some = []
         for file in sorted(instance.glob("*.parquet")):
             with opened(f"file:{file}") as parquet:
-                some += [lives(read(parquet, group)) for group in range(parquet.num_row_groups)]
-        arrived = Lives.together(some).in_order()
+                some += [lives(table) for group in range(parquet.num_row_groups) for table in read(parquet, group)]
+        together = Lives.together(some)
         simulation = Simulation(Configuration())
-        for rows in arrived.rows(int(arrived.arrived[0]), 10_000, references=False):
+        for rows in together.rows(int(together.arrived.min()), 10_000, references=False):
             simulation.play(rows)
         simulation.finish()
     return Taken(time.perf_counter() - began, time.process_time() - cpu)

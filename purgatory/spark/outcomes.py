@@ -114,10 +114,10 @@ class Outcomes:
         size = len(self._timeouts) + 1
         waits = ending != _AT_ONCE
         expire = np.where(waits, self._expiring(arrived, end), 0)
-        self._ended += _table(ending, expire, self._ended.shape)
+        np.add.at(self._ended, (ending, expire), 1)
         self._waited += np.bincount(expire, np.where(end < inf, end, 0.0), size)
         phase = np.rint((arrived * self._rate) % 1.0 * LATE_BINS).astype(np.int64) % LATE_BINS
-        self._phases += _table(expire[waits], phase[waits], self._phases.shape)
+        np.add.at(self._phases, (expire[waits], phase[waits]), 1)
         watched = np.where(ending == _CLOSED, end, np.where(end == inf, timeout, inf))
         self._unknown += np.bincount(np.searchsorted(self._timeouts, watched, side="right"), minlength=size)
 
@@ -158,9 +158,3 @@ class Outcomes:
         counts = phases[(int(whole) - np.arange(LATE_BINS)) % LATE_BINS]
         late = (np.arange(LATE_BINS) + part) * (self._tick / LATE_BINS)
         return float(counts @ late), percentiles(counts, late)
-
-
-def _table(rows: npt.NDArray[np.integer], columns: Integers, shape: tuple[int, ...]) -> Integers:
-    """How often each row and column come together."""
-    counts = np.bincount(rows.astype(np.int64) * shape[1] + columns, minlength=shape[0] * shape[1])
-    return counts.reshape(shape)

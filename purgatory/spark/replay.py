@@ -28,12 +28,14 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from purgatory.spark import storage, trace
+from purgatory.spark import storage
 from purgatory.spark.errors import PipelineError
-from purgatory.spark.lives import Lives, lives, opened, read
+from purgatory.spark.files import refuse_existing
+from purgatory.spark.lives import Lives, lean, lives, opened, read
 from purgatory.spark.outcomes import Counted, Endings, Outcomes, Recorded, ends, percentiles
 from purgatory.spark.simulate import COUNTS, LATE_BINS, OUTCOMES, Configuration, Ended, Floats, Simulation
-from purgatory.spark.trace import Part, Piece, Trace
+from purgatory.spark.survey import Piece
+from purgatory.spark.trace import Part, Trace
 
 __all__ = ["SPLIT", "Replay", "check_split", "replay", "sweep", "write"]
 
@@ -176,7 +178,7 @@ def write(replayed: Replay, path: str) -> DataFrame:
 
     Raises `PipelineError` if `path` exists already.
     """
-    trace.refuse_existing(replayed.results.sparkSession, path)
+    refuse_existing(replayed.results.sparkSession, path)
     try:
         if replayed.operations is not None:
             replayed.results.persist(StorageLevel.DISK_ONLY)  # both come from one run
@@ -214,8 +216,8 @@ class _Unit:
         for file, groups in groupby(self.groups, itemgetter(0)):
             with opened(file) as parquet:
                 for _, group in groups:
-                    table = read(parquet, group, columns)
-                    yield lives(table.filter(pc.equal(table["purgatory"], self.purgatory)))
+                    for table in read(parquet, group, columns):
+                        yield lives(table.filter(pc.equal(table["purgatory"], self.purgatory)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +307,7 @@ def _worker(
     """The function that runs on the executors: it does the work of the tasks whose numbers it is given."""
 
     def run(batches: Batches) -> Batches:
+        lean()
         for batch in batches:
             for task in batch.column(0).to_pylist():
                 for work in tasks[task]:
@@ -323,7 +326,7 @@ def _simulate(work: _Work, operations: bool) -> Batches:
     """Simulate a unit with each of its configurations."""
     unit = work.unit
     parts = [_of(each, work) for each in unit.lives(_columns(operations=operations, keys=True))]
-    arrived = Lives.together(parts).in_order()
+    together = Lives.together(parts)
     del parts
     start, stop = ((edge - unit.base) / _SECOND for edge in (unit.start, unit.stop))
     for configurations in _divided(work.configurations, _SIMULATIONS):
@@ -331,7 +334,7 @@ def _simulate(work: _Work, operations: bool) -> Batches:
         simulations = {
             each: Simulation(each, start, stop, ended[each].append if operations else None) for each in configurations
         }
-        for rows in arrived.rows(unit.base, _LOT, references=operations):
+        for rows in together.rows(unit.base, _LOT, references=operations):
             for configuration, simulation in simulations.items():
                 simulation.play(rows)
                 if ended[configuration]:

@@ -32,8 +32,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from purgatory.spark import storage, tables, trace, words
+from purgatory.spark import storage, tables, words
+from purgatory.spark.columns import IMPOSSIBLE, schema
 from purgatory.spark.errors import PipelineError, first_line
+from purgatory.spark.files import literal
 from purgatory.spark.session import qualified
 
 __all__ = ["Settings", "follow", "progress_line", "start", "windows"]
@@ -122,11 +124,11 @@ def start(
         value = getattr(settings, name)
         if not least <= value <= _LONGEST:
             raise PipelineError(f"{name} must be a number of seconds from {least:g} to {_LONGEST}, not {value!r}")
-    reader = spark.readStream.schema(trace.schema()).option("basePath", journal).option("pathGlobFilter", "*.parquet")
+    reader = spark.readStream.schema(schema()).option("basePath", journal).option("pathGlobFilter", "*.parquet")
     skip = str(settings.skip_corrupt).lower()
     reader = reader.option("ignoreCorruptFiles", skip).option("ignoreMissingFiles", skip)
     try:
-        rows = reader.parquet(trace.literal(journal))
+        rows = reader.parquet(literal(journal))
         rows.schema  # noqa: B018  # a Connect server looks at the path no sooner
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
@@ -134,9 +136,7 @@ def start(
         raise PipelineError(f"there is no {journal}") from None
     _prepare(spark, journal, output, checkpoint, {"window": float(window), "watermark": float(watermark)})
     writer = windows(_checked(rows), window, watermark).writeStream.outputMode("append")
-    writer = writer.option("checkpointLocation", checkpoint).foreachBatch(
-        storage.batches(output, trace.literal(output))
-    )
+    writer = writer.option("checkpointLocation", checkpoint).foreachBatch(storage.batches(output, literal(output)))
     if settings.once:
         return writer.trigger(availableNow=True).start()
     return writer.trigger(processingTime=_interval(settings.interval)).start()
@@ -225,7 +225,7 @@ def _checked(rows: DataFrame) -> DataFrame:
     """The rows of the journal. A row without a value that every row has fails the query; the error names its file."""
     file = F.col("_metadata.file_path")
     arrived_at = F.col("arrived_at")
-    impossible = {**trace.IMPOSSIBLE, "instance": "instance is null"}
+    impossible = {**IMPOSSIBLE, "instance": "instance is null"}
     for column, condition in impossible.items():
         wrong = F.concat(file, F.lit(f": the column {column} is missing, or has a value that it cannot have"))
         arrived_at = F.when(F.expr(condition), F.raise_error(wrong).cast("timestamp")).otherwise(arrived_at)
@@ -266,7 +266,7 @@ def _files(spark: SparkSession, directory: str) -> Sequence[str]:
     """The files in `directory` and below it, without hidden ones."""
     reader = spark.read.format("binaryFile").option("recursiveFileLookup", "true")
     try:
-        return reader.load(trace.literal(directory)).inputFiles()
+        return reader.load(literal(directory)).inputFiles()
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
@@ -275,7 +275,7 @@ def _files(spark: SparkSession, directory: str) -> Sequence[str]:
 
 def _read_marker(spark: SparkSession, directory: str) -> Recorded | None:
     try:
-        rows = spark.read.text(trace.literal(f"{directory}/{_MARKER}"), wholetext=True).collect()
+        rows = spark.read.text(literal(f"{directory}/{_MARKER}"), wholetext=True).collect()
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise

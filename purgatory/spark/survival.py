@@ -14,7 +14,7 @@ would be all that is at risk, and the rate would drop to zero.
 
 The deadline of a rescheduled operation is its last one, counted from its arrival (`deadline_s`). Its last timeout would
 be wrong: if operations that live long have their deadline moved, those that survive would leave the risk set early, and
-those that complete would stay. An unknown deadline (`trace.DEADLINE`) censors nothing, and the estimate ends at the
+those that complete would stay. An unknown deadline (`columns.DEADLINE`) censors nothing, and the estimate ends at the
 longest known one.
 
 A closed operation is censored at the time of the close, a cancelled or failed one at its end: a deployment that ends
@@ -36,7 +36,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from purgatory.spark import trace
+from purgatory.spark.columns import DEADLINE, UNKNOWN_DEADLINE
 from purgatory.spark.words import name, percent, seconds
 
 __all__ = ["UNKNOWN", "TimeoutChoice", "by_operation", "choose", "curve", "rate_at", "settled"]
@@ -123,7 +123,7 @@ def settled(rows: DataFrame) -> DataFrame:
     arrived = F.unix_micros("arrived_at")
     finished = arrived + F.round(F.col("waited_s") * _SECOND).cast("long")
     closed = F.col("outcome") == "closed"
-    longest = F.ceil(F.greatest(F.col("waited_s"), F.expr(trace.DEADLINE)) * _SECOND)
+    longest = F.ceil(F.greatest(F.col("waited_s"), F.expr(DEADLINE)) * _SECOND)
     names = ["instance", "run", "purgatory", "operation"]
     ends = (
         rows.withColumns(run)
@@ -166,7 +166,7 @@ def curve(rows: DataFrame) -> DataFrame:
     each = Window.partitionBy("purgatory", "operation")
     so_far = each.orderBy("time").rowsBetween(Window.unboundedPreceding, Window.currentRow)
     at_once = F.col("outcome") == "completed_at_once"
-    deadline = F.expr(trace.DEADLINE)
+    deadline = F.expr(DEADLINE)
     in_time = (F.col("outcome") == "satisfied") & (F.col("waited_s") <= F.coalesce(deadline, "waited_s"))
     watched = F.when(at_once, F.lit(0.0)).otherwise(F.least("waited_s", deadline))
     ends = rows.select(
@@ -174,7 +174,7 @@ def curve(rows: DataFrame) -> DataFrame:
         "operation",
         _rounded_up(watched).alias("time"),
         (at_once | in_time).alias("event"),
-        F.expr(trace.UNKNOWN_DEADLINE).alias("unknown"),
+        F.expr(UNKNOWN_DEADLINE).alias("unknown"),
     )
     times = ends.groupBy("purgatory", "operation", "time").agg(
         F.count_if("event").alias("events"),

@@ -10,9 +10,10 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from purgatory.spark.columns import DEADLINE, IMPOSSIBLE, UNKNOWN_DEADLINE, schema
+from purgatory.spark.files import literal
 from purgatory.spark.lives import check, deadlines
 from purgatory.spark.simulate import OUTCOMES
-from purgatory.spark.trace import DEADLINE, IMPOSSIBLE, UNKNOWN_DEADLINE, literal, schema
 from tests.pipeline import traces
 
 _NULLABLE = pa.schema({**{field.name: field.type for field in traces.WIDE}, "keys": pa.list_(pa.string())})

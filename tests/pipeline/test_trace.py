@@ -16,7 +16,9 @@ from pyspark.sql import SparkSession
 from purgatory.journal import SCHEMA
 from purgatory.journal.compact import compact
 from purgatory.spark import trace
+from purgatory.spark.columns import COLUMNS, DEADLINE
 from purgatory.spark.errors import PipelineError
+from purgatory.spark.files import refuse_existing
 from tests.pipeline import traces
 
 
@@ -41,8 +43,8 @@ def test_a_directory_may_have_any_name(spark: SparkSession, tmp_path: Path, name
     found = trace.read(spark, str(tmp_path / name))
     assert (found.files, found.rows.count()) == (1, 1)
     with pytest.raises(PipelineError, match="exists"):
-        trace.refuse_existing(spark, str(tmp_path / name))
-    trace.refuse_existing(spark, str(tmp_path / "x*"))
+        refuse_existing(spark, str(tmp_path / name))
+    refuse_existing(spark, str(tmp_path / "x*"))
 
 
 def test_times_as_spark_by_itself_writes_them_are_read(spark: SparkSession, tmp_path: Path) -> None:
@@ -93,7 +95,7 @@ def as_written(spark: SparkSession, tmp_path: Path) -> list[Any]:
 
 def _read(spark: SparkSession, path: Path) -> list[Any]:
     rows = trace.read(spark, str(path)).rows.orderBy("arrived_at").collect()
-    assert [row.asDict().keys() for row in rows] == [trace.COLUMNS.keys()] * len(rows)
+    assert [row.asDict().keys() for row in rows] == [COLUMNS.keys()] * len(rows)
     return rows
 
 
@@ -178,7 +180,7 @@ def test_rows_of_older_journals_are_read_with_a_warning_if_a_deadline_is_unknown
     traces.write(tmp_path, [traces.row(3, waited_s=7.0), traces.row(4, timeout_s=None, waited_s=7.0)], schema=older)
     traces.write(tmp_path, [traces.row(5, waited_s=7.0)])
     found = trace.read(spark, str(tmp_path))
-    deadlines = found.rows.orderBy("arrived_at").selectExpr(f"{trace.DEADLINE} AS deadline_s").collect()
+    deadlines = found.rows.orderBy("arrived_at").selectExpr(f"{DEADLINE} AS deadline_s").collect()
     assert [row.deadline_s for row in deadlines] == [1.0, 6.5, None, None, 1.0]
     [warning] = found.warnings
     assert warning.startswith("1 operations have no deadline_s")
