@@ -14,6 +14,7 @@ from purgatory.purgatory import DelayedOperationPurgatory
 from purgatory.statistics import PurgatoryStatistics
 from purgatory.threshold import ThresholdPurgatory
 from purgatory.timer import TimerStatistics, TimerTask, TimingWheel, WheelTimer
+from purgatory.versions import VersionedValues
 
 __all__ = [
     "Clock",
@@ -34,6 +35,7 @@ __all__ = [
     "TimerStatistics",
     "TimerTask",
     "TimingWheel",
+    "VersionedValues",
     "VirtualClock",
     "WheelTimer",
 ]

@@ -1,0 +1,602 @@
+"""`VersionedValues`: its methods, its refusals, and that nothing is missed and nothing is left behind."""
+
+import asyncio
+import copy
+import gc
+import pickle
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from purgatory import (
+    DelayedOperation,
+    DelayedOperationPurgatory,
+    FinishedOperation,
+    OperationCancelled,
+    PurgatoryClosed,
+    PurgatoryError,
+    PurgatoryFull,
+    VersionedValues,
+)
+from tests.support.operations import FaultLog, turn
+
+Values = VersionedValues[str, Any]
+
+
+class Counted(str):
+    """A key that counts how often keys like it are hashed."""
+
+    __slots__ = ()
+    hashed = 0
+
+    def __hash__(self) -> int:
+        Counted.hashed += 1
+        return str.__hash__(self)
+
+    __eq__ = str.__eq__
+
+
+class Refusing:
+    """A key that cannot be hashed while it `refuses`."""
+
+    refuses = False
+
+    def __hash__(self) -> int:
+        if self.refuses:
+            raise LookupError("refused")
+        return 1
+
+
+class Payload:
+    """A value that can be referred to weakly."""
+
+
+@pytest.fixture
+def values(clock: FaultLog) -> Values:
+    return VersionedValues(purgatory=DelayedOperationPurgatory(clock=clock))
+
+
+@pytest.fixture
+def heard(values: Values) -> list[FinishedOperation]:
+    records: list[FinishedOperation] = []
+    values.purgatory.add_listener(records.append)
+    return records
+
+
+def is_ready(state: str) -> bool:
+    return state == "ready"
+
+
+class TestSet:
+    def test_each_set_has_a_higher_version(self, values: Values) -> None:
+        assert (values.set("a", "x"), values.set("b", "y"), values.set("a", "z")) == (1, 2, 3)
+        assert (values.get("a"), values.get("b")) == ((3, "z"), (2, "y"))
+
+    def test_a_key_that_was_never_set_has_version_0(self, values: Values) -> None:
+        assert values.get("a") == (0, None)
+
+    def test_none_and_the_same_value_are_values(self, values: Values) -> None:
+        change = values.changed({"a": 0}, None)
+        assert values.set("a", None) == 1
+        assert change.result() == {"a": (1, None)}
+        change = values.changed({"a": 1}, None)
+        assert values.set("a", None) == 2
+        assert change.result() == {"a": (2, None)}
+
+    def test_versions_of_a_later_life_are_higher(self, values: Values, clock: FaultLog) -> None:
+        values.set("a", "old")
+        later: Values = VersionedValues(1000, DelayedOperationPurgatory(clock=clock))
+        assert later.get("a") == (0, None)
+        assert later.set("a", "new") == 1001
+        assert later.changed({"a": values.get("a")[0]}, None).result() == {"a": (1001, "new")}
+
+    def test_an_update_sets_all_before_a_wait_completes(self, values: Values, heard: list[FinishedOperation]) -> None:
+        change = values.changed({"a": 0, "b": 0, "c": 0}, None)
+        values.update({"a": "x", "b": "y"})
+        assert change.result() == {"a": (1, "x"), "b": (2, "y")}
+        assert [finished.outcome for finished in heard] == ["satisfied"]
+
+    def test_an_empty_update_changes_nothing(self, values: Values) -> None:
+        values.update({})
+        assert values.set("a", "x") == 1
+
+    def test_set_touches_no_wait_of_another_key(self, values: VersionedValues[str, str]) -> None:
+        def hashed(others: int) -> int:
+            for number in range(others):
+                values.changed({Counted(f"other {number}"): 0, Counted(f"another {number}"): 0}, 30.0)
+            change = values.changed({Counted("key"): values.set(Counted("key"), "old")}, None)
+            Counted.hashed = 0
+            values.set(Counted("key"), "x")
+            assert change.done()
+            return Counted.hashed
+
+        assert hashed(10) == hashed(10_000)
+
+    def test_a_request_to_exit_is_raised_after_the_other_waits(self, values: Values) -> None:
+        def leave(_: FinishedOperation) -> None:
+            values.purgatory.remove_listener(leave)
+            raise SystemExit
+
+        values.purgatory.add_listener(leave)
+        waits = [values.changed({key: 0}, None) for key in "aab"]
+        with pytest.raises(SystemExit):
+            values.update({"a": "x", "b": "y"})
+        assert [wait.done() for wait in waits] == [True, True, True]
+        assert values.set("a", "z") == 3
+
+    def test_a_key_that_cannot_be_looked_up_keeps_no_other_from_its_waits(self, clock: FaultLog) -> None:
+        values: VersionedValues[object, str] = VersionedValues(purgatory=DelayedOperationPurgatory(clock=clock))
+        odd = Refusing()
+        values.purgatory.add_listener(lambda _: setattr(odd, "refuses", True))
+        waits = [values.changed({key: 0}, None) for key in ("a", "b")]
+        with pytest.raises(LookupError, match="refused"):
+            values.update({"a": "x", odd: "y", "b": "z"})
+        assert [wait.done() for wait in waits] == [True, True]
+
+
+class TestDelete:
+    def test_a_deleted_key_has_version_0(self, values: Values) -> None:
+        values.set("a", "x")
+        assert values.delete("a")
+        assert not values.delete("a")
+        assert values.get("a") == (0, None)
+
+    def test_a_wait_with_the_version_of_a_deleted_key_sees_it_set_again(self, values: Values) -> None:
+        seen = {"a": values.set("a", "x")}
+        values.delete("a")
+        change = values.changed(seen, None)
+        assert not change.done()
+        values.set("a", "again")
+        assert change.result() == {"a": (2, "again")}
+
+    def test_waits_go_on_when_their_key_is_deleted(self, values: Values) -> None:
+        seen = {"a": values.set("a", "x")}
+        waits: list[DelayedOperation[Any]] = [values.changed(seen, None), values.until("a", is_ready, None)]
+        values.delete("a")
+        assert [wait.done() for wait in waits] == [False, False]
+        values.set("a", "ready")
+        assert [wait.result() for wait in waits] == [{"a": (2, "ready")}, (2, "ready")]
+
+
+class TestChanged:
+    def test_newer_values_are_yielded_at_once(self, values: Values) -> None:
+        values.update({"a": "x", "b": "y", "c": "z"})
+        change = values.changed({"a": 0, "b": 2, "c": 2, "d": 0}, None)
+        assert change.outcome == "completed_at_once"
+        assert change.result() == {"a": (1, "x"), "c": (3, "z")}
+
+    def test_it_completes_when_a_key_becomes_newer(self, values: Values) -> None:
+        seen = {"a": values.set("a", "x"), "b": 0}
+        change = values.changed(seen, None)
+        values.set("c", "another")
+        assert not change.done()
+        values.set("b", "y")
+        assert (change.outcome, change.result()) == ("satisfied", {"b": (3, "y")})
+
+    def test_at_the_deadline_it_yields_nothing(self, values: Values, clock: FaultLog) -> None:
+        change = values.changed({"a": values.set("a", "x")}, timeout=2.0)
+        values.set("b", "another")
+        clock.advance(2.0)
+        assert (change.expired(), change.result()) == (True, {})
+        assert values.purgatory.statistics().missed == 0
+
+    def test_changes_between_two_calls_are_not_missed(self, values: Values) -> None:
+        seen = {"a": 0, "b": 0}
+        values.set("a", 1)
+        for number in range(2, 100):
+            found = values.changed(seen, None).result()
+            assert found
+            seen |= {key: version for key, (version, _) in found.items()}
+            values.set("ab"[number % 3 == 0], number)
+        assert max(seen.values()) == 98
+
+    async def test_two_sets_before_the_task_runs_are_yielded_by_two_calls(self) -> None:
+        async with VersionedValues[str, str]() as values:
+            task = asyncio.ensure_future(values.changed({"a": 0}, 30.0))
+            await turn()
+            values.set("a", "x")
+            values.set("a", "y")
+            assert await task == {"a": (1, "x")}
+            assert await values.changed({"a": 1}, 30.0) == {"a": (2, "y")}
+
+    def test_all_keys_have_one_operation(self, values: Values, heard: list[FinishedOperation], clock: FaultLog) -> None:
+        keys = tuple(f"key {number}" for number in range(1000))
+        values.changed(dict.fromkeys(keys, 0), 5.0)
+        assert (values.num_waiting, len(values.purgatory.timer)) == (1, 1)
+        values.set(keys[7], "x")
+        clock.advance(10.0)
+        assert [(finished.keys, finished.outcome) for finished in heard] == [(keys, "satisfied")]
+
+    def test_it_completes_exactly_once(self, values: Values, heard: list[FinishedOperation], clock: FaultLog) -> None:
+        change = values.changed({"a": 0, "b": 0}, 1.0)
+        values.update({"a": "x", "b": "y"})
+        values.set("a", "z")
+        clock.advance(2.0)
+        values.purgatory.complete_all()
+        assert (change.force_complete(), change.cancel()) == (False, False)
+        assert change.result() == {"a": (1, "x"), "b": (2, "y")}
+        assert len(heard) == 1
+
+    def test_the_versions_seen_are_those_at_the_call(self, values: Values) -> None:
+        seen = {"a": 0}
+        change = values.changed(seen, None)
+        seen["b"] = 5
+        values.set("b", "y")
+        assert not change.done()
+        values.set("a", "x")
+        assert change.result() == {"a": (2, "x")}
+
+    def test_a_change_by_a_listener_is_yielded_by_the_waits_after_it(self, values: Values) -> None:
+        def set_again(finished: FinishedOperation) -> None:
+            values.purgatory.remove_listener(set_again)
+            values.set("a", "y")
+
+        values.purgatory.add_listener(set_again)
+        waits = [values.changed({"a": 0}, None) for _ in range(3)]
+        assert values.set("a", "x") == 1
+        assert [wait.result() for wait in waits] == [{"a": (1, "x")}, {"a": (2, "y")}, {"a": (2, "y")}]
+
+    def test_a_wait_that_a_listener_begins_waits_for_the_next_change(self, values: Values) -> None:
+        begun: list[DelayedOperation[Any]] = []
+        values.purgatory.add_listener(lambda _: begun.append(values.changed({"a": values.get("a")[0]}, None)))
+        values.changed({"a": 0}, None)
+        values.set("a", "x")
+        assert [wait.done() for wait in begun] == [False]
+        values.set("a", "y")
+        assert begun[0].result() == {"a": (2, "y")}
+
+    def test_a_forced_wait_yields_what_is_newer(self, values: Values) -> None:
+        change = values.changed({"a": 0}, None)
+        assert change.force_complete()
+        assert change.result() == {}
+
+    async def test_cancelling_the_awaiting_task_removes_it(self) -> None:
+        async with VersionedValues[str, str]() as values:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.001):
+                    await values.changed({"a": 0, "b": 0}, None)
+            assert values.num_waiting == 0
+            assert values.set("a", "x") == 1
+
+    def test_waits_can_be_cancelled_by_their_key(self, values: Values) -> None:
+        change, state = values.changed({"a": 0, "b": 0}, None), values.until("b", is_ready, None)
+        assert values.purgatory.cancel_for_key("b") == [change, state]
+        with pytest.raises(OperationCancelled):
+            change.result()
+
+
+class TestUntil:
+    def test_a_state_that_is_there_completes_it_at_once(self, values: Values) -> None:
+        values.set("a", "ready")
+        state = values.until("a", is_ready, None)
+        assert (state.outcome, state.result()) == ("completed_at_once", (1, "ready"))
+
+    def test_it_completes_when_the_state_comes(self, values: Values) -> None:
+        values.set("a", "new")
+        state = values.until("a", is_ready, None)
+        values.set("a", "starting")
+        values.set("b", "ready")
+        assert not state.done()
+        values.set("a", "ready")
+        assert (state.outcome, state.result()) == ("satisfied", (4, "ready"))
+
+    async def test_a_state_that_is_gone_before_the_task_runs_is_not_missed(self) -> None:
+        async with VersionedValues[str, str]() as values:
+            tasks = [asyncio.ensure_future(values.until("a", is_ready, 30.0)) for _ in range(3)]
+            await turn()
+            values.set("a", "ready")
+            values.set("a", "gone")
+            assert await asyncio.gather(*tasks) == [(1, "ready")] * 3
+            assert values.get("a") == (2, "gone")
+
+    def test_a_state_is_seen_from_the_call_on_without_an_await(self, values: Values) -> None:
+        ready, gone = values.until("a", is_ready, None), values.until("a", "gone".__eq__, None)
+        for state in ("ready", "gone", "ready"):
+            values.set("a", state)
+        assert (ready.result(), gone.result()) == ((1, "ready"), (2, "gone"))
+
+    def test_a_state_that_a_listener_replaces_is_not_missed(self, values: Values) -> None:
+        values.purgatory.add_listener(lambda finished: values.set("a", "gone"))
+        ready = [values.until("a", is_ready, None) for _ in range(50)]
+        gone = values.until("a", "gone".__eq__, None)
+        assert values.set("a", "ready") == 1
+        assert {wait.result() for wait in ready} == {(1, "ready")}
+        assert gone.result() == (2, "gone")
+
+    def test_a_wait_that_begins_after_the_state_does_not_see_it(self, values: Values) -> None:
+        begun: list[DelayedOperation[Any]] = []
+
+        def go_on(_: FinishedOperation) -> None:
+            values.purgatory.remove_listener(go_on)
+            values.set("a", "gone")
+            begun.append(values.until("a", is_ready, None))
+
+        values.purgatory.add_listener(go_on)
+        waits = [values.until("a", is_ready, None) for _ in range(2)]
+        values.set("a", "ready")
+        assert [wait.done() for wait in (*waits, *begun)] == [True, True, False]
+        values.purgatory.check_and_complete("a")
+        assert not begun[0].done()
+
+    def test_each_wait_of_a_long_chain_yields_its_own_state(self, values: Values) -> None:
+        values.purgatory.add_listener(lambda _: values.set("a", values.get("a")[0]))
+        waits = [values.until("a", number.__eq__, None) for number in range(50)]
+        values.set("a", 0)
+        assert [wait.result() for wait in waits] == [(number + 1, number) for number in range(50)]
+
+    def test_at_the_deadline_it_yields_none(self, values: Values, clock: FaultLog) -> None:
+        state = values.until("a", is_ready, 2.0)
+        values.set("a", "new")
+        clock.advance(2.0)
+        assert (state.expired(), state.result()) == (True, None)
+
+    def test_an_exception_of_the_predicate_is_the_waits_own(self, values: Values) -> None:
+        def fail(state: str) -> bool:
+            raise LookupError(state)
+
+        waits = [values.until("a", fail, None), values.until("a", is_ready, None)]
+        assert values.set("a", "ready") == 1
+        assert waits[1].result() == (1, "ready")
+        with pytest.raises(LookupError, match="ready"):
+            waits[0].result()
+
+    def test_a_predicate_may_set_the_value(self, values: Values) -> None:
+        def start(state: str) -> bool:
+            if state == "new":
+                values.set("a", "ready")
+            return state == "ready"
+
+        state = values.until("a", start, None)
+        assert values.set("a", "new") == 1
+        assert state.result() == (2, "ready")
+
+    def test_predicates_of_other_keys_are_not_called(self, values: Values) -> None:
+        called: list[str] = []
+        for number in range(1000):
+            values.until(f"other {number}", called.append, None)
+        values.until("a", called.append, None)
+        values.set("a", "new")
+        assert called == ["new"]
+
+
+class TestMemory:
+    def test_keys_without_a_value_and_without_a_wait_leave_nothing(self, clock: FaultLog) -> None:
+        values: Values = VersionedValues(purgatory=DelayedOperationPurgatory(clock=clock, purge_interval=0))
+        kept = values.changed({"kept": 0}, None)
+        for number in range(1000):
+            values.changed({f"{number} {name}": 0 for name in "abc"}, 1.0)
+            values.until(f"{number} a", is_ready, 1.0)
+        clock.advance(2.0)
+        clock.advance(0.0)
+        assert values.purgatory.watched_keys() == ["kept"]
+        assert (values.num_waiting, values.purgatory.watched, len(values.purgatory.timer)) == (1, 1, 0)
+        assert (values._values, values._announced) == ({}, {})
+        assert not kept.done()
+
+    def test_dead_entries_do_not_pile_up(self, values: Values, clock: FaultLog) -> None:
+        most = 0
+        for number in range(5000):
+            values.changed({f"{number} {name}": 0 for name in "abcdefghij"}, 0.1)
+            if number % 20 == 0:
+                clock.advance(1.0)
+            most = max(most, len(values.purgatory.watched_keys()))
+        assert most < 3000, "of 50,000"
+
+    def test_a_deleted_key_leaves_nothing(self, values: Values) -> None:
+        for number in range(1000):
+            values.set(f"{number}", number)
+            values.delete(f"{number}")
+        assert values._values == {}
+
+    def test_a_replaced_value_is_let_go(self, values: VersionedValues[str, Payload]) -> None:
+        gc.disable()
+        try:
+            payload = Payload()
+            reference = weakref.ref(payload)
+            waits: list[DelayedOperation[Any]] = [values.changed({"a": 0}, None), values.until("a", bool, None)]
+            values.set("a", payload)
+            assert {wait.done() for wait in waits} == {True}
+            values.set("a", Payload())
+            waits.clear()
+            del payload
+            assert reference() is None
+        finally:
+            gc.enable()
+
+    def test_a_finished_wait_is_not_retained(self, values: Values, clock: FaultLog) -> None:
+        waits: list[DelayedOperation[Any]] = [values.changed({"a": 0, "b": 0}, 1.0), values.until("b", is_ready, 1.0)]
+        references = [weakref.ref(wait) for wait in waits]
+        clock.advance(2.0)
+        waits.clear()
+        assert [reference() for reference in references] == [None, None]
+
+
+class TestClosing:
+    async def test_a_close_completes_every_wait(self) -> None:
+        async with VersionedValues[str, str]() as values:
+            version = values.set("a", "x")
+            change, state = values.changed({"a": version}, None), values.until("a", is_ready, None)
+        assert (await change, await state) == ({}, None)
+        assert (change.outcome, state.outcome) == ("closed", "closed")
+        with pytest.raises(PurgatoryClosed):
+            values.changed({"a": version}, None)
+        with pytest.raises(PurgatoryClosed):
+            values.until("a", is_ready, None)
+        with pytest.raises(PurgatoryClosed):
+            await values.__aenter__()
+        await values.aclose()
+
+    def test_close_is_aclose_in_one_go(self, values: Values) -> None:
+        change = values.changed({"a": 0}, None)
+        values.close()
+        assert change.result() == {}
+        assert values.num_waiting == 0
+
+    def test_values_outlive_a_close(self, values: Values) -> None:
+        values.close()
+        assert values.set("a", "x") == 1
+        assert values.get("a") == (1, "x")
+
+    def test_a_wait_that_a_listener_closes_in_a_set_yields_the_value(self, values: Values) -> None:
+        values.purgatory.add_listener(lambda _: values.close())
+        waits = [values.changed({"a": 0}, None) for _ in range(2)]
+        values.set("a", "x")
+        assert [wait.outcome for wait in waits] == ["satisfied", "closed"]
+        assert [wait.result() for wait in waits] == [{"a": (1, "x")}] * 2
+
+
+class Alike(Mapping[str, int]):
+    """A mapping that is no `dict`."""
+
+    def __getitem__(self, key: str) -> int:
+        return 0
+
+    def __iter__(self) -> Any:
+        return iter("ab")
+
+    def __len__(self) -> int:
+        return 2
+
+
+class TestArguments:
+    def test_any_mapping_will_do(self, values: VersionedValues[str, int]) -> None:
+        values.update(Alike())
+        assert values.changed(Alike(), None).result() == {"a": (1, 0), "b": (2, 0)}
+
+    @pytest.mark.parametrize(
+        ("seen", "error", "message"),
+        [
+            (["a"], TypeError, r"seen must be a mapping of keys to versions, not \['a'\]"),
+            ({"a": "1"}, TypeError, "the version seen of 'a' must be an int, not '1'"),
+            ({"a": 0, "b": None}, TypeError, "the version seen of 'b' must be an int, not None"),
+            ({"a": 1.0}, TypeError, "the version seen of 'a' must be an int, not 1.0"),
+            ({"a": -1}, ValueError, "the version seen of 'a' must be from 0 to 1, the last one given, not -1"),
+            ({"a": 2}, ValueError, "the version seen of 'a' must be from 0 to 1, the last one given, not 2"),
+            ({}, ValueError, "at least one key"),
+        ],
+    )
+    def test_bad_versions_are_refused(
+        self, values: Values, seen: Any, error: type[Exception], message: str, heard: list[FinishedOperation]
+    ) -> None:
+        values.set("a", "x")
+        with pytest.raises(error, match=message):
+            values.changed(seen, None)
+        assert (values.num_waiting, values.purgatory.watched, heard) == (0, 0, [])
+
+    def test_an_int_of_a_users_own_is_a_version(self, values: Values) -> None:
+        assert values.set("a", "x") == 1
+        assert values.changed({"a": False}, None).result() == {"a": (1, "x")}
+
+    @pytest.mark.parametrize(("timeout", "error"), [(-1.0, ValueError), (float("nan"), ValueError), ("1", TypeError)])
+    def test_a_bad_timeout_is_refused(self, values: Values, timeout: Any, error: type[Exception]) -> None:
+        with pytest.raises(error, match="timeout must be"):
+            values.changed({"a": 0}, timeout)
+        with pytest.raises(error, match="timeout must be"):
+            values.until("a", is_ready, timeout)
+        assert (values.num_waiting, values.purgatory.watched) == (0, 0)
+
+    def test_a_bad_predicate_is_refused(self, values: Values) -> None:
+        async def is_ready_soon(state: str) -> bool:
+            return True
+
+        text: Any = "ready"
+        with pytest.raises(TypeError, match="predicate must be callable, not 'ready'"):
+            values.until("a", text, None)
+        with pytest.raises(TypeError, match="predicate must not be async"):
+            values.until("a", is_ready_soon, None)
+        assert (values.num_waiting, values.purgatory.watched) == (0, 0)
+
+    def test_a_key_that_is_not_hashable_is_refused(self, values: Values) -> None:
+        key: Any = []
+        calls: list[Callable[[], object]] = [
+            lambda: values.set(key, "x"),
+            lambda: values.get(key),
+            lambda: values.delete(key),
+            lambda: values.until(key, is_ready, None),
+        ]
+        for call in calls:
+            with pytest.raises(TypeError, match="unhashable"):
+                call()
+        assert (values.num_waiting, values.purgatory.watched, values._values) == (0, 0, {})
+        assert values.set("a", "x") == 1
+
+    def test_an_update_that_is_no_mapping_is_refused(self, values: Values) -> None:
+        text: Any = "ab"
+        with pytest.raises(TypeError, match="values must be a mapping of keys to values, not 'ab'"):
+            values.update(text)
+        assert values._values == {}
+
+    def test_a_bad_start_is_refused(self) -> None:
+        text: Any = "5"
+        with pytest.raises(TypeError, match="version must be an int, not '5'"):
+            VersionedValues(text)
+        with pytest.raises(ValueError, match="version must be at least 0, not -1"):
+            VersionedValues(-1)
+        with pytest.raises(TypeError, match="purgatory must be a DelayedOperationPurgatory, not '5'"):
+            VersionedValues(0, text)
+
+    def test_a_full_purgatory_refuses_waits_alone(self, clock: FaultLog) -> None:
+        values: Values = VersionedValues(purgatory=DelayedOperationPurgatory(max_pending=1, clock=clock))
+        change = values.changed({"a": 0}, None)
+        with pytest.raises(PurgatoryFull):
+            values.changed({"a": 0}, None)
+        with pytest.raises(PurgatoryFull):
+            values.until("a", is_ready, None)
+        values.set("a", "ready")
+        assert change.done()
+        assert values.changed({"a": 0}, None).done()
+
+
+class TestAffinity:
+    async def test_another_event_loop_is_refused(self) -> None:
+        async with VersionedValues[str, str]() as values:
+
+            async def elsewhere() -> None:
+                values.changed({"a": 0}, 0.0)
+
+            with pytest.raises(PurgatoryError, match="another event loop"):
+                await asyncio.to_thread(asyncio.run, elsewhere())
+            assert values.num_waiting == 0
+
+    def test_another_thread_is_refused_in_debug_mode(self) -> None:
+        async def main() -> None:
+            async with VersionedValues[str, str]() as values:
+                calls: list[tuple[str, Callable[[], object]]] = [
+                    ("set, key, value", lambda: values.set("a", "x")),
+                    ("update, values", lambda: values.update({"a": "x"})),
+                    ("delete, key", lambda: values.delete("a")),
+                ]
+                for name, call in calls:
+                    with pytest.raises(PurgatoryError, match=rf"call_soon_threadsafe\(values\.{name}\)"):
+                        await asyncio.to_thread(call)
+                assert values.get("a") == (0, None)
+                asyncio.get_running_loop().call_soon_threadsafe(values.set, "a", "x")
+                assert await values.changed({"a": 0}, 30.0) == {"a": (1, "x")}
+
+        asyncio.run(main(), debug=True)
+
+    def test_values_are_set_without_a_loop(self) -> None:
+        values: Values = VersionedValues()
+        values.set("a", "x")
+
+        async def main() -> None:
+            async with values:
+                assert await values.changed({"a": 0}, None) == {"a": (1, "x")}
+
+        asyncio.run(main())
+
+
+def test_a_copy_is_refused(values: Values) -> None:
+    copies: list[Callable[[Any], object]] = [copy.copy, copy.deepcopy, pickle.dumps]
+    for how in copies:
+        with pytest.raises(TypeError, match="cannot copy or pickle a VersionedValues"):
+            how(values)
+
+
+def test_its_repr_shows_how_many_keys_and_waits_there_are(values: Values) -> None:
+    values.set("a", "x")
+    values.changed({"b": 0}, None)
+    assert repr(values) == "<VersionedValues 'purgatory' keys=1 waiting=1>"
+    assert repr(VersionedValues()) == "<VersionedValues 'versions' keys=0 waiting=0>"
