@@ -46,14 +46,14 @@ class DelayedChange(DelayedOperation[dict[K, tuple[int, V]]], Generic[K, V]):
         of: "VersionedValues[K, V]",
         keys: tuple[K, ...],
         since: int,
-        found: dict[K, tuple[int, V]] | None,
+        found: dict[K, tuple[int, V]],
         timeout: float | None,
     ) -> None:
         super().__init__(timeout)
         self._of = of
         self._keys = keys
         self._since = since
-        self._found = found
+        self._found = found or None  # no empty one for each wait
 
     def try_complete(self) -> bool:
         found = self._found or self._of._newer(self._keys, self._since)
@@ -202,17 +202,14 @@ class VersionedValues(Generic[K, V]):
         """
         if not isinstance(seen, Mapping):
             raise TypeError(f"seen must be a mapping of keys to versions, not {seen!r}")
-        seen = dict(seen)
         since = self._version
-        found: dict[K, tuple[int, V]] | None = None
+        found: dict[K, tuple[int, V]] = {}
         for key, version in seen.items():
             if type(version) is not int or not 0 <= version <= since:
                 _check_version(key, version, since)
-        for key, version in seen.items():
             current = self._values.get(key)
             now = None if current is None else current.now
             if now is not None and now[0] > version:
-                found = found or {}
                 found[key] = now
         keys = tuple(seen)
         return self.purgatory.try_complete_else_watch(DelayedChange(self, keys, since, found, timeout), keys)

@@ -1,10 +1,12 @@
-"""`ThresholdPurgatory` and `IdleTracker` against naive ones, each of them a dict."""
+"""`ThresholdPurgatory`, `IdleTracker` and `VersionedValues` against naive ones, each of them a dict."""
+
+from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import purgatory.threshold
-from purgatory import DelayedOperation, DelayedOperationPurgatory, IdleTracker, ThresholdPurgatory
+from purgatory import DelayedOperation, DelayedOperationPurgatory, IdleTracker, ThresholdPurgatory, VersionedValues
 from tests.support.operations import FaultLog
 
 SPARED = purgatory.threshold._SPARED
@@ -158,5 +160,123 @@ class AgainstANaiveIdleTracker(RuleBasedStateMachine):
             assert now < touched + self.timeout + self.tick + (now + self.tick) * 1e-15, "late"
 
 
+class AgainstNaiveVersionedValues(RuleBasedStateMachine):
+    """After each change all waits are scanned: each is done if and only if it has to be, with the right result."""
+
+    @initialize(
+        version=st.sampled_from([0, 1000]),
+        tick=st.sampled_from([0.001, 0.25, 60.0]),
+        purge_interval=st.sampled_from([0, 2, 1000]),
+    )
+    def start(self, version: int, tick: float, purge_interval: int) -> None:
+        self.clock = FaultLog()
+        self.tick = tick
+        self.real: VersionedValues[str, int] = VersionedValues(
+            version, DelayedOperationPurgatory(tick=tick, purge_interval=purge_interval, clock=self.clock)
+        )
+        self.latest = version
+        self.current: dict[str, tuple[int, int]] = {}
+        self.changes: dict[DelayedOperation[Any], tuple[dict[str, int], float | None]] = {}
+        self.states: dict[DelayedOperation[Any], tuple[str, int, float | None]] = {}
+
+    def newer(self, seen: dict[str, int]) -> dict[str, tuple[int, int]]:
+        return {key: self.current[key] for key, version in seen.items() if self.current.get(key, (0, 0))[0] > version}
+
+    def deadline(self, timeout: float | None) -> float | None:
+        return None if timeout is None else self.clock.time() + timeout
+
+    @rule(data=st.data(), keys=st.sets(KEYS, min_size=1), timeout=st.none() | SECONDS)
+    def wait_for_a_change(self, data: st.DataObject, keys: set[str], timeout: float | None) -> None:
+        known = st.sampled_from([0, self.latest, *(version for version, _ in self.current.values())])
+        seen = {key: data.draw(known | st.integers(0, self.latest)) for key in sorted(keys)}
+        change = self.real.changed(seen, timeout)
+        found = self.newer(seen)
+        assert change.done() == bool(found)
+        if found:
+            assert change.result() == found
+        else:
+            self.changes[change] = (seen, self.deadline(timeout))
+
+    @rule(key=KEYS, value=st.integers(0, 3), timeout=st.none() | SECONDS)
+    def wait_for_a_state(self, key: str, value: int, timeout: float | None) -> None:
+        state = self.real.until(key, value.__eq__, timeout)
+        now = self.current.get(key)
+        assert state.done() == (now is not None and now[1] == value)
+        if state.done():
+            assert state.result() == now
+        else:
+            self.states[state] = (key, value, self.deadline(timeout))
+
+    @rule(values=st.dictionaries(KEYS, st.integers(0, 3)), together=st.booleans())
+    def set_values(self, values: dict[str, int], together: bool) -> None:
+        if together:
+            self.real.update(values)
+        for key, value in values.items():
+            self.latest += 1
+            self.current[key] = (self.latest, value)
+            if not together:
+                assert self.real.set(key, value) == self.latest
+                self.see_changes([key])
+        if together:
+            self.see_changes(list(values))
+
+    def see_changes(self, keys: list[str]) -> None:
+        for change, (seen, _) in list(self.changes.items()):
+            if found := self.newer(seen):
+                assert change.result() == found
+                del self.changes[change]
+        for state, (key, value, _) in list(self.states.items()):
+            if key in keys and self.current[key][1] == value:
+                assert state.result() == self.current[key]
+                del self.states[state]
+
+    @rule(key=KEYS)
+    def delete(self, key: str) -> None:
+        assert self.real.delete(key) == (self.current.pop(key, None) is not None)
+
+    @rule(seconds=SECONDS)
+    def pass_time(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        now = self.clock.time()
+        for wait, deadline in self.waits():
+            if wait.done():
+                assert wait.expired()
+                assert deadline is not None
+                assert deadline <= now, "early"
+                assert wait.result() == ({} if wait in self.changes else None)
+                self.forget(wait)
+            elif deadline is not None:
+                assert now < deadline + self.tick + (now + self.tick) * 1e-15, "late"
+
+    @precondition(lambda self: self.changes or self.states)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        wait, _ = data.draw(st.sampled_from(self.waits()))
+        assert wait.cancel()
+        self.forget(wait)
+
+    def waits(self) -> list[tuple[DelayedOperation[Any], float | None]]:
+        return [(wait, waited[-1]) for waits in (self.changes, self.states) for wait, waited in waits.items()]
+
+    def forget(self, wait: DelayedOperation[Any]) -> None:
+        self.changes.pop(wait, None)
+        self.states.pop(wait, None)
+
+    @invariant()
+    def it_agrees(self) -> None:
+        assert {key: self.real.get(key) for key in "abcdef"} == {
+            key: self.current.get(key, (0, None)) for key in "abcdef"
+        }
+        assert self.real.num_waiting == len(self.changes) + len(self.states)
+        assert not any(wait.done() for wait, _ in self.waits())
+        assert self.real.purgatory.statistics().missed == 0
+
+    @invariant()
+    def keys_without_a_value_and_a_wait_are_gone(self) -> None:
+        assert self.real._values.keys() == self.current.keys()
+        assert self.real._announced == {}
+
+
 TestAgainstANaiveThresholdPurgatory = AgainstANaiveThresholdPurgatory.TestCase
 TestAgainstANaiveIdleTracker = AgainstANaiveIdleTracker.TestCase
+TestAgainstNaiveVersionedValues = AgainstNaiveVersionedValues.TestCase

@@ -167,7 +167,7 @@ class TestChanged:
         assert change.outcome == "completed_at_once"
         assert change.result() == {"a": (1, "x"), "c": (3, "z")}
 
-    def test_it_completes_when_a_key_becomes_newer(self, values: Values) -> None:
+    def test_a_wait_completes_when_a_key_becomes_newer(self, values: Values) -> None:
         seen = {"a": values.set("a", "x"), "b": 0}
         change = values.changed(seen, None)
         values.set("c", "another")
@@ -209,7 +209,9 @@ class TestChanged:
         clock.advance(10.0)
         assert [(finished.keys, finished.outcome) for finished in heard] == [(keys, "satisfied")]
 
-    def test_it_completes_exactly_once(self, values: Values, heard: list[FinishedOperation], clock: FaultLog) -> None:
+    def test_a_wait_completes_exactly_once(
+        self, values: Values, heard: list[FinishedOperation], clock: FaultLog
+    ) -> None:
         change = values.changed({"a": 0, "b": 0}, 1.0)
         values.update({"a": "x", "b": "y"})
         values.set("a", "z")
@@ -273,7 +275,7 @@ class TestUntil:
         state = values.until("a", is_ready, None)
         assert (state.outcome, state.result()) == ("completed_at_once", (1, "ready"))
 
-    def test_it_completes_when_the_state_comes(self, values: Values) -> None:
+    def test_a_wait_completes_when_the_state_comes(self, values: Values) -> None:
         values.set("a", "new")
         state = values.until("a", is_ready, None)
         values.set("a", "starting")
