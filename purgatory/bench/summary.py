@@ -71,6 +71,8 @@ HEADLINES: Final = (
     ),
     Headline("200,000 changes announced by another thread: CPU each", "threads", "us", {"calls": 200_000}),
     Headline("the same: longest turn of the loop", "threads", "turn_ms", {"calls": 200_000}),
+    Headline("5,000 clients wait for changes of 20 keys each: memory each", "versions", "kib", {"clients": 5_000}),
+    Headline("the same: CPU from call to answer", "versions", "us", {"clients": 5_000}),
     Headline("HTTP on uvloop, 10,000 clients wait: memory each", "http", "kib", {"clients": 10_000}),
     Headline("the same: from publish to all answered", "http", "answer_ms", {"clients": 10_000}),
     Headline("the same: the server's CPU for it, a client", "http", "cpu_answer_us", {"clients": 10_000}),

@@ -113,7 +113,8 @@ class TestAQuickRun:
         measured = results(quick)["scenarios"]
         storms = [case for case in measured["storm"]["cases"] if case["implementation"] == OURS]
         assert [figures["early"] for case in storms for figures in case["rounds"]] == [0] * 2
-        assert {figures["wrong"] for case in measured["http"]["cases"] for figures in case["rounds"]} == {0}
+        for name in ("http", "versions"):
+            assert {figures["wrong"] for case in measured[name]["cases"] for figures in case["rounds"]} == {0}
 
 
 class TestTheCommand:
@@ -213,6 +214,8 @@ class TestAFullRun:
             ("idle", "idle", {0, 10**4, 10**6}),
             ("queue", "takers", {10**3, 10**4, 10**5}),
             ("threads", "calls", {200_000}),
+            ("versions", "clients", {5_000}),
+            ("versions", "keys", {20}),
         ],
     )
     def test_has_the_sizes_that_matter(self, scenario: str, parameter: str, values: set[int]) -> None:

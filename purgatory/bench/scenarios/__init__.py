@@ -15,6 +15,7 @@ from purgatory.bench.scenarios import (
     storm,
     threads,
     threshold,
+    versions,
     wakeup,
 )
 from purgatory.bench.streams import appends, delivery, readers, reads
@@ -39,6 +40,7 @@ SCENARIOS: dict[str, Scenario] = {
         idle.SCENARIO,
         queue.SCENARIO,
         threads.SCENARIO,
+        versions.SCENARIO,
     )
 }
 """Those of the library."""
