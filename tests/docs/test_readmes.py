@@ -113,7 +113,10 @@ TESTED = {
         "tests/examples/test_examples.py",
         '"examples.idle_connections", "--timeout", "5"',
     ),
-    ".venv/bin/python -m examples.heartbeats --session-timeout 5": ("tests/examples/test_examples.py", "heartbeats"),
+    ".venv/bin/python -m examples.consumer_group": (
+        "tests/examples/test_consumer_group.py",
+        '"-m", "examples.consumer_group"',
+    ),
     ".venv/bin/python -m examples.several_processes wait redis://127.0.0.1": (
         "tests/examples/test_examples.py",
         "examples.several_processes",

@@ -13,10 +13,7 @@ from typing import cast
 
 import pytest
 
-from examples.heartbeats.groups import Groups
 from examples.idle_connections.server import EchoServer
-from purgatory import DelayedOperationPurgatory
-from tests.support.operations import FaultLog
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 
@@ -133,104 +130,21 @@ class TestIdleConnections:
             assert (server.closed, len(server.idle)) == (1, 0)
 
     def test_a_bad_timeout_is_refused(self) -> None:
-        for module, option in (("idle_connections", "--timeout"), ("heartbeats", "--session-timeout")):
-            command = [sys.executable, "-m", f"examples.{module}", option, "0"]
-            refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-            assert refused.returncode == 2
-            assert f"{option} must be more than 0 and finite, not 0.0" in refused.stderr
+        command = [sys.executable, "-m", "examples.idle_connections", "--timeout", "0"]
+        refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        assert refused.returncode == 2
+        assert "--timeout must be more than 0 and finite, not 0.0" in refused.stderr
 
-    @pytest.mark.parametrize("module", ["idle_connections", "heartbeats"])
-    def test_where_it_cannot_listen_it_says_so(self, module: str) -> None:
+    def test_where_it_cannot_listen_it_says_so(self) -> None:
         for arguments, error in (
             (["--port", "99999"], "--port must be from 0 to 65535, not 99999"),
             (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1:"),
         ):
-            command = [sys.executable, "-m", f"examples.{module}", *arguments]
+            command = [sys.executable, "-m", "examples.idle_connections", *arguments]
             refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
             assert refused.returncode != 0
             assert error in refused.stderr
             assert "Traceback" not in refused.stderr
-
-
-class Member(asyncio.DatagramProtocol):
-    """Sends beats and keeps the answers."""
-
-    def __init__(self) -> None:
-        self.answers: asyncio.Queue[str] = asyncio.Queue()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.DatagramTransport, transport)
-
-    def datagram_received(self, data: bytes, address: tuple[str, int]) -> None:
-        self.answers.put_nowait(data.decode())
-
-    async def say(self, text: str) -> str:
-        self.transport.sendto(text.encode())
-        return await self.answers.get()
-
-
-class TestHeartbeats:
-    @pytest.fixture
-    def changes(self) -> list[tuple[str, ...]]:
-        return []
-
-    @pytest.fixture
-    def groups(self, purgatory: DelayedOperationPurgatory, changes: list[tuple[str, ...]]) -> Groups:
-        return Groups(purgatory, 10.0, lambda *change: changes.append(change))
-
-    def test_a_member_that_beats_stays_and_a_silent_one_is_dropped(
-        self, groups: Groups, clock: FaultLog, changes: list[tuple[str, ...]]
-    ) -> None:
-        groups.beat("workers", "a")
-        groups.beat("workers", "b")
-        for _ in range(5):
-            clock.advance(4.0)
-            groups.beat("workers", "a")
-        assert changes == [("workers", "a", "joined"), ("workers", "b", "joined"), ("workers", "b", "silent")]
-        assert (list(groups["workers"].members), groups["workers"].generation) == (["a"], 3)
-        clock.advance(9.9)
-        assert list(groups["workers"].members) == ["a"]
-        clock.advance(0.2)
-        assert changes[-1] == ("workers", "a", "silent")
-        assert (groups["workers"].members, groups._groups) == ({}, {})
-
-    def test_a_member_that_leaves_is_gone_at_once(
-        self,
-        groups: Groups,
-        purgatory: DelayedOperationPurgatory,
-        clock: FaultLog,
-        changes: list[tuple[str, ...]],
-    ) -> None:
-        groups.beat("workers", "a")
-        for _ in range(2):
-            groups.leave("workers", "a")
-        clock.advance(20.0)
-        assert changes == [("workers", "a", "joined"), ("workers", "a", "left")]
-        assert (purgatory.num_delayed, len(purgatory.timer)) == (0, 0)
-
-    async def test_over_real_sockets(self) -> None:
-        with example("examples.heartbeats", "--session-timeout", "2") as coordinator:
-            loop = asyncio.get_running_loop()
-            transport, member = await loop.create_datagram_endpoint(Member, remote_addr=("127.0.0.1", coordinator.port))
-            assert await member.say("workers a") == "generation 1 members a\n"
-            assert await member.say("workers b\n") == "generation 2 members a b\n"
-            assert await member.say("others c") == "generation 1 members c\n"
-            assert (await member.say("what is this")).startswith("error: send GROUP MEMBER")
-            transport.sendto(b"others c leave")
-            while (answer := await member.say("workers a")) == "generation 2 members a b\n":
-                await asyncio.wait([loop.create_future()], timeout=0.01)
-            assert answer == "generation 3 members a\n"
-            transport.close()
-            lines = [coordinator.lines.readline() for _ in range(5)]
-            assert sorted(lines[:4]) == [
-                "others c joined\n",
-                "others c left\n",
-                "workers a joined\n",
-                "workers b joined\n",
-            ]
-            assert lines[4] == "workers b silent\n"
-            assert "workers a silent" in coordinator.lines.readline()
-            assert coordinator.stop() == ""
 
 
 class TestSeveralProcesses:

@@ -1,0 +1,344 @@
+"""The consumer group: every generation shares out all partitions, and waits for no member longer than it may."""
+
+import asyncio
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from examples.consumer_group import ConsumerGroup, Membership, StaleMembership
+from purgatory import PurgatoryClosed
+from tests.support.operations import FaultLog, turn
+from tests.support.paths import ROOT
+
+SESSION, JOIN = 10.0, 60.0
+
+
+@pytest.fixture
+def group(clock: FaultLog) -> ConsumerGroup:
+    return ConsumerGroup(6, SESSION, JOIN, clock)
+
+
+async def turns() -> None:
+    for _ in range(3):
+        await turn()
+
+
+async def join(group: ConsumerGroup, membership: Membership | None = None) -> "asyncio.Task[Membership]":
+    """A join that waits, or is done."""
+    task = asyncio.ensure_future(group.join(membership))
+    await turns()
+    return task
+
+
+async def joined(group: ConsumerGroup, count: int) -> list[Membership]:
+    """A group of so many members, in the order in which they have joined."""
+    members = [await group.join()]
+    for _ in range(count - 1):
+        new = await join(group)
+        tasks = [await join(group, member) for member in members]
+        members = [await task for task in [*tasks, new]]
+    return members
+
+
+def shares(members: list[Membership]) -> list[list[int]]:
+    return [list(member.partitions) for member in members]
+
+
+class TestJoin:
+    async def test_first_member_has_all_partitions_at_once(self, group: ConsumerGroup) -> None:
+        member = await group.join()
+        assert (member.generation, list(member.partitions)) == (1, [0, 1, 2, 3, 4, 5])
+        assert not group.heartbeat(member)
+
+    async def test_join_waits_until_all_known_members_have_joined(self, group: ConsumerGroup) -> None:
+        first, second = await joined(group, 2)
+        new = await join(group)
+        assert group.heartbeat(first)
+        renewed = await join(group, first)
+        assert not new.done()
+        assert not renewed.done()
+        assert group.heartbeat(second)
+        last = await group.join(second)
+        members = [await renewed, last, await new]
+        assert [member.generation for member in members] == [3, 3, 3]
+        assert shares(members) == [[0, 3], [1, 4], [2, 5]]
+        assert not any(group.heartbeat(member) for member in members)
+
+    async def test_member_that_has_not_joined_is_dropped_at_the_deadline(
+        self, group: ConsumerGroup, clock: FaultLog
+    ) -> None:
+        absent = await group.join()
+        new = await join(group)
+        for _ in range(11):
+            clock.advance(5.0)
+            assert group.heartbeat(absent), "it lives, and is told to join again"
+        clock.advance(4.999)
+        await turns()
+        assert not new.done()
+        clock.advance(0.001)
+        assert shares([await new]) == [[0, 1, 2, 3, 4, 5]]
+        with pytest.raises(StaleMembership, match=f"member {absent.member} has left or was silent"):
+            group.heartbeat(absent)
+        assert len(group._timer) == 1, "nothing waits for the absent member"
+
+    async def test_member_needs_no_heartbeats_while_its_join_waits(self, group: ConsumerGroup, clock: FaultLog) -> None:
+        first, second = await joined(group, 2)
+        renewed = await join(group, first)
+        assert group.heartbeat(first), "not needed, and harmless"
+        for _ in range(5):
+            clock.advance(9.0)
+            group.heartbeat(second)
+        clock.advance(14.0)
+        assert list((await renewed).partitions) == [0, 1, 2, 3, 4, 5], "the second one was silent"
+        clock.advance(SESSION)
+        assert not group.members, "heartbeats are due from the new generation on"
+
+    async def test_more_members_than_partitions_have_empty_shares(self, clock: FaultLog) -> None:
+        members = await joined(ConsumerGroup(2, SESSION, JOIN, clock), 3)
+        assert shares(members) == [[0], [1], []]
+
+    def test_bad_values_are_refused(self) -> None:
+        for value in (0, -1, math.inf, math.nan):
+            with pytest.raises(ValueError, match=f"session_timeout must be more than 0 and finite, not {value}"):
+                ConsumerGroup(6, session_timeout=value, join_timeout=1.0)
+            with pytest.raises(ValueError, match=f"join_timeout must be more than 0 and finite, not {value}"):
+                ConsumerGroup(6, session_timeout=1.0, join_timeout=value)
+        with pytest.raises(ValueError, match="partitions must be more than 0 and finite, not 0"):
+            ConsumerGroup(0, 1.0, 1.0)
+
+
+class TestLeave:
+    async def test_silent_member_is_dropped_and_the_others_are_told(
+        self, group: ConsumerGroup, clock: FaultLog
+    ) -> None:
+        first, silent = await joined(group, 2)
+        for _ in range(2):
+            clock.advance(4.0)
+            assert not group.heartbeat(first)
+        clock.advance(1.999)
+        assert silent.member in group.members
+        clock.advance(0.001)
+        assert silent.member not in group.members
+        assert group.heartbeat(first)
+        first = await group.join(first)
+        assert (first.generation, shares([first])) == (3, [[0, 1, 2, 3, 4, 5]])
+
+    async def test_member_that_falls_silent_in_a_rebalance_ends_it(self, group: ConsumerGroup, clock: FaultLog) -> None:
+        first, _ = await joined(group, 2)
+        renewed = await join(group, first)
+        clock.advance(9.999)
+        await turns()
+        assert not renewed.done()
+        clock.advance(0.001)
+        assert shares([await renewed]) == [[0, 1, 2, 3, 4, 5]]
+
+    async def test_member_that_leaves_in_a_rebalance_ends_it(self, group: ConsumerGroup) -> None:
+        first, second = await joined(group, 2)
+        new = await join(group)
+        renewed = await join(group, first)
+        group.leave(second)
+        assert shares([await renewed, await new]) == [[0, 2, 4], [1, 3, 5]]
+        with pytest.raises(StaleMembership):
+            group.leave(second)
+
+    async def test_member_that_leaves_while_its_join_waits_gets_no_share(self, group: ConsumerGroup) -> None:
+        first, second = await joined(group, 2)
+        renewed = await join(group, first)
+        group.leave(first)
+        assert shares([await group.join(second)]) == [[0, 1, 2, 3, 4, 5]]
+        with pytest.raises(StaleMembership, match="has left"):
+            await renewed
+
+    async def test_group_without_members_keeps_nothing(self, group: ConsumerGroup) -> None:
+        for member in await joined(group, 3):
+            group.leave(member)
+        assert (group.members, group._joined, len(group._timer)) == ({}, set(), 0)
+        assert (await group.join()).partitions == range(6)
+
+    async def test_old_generation_is_refused(self, group: ConsumerGroup) -> None:
+        first = await group.join()
+        renewed = await group.join(first)
+        for refused in (group.heartbeat, group.leave):
+            with pytest.raises(StaleMembership, match="generation 1 is over, the group has 2"):
+                refused(first)
+        with pytest.raises(StaleMembership, match="generation 1 is over, the group has 2"):
+            await group.join(first)
+        with pytest.raises(StaleMembership, match="member x has left or was silent: join as a new one"):
+            await group.join(Membership("x", 2, range(6)))
+        assert not group.heartbeat(renewed), "nothing has changed"
+
+    async def test_close_ends_waiting_joins_and_refuses_all_calls(self, group: ConsumerGroup) -> None:
+        member = await group.join()
+        new = await join(group)
+        await group.aclose()
+        for call in (new, group.join(), group.join(member)):
+            with pytest.raises(PurgatoryClosed):
+                await call
+        for refused in (group.heartbeat, group.leave):
+            with pytest.raises(PurgatoryClosed, match="the group is closed"):
+                refused(member)
+
+
+class TestCancelledJoin:
+    @pytest.mark.parametrize("how", ["task.cancel", "asyncio.timeout", "anyio"])
+    @pytest.mark.parametrize("moment", ["while it waits", "before it is over", "as it is over"])
+    async def test_member_has_left(self, group: ConsumerGroup, how: str, moment: str) -> None:
+        first = await group.join()
+        scope = anyio.CancelScope()
+        timeout = asyncio.timeout(None)
+
+        async def work() -> Membership | None:
+            if how == "task.cancel":
+                return await group.join()
+            if how == "anyio":
+                with scope:
+                    return await group.join()
+            else:
+                with suppress(TimeoutError):
+                    async with timeout:
+                        return await group.join()
+            return None
+
+        task = asyncio.ensure_future(work())
+        await turns()
+        cancels: dict[str, Callable[[], object]] = {
+            "task.cancel": task.cancel,
+            "anyio": scope.cancel,
+            "asyncio.timeout": lambda: timeout.reschedule(0.0),
+        }
+        if moment != "as it is over":
+            cancels[how]()
+        if moment == "while it waits":
+            await turns()
+        first = await group.join(first)  # in the same iteration, if the other one is waiting
+        if moment == "as it is over":
+            cancels[how]()
+        [outcome] = await asyncio.gather(task, return_exceptions=True)
+        if isinstance(outcome, Membership):
+            assert (moment, how != "task.cancel") == ("as it is over", True), "the other two have come too late"
+            assert not group.heartbeat(outcome)
+        else:
+            assert list(group.members) == [first.member]
+            if group.heartbeat(first):
+                first = await group.join(first)
+            assert first.partitions == range(6)
+
+    async def test_cancelled_task_of_a_closed_group_is_cancelled(self, group: ConsumerGroup) -> None:
+        first = await group.join()
+        new = await join(group)
+        await group.join(first)
+        new.cancel()  # its rebalance is over, and it has not gone on yet
+        await group.aclose()
+        with pytest.raises(asyncio.CancelledError):
+            await new
+
+    async def test_rebalance_goes_on_without_the_last_task_that_waits(
+        self, group: ConsumerGroup, clock: FaultLog
+    ) -> None:
+        first, second = await joined(group, 2)
+        new = await join(group)
+        new.cancel()
+        await turns()
+        assert group.heartbeat(first)
+        renewed = await join(group, first)
+        assert not renewed.done()
+        assert shares([await group.join(second), await renewed]) == [[1, 3, 5], [0, 2, 4]]
+
+
+class Agent:
+    """A member that sends heartbeats and joins again when it is told to, until it is killed."""
+
+    def __init__(self, group: ConsumerGroup) -> None:
+        self.group = group
+        self.membership: Membership | None = None
+        self.joining: asyncio.Task[Membership] | None = asyncio.ensure_future(group.join())
+
+    def beat(self) -> None:
+        if self.joining is None:
+            assert self.membership is not None
+            if self.group.heartbeat(self.membership):
+                self.joining = asyncio.ensure_future(self.group.join(self.membership))
+
+    async def look(self) -> None:
+        if self.joining is not None and self.joining.done():
+            self.membership, self.joining = await self.joining, None
+
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["start", "start", "kill", "silence", "leave", "beat", "advance"]),
+        st.integers(0, 20),
+    ),
+    min_size=8,
+    max_size=40,
+)
+
+
+@given(ACTIONS)
+def test_living_members_share_all_partitions_whatever_the_others_do(actions: list[tuple[str, int]]) -> None:
+    """A living member sends a heartbeat every four seconds at most, and is never dropped."""
+
+    async def run() -> None:
+        clock = FaultLog()
+        group = ConsumerGroup(6, SESSION, 3600.0, clock)  # a rebalance ends because of its members, not by its deadline
+        agents: list[Agent] = []
+        generation = 0
+
+        async def perform(action: str, n: int) -> None:
+            nonlocal generation
+            if action == "start":
+                agents.append(Agent(group))
+            elif action in ("kill", "silence", "leave") and agents:
+                agent = agents.pop(n % len(agents))
+                if agent.joining is not None and action == "kill":
+                    agent.joining.cancel()
+                elif agent.joining is not None:
+                    agent.joining.add_done_callback(lambda done: done.cancelled() or done.exception())
+                elif action == "leave" and agent.membership is not None:
+                    group.leave(agent.membership)
+            if action in ("beat", "advance"):
+                for agent in agents:
+                    agent.beat()
+            if action == "advance":
+                await turns()
+                clock.advance(1.0 + n % 4)
+            await turns()
+            for agent in agents:
+                await agent.look()
+            assert group.generation >= generation
+            generation = group.generation
+            present = [agent.membership for agent in agents if agent.membership is not None]
+            taken = [part for member in present if member.generation == generation for part in member.partitions]
+            assert len(taken) == len(set(taken)), "a partition has one member"
+            assert not clock.faults
+
+        for action, n in actions:
+            await perform(action, n)
+        for _ in range(8):  # the silent ones are dropped, after the rebalance and a session
+            await perform("advance", 3)
+        members = [agent.membership for agent in agents if agent.membership is not None]
+        assert len(members) == len(agents)
+        assert {member.member for member in members} == set(group.members)
+        assert not any(group.heartbeat(member) for member in members)
+        if members:
+            assert sorted(part for member in members for part in member.partitions) == list(range(6))
+        await group.aclose()
+
+    asyncio.run(run())
+
+
+def test_program_ends_with_a_single_member_that_has_all_partitions() -> None:
+    command = [sys.executable, "-m", "examples.consumer_group"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "a: generation 1, partitions [0, 1, 2, 3, 4, 5]"
+    assert re.fullmatch(r"c: generation \d+, partitions \[0, 1, 2, 3, 4, 5\]", lines[-1])
+    assert not done.stderr
