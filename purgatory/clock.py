@@ -5,12 +5,14 @@ counted from an origin of the clock's own (monotonic time on a loop, 0.0 on a `V
 """
 
 import logging
+from asyncio import AbstractEventLoop, Future
 from collections.abc import Callable
 from contextvars import Context, copy_context
 from heapq import heapify, heappop, heappush
 from typing import Any, Final, NoReturn, Protocol, TypeVarTuple, Unpack
 
 from purgatory._checks import refuse_copy, seconds
+from purgatory._standstill import Standstill
 
 __all__ = ["Clock", "Handle", "VirtualClock", "report"]
 
@@ -75,9 +77,12 @@ class VirtualClock:
 
     Callbacks run inside the call that moves the time, in order of their `when` (first come, first served among
     equals), each at its own time. A callback for a time that has passed runs at the next move, `advance(0)` included.
+
+    A task that awaits an operation hangs until another one moves the time: after five real seconds without a move there
+    is a `RuntimeWarning`, once for each clock. Where warnings are errors, the task gets it.
     """
 
-    __slots__ = ("__weakref__", "_advancing", "_cancelled", "_changes", "_heap", "_now")
+    __slots__ = ("__weakref__", "_advancing", "_cancelled", "_changes", "_heap", "_now", "_standstill", "_stood")
 
     def __init__(self, start: float = 0.0) -> None:
         """Start at `start` seconds. Raises `ValueError` unless it is finite, `TypeError` if it is not a number."""
@@ -88,6 +93,10 @@ class VirtualClock:
         self._cancelled = 0
         """Entries of the heap that have been cancelled."""
         self._advancing = False
+        self._standstill: Standstill | None = None
+        """Set from the first `await` of an operation on."""
+        self._stood = 0
+        """Checks of that since the last move."""
 
     def __repr__(self) -> str:
         return f"<VirtualClock time={self._now!r} scheduled={len(self._heap) - self._cancelled}>"
@@ -131,6 +140,7 @@ class VirtualClock:
         if self._advancing:
             raise RuntimeError("the clock is being advanced already: its callbacks cannot move the time")
         self._advancing = True
+        self._stood = 0
         try:
             heap = self._heap
             while heap and heap[0][0] <= when:
@@ -153,6 +163,16 @@ class VirtualClock:
             self._now = when
         finally:
             self._advancing = False
+
+    def _is_scheduled(self) -> bool:
+        return len(self._heap) > self._cancelled
+
+    def _await(self, waiter: Future[None], loop: AbstractEventLoop) -> None:
+        """A task begins to await an operation, by `waiter`: check that the clock moves."""
+        check = self._standstill
+        if check is None or check.loop is not loop:
+            self._standstill = check = Standstill(self, loop)
+        check.waiters.add(waiter)
 
     def _forget(self) -> None:
         """Count an entry that was cancelled, and drop these entries when they are most of the heap."""

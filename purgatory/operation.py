@@ -32,7 +32,7 @@ from purgatory._checks import is_async, seconds
 from purgatory._failures import Failure, clear_frames, own_frames
 from purgatory._owner import NESTING, Owned, Owner
 from purgatory._slices import call_next
-from purgatory.clock import report
+from purgatory.clock import VirtualClock, report
 from purgatory.errors import OperationCancelled, PurgatoryError, PurgatoryMisuse
 from purgatory.listeners import Outcome
 from purgatory.timer.task import TimerEntry
@@ -488,10 +488,14 @@ class DelayedOperation(TimerEntry, Generic[T]):
             return None
         if owner.loop is None:
             loop = asyncio.get_running_loop()
+            if waiter is None:
+                waiter = loop.create_future()
+                if isinstance(owner.timer.clock, VirtualClock):
+                    owner.timer.clock._await(waiter, loop)
         else:
             loop = running_loop(self, owner.loop, "operation.__await__()")
-        if waiter is None:
-            waiter = loop.create_future()
+            if waiter is None:
+                waiter = loop.create_future()
         waiters = [waiter]
         # No call from here: the future is seen by the completion, or the completion by the caller.
         if self._purgatory_waiters is None:
