@@ -1,1 +1,1 @@
-"""Tests of operations in virtual time. [The guide](README.md) goes through them."""
+"""Tests in virtual time. [The guide](README.md) goes through them."""

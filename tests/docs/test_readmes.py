@@ -52,7 +52,7 @@ PRINTED = {
     ".venv/bin/python -m examples.job_queue": "jobs done: [0, 1, 2, 3, 4, 5, 6, 7, 8]\n",
     ".venv/bin/python -m examples.quorum_writes": "two replicas: True\none of them has stopped: False\n",
     ".venv/bin/python -m examples.production --metrics-port 0": "rows written: ",
-    ".venv/bin/pytest -q examples/testing": "3 passed",
+    ".venv/bin/pytest -q examples/testing": "10 passed",
 }
 """Short programs, and a part of their output."""
 
