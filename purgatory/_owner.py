@@ -4,10 +4,11 @@ An operation knows its owner and nothing else of the purgatory that took it: the
 call, how deep completions are nested, the listeners, the counts, and when to purge.
 """
 
+import os
+import sys
 from asyncio import AbstractEventLoop, _get_running_loop
 from collections import deque
 from collections.abc import Iterator
-from sys import maxsize
 from threading import get_ident
 from typing import Any, Final, NoReturn, Protocol
 
@@ -105,7 +106,8 @@ class Owner:
         self.loop: AbstractEventLoop | None = None
         """The loop that this belongs to, if it belongs to one yet."""
         self.thread: int | None = None
-        """The thread that alone may call; known in asyncio's debug mode, otherwise it is not checked."""
+        """The thread that alone may call; known in asyncio's debug mode alone, as `get_ident` is a quarter of a check
+        of a key without watchers, a tenth of one with a watcher."""
         self.lists: WatcherLists[Owned] = WatcherLists()
         self.listeners: Listeners | None = None
         self.awaited: dict[int, Any] = {}
@@ -148,7 +150,8 @@ class Owner:
             loop = running_loop(what, self.loop, "purgatory.try_complete_else_watch(operation, keys)")
         self.loop = loop
         self.time = loop.time
-        if loop.get_debug():
+        # uvicorn makes loops that are not in debug mode, whatever Python was told.
+        if loop.get_debug() or sys.flags.dev_mode or os.environ.get("PYTHONASYNCIODEBUG"):
             self.thread = get_ident()
 
     def check_thread(self, call: str, instead: str = "") -> None:
@@ -168,7 +171,7 @@ class Owner:
         if self.listeners is not None:
             self.fast_path_limit = -1
         elif self._purging:
-            self.fast_path_limit = maxsize
+            self.fast_path_limit = sys.maxsize
         else:
             self.fast_path_limit = self.purge_interval
 

@@ -315,14 +315,10 @@ class DelayedOperationPurgatory:
         loop, `RuntimeError` if its loop is closed and the purgatory is not.
         """
         hash(key)
-        owner = self._owner
-        if not owner.live:
-            raise PurgatoryMisuse(f"{self!r} has no event loop that another thread could call")
         # Without a loop no operation is pending: one that comes later finds the condition true at its first try.
-        loop = owner.loop
-        if loop is None or owner.closed:
-            return
-        self._queue.request_threadsafe(key, loop)
+        loop = self._loop_for_threads()
+        if loop is not None:
+            self._queue.request_threadsafe(key, loop)
 
     def cancel_for_key(self, key: Hashable) -> list[DelayedOperation[Any]]:
         """Cancel the operations that watch `key`. Returns them, in watch order."""
@@ -450,6 +446,16 @@ class DelayedOperationPurgatory:
         """
         if self._owner.thread is not None:
             self._owner.check_thread(call, instead)
+
+    def _loop_for_threads(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop that another thread may call, unless there is none yet, or the purgatory is closed.
+
+        Raises `PurgatoryMisuse` if the purgatory runs on a clock that is no event loop.
+        """
+        owner = self._owner
+        if not owner.live:
+            raise PurgatoryMisuse(f"{self!r} has no event loop that another thread could call")
+        return None if owner.closed else owner.loop
 
     def _reject(self, operation: DelayedOperation[Any]) -> None:
         """Refuse an operation that would have to wait, unless it is done meanwhile."""

@@ -13,6 +13,8 @@ removes a few from the end of the old one, which leaves the order of the heap as
 wait move into the new one. So no iteration of the loop looks at all of them.
 """
 
+from collections import deque
+from contextvars import Context
 from copy import copy
 from heapq import heappop, heappush
 from types import TracebackType
@@ -76,7 +78,17 @@ class ThresholdPurgatory(Generic[Number]):
     Like every purgatory it belongs to one event loop and its thread. It is an async context manager, or call `aclose`.
     """
 
-    __slots__ = ("__weakref__", "_advancing", "_heap", "_old", "_thresholds", "_value", "purgatory")
+    __slots__ = (
+        "__weakref__",
+        "_advancing",
+        "_foreign",
+        "_foreign_due",
+        "_heap",
+        "_old",
+        "_thresholds",
+        "_value",
+        "purgatory",
+    )
 
     def __init__(self, value: Number, purgatory: DelayedOperationPurgatory | None = None) -> None:
         """Start at `value`. `purgatory` holds the waits, and no other operations; by default it is a new one.
@@ -99,6 +111,10 @@ class ThresholdPurgatory(Generic[Number]):
         self._old: list[Number] = []
         self._advancing = False
         """Whether an advance in slices is under way."""
+        self._foreign: deque[Number] = deque()
+        """Values from advance_threadsafe: at most one for each thread that calls it at that moment."""
+        self._foreign_due = False
+        """Whether the loop will call back to take them."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__qualname__} {self.purgatory.name!r} value={self.value!r} waiting={self.num_waiting}>"
@@ -108,6 +124,7 @@ class ThresholdPurgatory(Generic[Number]):
 
     async def __aenter__(self) -> "ThresholdPurgatory[Number]":
         await self.purgatory.__aenter__()
+        self._take_foreign()
         return self
 
     async def __aexit__(
@@ -141,6 +158,8 @@ class ThresholdPurgatory(Generic[Number]):
                 self.purgatory.check_and_complete(threshold)
             if self._old or len(self._heap) > 2 * self.num_waiting + _SPARED:
                 self._sweep()
+        if self._foreign:  # from a time when no loop was known
+            self._take_foreign()
         return operation
 
     def advance(self, value: Number) -> int:
@@ -168,6 +187,40 @@ class ThresholdPurgatory(Generic[Number]):
         self._grow_to(value, "advance_soon")
         if not self._advancing and self._passed():
             self._advance_next_iteration()
+
+    def advance_threadsafe(self, value: Number) -> None:
+        """`advance_soon` for other threads, and for signal handlers. Many calls wake the loop once.
+
+        The value grows on the next iteration of the loop, to the highest of those given until then. If there is no loop
+        yet, it grows at the first `reach`. Returns `None`, as the waits complete later; after a close it does nothing.
+
+        Raises `ValueError` or `TypeError` if `value` is not a number, `PurgatoryMisuse` if the purgatory runs on a
+        clock that is no event loop, `RuntimeError` if its loop is closed and the purgatory is not.
+        """
+        _check_number("value", value)
+        self.purgatory._loop_for_threads()
+        foreign = self._foreign
+        try:
+            highest = foreign.pop()
+        except IndexError:
+            foreign.append(value)
+        else:  # not taken yet: it goes back, or gives way to a higher one
+            try:
+                if value > highest:
+                    highest = value
+            finally:
+                foreign.append(highest)
+        # After the value is there: a reach that makes the loop known finds the value, or this call finds the loop.
+        loop = self.purgatory._loop_for_threads()
+        # The flag is set before the loop is called, and reset before values are taken: no value is left behind.
+        if loop is not None and not self._foreign_due:
+            self._foreign_due = True
+            try:
+                loop.call_soon_threadsafe(self._take_foreign, context=Context())
+            except BaseException:
+                self._foreign_due = False
+                foreign.clear()
+                raise
 
     def complete_all(self) -> int:
         """Complete all waits with the value as it is. Returns their number."""
@@ -210,9 +263,20 @@ class ThresholdPurgatory(Generic[Number]):
 
     def _grow_to(self, value: Number, call: str) -> None:
         _check_number("value", value)
-        self.purgatory.check_thread(f"purgatory.{call}(value)")
+        self.purgatory.check_thread(f"{call}(value)", "advance_threadsafe()")
         if value > self._value:
             self._value = value
+
+    def _take_foreign(self) -> None:
+        """Take the values of `advance_threadsafe`."""
+        self._foreign_due = False
+        foreign = self._foreign
+        for _ in range(len(foreign)):  # for later ones the loop is called again
+            try:
+                value = foreign.popleft()
+            except IndexError:
+                return  # another thread has taken it, to put it back or a higher one in its place
+            self.advance_soon(value)
 
     def _passed(self) -> list[Number]:
         """The heap with the lowest threshold, if the value exceeds that; else an empty one."""

@@ -9,8 +9,9 @@ from functools import partial
 from queue import SimpleQueue
 
 import pytest
+import uvloop
 
-from purgatory import DelayedOperationPurgatory, PurgatoryError, VirtualClock
+from purgatory import DelayedOperationPurgatory, PurgatoryError, ThresholdPurgatory, VirtualClock
 from tests.support.figures import show
 from tests.support.invariants import check_purgatory
 from tests.support.operations import Flag, turn
@@ -293,3 +294,70 @@ def test_the_thread_that_a_loop_has_left_is_refused() -> None:
             finally:
                 loop.call_soon_threadsafe(loop.stop)
                 running.result()
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.SelectorEventLoop, uvloop.new_event_loop])
+def test_purgatories_on_loops_in_several_threads_do_not_disturb_each_other(
+    loop_factory: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    operations = 20_000
+    begin = threading.Barrier(2)
+
+    async def use() -> None:
+        randomly = random.Random(9)
+        async with DelayedOperationPurgatory(purge_interval=50) as purgatory, ThresholdPurgatory(0) as index:
+            begin.wait()
+            flags: list[Once] = []
+            waits = []
+            for number in range(operations):
+                flag = Once(randomly.choice([None, 0.0, 0.01, 60.0]), number % KEYS)
+                purgatory.try_complete_else_watch(flag, (flag.key, ("another", number % 7)))
+                flags.append(flag)
+                other = flags[randomly.randrange(max(0, number - 100), number + 1)]
+                match randomly.randrange(4):
+                    case 0:
+                        other.ready = True
+                        purgatory.check_and_complete(other.key)
+                    case 1:
+                        other.ready = True
+                        purgatory.check_and_complete_soon(other.key)
+                    case 2:
+                        other.cancel()
+                if number % 10 == 0:
+                    waits.append(index.reach(number, None))
+                    index.advance(number // 2)
+                if number % 100 == 0:
+                    await turn()
+            index.advance_soon(operations)
+            for flag in flags:
+                flag.ready = True
+                purgatory.check_and_complete_soon(flag.key)
+            while purgatory.num_delayed or index.num_waiting:
+                await turn()
+            for flag in flags:
+                assert flag.completions == (0 if flag.cancelled() else 1)
+            assert all(wait.done() for wait in waits)
+            assert purgatory.statistics().failed == 0
+            check_purgatory(purgatory)
+            check_purgatory(index.purgatory)
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(use())
+
+    with ThreadPoolExecutor(2) as threads:
+        for running in [threads.submit(run) for _ in range(2)]:
+            running.result()
+
+
+def test_environment_variable_turns_the_check_on_where_the_loop_is_not_in_debug_mode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def use() -> None:
+        assert not asyncio.get_running_loop().get_debug()
+        async with DelayedOperationPurgatory() as purgatory:
+            with pytest.raises(PurgatoryError, match="check_and_complete_threadsafe"):
+                await asyncio.to_thread(purgatory.check_and_complete, "key")
+
+    monkeypatch.setenv("PYTHONASYNCIODEBUG", "1")
+    asyncio.run(use(), debug=False)

@@ -3,8 +3,12 @@
 import asyncio
 import gc
 import math
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context
 from functools import partial
-from typing import Any
+from typing import Any, TypeVarTuple, Unpack
 
 import pytest
 
@@ -15,11 +19,14 @@ from purgatory import (
     PurgatoryClosed,
     PurgatoryError,
     PurgatoryFull,
+    PurgatoryMisuse,
     ThresholdPurgatory,
 )
 from purgatory.listeners import FinishedOperation
 from tests.support.injection import each_step
 from tests.support.operations import FaultLog, RefusingClock
+
+Ts = TypeVarTuple("Ts")
 
 
 class Counted(int):
@@ -447,13 +454,197 @@ class TestRefusals:
         async def main() -> None:
             async with ThresholdPurgatory(0) as index:
                 for call in (index.advance, index.advance_soon):
-                    with pytest.raises(PurgatoryError, match=r"call_soon_threadsafe\(purgatory\.advance"):
+                    with pytest.raises(PurgatoryError, match=r"use advance_threadsafe\(\)$"):
                         await asyncio.to_thread(call, 1)
                 with pytest.raises(PurgatoryError, match=r"call_soon_threadsafe\(purgatory\.fail_all"):
                     await asyncio.to_thread(index.fail_all, LookupError())
                 assert index.value == 0
 
         asyncio.run(main(), debug=True)
+
+
+class CountingLoop(asyncio.SelectorEventLoop):
+    """Counts how often other threads wake it."""
+
+    woken = 0
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        self.woken += 1
+        return super().call_soon_threadsafe(callback, *args, context=context)
+
+
+class Unequal(int):
+    """Raises when it is compared with a number like it."""
+
+    def __gt__(self, other: int) -> bool:
+        if isinstance(other, Unequal):
+            raise LookupError
+        return int(self) > other
+
+
+def in_threads(count: int, call: Callable[[int], object]) -> None:
+    """Call `call` with the number of each of so many threads, and keep the loop waiting until all have ended."""
+    with ThreadPoolExecutor(count) as threads:
+        for _ in threads.map(call, range(count)):
+            pass
+
+
+class CountingPurgatory(ThresholdPurgatory[int]):
+    """Counts the passes that other threads have caused."""
+
+    passes = 0
+
+    def advance_soon(self, value: int) -> None:
+        self.passes += 1
+        super().advance_soon(value)
+
+
+class Emptied(deque[int]):
+    """Is empty by the time that a value is taken."""
+
+    def popleft(self) -> int:
+        raise IndexError
+
+
+class TestAdvanceThreadsafe:
+    def test_ten_thousand_advances_from_threads_wake_a_busy_loop_once(self) -> None:
+        loops: list[CountingLoop] = []
+
+        def factory() -> CountingLoop:
+            loops.append(CountingLoop())
+            return loops[-1]
+
+        async def main() -> None:
+            index = CountingPurgatory(0)
+            async with index:
+                waits = [index.reach(threshold, None) for threshold in range(0, 10_000, 7)]
+                loops[0].woken = 0
+
+                def advance(thread: int) -> None:
+                    for value in range(thread, 10_000, 4):
+                        index.advance_threadsafe(value + 1)
+
+                in_threads(4, advance)
+                assert (index.value, index.num_waiting) == (0, len(waits))
+                assert loops[0].woken == 1
+                assert len(index._foreign) <= 4, "one value for each thread at the most"
+                assert [await wait for wait in waits] == [10_000] * len(waits)
+                assert index.passes <= 4
+                again = index.reach(10_000, None)
+                in_threads(1, lambda _: index.advance_threadsafe(10_001))
+                assert loops[0].woken == 2
+                assert await again == 10_001
+
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(main())
+
+    async def test_every_wait_completes_while_threads_advance_and_the_value_never_falls(self) -> None:
+        async with CountingPurgatory(0) as index:
+            threads, values = 4, 2000
+            numbers = [list(range(thread, values + 1, threads)) for thread in range(threads)]
+
+            def advance(thread: int) -> None:
+                for value in numbers[thread]:
+                    index.advance_threadsafe(value)
+
+            with ThreadPoolExecutor(threads) as pool:
+                advancing = [pool.submit(advance, thread) for thread in range(threads)]
+                before = 0
+                for threshold in range(values):
+                    value = await index.reach(threshold, None)
+                    assert value > threshold
+                    assert value >= before
+                    before = value
+                for each in advancing:
+                    each.result()
+            assert index.value == values
+
+    async def test_late_smaller_value_does_no_harm(self) -> None:
+        async with ThresholdPurgatory(0) as index:
+            waits = [index.reach(threshold, None) for threshold in (5, 9)]
+
+            def advance(thread: int) -> None:
+                for value in (3, 9, 7):
+                    index.advance_threadsafe(value)
+
+            in_threads(1, advance)
+            assert await waits[0] == 9
+            in_threads(1, lambda _: index.advance_threadsafe(8))
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert (index.value, waits[1].done()) == (9, False)
+
+    async def test_value_from_a_time_without_a_loop_is_there_with_the_first_wait(self) -> None:
+        for entered in (False, True):
+            index = ThresholdPurgatory(0)
+            in_threads(2, lambda thread: index.advance_threadsafe(thread + 6))  # noqa: B023
+            if entered:
+                await index.__aenter__()
+                assert index.value == 7
+            assert await index.reach(6, None) == 7
+            await index.aclose()
+
+    async def test_value_after_a_close_has_no_effect(self) -> None:
+        index = ThresholdPurgatory(0)
+        index.reach(0, None)
+        await index.aclose()
+        in_threads(1, lambda _: index.advance_threadsafe(1))
+        await asyncio.sleep(0)
+        assert index.value == 0
+
+    def test_value_after_the_loop_is_closed_is_refused_each_time(self) -> None:
+        index = ThresholdPurgatory(0)
+
+        async def main() -> None:
+            index.reach(0, None)
+
+        asyncio.run(main())
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="closed"):
+                index.advance_threadsafe(1)
+
+    def test_clock_that_is_no_event_loop_is_refused(self, index: ThresholdPurgatory[int]) -> None:
+        with pytest.raises(PurgatoryMisuse, match="has no event loop that another thread could call"):
+            index.advance_threadsafe(1)
+
+    @pytest.mark.parametrize(("value", "error"), [("1", TypeError), (math.nan, ValueError), (None, TypeError)])
+    async def test_wrong_value_is_refused_in_the_thread_that_gives_it(self, value: Any, error: type[Exception]) -> None:
+        async with ThresholdPurgatory(0) as index:
+            wait = index.reach(0, None)
+            with pytest.raises(error):
+                await asyncio.to_thread(index.advance_threadsafe, value)
+            assert not index._foreign
+            assert not wait.done()
+
+    async def test_value_that_cannot_be_compared_does_not_displace_another(self) -> None:
+        async with ThresholdPurgatory(0) as index:
+            wait = index.reach(0, None)
+
+            def advance(thread: int) -> None:
+                index.advance_threadsafe(Unequal(2))
+                with pytest.raises(LookupError):
+                    index.advance_threadsafe(Unequal(3))
+
+            in_threads(1, advance)
+            assert await wait == 2
+
+    def test_value_that_another_thread_has_taken_back_is_not_missed(self) -> None:
+        async def main() -> None:
+            async with ThresholdPurgatory(0) as index:
+                wait = index.reach(0, None)
+                index.advance_threadsafe(1)
+                index.advance_threadsafe(2)
+                foreign, index._foreign = index._foreign, Emptied(index._foreign)
+                await asyncio.sleep(0)
+                assert not wait.done()
+                index._foreign = foreign
+                foreign.clear()
+                index.advance_threadsafe(2)  # as that thread goes on
+                assert await wait == 2
+
+        asyncio.run(main())
 
 
 class TestAbandonedThresholds:
