@@ -1,5 +1,7 @@
 """Key notifications between processes: a condition may become true in another process than the one that waits.
 
+The processes may also be threads of one process, each with an event loop: "process" stands for both (`ThreadBroker`).
+
     relay = Relay(purgatory, broker=RedisBroker("redis://127.0.0.1"))    # or PostgresBroker("postgresql://…")
     async with relay:
         relay.notify("topic-1")    # after the change: checks the key here and in every other process
@@ -36,12 +38,22 @@ from typing import TYPE_CHECKING, Any
 
 from purgatory.relay.broker import Broker, Connection
 from purgatory.relay.relay import Relay, RelayError, RelayStatistics
+from purgatory.relay.threads import ThreadBroker
 
 if TYPE_CHECKING:
     from purgatory.relay.postgres import PostgresBroker
     from purgatory.relay.redis import RedisBroker
 
-__all__ = ["Broker", "Connection", "PostgresBroker", "RedisBroker", "Relay", "RelayError", "RelayStatistics"]
+__all__ = [
+    "Broker",
+    "Connection",
+    "PostgresBroker",
+    "RedisBroker",
+    "Relay",
+    "RelayError",
+    "RelayStatistics",
+    "ThreadBroker",
+]
 
 
 def __getattr__(name: str) -> Any:

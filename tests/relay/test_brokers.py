@@ -15,7 +15,7 @@ import pytest
 from redis.asyncio import Redis
 
 from purgatory import DelayedOperationPurgatory
-from purgatory.relay import Relay, RelayError
+from purgatory.relay import Connection, Relay, RelayError, ThreadBroker
 from purgatory.relay.postgres import PostgresBroker
 from purgatory.relay.redis import RedisBroker
 from tests.relay.relays import Grown, Process, Proxy
@@ -90,6 +90,38 @@ class Outside:
         return int(await self.postgres.fetchval(f"SELECT count(*) {CONNECTIONS} AND query = 'SELECT 1'", self.channel))
 
 
+class Threads:
+    """The broker in this process, as far as a real one can be replaced."""
+
+    def __init__(self) -> None:
+        self._broker = ThreadBroker()
+
+    def broker(self) -> ThreadBroker:
+        return self._broker
+
+    @asynccontextmanager
+    async def outside(self) -> AsyncIterator["OutsideThreads"]:
+        async with self._broker.connect(int) as connection:
+            yield OutsideThreads(self._broker, connection)
+
+
+class OutsideThreads:
+    def __init__(self, broker: ThreadBroker, connection: Connection) -> None:
+        self.broker = broker
+        self.connection = connection
+
+    async def publish(self, payload: str) -> None:
+        await self.connection.publish([payload])
+
+    async def hang_up(self) -> None:
+        """Publish more at once than a subscriber may have waiting."""
+        async with self.broker.connect(int) as connection:
+            await connection.publish(["too much"] * 10_000)
+
+    async def connections(self) -> int:
+        return len(self.broker._connections) - 1
+
+
 CONNECTIONS = "FROM pg_stat_activity WHERE application_name = $1"
 
 
@@ -100,24 +132,29 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     server.process.restart()  # for the others, if it has been killed
 
 
+@pytest.fixture(params=["redis", "postgres", "threads"])
+def any_server(request: pytest.FixtureRequest) -> Server | Threads:
+    return Threads() if request.param == "threads" else Server(request.getfixturevalue(request.param))
+
+
 async def until(relay: Relay, **wanted: Any) -> None:
     """Return when the statistics say so; the time-out of the test is the bound."""
     while any(getattr(relay.statistics(), name) != value for name, value in wanted.items()):
         await turn()
 
 
-async def test_an_operation_of_one_relay_completes_by_another(server: Server) -> None:
+async def test_an_operation_of_one_relay_completes_by_another(any_server: Server | Threads) -> None:
     state: dict[str, int] = {}
-    async with Process(state, server.broker()) as here, Process(state, server.broker()) as there:
+    async with Process(state, any_server.broker()) as here, Process(state, any_server.broker()) as there:
         for process, other in [(here, there), (there, here)]:
             waiting = other.watch("key")
             process.grow("key")
             assert await waiting == state["key"]
 
 
-async def test_ten_thousand_calls_in_an_iteration_make_few_messages(server: Server) -> None:
+async def test_ten_thousand_calls_in_an_iteration_make_few_messages(any_server: Server | Threads) -> None:
     state: dict[str, int] = {}
-    async with Process(state, server.broker()) as here, Process(state, server.broker()) as there:
+    async with Process(state, any_server.broker()) as here, Process(state, any_server.broker()) as there:
         waiting = [there.watch(f"topic-{number}") for number in range(10_000)]
         for number in range(10_000):
             here.grow(f"topic-{number}")
@@ -128,9 +165,9 @@ async def test_ten_thousand_calls_in_an_iteration_make_few_messages(server: Serv
         await until(there.relay, received=here.relay.statistics().published)
 
 
-async def test_keys_of_any_text_arrive_as_they_are(server: Server) -> None:
+async def test_keys_of_any_text_arrive_as_they_are(any_server: Server | Threads) -> None:
     keys = ["", "\0", "a\0b", "é", "日本", "🜂" * 600, "\ud800", "\"\\'", "null", "x" * 7933, "\r\n", "  ", "%s{}"]
-    async with Process({}, server.broker()) as there, Relay(broker=server.broker()) as relay:
+    async with Process({}, any_server.broker()) as there, Relay(broker=any_server.broker()) as relay:
         relay.notify(*keys)
         await relay.flush()
         while sum(map(len, there.refreshed)) < len(keys):
@@ -138,11 +175,11 @@ async def test_keys_of_any_text_arrive_as_they_are(server: Server) -> None:
         assert [key for some in there.refreshed for key in some] == keys
 
 
-async def test_other_clients_may_notify_in_json_and_do_no_harm_by_anything_else(server: Server) -> None:
+async def test_other_clients_may_notify_in_json_and_do_no_harm_by_anything_else(any_server: Server | Threads) -> None:
     faults: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
     state: dict[str, int] = {}
-    async with Process(state, server.broker()) as here, server.outside() as outside:
+    async with Process(state, any_server.broker()) as here, any_server.outside() as outside:
         for payload in ("topic-1", "{", "[]", '{"keys": 7}'):
             await outside.publish(payload)
         await until(here.relay, malformed=4)
@@ -156,9 +193,9 @@ async def test_other_clients_may_notify_in_json_and_do_no_harm_by_anything_else(
     assert len(faults) == 4
 
 
-async def test_a_relay_whose_connection_was_closed_makes_up_for_missed_messages(server: Server) -> None:
+async def test_a_relay_whose_connection_was_closed_makes_up_for_missed_messages(any_server: Server | Threads) -> None:
     state: dict[str, int] = {}
-    async with Process(state, server.broker()) as here, server.outside() as outside:
+    async with Process(state, any_server.broker()) as here, any_server.outside() as outside:
         for times in range(1, 4):
             waiting = here.watch("key")
             await outside.hang_up()
@@ -180,9 +217,9 @@ async def test_an_idle_connection_is_pinged_and_kept(server: Server) -> None:
             assert here.relay.statistics().reconnects == 0
 
 
-async def test_leaving_leaves_nothing_behind(server: Server) -> None:
-    async with server.outside() as outside:
-        async with Process({}, server.broker()) as here:
+async def test_leaving_leaves_nothing_behind(any_server: Server | Threads) -> None:
+    async with any_server.outside() as outside:
+        async with Process({}, any_server.broker()) as here:
             here.grow("key")
             assert await outside.connections() > 0
         while await outside.connections() > 0:

@@ -1,0 +1,96 @@
+"""The broker of relays on several event loops of one process, each loop in a thread of its own.
+
+A payload is appended to the queue of each connection, whose loop is called if it has not been called since it last took
+from the queue. No lock is held, so a loop that hangs holds up no other. Its queue is bounded: when that is full, the
+connection is lost, and the relay on it connects again and checks every watched key.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from contextvars import Context
+from typing import Final
+
+from purgatory._slices import Slice
+from purgatory.relay.broker import Connection
+
+__all__ = ["ThreadBroker"]
+
+_WAITING: Final = 4096
+"""The most payloads that wait for a loop: 32 MB at most, as much as Redis keeps for a subscriber."""
+
+
+class ThreadBroker:
+    """The broker of the relays that it is given to, in all threads of this process."""
+
+    def __init__(self) -> None:
+        self._connections: dict[_ThreadConnection, None] = {}
+        """Those subscribed now, in the order in which they came."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__qualname__} connections={len(self._connections)}>"
+
+    @asynccontextmanager
+    async def connect(self, receive: Callable[[str | bytes], object]) -> AsyncIterator[Connection]:
+        """Subscribe."""
+        connection = _ThreadConnection(self._connections, receive)
+        self._connections[connection] = None
+        try:
+            yield connection
+        finally:
+            self._connections.pop(connection, None)
+
+
+class _ThreadConnection:
+    def __init__(self, connections: "dict[_ThreadConnection, None]", receive: Callable[[str | bytes], object]) -> None:
+        self._connections = connections
+        self._receive = receive
+        self._loop = asyncio.get_running_loop()
+        self._arrived: deque[str] = deque()
+        self._waiting = asyncio.Event()
+        """Set when payloads have arrived, or the connection is lost."""
+        self._is_due = False
+        """Whether the loop will set it."""
+        self._is_lost = False
+
+    async def publish(self, payloads: Sequence[str]) -> None:
+        self._check()
+        for connection in list(self._connections):
+            connection.arrive(payloads)
+        await asyncio.sleep(0)  # with another broker the loop has an iteration until it answers
+
+    async def ping(self) -> None:
+        self._check()
+
+    async def listen(self) -> None:
+        while True:
+            await self._waiting.wait()
+            self._waiting.clear()
+            # The flag is reset before payloads are taken, and set after they have arrived: none is left behind.
+            self._is_due = False
+            part = Slice(bounded=True)
+            while self._arrived and not self._is_lost:
+                self._receive(self._arrived.popleft())
+                if part.is_over():
+                    await asyncio.sleep(0)
+                    part = Slice(bounded=True)
+            self._check()
+
+    def arrive(self, payloads: Sequence[str]) -> None:
+        """Take `payloads` from any thread, or lose the connection if the queue is full."""
+        if len(self._arrived) + len(payloads) > _WAITING:
+            self._is_lost = True
+            self._connections.pop(self, None)
+        else:
+            self._arrived.extend(payloads)
+        if not self._is_due:
+            self._is_due = True
+            try:
+                self._loop.call_soon_threadsafe(self._waiting.set, context=Context())
+            except RuntimeError:  # the loop is closed, and the connection was not
+                self._connections.pop(self, None)
+
+    def _check(self) -> None:
+        if self._is_lost:
+            raise ConnectionError(f"this loop is too slow: {_WAITING} messages wait for it")
