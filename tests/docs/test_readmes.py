@@ -71,6 +71,10 @@ TESTED = {
         ".ci/core",
         "pytest -q -n 2 tests/core tests/promises tests/family",
     ),
+    "PYTHONASYNCIODEBUG=1 .venv/bin/uvicorn --port 8000 tests.asgi.sync_handlers:app": (
+        "tests/asgi/test_sync_handlers.py",
+        "PYTHONASYNCIODEBUG",
+    ),
     ".venv/bin/pytest -q tests/core/test_injection.py": (".ci/core", "injection"),
     ".venv/bin/pytest -q tests/relay": (CI, "README.md"),
     ".venv/bin/purgatory bench --quick": ("tests/bench/test_bench.py", "--quick"),
