@@ -15,6 +15,7 @@ MODULES: Final = (
     "purgatory",
     "purgatory.asgi",
     "purgatory.journal",
+    "purgatory.loops",
     "purgatory.metrics",
     "purgatory.relay",
     "purgatory.uvicorn",
