@@ -27,6 +27,9 @@ __all__ = ["generate", "write"]
 _SLICE: Final = 50_000
 """The average number of operations of a slice: some megabytes, and some hundredths of a second of work."""
 
+_ROW_GROUP: Final = 4 * 1024 * 1024
+"""The bytes of a row group before compression, some 150,000 operations. A replay reads whole ones for parts of them."""
+
 _BATCH: Final = 10_000
 """Rows handed to Spark in one go."""
 
@@ -64,6 +67,7 @@ def write(rows: DataFrame, path: str) -> None:
     # A task has the rows of few instances and days: with a file open for each the rows need not be sorted.
     rows.sparkSession.conf.set("spark.sql.maxConcurrentOutputFileWriters", 16)
     rows.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+    rows.sparkSession.conf.set("parquet.block.size", _ROW_GROUP)
     try:
         storage.write(rows, path, by=("date", "instance"))
     except AnalysisException as error:

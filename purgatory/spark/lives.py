@@ -30,6 +30,9 @@ OPTIONAL: Final = frozenset({"deadline_s", "opened_at", "completes_s"})
 _LOT: Final = 20_000
 """The most rows that are read in one go: the memory for a row group does not depend on its size."""
 
+_BUFFER: Final = 256 * 1024
+"""The bytes of a column that are read from a file in one go."""
+
 _SECOND: Final = 1e6
 """Microseconds."""
 
@@ -123,7 +126,7 @@ def opened(path: str) -> Iterator[pq.ParquetFile]:
     with (
         system.open_input_file(path) as file,
         # Spark by itself writes times as INT96.
-        pq.ParquetFile(file, coerce_int96_timestamp_unit="us") as parquet,
+        pq.ParquetFile(file, coerce_int96_timestamp_unit="us", buffer_size=_BUFFER) as parquet,
     ):
         yield parquet
 

@@ -25,7 +25,7 @@ from purgatory.spark.survival import Floats, by_operation, choose, curve, rate_a
 from tests.pipeline.traces import START
 from tests.support.figures import show
 
-WORLDS: Final = int(os.environ.get("WORLDS", "40"))
+WORLDS: Final = int(os.environ.get("WORLDS", "20"))
 
 WANTED: Final = 0.3
 """The rate of timeouts for which a timeout is asked."""
