@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from purgatory import DelayedOperationPurgatory
 from purgatory.journal import SCHEMA, Journal, JournalError, JournalStatistics
+from purgatory.journal.files import Files
 from tests.support.journals import NOON, files, numbers, partitions, read, row, until
 from tests.support.operations import FaultLog, Flag
 from tests.support.paths import ROOT
@@ -356,3 +357,12 @@ class TestRefusals:
             assert repr(journal) == f"<Journal '{tmp_path}' instance='web-1'>"
             assert journal.instance == "web-1"
         assert repr(journal) == f"<Journal '{tmp_path}' instance='web-1' closed>"
+
+
+def test_a_file_that_a_killed_process_has_begun_is_removed(tmp_path: Path) -> None:
+    begun = [tmp_path / "date=2026-11-20" / f"instance={name}" / ".1.parquet.unfinished" for name in ("web-1", "web-2")]
+    for path in begun:
+        path.parent.mkdir(parents=True)
+        path.touch()
+    Files(tmp_path, "web-1")
+    assert [path.exists() for path in begun] == [False, True]

@@ -66,6 +66,7 @@ def run(folder: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "in_place", "-p", "no:cacheprovider", "-p", "no:asyncio"),
+            *("-p", "no:looptime_plugin"),
             *("-o", "addopts=", "-k", "not h11 and not zttp and not http2", *TESTS),
         ],
         cwd=source,

@@ -148,7 +148,7 @@ def measure(case: Case) -> Figures:
 
 def cases(quick: bool) -> list[Case]:
     return [
-        Case("versions", implementation, loop, {"clients": 500 if quick else 5_000, "keys": 20})
+        Case("versions", implementation, loop, {"clients": 100 if quick else 5_000, "keys": 20})
         for loop in LOOPS[: 1 if quick else 2]
         for implementation in IMPLEMENTATIONS
     ]
