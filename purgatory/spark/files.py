@@ -4,6 +4,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -15,7 +16,7 @@ from purgatory.journal.compact import DATA, MANIFESTS, Entry, counting
 from purgatory.spark.columns import COLUMNS
 from purgatory.spark.errors import PipelineError
 
-__all__ = ["Place", "instance_of", "literal", "places", "refuse_existing"]
+__all__ = ["Place", "files_below", "if_there", "instance_of", "literal", "places", "refuse_existing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,14 @@ class Place:
 
 def places(spark: SparkSession, path: str) -> list[Place]:
     """The files of a trace: those that a journal has written, and joined ones (`purgatory.journal.compact`)."""
-    small = _files(spark, path)  # listed before the manifests are read: see there
+    small = files_below(spark, path, "*.parquet")  # listed before the manifests are read: see there
     if small is None:
         raise PipelineError(f"there is no {path}")
     manifests = _manifests(spark, path)
     if not manifests:
         return [Place(path, small, small)]
-    joined = _files(spark, f"{path}/{DATA}") or ()  # listed last: they were there before their manifests
+    # Listed last: they were there before their manifests.
+    joined = files_below(spark, f"{path}/{DATA}", "*.parquet") or ()
     names, replaced = counting(manifests)
     counted = set(names)
     return [
@@ -63,12 +65,9 @@ def places(spark: SparkSession, path: str) -> list[Place]:
 def _manifests(spark: SparkSession, path: str) -> list[list[Entry]]:
     """The manifests of joined files, in order of their names."""
     reader = spark.read.schema("file string, replaces array<string>")
-    try:
+    found = []
+    with if_there():
         found = reader.json(literal(f"{path}/{MANIFESTS}")).select("*", "_metadata.file_name").collect()
-    except AnalysisException as error:
-        if error.getCondition() != "PATH_NOT_FOUND":
-            raise
-        return []
     by_name: dict[str, list[Entry]] = defaultdict(list)
     for file, replaces, name in found:
         by_name[name].append(Entry(file, tuple(replaces)))
@@ -80,27 +79,30 @@ def _name(file: str) -> str:
     return "/".join(file.rsplit("/", 3)[1:])
 
 
-def _files(spark: SparkSession, path: str) -> tuple[str, ...] | None:
-    """The files below a directory; `None` if there is none."""
-    options = {"recursiveFileLookup": "true", "pathGlobFilter": "*.parquet"}
+@contextmanager
+def if_there() -> Iterator[None]:
+    """Leave the block if a path that Spark is to read in it does not exist."""
     try:
-        found = spark.read.format("binaryFile").options(**options).load(literal(path))
-        return tuple(map(unquote, found.inputFiles()))
+        yield
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
-        return None
+
+
+def files_below(spark: SparkSession, path: str, pattern: str = "*") -> tuple[str, ...] | None:
+    """The files in a directory and below it, without hidden ones, of names like `pattern`; `None` if it is missing."""
+    options = {"recursiveFileLookup": "true", "pathGlobFilter": pattern}
+    with if_there():
+        found = spark.read.format("binaryFile").options(**options).load(literal(path))
+        return tuple(map(unquote, found.inputFiles()))
+    return None
 
 
 def refuse_existing(spark: SparkSession, path: str) -> None:
     """Raise `PipelineError` if `path` exists already."""
-    try:
+    with if_there():
         spark.read.format("binaryFile").load(literal(path)).schema  # noqa: B018
-    except AnalysisException as error:
-        if error.getCondition() != "PATH_NOT_FOUND":
-            raise
-        return
-    raise PipelineError(f"{path} exists already: name another directory")
+        raise PipelineError(f"{path} exists already: name another directory")
 
 
 def literal(path: str) -> str:

@@ -19,7 +19,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import permutations
@@ -35,7 +35,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from purgatory.spark import storage, tables, words
 from purgatory.spark.columns import IMPOSSIBLE, schema
 from purgatory.spark.errors import PipelineError, first_line
-from purgatory.spark.files import literal
+from purgatory.spark.files import files_below, if_there, literal
 from purgatory.spark.session import qualified
 
 __all__ = ["Settings", "follow", "progress_line", "start", "windows"]
@@ -248,9 +248,9 @@ def _prepare(spark: SparkSession, journal: str, output: str, checkpoint: str, nu
         if _read_marker(spark, output) != before:
             raise PipelineError(f"{output} is not the output of {checkpoint}: its windows are not there")
         return
-    if _files(spark, checkpoint):
+    if files_below(spark, checkpoint):
         raise PipelineError(f"{checkpoint} is no checkpoint of this stream: name an empty or a new directory")
-    if _files(spark, output):
+    if files_below(spark, output):
         raise PipelineError(f"{output} is not empty, and {checkpoint} is not the checkpoint that belongs to it")
     # In this order: the marker in the checkpoint completes the preparation.
     marked = json.dumps({**settings, "id": uuid4().hex})
@@ -262,26 +262,12 @@ def _prepare(spark: SparkSession, journal: str, output: str, checkpoint: str, nu
             raise PipelineError(f"cannot write to {place}: {first_line(error)}") from error
 
 
-def _files(spark: SparkSession, directory: str) -> Sequence[str]:
-    """The files in `directory` and below it, without hidden ones."""
-    reader = spark.read.format("binaryFile").option("recursiveFileLookup", "true")
-    try:
-        return reader.load(literal(directory)).inputFiles()
-    except AnalysisException as error:
-        if error.getCondition() != "PATH_NOT_FOUND":
-            raise
-        return ()
-
-
 def _read_marker(spark: SparkSession, directory: str) -> Recorded | None:
-    try:
+    rows = []
+    with if_there():
         rows = spark.read.text(literal(f"{directory}/{_MARKER}"), wholetext=True).collect()
-    except AnalysisException as error:
-        if error.getCondition() != "PATH_NOT_FOUND":
-            raise
-        return None
     if not rows:
-        return None  # a killed process has not finished it
+        return None  # it is missing, or a killed process has not finished it
     try:
         found = json.loads(rows[0].value)
     except ValueError:
