@@ -7,16 +7,13 @@ of iterators and of pytest's plugin, and those that start interpreters. The back
 """
 
 import json
-import os
 import shutil
-import subprocess
 import sys
-import tarfile
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
+from tests.support import brought
 from tests.support.paths import ROOT
 
 TESTS: Final = [
@@ -53,52 +50,20 @@ def pytest_terminal_summary(terminalreporter):
 """
 
 
-def download(folder: Path) -> Path:
-    """The source distribution of the installed anyio, unpacked in `folder`."""
-    source = folder / f"anyio-{version('anyio')}"
-    if not source.exists():
-        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "anyio"]
-        subprocess.run([*command, "--dest", str(folder), f"anyio=={version('anyio')}"], check=True)
-        with tarfile.open(folder / f"{source.name}.tar.gz") as archive:
-            archive.extractall(folder, filter="data")
-    return source
-
-
 def run(folder: Path, tests: list[str], *, replaced: bool = True) -> tuple[str, list[str]]:
     """Run tests, on the loops of asyncio and of uvloop unless `replaced`. Returns the output and those that failed."""
-    source = download(folder)
+    source = brought.source("anyio", folder)
     (folder / "in_place.py").write_text(PLUGIN)
-    # anyio's tests are a package of the name of ours.
-    paths = [str(folder), str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     cache = folder / "cache"
     shutil.rmtree(cache, ignore_errors=True)
-    done = subprocess.run(
-        [
-            *(
-                sys.executable,
-                "-m",
-                "pytest",
-                "-q",
-                "-p",
-                "no:asyncio",
-                "-p",
-                "no:schemathesis",
-                "-p",
-                "no:looptime_plugin",
-                "-o",
-                f"cache_dir={cache}",
-            ),
-            *(["-p", "in_place"] if replaced else []),
-            *("-k", "not trio and not ipv6 and not dualstack", *tests),
-        ],
-        cwd=source,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        check=False,
+    done = brought.run(
+        source,
+        *("-o", f"cache_dir={cache}", "-k", "not trio and not ipv6 and not dualstack", *tests),
+        plugins=["pytest_mock", *(["in_place"] if replaced else [])],
+        paths=[folder, ROOT, Path(__file__).parent],  # anyio's tests are a package of the name of ours
     )
     if done.returncode not in (0, 1):
-        raise RuntimeError(done.stdout + done.stderr)
+        raise RuntimeError(done.stdout)
     failed = cache / "v" / "cache" / "lastfailed"
     return done.stdout, list(json.loads(failed.read_text())) if failed.exists() else []
 

@@ -4,15 +4,13 @@
 the folder, unless it is there, and runs the tests that it brings.
 """
 
-import os
 import subprocess
 import sys
-import tarfile
 import tempfile
 from pathlib import Path
 from typing import Final
 
-import uvicorn
+from tests.support import brought
 
 TESTS: Final = [
     "tests/protocols/test_http.py",
@@ -48,32 +46,15 @@ def pytest_terminal_summary(terminalreporter):
 """
 
 
-def download(folder: Path) -> Path:
-    """The source distribution of the installed uvicorn, unpacked in `folder`."""
-    source = folder / f"uvicorn-{uvicorn.__version__}"
-    if not source.exists():
-        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "uvicorn"]
-        subprocess.run([*command, "--dest", str(folder), f"uvicorn=={uvicorn.__version__}"], check=True)
-        with tarfile.open(folder / f"{source.name}.tar.gz") as archive:
-            archive.extractall(folder, filter="data")
-    return source
-
-
 def run(folder: Path) -> "subprocess.CompletedProcess[str]":
     """Run the tests. Those of its other protocols are left out."""
-    source = download(folder)
+    source = brought.source("uvicorn", folder)
     (folder / "in_place.py").write_text(PLUGIN)
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "in_place", "-p", "no:cacheprovider", "-p", "no:asyncio"),
-            *("-p", "no:looptime_plugin"),
-            *("-o", "addopts=", "-k", "not h11 and not zttp and not http2", *TESTS),
-        ],
-        cwd=source,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(source), str(folder)])},
-        capture_output=True,
-        text=True,
-        check=False,
+    return brought.run(
+        source,
+        *("-p", "no:cacheprovider", "-o", "addopts=", "-k", "not h11 and not zttp and not http2", *TESTS),
+        plugins=["in_place", "anyio.pytest_plugin"],
+        paths=[source, folder],
     )
 
 
@@ -83,5 +64,5 @@ if __name__ == "__main__":
     else:
         with tempfile.TemporaryDirectory() as folder:
             done = run(Path(folder))
-    sys.stdout.write(done.stdout + done.stderr)
+    sys.stdout.write(done.stdout)
     sys.exit(done.returncode)

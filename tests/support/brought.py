@@ -1,0 +1,43 @@
+"""The tests that another library brings in its source distribution, run by a pytest of their own."""
+
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+
+__all__ = ["run", "source"]
+
+
+def source(library: str, folder: Path) -> Path:
+    """The source distribution of an installed library, unpacked in `folder`. It is downloaded unless it is there."""
+    unpacked = folder / f"{library}-{version(library)}"
+    if not unpacked.exists():
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", library]
+        subprocess.run([*command, "--dest", str(folder), f"{library}=={version(library)}"], check=True)
+        with tarfile.open(folder / f"{unpacked.name}.tar.gz") as archive:
+            archive.extractall(folder, filter="data")
+    return unpacked
+
+
+def run(
+    source: Path, *arguments: str, plugins: Iterable[str], paths: Iterable[Path]
+) -> "subprocess.CompletedProcess[str]":
+    """Run pytest in `source`, with these plugins alone and with modules from `paths`."""
+    options = [each for plugin in plugins for each in ("-p", plugin)]
+    before = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *options, *arguments],
+        cwd=source,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([*map(str, paths), *before]),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,  # a plugin that cannot be loaded is reported there
+        text=True,
+        check=False,
+    )
