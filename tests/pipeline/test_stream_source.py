@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -263,7 +264,7 @@ class TestStream:
         try:
             for url in urls:
                 append(url, url)
-                _until(query, lambda url=url: (url, json.dumps(url)) in found)  # type: ignore[misc]
+                _until(query, partial(found.__contains__, (url, json.dumps(url))))
         finally:
             query.stop()
         assert len(found) == 2

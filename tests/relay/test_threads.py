@@ -5,6 +5,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -99,7 +100,7 @@ async def test_change_in_one_loop_wakes_waiters_in_all_loops(in_thread: Run[None
             await asyncio.to_thread(done.wait)
             assert process.relay.statistics().reconnects == 0
 
-    for running in [in_thread(lambda number=number: run(number)) for number in range(count)]:  # type: ignore[misc]
+    for running in [in_thread(partial(run, number)) for number in range(count)]:
         await asyncio.wrap_future(running)
     assert repr(broker) == "<ThreadBroker connections=0>"
 
@@ -128,7 +129,7 @@ async def test_payloads_of_each_publisher_arrive_in_their_order(in_thread: Run[N
                 await turn()
             listening.cancel()
 
-    for running in [in_thread(lambda number=number: run(number)) for number in range(publishers)]:  # type: ignore[misc]
+    for running in [in_thread(partial(run, number)) for number in range(publishers)]:
         await asyncio.wrap_future(running)
     for each in heard:
         for publisher in range(publishers):

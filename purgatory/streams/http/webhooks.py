@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Collection
+from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -48,7 +49,7 @@ class Webhooks:
                 self._again.add(name)
             else:
                 task = self._tasks[name] = asyncio.get_running_loop().create_task(self._deliver(name))
-                task.add_done_callback(lambda done, name=name: self._ended(name, done))  # type: ignore[misc]
+                task.add_done_callback(partial(self._ended, name))
 
     def _ended(self, name: str, task: asyncio.Task[None]) -> None:
         del self._tasks[name]
