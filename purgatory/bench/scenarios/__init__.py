@@ -15,6 +15,7 @@ from purgatory.bench.scenarios import (
     storm,
     threads,
     threshold,
+    timeouts,
     versions,
     wakeup,
 )
@@ -41,6 +42,7 @@ SCENARIOS: dict[str, Scenario] = {
         queue.SCENARIO,
         threads.SCENARIO,
         versions.SCENARIO,
+        timeouts.SCENARIO,
     )
 }
 """Those of the library."""
