@@ -5,6 +5,7 @@
     streams/    the same for `purgatory serve`, beside the reference server
     rivals      the implementations that ours are compared with
     stalls      the longest iteration of a loop
+    find        the modules of the scenarios; `every` has the scenarios
     runner      every case in a process of its own, alternately, in several rounds
     report      ratios and tables of the measured figures, as JSON and Markdown
     summary     the headlines in one table

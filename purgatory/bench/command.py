@@ -14,7 +14,7 @@ from rich.table import Column, Table
 
 from purgatory.bench import machine, plots, report, runner
 from purgatory.bench.case import LOOPS, Case, Figures, Measured
-from purgatory.bench.scenarios import EVERY, SCENARIOS, STREAMS
+from purgatory.bench.every import EVERY, SCENARIOS, STREAMS
 from purgatory.bench.streams.servers import FOLDER
 from purgatory.bench.summary import summary
 

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, Final
 
 from purgatory.bench.case import BEFORE, OURS, Case, Measured, Metric, Scenario
-from purgatory.bench.scenarios import EVERY
+from purgatory.bench.every import EVERY
 
 __all__ = ["Group", "Spread", "Table", "groups", "load", "markdown", "save", "table"]
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from purgatory.bench.case import ALONE, OURS, UNLIMITED, Measured
+from purgatory.bench.every import EVERY
 from purgatory.bench.report import Group, Spread, Table, groups, number
-from purgatory.bench.scenarios import EVERY
 
 __all__ = ["Line", "lines", "summary"]
 

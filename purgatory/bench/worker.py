@@ -8,13 +8,13 @@ import os
 import sys
 
 from purgatory.bench.case import Case
-from purgatory.bench.scenarios import EVERY
+from purgatory.bench.find import find
 
 
 def main() -> None:
     """Measure, print, and exit without a clean-up, which would take longer for a million waiting tasks."""
     case = Case(**json.loads(sys.argv[1]))
-    figures = EVERY[case.scenario].measure(case)
+    figures = find(case.scenario).measure(case)
     sys.stdout.write(json.dumps(figures))
     sys.stdout.flush()
     os._exit(0)

@@ -10,7 +10,7 @@ import pytest
 from purgatory.__main__ import main
 from purgatory.bench import report, runner
 from purgatory.bench.case import BEFORE, OURS, Case, Figures, Measured
-from purgatory.bench.scenarios import SCENARIOS
+from purgatory.bench.every import SCENARIOS
 from tests.support.paths import ROOT
 
 

@@ -13,7 +13,8 @@ import pytest
 from purgatory.__main__ import main
 from purgatory.bench import report, runner
 from purgatory.bench.case import LOOPS, OURS, UNLIMITED, Case, Figures, Measured, Metric, Scenario
-from purgatory.bench.scenarios import SCENARIOS, enqueue
+from purgatory.bench.every import SCENARIOS
+from purgatory.bench.scenarios import enqueue
 from tests.support.paths import ROOT
 
 COMMAND = [sys.executable, "-m", "purgatory", "bench"]

@@ -18,7 +18,7 @@ import pytest
 from purgatory.__main__ import main
 from purgatory.bench import report
 from purgatory.bench.case import OURS, Case
-from purgatory.bench.scenarios import STREAMS
+from purgatory.bench.every import STREAMS
 from purgatory.bench.streams import appends, delivery, readers
 from purgatory.bench.streams.client import WrongAnswer, ask, dial, get, percentile
 from purgatory.bench.streams.servers import REFERENCE, Running, installed, missing

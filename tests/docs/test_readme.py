@@ -5,7 +5,7 @@ import re
 
 import purgatory
 from purgatory.bench import report
-from purgatory.bench.scenarios import SCENARIOS
+from purgatory.bench.every import SCENARIOS
 from purgatory.bench.summary import summary
 from tests.support.paths import ROOT
 
