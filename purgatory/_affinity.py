@@ -7,11 +7,12 @@ from purgatory.errors import PurgatoryMisuse
 __all__ = ["check_loop", "running_loop", "wrong_thread"]
 
 
-def running_loop(what: object, loop: AbstractEventLoop | None, call: str) -> AbstractEventLoop:
+def running_loop(what: object, loop: AbstractEventLoop | None, call: str, instead: str = "") -> AbstractEventLoop:
     """Return the running loop, which must be `loop`, the one that `what` belongs to, unless that is `None`.
 
     Raises `PurgatoryMisuse` if that is closed, if another loop runs or if no loop runs in this thread, `RuntimeError`,
-    as asyncio does, if no loop runs and `what` belongs to none yet. `call` is what was called, as code.
+    as asyncio does, if no loop runs and `what` belongs to none yet. `call` is what was called, as code, and `instead`
+    the right call where it is not `call_soon_threadsafe` of that.
     """
     if loop is not None and loop.is_closed():
         raise PurgatoryMisuse(f"{what!r} belongs to an event loop that is closed")
@@ -19,7 +20,7 @@ def running_loop(what: object, loop: AbstractEventLoop | None, call: str) -> Abs
     if running is None:
         if loop is None:
             raise RuntimeError("no running event loop")
-        raise wrong_thread(call)
+        raise wrong_thread(call, instead)
     if loop is not None and running is not loop:
         raise PurgatoryMisuse(f"{what!r} belongs to another event loop than the running one")
     return running

@@ -25,6 +25,11 @@ NESTING: Final = 16
 """How deep completions go on inside each other. Those further in are made by the outermost, one after the other."""
 
 
+_FROM_THREADS: Final = (
+    "loop.call_soon_threadsafe(purgatory.try_complete_else_watch, operation, keys), or to wait for its result "
+    "asyncio.run_coroutine_threadsafe()"
+)
+
 _CHUNK: Final = 50
 """Entries of short lists that are compacted between two looks at the time."""
 
@@ -147,7 +152,7 @@ class Owner:
             if clock is not loop and isinstance(clock, AbstractEventLoop):
                 running_loop(what, clock, "")
         else:
-            loop = running_loop(what, self.loop, "purgatory.try_complete_else_watch(operation, keys)")
+            loop = running_loop(what, self.loop, "purgatory.try_complete_else_watch(operation, keys)", _FROM_THREADS)
         self.loop = loop
         self.time = loop.time
         # uvicorn makes loops that are not in debug mode, whatever Python was told.

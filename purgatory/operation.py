@@ -493,7 +493,7 @@ class DelayedOperation(TimerEntry, Generic[T]):
                 if isinstance(owner.timer.clock, VirtualClock):
                     owner.timer.clock._await(waiter, loop)
         else:
-            loop = running_loop(self, owner.loop, "operation.__await__()")
+            loop = running_loop(self, owner.loop, "operation.__await__()", "asyncio.run_coroutine_threadsafe()")
             if waiter is None:
                 waiter = loop.create_future()
         waiters = [waiter]
