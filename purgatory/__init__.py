@@ -3,6 +3,7 @@
 __version__ = "0.2.0"
 __distribution__ = "asyncio-purgatory"
 
+from purgatory._core import __core__ as __core__
 from purgatory.clock import Clock, Handle, VirtualClock
 from purgatory.delay import Delay
 from purgatory.errors import OperationCancelled, PurgatoryClosed, PurgatoryError, PurgatoryFull, PurgatoryMisuse

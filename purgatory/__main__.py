@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from importlib import import_module
 
 import purgatory.errors  # noqa: F401 - first: it tells of another distribution of this name
-from purgatory import __version__
+from purgatory import __core__, __version__
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a subcommand."""
     parser = argparse.ArgumentParser("purgatory", description="Operations that wait for a condition or a deadline.")
-    parser.add_argument("--version", action="version", version=f"asyncio-purgatory {__version__}")
+    parser.add_argument("--version", action="version", version=f"asyncio-purgatory {__version__}, core in {__core__}")
     subcommands = parser.add_subparsers(required=True, metavar="COMMAND")
     missing: dict[str, str] = {}
     for name, extra, package in (

@@ -6,13 +6,15 @@ call, how deep completions are nested, the listeners, the counts, and when to pu
 
 import os
 import sys
-from asyncio import AbstractEventLoop, _get_running_loop
+from asyncio import AbstractEventLoop, BaseEventLoop, _get_running_loop
 from collections import deque
 from collections.abc import Iterator
 from threading import get_ident
+from time import monotonic
 from typing import Any, Final, NoReturn, Protocol
 
 from purgatory._affinity import running_loop, wrong_thread
+from purgatory._core import compiled, provide
 from purgatory._slices import SLICE, call_next
 from purgatory.clock import Clock, Handle, report
 from purgatory.listeners import Listeners
@@ -67,6 +69,10 @@ class Owned(Protocol):
         """How it has finished, or is finishing."""
 
 
+provide(nesting=NESTING)
+
+
+@compiled("Owner")
 class Owner:
     """The owner of the operations of one purgatory."""
 
@@ -154,7 +160,9 @@ class Owner:
         else:
             loop = running_loop(what, self.loop, "purgatory.try_complete_else_watch(operation, keys)", _FROM_THREADS)
         self.loop = loop
-        self.time = loop.time
+        # BaseEventLoop.time() is a Python function around this one.
+        is_plain = getattr(loop.time, "__func__", None) is BaseEventLoop.time
+        self.time = monotonic if is_plain else loop.time
         # uvicorn makes loops that are not in debug mode, whatever Python was told.
         if loop.get_debug() or sys.flags.dev_mode or os.environ.get("PYTHONASYNCIODEBUG"):
             self.thread = get_ident()

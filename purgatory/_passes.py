@@ -8,6 +8,7 @@ from contextlib import suppress
 from contextvars import Context
 from typing import Final
 
+from purgatory import _core
 from purgatory._owner import Owned, Owner
 from purgatory._slices import Slice, call_next
 from purgatory.clock import Handle, report
@@ -238,6 +239,10 @@ def try_all(owner: Owner, watchers: Watchers[Owned]) -> int:
     finally:
         if not all(entries):
             owner.compact(watchers)
+
+
+if _core.c is not None:
+    try_each, try_all = _core.c.try_each, _core.c.try_all
 
 
 def walk(owner: Owner, current: Pass) -> Iterator[int]:

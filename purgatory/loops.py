@@ -21,6 +21,7 @@ from importlib import import_module
 from typing import Any, Final, TypeVarTuple, Unpack, cast
 from weakref import proxy
 
+from purgatory._core import python_of
 from purgatory.clock import Handle
 from purgatory.timer import WheelTimer
 from purgatory.timer.task import Bucket
@@ -153,7 +154,7 @@ class _WheelTimers(asyncio.AbstractEventLoop):
 
     def _set_up(self, handle: type[TimerHandle]) -> None:
         self._handle = handle
-        self._wheels = WheelTimer(_OwnTimers(self), tick=_TICK, wheel_size=_WHEEL_SIZE)
+        self._wheels = python_of(WheelTimer)(_OwnTimers(self), tick=_TICK, wheel_size=_WHEEL_SIZE)
         self._add = cast(Callable[[TimerHandle, float], None], self._wheels.add)
 
     def call_later(

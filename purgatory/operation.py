@@ -25,10 +25,12 @@ from abc import abstractmethod
 from asyncio import _get_running_loop
 from collections.abc import Generator
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar, cast, overload
 
 from purgatory._affinity import running_loop
 from purgatory._checks import is_async, seconds
+from purgatory._core import compiled, provide, python_of
 from purgatory._failures import Failure, clear_frames, own_frames
 from purgatory._owner import NESTING, Owned, Owner
 from purgatory._slices import call_next
@@ -78,6 +80,24 @@ _FAILING: Final = _State("failing", "failed", _FAILED)
 _NEVER: Final = math.inf
 
 
+provide(
+    states=(
+        PENDING,
+        _COMPLETED,
+        _CLOSED,
+        _EXPIRED,
+        _CANCELLED,
+        _FAILED,
+        _COMPLETING,
+        _CLOSING,
+        _EXPIRING,
+        _FAILING,
+    ),
+    seconds=partial(seconds, none=True),
+)
+
+
+@compiled("Operation")
 class DelayedOperation(TimerEntry, Generic[T]):
     """Something that completes when its condition holds or when its deadline comes, exactly once, whichever is first.
 
@@ -105,7 +125,7 @@ class DelayedOperation(TimerEntry, Generic[T]):
     """The result of `on_complete`, or the failure: set when there is one, and not before."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
+        super(DelayedOperation, cls).__init_subclass__(**kwargs)  # noqa: UP008 - not the class of this body
         for name in ("try_complete", "on_complete", "on_expiration", "on_undelivered"):
             if is_async(getattr(cls, name)):
                 raise TypeError(f"{cls.__qualname__}.{name} must not be async, as its result is not awaited")
@@ -533,12 +553,14 @@ class DelayedOperation(TimerEntry, Generic[T]):
             if not waiter.done():
                 try:
                     waiter.set_result(None)
-                except asyncio.InvalidStateError:
-                    pass  # cancelled meanwhile
-                except RuntimeError:
-                    if not waiter.get_loop().is_closed():
-                        raise
-                    # No task of a closed loop waits any more.
+                except Exception as exception:
+                    self._purgatory_wake_failed(waiter, exception)
+
+    def _purgatory_wake_failed(self, waiter: Waiter, exception: Exception) -> None:
+        """Raise `exception`, unless the waiter was cancelled meanwhile or its loop is closed: no task of it waits."""
+        is_closed = isinstance(exception, RuntimeError) and waiter.get_loop().is_closed()
+        if not (is_closed or isinstance(exception, asyncio.InvalidStateError)):
+            raise exception
 
     def _purgatory_undelivered(self) -> None:
         state = self._purgatory_state
@@ -555,10 +577,10 @@ class DelayedOperation(TimerEntry, Generic[T]):
 _OURS: Final = {
     method.__code__
     for method in (
-        DelayedOperation.force_complete,
-        DelayedOperation._purgatory_run,
-        DelayedOperation._purgatory_close,
-        DelayedOperation._purgatory_attempt,
-        DelayedOperation._timer_expire,
+        python_of(DelayedOperation).force_complete,
+        python_of(DelayedOperation)._purgatory_run,
+        python_of(DelayedOperation)._purgatory_close,
+        python_of(DelayedOperation)._purgatory_attempt,
+        python_of(DelayedOperation)._timer_expire,
     )
 }

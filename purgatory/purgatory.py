@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Final, NoReturn, TypeVar, cast
 
 from purgatory._checks import check_callback, check_count, refuse_copy
+from purgatory._core import compiled
 from purgatory._owner import Owned, Owner
 from purgatory._passes import CheckQueue, Pass, try_all, walk
 from purgatory.clock import Clock
@@ -25,6 +26,7 @@ Operation = TypeVar("Operation", bound=DelayedOperation[Any])
 _NEVER: Final = math.inf
 
 
+@compiled("Purgatory")
 class DelayedOperationPurgatory:
     """Holds `DelayedOperation`s, each watched on one or more keys, until a condition or a deadline completes them.
 
@@ -180,7 +182,7 @@ class DelayedOperationPurgatory:
         """
         owner = self._owner
         if owner.closed:
-            raise PurgatoryClosed(f"{self!r} takes no more operations")
+            self._refuse_closed()
         if owner.live:
             running = _get_running_loop()
             if running is None or running is not owner.loop:
@@ -204,18 +206,13 @@ class DelayedOperationPurgatory:
             if operation._purgatory_owner is None and operation._purgatory_state is PENDING:
                 operation._purgatory_owner = owner
             else:
-                _refuse(operation)
+                self._refuse(operation)
         except AttributeError:
-            raise TypeError(
-                f"a DelayedOperation whose __init__ calls super().__init__(timeout) is needed, not this "
-                f"{type(operation).__qualname__}"
-            ) from None
+            self._refuse(operation)
         timeout = operation._timer_deadline
         listeners = owner.listeners
         if listeners is not None:
-            listeners.arrive(operation, keys, owner.time(), timeout if timeout < _NEVER else None)
-            if operation._purgatory_owner is None:  # finished before its arrival was noted
-                listeners.finish(operation, cast(Outcome, operation.outcome), owner.time())
+            self._arrive(operation, keys, timeout)
         # As _purgatory_attempt, here and below, without its call: two of them are 9 % of an operation.
         try:
             if (claimed := operation.try_complete()) and operation._purgatory_state is PENDING:
@@ -267,10 +264,7 @@ class DelayedOperationPurgatory:
             if not entry:  # finished meanwhile, by a finalizer for one
                 owner.timer.cancel(operation)
         if owner.closed:  # meanwhile, and the closing may not have met this one
-            if entry:
-                operation._purgatory_close()
-            owner.timer.close()
-            self._drop_lists()
+            self._close_late(operation)
         return operation
 
     def check_and_complete(self, key: Hashable, limit: int | None = None) -> int:
@@ -284,16 +278,9 @@ class DelayedOperationPurgatory:
         if owner.thread is not None:
             owner.check_thread("check_and_complete(key)", "check_and_complete_threadsafe()")
         if limit is not None:
-            check_count("limit", limit, 1)
+            return self._check_limited(key, limit)
         watchers = owner.lists.find(key)
-        if watchers is None:
-            return 0
-        if limit is not None:
-            limited = Pass(key, limit)
-            for _ in walk(owner, limited):
-                pass
-            return limited.completed
-        return try_all(owner, watchers)
+        return 0 if watchers is None else try_all(owner, watchers)
 
     def check_and_complete_soon(self, key: Hashable, limit: int | None = None) -> None:
         """Try the operations that watch `key` on the next iteration of the loop, in slices if there are many.
@@ -457,6 +444,44 @@ class DelayedOperationPurgatory:
             raise PurgatoryMisuse(f"{self!r} has no event loop that another thread could call")
         return None if owner.closed else owner.loop
 
+    def _check_limited(self, key: Hashable, limit: int) -> int:
+        """`check_and_complete` with a limit."""
+        check_count("limit", limit, 1)
+        limited = Pass(key, limit)
+        for _ in walk(self._owner, limited):
+            pass
+        return limited.completed
+
+    def _refuse_closed(self) -> NoReturn:
+        raise PurgatoryClosed(f"{self!r} takes no more operations")
+
+    def _refuse(self, operation: object) -> NoReturn:
+        """Refuse what is no operation, or one that has been used."""
+        if isinstance(operation, type):
+            raise TypeError(f"an operation is needed, not the class {operation.__qualname__}")
+        if hasattr(operation, "_purgatory_owner") and hasattr(operation, "_purgatory_state"):
+            raise PurgatoryMisuse(f"{operation!r} has been used: an operation serves once")
+        raise TypeError(
+            f"a DelayedOperation whose __init__ calls super().__init__(timeout) is needed, not this "
+            f"{type(operation).__qualname__}"
+        )
+
+    def _arrive(self, operation: DelayedOperation[Any], keys: tuple[Hashable, ...], timeout: float) -> None:
+        """Note the arrival of an operation for the listeners."""
+        owner = self._owner
+        listeners = owner.listeners
+        if listeners is not None:
+            listeners.arrive(operation, keys, owner.time(), timeout if timeout < _NEVER else None)
+            if operation._purgatory_owner is None:  # finished before its arrival was noted
+                listeners.finish(operation, cast(Outcome, operation.outcome), owner.time())
+
+    def _close_late(self, operation: DelayedOperation[Any]) -> None:
+        """The purgatory was closed while an operation was being registered, and the closing may not have met it."""
+        if operation._purgatory_entry:
+            operation._purgatory_close()
+        self._owner.timer.close()
+        self._drop_lists()
+
     def _reject(self, operation: DelayedOperation[Any]) -> None:
         """Refuse an operation that would have to wait, unless it is done meanwhile."""
         owner = self._owner
@@ -525,9 +550,3 @@ class DelayedOperationPurgatory:
         for _ in self._owner.compact_all():
             pass
         self._owner.lists.clear()
-
-
-def _refuse(operation: object) -> NoReturn:
-    if isinstance(operation, type):
-        raise TypeError(f"an operation is needed, not the class {operation.__qualname__}")
-    raise PurgatoryMisuse(f"{operation!r} has been used: an operation serves once")

@@ -26,6 +26,8 @@ from contextlib import suppress
 from operator import length_hint
 from typing import Final, Generic, TypeAlias, TypeVar
 
+from purgatory._core import compiled, provide
+
 __all__ = ["Entry", "WatcherLists", "Watchers"]
 
 W = TypeVar("W")
@@ -39,6 +41,7 @@ _SHORT: Final = 1000
 """A list of at most so many entries is compacted in one go."""
 
 
+@compiled("Watchers")
 class Watchers(Generic[W]):
     """The watcher list of one key."""
 
@@ -54,6 +57,10 @@ class Watchers(Generic[W]):
         """The place in the register of all lists; -1 outside of it, and `_DROPPED` for good."""
 
 
+provide(Watchers=Watchers)
+
+
+@compiled("WatcherLists")
 class WatcherLists(Generic[W]):
     """The watcher lists of one purgatory, and the counts of their entries."""
 

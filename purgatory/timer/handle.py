@@ -4,11 +4,13 @@ from collections.abc import Callable
 from contextvars import Context, copy_context
 from typing import Any
 
+from purgatory._core import compiled, provide
 from purgatory.timer.task import TimerEntry
 
 __all__ = ["TimerHandle"]
 
 
+@compiled("TimerHandle")
 class TimerHandle(TimerEntry):
     """A callback asked for by `WheelTimer.call_at` or `call_later`, with the methods of `asyncio.TimerHandle`."""
 
@@ -51,3 +53,6 @@ class TimerHandle(TimerEntry):
         callback = self._callback
         if callback is not None and self._timer_bucket is None:  # else cancelled or moved on the way here
             self._context.run(callback, *self._args)
+
+
+provide(TimerHandle=TimerHandle)

@@ -4,10 +4,12 @@ from abc import ABC, abstractmethod
 from typing import NoReturn, TypeAlias
 
 from purgatory._checks import refuse_copy
+from purgatory._core import compiled
 
 __all__ = ["Bucket", "TimerEntry", "TimerTask"]
 
 
+@compiled("TimerEntry")
 class TimerEntry(ABC):
     """The part of an object by which it is in a timer. Its names begin with `_timer_`, for subclasses are users'."""
 

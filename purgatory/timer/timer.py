@@ -18,6 +18,7 @@ from typing import Any, Final, NoReturn, TypeVarTuple, Unpack
 
 from purgatory._affinity import check_loop
 from purgatory._checks import check_count, refuse_copy, seconds
+from purgatory._core import compiled, provide
 from purgatory._slices import SLICE_SECONDS, Slice, call_neutral
 from purgatory.clock import Clock, Handle, report
 from purgatory.timer.handle import TimerHandle
@@ -57,6 +58,10 @@ class TimerStatistics:
     """Tasks moved down from a higher level, once for each move."""
 
 
+provide(check_loop=check_loop, get_running_loop=asyncio.get_running_loop, slice_seconds=SLICE_SECONDS)
+
+
+@compiled("WheelTimer")
 class WheelTimer:
     """Runs `TimerTask`s at their deadlines: hierarchical timing wheels on a `Clock`, and a `Clock` itself.
 
@@ -112,6 +117,10 @@ class WheelTimer:
         self._loop: AbstractEventLoop | None = clock if isinstance(clock, AbstractEventLoop) else None
         """The clock, if it is an event loop."""
         self._rate = 1 / self._tick
+        self._make_wheels(wheel_size)
+
+    def _make_wheels(self, wheel_size: int) -> None:
+        clock = self._clock
         self._current = 0 if clock is None else self._now()
         self.due: float = self._current / self._rate
         """Tasks with a deadline up to this time of the clock are due, while such are being run."""
@@ -247,6 +256,9 @@ class WheelTimer:
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Pass an exception that has no caller on to the clock's exception handler."""
         report(self._clock, **context)
+
+    def _report_task(self, task: TimerEntry, exception: BaseException) -> None:
+        report(self._clock, f"{type(task).__qualname__} raised at its deadline", exception, task=task)
 
     def new_slice(self) -> Slice:
         """Begin a slice of work, which ends by time too on an event loop."""
@@ -544,7 +556,7 @@ class WheelTimer:
                     except (SystemExit, KeyboardInterrupt) as exception:
                         leaving = leaving or exception
                     except BaseException as exception:
-                        report(self._clock, f"{type(task).__qualname__} raised at its deadline", exception, task=task)
+                        self._report_task(task, exception)
                     # A traceback that is kept would keep this frame, and with it the task.
                     del task
                     # As part.is_over(), without its call: a tenth of what a task costs.

@@ -1,6 +1,9 @@
 """One level of the hierarchy."""
 
-from purgatory.timer.task import Bucket
+from collections.abc import Iterable
+
+from purgatory._core import provide
+from purgatory.timer.task import Bucket, TimerEntry
 
 __all__ = ["TimingWheel"]
 
@@ -48,3 +51,19 @@ class TimingWheel:
     def count(self, slot: int) -> int:
         """How many tasks are in the bucket at `slot`."""
         return sum(map(len, self.buckets[slot] or ()))
+
+
+def _shown(levels: Iterable[tuple[int, int, int, int, int, list[list[TimerEntry] | None]]]) -> list[TimingWheel]:
+    """The wheels of a timer in C, as of now."""
+    wheels: list[TimingWheel] = []
+    for level, unit, size, limit, floor, slots in levels:
+        wheel = TimingWheel(level, unit, size, 0)
+        wheel.limit, wheel.floor = limit, floor
+        wheel.buckets = [None if tasks is None else [{id(task): task for task in tasks}] for tasks in slots]
+        if wheels:
+            wheels[-1].overflow = wheel
+        wheels.append(wheel)
+    return wheels
+
+
+provide(shown_wheels=_shown)

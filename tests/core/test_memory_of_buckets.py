@@ -5,6 +5,7 @@ from collections import deque
 import pytest
 
 from purgatory import DelayedOperationPurgatory, WheelTimer
+from tests.support.cores import looks_inside
 from tests.support.memory import own_bytes
 from tests.support.operations import FaultLog, Waiting
 
@@ -47,6 +48,7 @@ def test_heartbeats_that_reschedule_take_no_memory(
     assert max(sizes) <= A_TASK * PENDING
 
 
+@looks_inside
 def test_a_bucket_that_empties_and_fills_again_does_not_grow(
     purgatory: DelayedOperationPurgatory, clock: FaultLog
 ) -> None:
@@ -59,6 +61,7 @@ def test_a_bucket_that_empties_and_fills_again_does_not_grow(
         assert own_bytes(purgatory.timer) < 1.3 * most
 
 
+@looks_inside
 def test_drained_buckets_free_their_memory(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
     watch(purgatory, 5 * PENDING, 1.0)
     most = own_bytes(purgatory.timer)

@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 from purgatory import DelayedOperationPurgatory, PurgatoryError, VirtualClock
+from tests.support.cores import looks_inside
 from tests.support.injection import each_step
 from tests.support.invariants import check_purgatory
 from tests.support.operations import FaultLog, Flag, Late
@@ -221,6 +222,7 @@ def test_operation_cancelled_while_watcher_list_is_dropped_is_not_tried_again(
     check_purgatory(purgatory)
 
 
+@looks_inside
 def test_a_list_that_is_dropped_at_any_step_of_its_making_loses_no_wake_up(clock: FaultLog) -> None:
     # The operation is completed by a finalizer, and its list compacted, while it is being handed over.
     made_ready = 0

@@ -10,10 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-import purgatory.operation
 from purgatory import DelayedOperation, DelayedOperationPurgatory, Handle, OperationCancelled, PurgatoryError
 from purgatory._owner import NESTING
 from tests.support import naive
+from tests.support.cores import set_nesting
 from tests.support.figures import show
 from tests.support.invariants import check_purgatory
 from tests.support.naive import EXITS, Action, Event, NaivePurgatory, Plan, perform
@@ -199,7 +199,7 @@ class AgainstANaivePurgatory(RuleBasedStateMachine):
         nesting: int,
         listened: bool,
     ) -> None:
-        vars(purgatory.operation)["NESTING"] = nesting
+        set_nesting(nesting)
         parameters: dict[str, Any] = {"tick": tick, "purge_interval": purge_interval, "max_pending": max_pending}
         self.real = RealWorld(listened, wheel_size=wheel_size, **parameters)
         self.naive = NaivePurgatory(tick, purge_interval, max_pending, listened)
@@ -221,7 +221,7 @@ class AgainstANaivePurgatory(RuleBasedStateMachine):
             perform(self.naive, action)
         except EXITS as error:
             self.naive.note("exits", type(error).__name__)
-        assert self.naive.events == []
+        assert self.naive.events == [], self.naive.events[:3]
 
     def _follow(self) -> None:
         self.naive.events = self.real.events.copy()
@@ -369,7 +369,7 @@ class AgainstANaivePurgatory(RuleBasedStateMachine):
         check_purgatory(self.real.purgatory)
 
     def teardown(self) -> None:
-        vars(purgatory.operation)["NESTING"] = NESTING
+        set_nesting(NESTING)
         if not hasattr(self, "real"):
             return
         try:

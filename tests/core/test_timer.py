@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from purgatory import TimerStatistics, TimingWheel, VirtualClock, WheelTimer
+from tests.support.cores import looks_inside
 from tests.support.injection import each_step
 from tests.support.invariants import check_timer
 from tests.support.operations import FaultLog, Note
@@ -165,6 +166,7 @@ def test_tasks_run_in_the_order_of_their_ticks_and_not_of_their_adding(clock: Vi
 class TestLongBuckets:
     """A bucket of very many tasks goes on in further dicts, none of which takes long to grow."""
 
+    @looks_inside
     def test_their_tasks_run_in_order_except_for_cancelled_ones(self, clock: VirtualClock) -> None:
         timer = WheelTimer(clock)
         order: list[int] = []

@@ -6,6 +6,7 @@ import pytest
 
 import purgatory.timer.timer
 from purgatory import TimingWheel, WheelTimer
+from tests.support.cores import looks_inside
 from tests.support.invariants import check_timer
 from tests.support.operations import FaultLog, Note, RefusingClock
 
@@ -107,6 +108,7 @@ def test_statistics_are_a_snapshot(clock: FaultLog) -> None:
 
 
 @pytest.mark.parametrize("closes", range(8))
+@looks_inside
 def test_closes_while_wheels_are_made_do_not_lose_the_task(
     clock: FaultLog, monkeypatch: pytest.MonkeyPatch, closes: int
 ) -> None:

@@ -16,7 +16,7 @@ def test_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> Non
     assert purgatory.__version__ == version("asyncio-purgatory")
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
-    assert capsys.readouterr().out == f"asyncio-purgatory {purgatory.__version__}\n"
+    assert capsys.readouterr().out == f"asyncio-purgatory {purgatory.__version__}, core in {purgatory.__core__}\n"
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,16 @@
 
 import math
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
-from purgatory import DelayedOperationPurgatory, WheelTimer
+from purgatory import DelayedOperationPurgatory, WheelTimer, _core
 
 
 def check_timer(timer: WheelTimer) -> None:
     """The heap holds each bucket, one call is armed for the first, and each task is where its deadline puts it."""
+    if _core.c is not None and isinstance(timer, _core.c.WheelTimer):
+        timer._check()
+        return
     used = {
         (-wheel.level, slot)
         for wheel in timer.wheels
@@ -39,6 +42,8 @@ def check_purgatory(purgatory: DelayedOperationPurgatory) -> None:
     check_timer(purgatory.timer)
     owner = purgatory._owner
     lists = owner.lists
+    if _core.c is not None:
+        cast(Any, owner)._check()
     assert {id(watchers) for watchers in lists._by_key.values()} == {id(watchers) for watchers in lists._register}
     assert lists._size == len(lists._register) == len(lists._by_key)
     assert all(lists._register[watchers.index] is watchers for watchers in lists._register)

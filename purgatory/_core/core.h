@@ -1,0 +1,220 @@
+/* The core in C: the classes of the Python core, with what is called often done in C.
+
+   The Python is the reference. Each structure here stands for a class there, and a field has the name of its attribute;
+   each function has the name of its method. Methods that are called seldom are the Python ones: `purgatory/_core`
+   makes the classes that users see of the types here and of those methods.
+
+       here            there                                        in
+       TimerEntry      TimerEntry                                   timer/task.py
+       TimerHandle     TimerHandle                                  timer/handle.py
+       Wheel, Bucket   TimingWheel, and the list of a slot          timer/wheel.py
+       WheelTimer      WheelTimer                                   timer/timer.py
+       Entry           Entry, a list of one                         watchers.py
+       Watchers        Watchers                                     watchers.py
+       WatcherLists    WatcherLists                                 watchers.py
+       Owner           Owner                                        _owner.py
+       Operation       DelayedOperation                             operation.py
+       Await           the generator of DelayedOperation.__await__  operation.py
+       Purgatory       DelayedOperationPurgatory                    purgatory.py
+
+   What differs from the Python:
+
+   - A bucket is a list whose links are in the entries. So an insert and a removal allocate nothing, and a bucket needs
+     no second dict when it gets long.
+   - An entry of a timer is in one list at most: in a bucket, or among the operations of an owner that wait without a
+     place in the timer. That list has the only reference by which a purgatory holds an operation. An `Entry` of watcher
+     lists has none: its operation clears it when it is done or freed. The garbage collector therefore meets an operation
+     once, and in the order of arrival, which is the order of memory.
+   - There is no call between two lines unless one of them calls Python, makes an object that the garbage collector
+     tracks, or gives up a reference. A comment marks what was looked at before such a call and may have changed. */
+
+#ifndef PURGATORY_CORE_H
+#define PURGATORY_CORE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+#include <stdbool.h>
+
+typedef struct TimerEntry TimerEntry;
+typedef struct Operation Operation;
+
+/* ---- the timer ---- */
+
+typedef struct {
+    TimerEntry *first, *last;
+    Py_ssize_t count;
+    bool waiting; /* Of an owner, without a place in the timer. */
+} Bucket;
+
+struct TimerEntry {
+    PyObject_HEAD
+    TimerEntry *previous, *next;
+    Bucket *bucket; /* The list that it is in, which has a reference to it. */
+    double deadline;
+};
+
+typedef struct {
+    TimerEntry base;
+    PyObject *callback; /* NULL if it was cancelled. */
+    PyObject *args;
+    PyObject *context;
+    PyObject *weakrefs;
+} TimerHandle;
+
+typedef struct Wheel {
+    int level;
+    Py_ssize_t size;
+    long long unit, limit, floor;
+    struct Wheel *overflow;
+    Bucket *buckets[1]; /* As many as its size. */
+} Wheel;
+
+typedef struct {
+    long long start;
+    Wheel *wheel;
+} Due; /* An entry of the heap: a bucket, by its first tick. */
+
+typedef struct {
+    PyObject_HEAD
+    struct Core *core;
+    PyObject *clock; /* NULL until it is known. */
+    PyObject *loop;  /* The clock, if it is an event loop. */
+    double tick, rate, due, longest_slice;
+    long long current;
+    Wheel *lowest, *recent;
+    Due *heap;
+    Py_ssize_t heap_length, heap_room;
+    unsigned long long epoch;
+    PyObject *handle;
+    double armed;
+    Bucket *drained;
+    int drained_level;
+    Py_ssize_t wake_ups, drained_buckets, cascaded;
+    PyObject *weakrefs;
+} WheelTimer;
+
+/* ---- watcher lists ---- */
+
+typedef struct {
+    PyObject_HEAD
+    Operation *operation; /* Without a reference to it; NULL if the entry is dead. */
+} Entry;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *key;
+    PyObject *entries; /* A list, replaced as a whole. */
+    Py_ssize_t head;
+    Py_ssize_t index;
+} Watchers;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *by_key;
+    PyObject *register_;
+    Py_ssize_t size, watched, dead, clears, peak, purged;
+    PyObject *revived;
+} WatcherLists;
+
+/* ---- operations and their owner ---- */
+
+typedef struct {
+    PyObject_HEAD
+    struct Core *core;
+    WheelTimer *timer;
+    PyObject *time;
+    char live, closed, purging;
+    PyObject *loop, *thread, *listeners, *awaited, *max_pending, *deferred, *purge_handle; /* None if there is none. */
+    WatcherLists *lists;
+    Py_ssize_t purge_interval, fast_path_limit, depth;
+    Py_ssize_t num_delayed, peak_delayed;
+    Py_ssize_t completed_at_once, satisfied, missed, expired, closed_operations, cancelled, failed;
+    Py_ssize_t purges, scanned;
+    Bucket waiting; /* The pending operations that have no place in the timer. */
+} Owner;
+
+/* The states of the table in operation.py, in its order. */
+typedef enum {
+    NEW, /* The constructor was not called. */
+    PENDING,
+    COMPLETED,
+    CLOSED,
+    EXPIRED,
+    CANCELLED,
+    FAILED,
+    COMPLETING,
+    CLOSING,
+    EXPIRING,
+    FAILING,
+    STATES
+} State;
+
+struct Operation {
+    TimerEntry base;
+    PyObject *outcome;
+    Owner *owner;
+    Entry *entry;
+    PyObject *waiters; /* None, or a list. */
+    int keys;
+    char state; /* A State. */
+};
+
+typedef struct {
+    PyObject_HEAD
+    Owner *owner;
+    PyObject *name, *queue;
+    PyObject *weakrefs;
+} Purgatory;
+
+/* ---- what the module knows ---- */
+
+typedef struct Core {
+    PyTypeObject *TimerEntry, *TimerHandle, *WheelTimer, *Entry, *Watchers, *WatcherLists, *Owner, *Operation, *Await,
+        *Purgatory;
+    PyObject *states[STATES];
+    /* From the Python core, by provide(). */
+    PyObject *check_loop, *seconds, *get_running_loop, *TimerHandleClass, *WatchersClass, *shown_wheels;
+    Py_ssize_t nesting;
+    double slice_seconds;
+    /* Names. */
+    PyObject *time, *is_running, *left, *bounded, *_arm, *_report_task, *_timer_expire, *try_complete, *on_complete,
+        *on_expiration, *create_future, *_await, *done, *set_result;
+} Core;
+
+extern PyModuleDef core_module;
+
+#define CORE_OF(object) ((Core *)PyModule_GetState(PyType_GetModuleByDef(Py_TYPE(object), &core_module)))
+
+/* An exception that is being handled, as in an `except` block. */
+typedef struct {
+    PyObject *exception, *before;
+} Handled;
+
+void handle(Handled *);     /* Enter the block. */
+void handled(Handled *);    /* Leave it. */
+int is_exit(PyObject *exception);
+void keep_first(PyObject **leaving, PyObject *exception);
+int raise_kept(PyObject *leaving); /* Steals the reference. -1 if there is one. */
+
+void bucket_append(Bucket *, TimerEntry *); /* With a new reference. */
+void entry_leave(TimerEntry *);             /* Take it out of its list and give up the reference. */
+int bucket_traverse(Bucket *, visitproc, void *);
+void bucket_clear(Bucket *);
+int bucket_check(Bucket *);
+int is_operation(Core *, PyObject *);
+int is_held(Core *, TimerEntry *); /* Whether it is a pending operation of an owner. */
+int operation_expire(Core *, Operation *);
+int timer_place(Core *, WheelTimer *, TimerEntry *, double deadline, Bucket *expected);
+
+extern PyType_Spec timer_entry_spec, timer_handle_spec, wheel_timer_spec, entry_spec, watchers_spec, watcher_lists_spec,
+    owner_spec, operation_spec, await_spec, purgatory_spec;
+
+int watch(Core *, WatcherLists *, Entry *, PyObject *keys, Py_ssize_t *missing);
+Entry *entry_of(Core *, Operation *);
+int try_operation(Core *, Operation *, Owner *);
+PyObject *try_each(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *try_all(PyObject *module, PyObject *const *args, Py_ssize_t count);
+
+#endif
