@@ -202,6 +202,8 @@ class VersionedValues(Generic[K, V]):
         """
         if not isinstance(seen, Mapping):
             raise TypeError(f"seen must be a mapping of keys to versions, not {seen!r}")
+        if not seen:
+            raise ValueError("seen must have at least one key")
         since = self._version
         found: dict[K, tuple[int, V]] = {}
         for key, version in seen.items():

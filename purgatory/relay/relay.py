@@ -100,7 +100,8 @@ class Relay:
         """
         for purgatory in purgatories:
             if not isinstance(purgatory, DelayedOperationPurgatory):
-                raise TypeError(f"a relay needs instances of DelayedOperationPurgatory, not {purgatory!r}")
+                within = " (has one: pass its .purgatory)" if hasattr(purgatory, "purgatory") else ""
+                raise TypeError(f"a relay needs instances of DelayedOperationPurgatory, not {purgatory!r}{within}")
         if broker is not None and not callable(getattr(broker, "connect", None)):
             raise TypeError(f"broker must have a method connect(), unlike {broker!r}")
         if refresh is not None and not callable(refresh):

@@ -113,6 +113,8 @@ class WheelTimer:
         check_count("wheel_size", wheel_size, 2)
         if clock is not None and not (hasattr(clock, "time") and hasattr(clock, "call_at")):
             raise TypeError(f"clock must have time() and call_at(), as an event loop has: {clock!r} does not")
+        if isinstance(clock, type):
+            raise TypeError(f"clock must be an instance of a clock, not the class {clock.__qualname__}")
         self._clock = clock
         self._loop: AbstractEventLoop | None = clock if isinstance(clock, AbstractEventLoop) else None
         """The clock, if it is an event loop."""

@@ -476,7 +476,7 @@ class TestArguments:
             ({"a": 1.0}, TypeError, "the version seen of 'a' must be an int, not 1.0"),
             ({"a": -1}, ValueError, "the version seen of 'a' must be from 0 to 1, the last one given, not -1"),
             ({"a": 2}, ValueError, "the version seen of 'a' must be from 0 to 1, the last one given, not 2"),
-            ({}, ValueError, "at least one key"),
+            ({}, ValueError, "seen must have at least one key"),
         ],
     )
     def test_bad_versions_are_refused(

@@ -104,6 +104,7 @@ def test_an_operation_that_was_not_initialised_is_refused(purgatory: DelayedOper
         ({"purge_interval": -1}, ValueError, "purge_interval must be at least 0, not -1"),
         ({"purge_interval": None}, TypeError, "purge_interval must be an int, not None"),
         ({"clock": 3}, TypeError, "clock must have time"),
+        ({"clock": VirtualClock}, TypeError, "clock must be an instance of a clock, not the class VirtualClock"),
         ({"max_pending": 0}, ValueError, "max_pending must be at least 1, not 0"),
         ({"max_pending": "many"}, TypeError, "max_pending must be an int, not 'many'"),
     ],

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from purgatory import DelayedOperationPurgatory
+from purgatory import DelayedOperationPurgatory, ThresholdPurgatory
 from purgatory.relay import Relay, RelayError, RelayStatistics
 from purgatory.relay.payload import MAX_PAYLOAD, check_key, decode, encode
 from tests.relay.relays import Grown, MemoryBroker, MemoryConnection, Process, pass_time, run
@@ -66,6 +66,7 @@ class TestBadInput:
         ("arguments", "options", "error"),
         [
             (["purgatory"], {}, "needs instances of DelayedOperationPurgatory"),
+            ([ThresholdPurgatory(0)], {}, "pass its .purgatory"),
             ([], {"broker": "redis://localhost"}, "broker must have a method connect"),
             ([], {"refresh": 3}, "refresh must be callable, not 3"),
             ([], {"invalidate": 3}, "invalidate must be callable, not 3"),
