@@ -82,7 +82,7 @@ typedef struct {
     PyObject *clock; /* NULL until it is known. */
     PyObject *loop;  /* The clock, if it is an event loop. */
     double tick, rate, due, longest_slice;
-    long long current;
+    long long current, renewed;
     Wheel *lowest, *recent;
     Due *heap;
     Py_ssize_t heap_length, heap_room;

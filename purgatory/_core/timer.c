@@ -8,6 +8,7 @@
 #define LAST (1LL << 52)
 #define NEVER_ARMED Py_HUGE_VAL
 #define AWAKE (-Py_HUGE_VAL)
+#define RENEWAL 0.0001
 
 /* ---- entries and their lists ---- */
 
@@ -481,6 +482,13 @@ open_bucket(WheelTimer *self, long long tick)
     long long now;
     if (current_tick(self, &now) < 0)
         return -1;
+    if (self->armed < (double)now && self->armed != AWAKE && (double)(now - self->renewed) > RENEWAL * self->rate) {
+        self->renewed = now;
+        PyObject *done = PyObject_CallMethod((PyObject *)self, "_renew", NULL);
+        if (done == NULL)
+            return -1;
+        Py_DECREF(done);
+    }
     self->recent = self->lowest; /* The caller must look where this does. */
     /* The hands may be far behind, because nothing has been due for a while. */
     if (now > self->current && self->armed != AWAKE && !is_draining(self) &&
@@ -770,9 +778,9 @@ timer_call_later(WheelTimer *self, PyObject *const *args, Py_ssize_t count, PyOb
 
 /* WheelTimer._arm_next: arm the clock for the drain in progress or for the earliest bucket that has tasks. */
 static PyObject *
-timer_arm_next(WheelTimer *self, PyObject *argument)
+timer_arm_next(WheelTimer *self, PyObject *const *args, Py_ssize_t count)
 {
-    double not_before = PyFloat_AsDouble(argument);
+    double not_before = count > 0 ? PyFloat_AsDouble(args[0]) : -Py_HUGE_VAL;
     if (not_before == -1.0 && PyErr_Occurred())
         return NULL;
     if (is_draining(self)) {
@@ -1128,6 +1136,7 @@ timer_make_wheels(WheelTimer *self, PyObject *argument)
     self->current = current;
     self->due = (double)current / self->rate;
     self->armed = NEVER_ARMED;
+    self->renewed = -(1LL << 62);
     Py_RETURN_NONE;
 }
 
@@ -1235,7 +1244,7 @@ static PyMethodDef timer_methods[] = {
     {"_make_wheels", (PyCFunction)timer_make_wheels, METH_O, NULL},
     {"_now", (PyCFunction)timer_now, METH_NOARGS, NULL},
     {"_levels", (PyCFunction)timer_levels, METH_NOARGS, NULL},
-    {"_arm_next", (PyCFunction)timer_arm_next, METH_O, NULL},
+    {"_arm_next", (PyCFunction)(void (*)(void))timer_arm_next, METH_FASTCALL, NULL},
     {"_run_until", (PyCFunction)(void (*)(void))timer_run_until, METH_FASTCALL, NULL},
     {"_check", (PyCFunction)timer_check, METH_NOARGS, NULL},
     {NULL},

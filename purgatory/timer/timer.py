@@ -38,6 +38,9 @@ _LAST: Final = 2**52
 _COARSE: Final = 0.001
 """The coarsest clock in use: uvloop's counts whole milliseconds."""
 
+_RENEWAL: Final = 0.0001
+"""Seconds at least between two times that the clock is armed anew."""
+
 _NOT_ARMED: Final = math.inf
 _AWAKE: Final = -math.inf
 
@@ -94,6 +97,7 @@ class WheelTimer:
         "_lowest",
         "_rate",
         "_recent",
+        "_renewed",
         "_tick",
         "_wake_ups",
         "_wheels",
@@ -144,6 +148,8 @@ class WheelTimer:
         self._keys: list[int] = []
         self._drained_level = 1
         self._wake_ups = 0
+        self._renewed: int = -(2**62)
+        """The tick at which the clock was last armed anew."""
         self._buckets = 0
         self._cascaded = 0
         self.longest_slice: float = 0.0
@@ -441,6 +447,9 @@ class WheelTimer:
             check_loop(self, self._loop, "timer.add(task, deadline)")
         self._recent = self._lowest  # the caller must look where this does
         now = self._now()
+        if self._armed < now and self._armed != _AWAKE and now - self._renewed > _RENEWAL * self._rate:
+            self._renewed = now
+            self._renew()
         heap = self._heap
         # No call from here to the limits: the hands may be far behind, because nothing has been due for a while.
         if (
@@ -486,26 +495,41 @@ class WheelTimer:
             handle.cancel()
 
     def _wake(self) -> None:
-        part = self.new_slice()
-        now = self._now()
-        # A clock that calls early is not as fine as we asked it to be: asked again for the rest, uvloop would call back
-        # at once, hundreds of times.
-        not_before = self.clock.time() + _COARSE if now < self._armed else -math.inf
-        self._handle = None
-        self._armed = _AWAKE
-        self._epoch += 1
-        self._wake_ups += 1
+        not_before = -math.inf
+        part: Slice | None = None
         leaving: BaseException | None = None
-        try:
+        try:  # around everything: a KeyboardInterrupt may come at any point
+            armed, self._armed, self._handle = self._armed, _AWAKE, None
+            self._epoch += 1
+            self._wake_ups += 1
+            part = self.new_slice()
+            now = self._now()
+            if now < armed:
+                # A clock that calls early is not as fine as we asked it to be: asked again for the rest, uvloop would
+                # call back at once, hundreds of times.
+                not_before = self.clock.time() + _COARSE
             leaving = self._run_until(now, part)
         finally:
             self._armed = _NOT_ARMED
-            self._arm_next(not_before)
-            self.note_slice(part)
+            try:
+                self._arm_next(not_before)
+            except (SystemExit, KeyboardInterrupt):
+                self._arm_next(not_before)  # an interrupt must not stop all timers
+                raise
+            if part is not None:
+                self.note_slice(part)
         if leaving is not None:
             raise leaving
 
-    def _arm_next(self, not_before: float) -> None:
+    def _renew(self) -> None:
+        """Arm the clock anew: its call is late, or a KeyboardInterrupt has hit it where it began."""
+        handle, self._handle = self._handle, None
+        self._armed = _NOT_ARMED
+        if handle is not None:
+            handle.cancel()
+        self._arm_next()
+
+    def _arm_next(self, not_before: float = -math.inf) -> None:
         """Arm the clock for the drain in progress or for the earliest bucket that has tasks. Empty ones are dropped."""
         while True:
             if self._keys or self._dicts:
@@ -544,12 +568,14 @@ class WheelTimer:
             keys = self._keys
             runs = self._drained_level == 1
             while keys:
-                number = keys.pop()
+                number = keys[-1]
                 # No call from here: the task is in the timer, or it is being run.
                 if number not in drained:
+                    del keys[-1]
                     continue  # cancelled or moved since the snapshot of the keys was taken
                 task = drained[number]
                 if runs:
+                    del keys[-1]
                     task._timer_bucket = None
                     del drained[number]
                     # To here.
@@ -568,17 +594,20 @@ class WheelTimer:
                 else:
                     self._cascaded += 1
                     self._place(task, task._timer_deadline, drained)
-                    del task
+                    del keys[-1], task  # an interrupt before leaves the key to the next wake-up
                     # As part.is_over_cheaply(), in the same way.
                     left -= 1
                     if left <= 0 or (bounded and not left & 63 and perf_counter() >= ends):
                         return leaving
             if self._dicts:
-                self._drained = self._dicts[-1]
-                del self._dicts[-1]
-                keys = list(self._drained)
+                drained = self._dicts[-1]
+                keys = list(drained)
                 keys.reverse()
-                self._keys = keys
+                # No call from here: the dict and its keys are taken over together, or neither.
+                if self._dicts and self._dicts[-1] is drained:  # pragma: no branch - not closed by a finalizer
+                    self._drained = drained
+                    self._keys = keys
+                    del self._dicts[-1]
                 continue
             heap = self._heap
             # No call from here to the limits: the hands move before anything can be added behind them.

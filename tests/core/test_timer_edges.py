@@ -1,5 +1,6 @@
 """Deadlines and wake-ups at the edges: overdue, below zero, beyond all ticks, late calls, and counts in between."""
 
+from contextlib import suppress
 from dataclasses import FrozenInstanceError
 
 import pytest
@@ -149,4 +150,42 @@ def test_an_entry_in_the_heap_without_its_bucket_is_dropped() -> None:
     assert clock.armed == [10.0, 3.0, 10.0]
     clock.advance_to(20.0)
     assert (early.ran, refused.ran, late.ran) == ([3.0], [], [10.0])
+    check_timer(timer)
+
+
+def test_call_of_the_clock_that_is_lost_is_made_up_for(clock: FaultLog) -> None:
+    """As by a KeyboardInterrupt where the call began: with the one call of the clock, all timers would stop."""
+    timer = WheelTimer(clock)
+    first, second = Note(clock), Note(clock)
+    timer.add(first, 1.0)
+    clock._heap.clear()
+    clock.advance(2.0)
+    assert not first.ran
+    timer.add(second, 2.5)
+    clock.advance(1.0)
+    assert (first.ran, second.ran) == ([2.0], [2.5])
+    check_timer(timer)
+
+
+@pytest.mark.parametrize("nth", range(1, 6))
+def test_interrupt_of_a_wake_up_does_not_stop_the_others(nth: int) -> None:
+    class Interrupted(FaultLog):
+        left = 0
+
+        def time(self) -> float:
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+            return super().time()
+
+    clock = Interrupted()
+    timer = WheelTimer(clock)
+    ran: list[int] = []
+    for number in range(3):
+        timer.call_at(1.0 + number, ran.append, number)
+    clock.left = nth
+    for _ in range(3):
+        with suppress(KeyboardInterrupt):
+            clock.advance(5.0)
+    assert ran == [0, 1, 2]
     check_timer(timer)
