@@ -2,7 +2,7 @@
 
 Two mistakes lead there, and look the same: no code calls `advance`, or it was called before the task had begun. The
 check looks once a second, each time in another iteration of the loop: a test that is merely slow moves the clock
-meanwhile. It measures real time. On a loop whose own time is virtual it finds that the seconds were none, and ends.
+meanwhile. It measures real time. On a loop whose own time is virtual it finds that the second was none, and ends.
 """
 
 import warnings
@@ -10,7 +10,7 @@ from asyncio import AbstractEventLoop, Future
 from contextvars import Context
 from time import monotonic
 from typing import TYPE_CHECKING, Final
-from weakref import WeakSet, ref
+from weakref import WeakKeyDictionary, ref
 
 if TYPE_CHECKING:
     from purgatory.clock import VirtualClock
@@ -21,42 +21,52 @@ _SECONDS: Final = 1.0
 """Between two checks."""
 
 _CHECKS: Final = 5
-"""The warning comes with this check in a row for which the clock has not moved."""
+"""The warning comes with this check in a row for which a task has waited and the clock has not moved."""
 
 
 class Standstill:
-    """The check of one clock on one loop, while there is something to check; and afterwards the sign that it warned."""
+    """The check of one clock on one loop, while there is something to check."""
 
-    __slots__ = ("__weakref__", "_clock", "_since", "loop", "waiters")
+    __slots__ = ("__weakref__", "_clock", "_last", "_moves", "_since", "checks", "loop", "waiters")
 
     def __init__(self, clock: "VirtualClock", loop: AbstractEventLoop) -> None:
         self._clock = ref(clock)
-        self._since = 0.0
-        """When the first check in a row was made, by `time.monotonic`."""
-        self.loop: AbstractEventLoop = loop
-        self.waiters: WeakSet[Future[None]] = WeakSet()
-        """The futures of tasks that await operations on the clock."""
-        self._check_later()
+        self._last = monotonic()
+        """The real time of the last check."""
+        self._moves = clock._moves
+        """The moves of the clock up to then."""
+        self._since = 0
+        """The check that has seen the last move."""
+        self.checks: int = 0
+        """Checks so far."""
+        self.loop: ref[AbstractEventLoop] = ref(loop)
+        self.waiters: WeakKeyDictionary[Future[None], int] = WeakKeyDictionary()
+        """The futures of tasks that await operations on the clock, and the last check before they began."""
+        self._check_later(loop)
 
-    def _check_later(self) -> None:
-        self.loop.call_later(_SECONDS, self._check, context=Context())
+    def _check_later(self, loop: AbstractEventLoop) -> None:
+        loop.call_later(_SECONDS, self._check, context=Context())
 
     def _check(self) -> None:
-        clock = self._clock()
-        if clock is None or clock._standstill is not self:
+        clock, loop = self._clock(), self.loop()
+        if clock is None or loop is None or clock._standstill is not self:
             return
-        pending = [waiter for waiter in self.waiters if not waiter.done()]
-        if not pending or not clock._is_scheduled():
+        self.checks += 1
+        if clock._moves != self._moves:
+            self._moves, self._since = clock._moves, self.checks
+        last, self._last = self._last, monotonic()
+        is_virtual = self._last - last < _SECONDS / 2
+        pending = {waiter: began for waiter, began in self.waiters.items() if not waiter.done()}
+        if is_virtual or not pending or not clock._is_scheduled():
             clock._standstill = None
             return
-        clock._stood += 1
-        if clock._stood == 1:
-            self._since = monotonic()
-        elif clock._stood == _CHECKS:
-            if monotonic() - self._since > (_CHECKS - 1.5) * _SECONDS:
-                _warn(clock, pending)
-            return
-        self._check_later()
+        still = [waiter for waiter, began in pending.items() if self.checks - max(began, self._since) >= _CHECKS]
+        if still:
+            clock._warned = True
+            clock._standstill = None
+            _warn(clock, still)
+        else:
+            self._check_later(loop)
 
 
 def _warn(clock: "VirtualClock", pending: list[Future[None]]) -> None:
@@ -64,8 +74,8 @@ def _warn(clock: "VirtualClock", pending: list[Future[None]]) -> None:
     try:
         warnings.warn(
             f"a task awaits an operation, and {clock!r} has not been moved for {_CHECKS * _SECONDS:g} seconds: no code "
-            "calls advance(), or it was called before the task had begun. Let the task begin first: "
-            "task = asyncio.create_task(...); await asyncio.sleep(0); clock.advance(seconds); await task",
+            "calls advance(), or it was called before the task had begun to wait. Let it wait first: "
+            "while not purgatory.num_delayed: await asyncio.sleep(0)",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -82,7 +82,17 @@ class VirtualClock:
     is a `RuntimeWarning`, once for each clock. Where warnings are errors, the task gets it.
     """
 
-    __slots__ = ("__weakref__", "_advancing", "_cancelled", "_changes", "_heap", "_now", "_standstill", "_stood")
+    __slots__ = (
+        "__weakref__",
+        "_advancing",
+        "_cancelled",
+        "_changes",
+        "_heap",
+        "_moves",
+        "_now",
+        "_standstill",
+        "_warned",
+    )
 
     def __init__(self, start: float = 0.0) -> None:
         """Start at `start` seconds. Raises `ValueError` unless it is finite, `TypeError` if it is not a number."""
@@ -95,8 +105,10 @@ class VirtualClock:
         self._advancing = False
         self._standstill: Standstill | None = None
         """Set from the first `await` of an operation on."""
-        self._stood = 0
-        """Checks of that since the last move."""
+        self._moves = 0
+        """Moves so far."""
+        self._warned = False
+        """Whether there was a warning."""
 
     def __repr__(self) -> str:
         return f"<VirtualClock time={self._now!r} scheduled={len(self._heap) - self._cancelled}>"
@@ -140,7 +152,7 @@ class VirtualClock:
         if self._advancing:
             raise RuntimeError("the clock is being advanced already: its callbacks cannot move the time")
         self._advancing = True
-        self._stood = 0
+        self._moves += 1
         try:
             heap = self._heap
             while heap and heap[0][0] <= when:
@@ -169,10 +181,12 @@ class VirtualClock:
 
     def _await(self, waiter: Future[None], loop: AbstractEventLoop) -> None:
         """A task begins to await an operation, by `waiter`: check that the clock moves."""
+        if self._warned:
+            return
         check = self._standstill
-        if check is None or check.loop is not loop:
+        if check is None or check.loop() is not loop:
             self._standstill = check = Standstill(self, loop)
-        check.waiters.add(waiter)
+        check.waiters[waiter] = check.checks
 
     def _forget(self) -> None:
         """Count an entry that was cancelled, and drop these entries when they are most of the heap."""

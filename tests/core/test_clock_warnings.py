@@ -108,7 +108,7 @@ async def test_clock_that_moves_between_checks_is_not_warned_of(warned: list[war
 async def test_warning_comes_after_the_last_move_too() -> None:
     clock = VirtualClock()
     task = asyncio.create_task(wait(wait_on(clock)))
-    while clock._stood < 2:
+    while clock._standstill is None or clock._standstill.checks < 2:
         await turn()
     clock.advance(1.0)
     with pytest.raises(RuntimeWarning, match=r"time=1\.0"):
@@ -218,3 +218,45 @@ def test_loop_whose_own_time_jumps_is_not_warned_of(
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         runner.run(jump())
     assert not warned
+
+
+def test_move_on_another_loop_begins_the_count_anew(warned: list[warnings.WarningMessage]) -> None:
+    """Two tests with one clock: the checks of the first one do not count in the second."""
+    clock = VirtualClock()
+
+    async def leave(checks: int) -> None:
+        task = asyncio.create_task(wait(wait_on(clock)))
+        while clock._standstill is None or clock._standstill.checks < checks:
+            await turn()
+        task.cancel()
+
+    asyncio.run(leave(4))
+    asyncio.run(leave(3))
+    assert not warned
+
+
+async def test_short_waits_are_not_one_long_one(warned: list[warnings.WarningMessage]) -> None:
+    clock = VirtualClock()
+    for checks in range(2, 20, 2):
+        operation = wait_on(clock)
+        task = asyncio.create_task(wait(operation))
+        await turn()
+        while clock._standstill is not None and clock._standstill.checks < checks:
+            await turn()
+        operation.force_complete()
+        await task
+    assert not warned
+
+
+def test_closed_loop_is_not_kept_by_the_clock() -> None:
+    clock = VirtualClock()
+
+    async def leave() -> "ref[asyncio.AbstractEventLoop]":
+        task = asyncio.create_task(wait(wait_on(clock)))
+        await turn()
+        task.cancel()
+        return ref(asyncio.get_running_loop())
+
+    loop = asyncio.run(leave())
+    gc.collect()
+    assert loop() is None
