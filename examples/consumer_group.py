@@ -112,11 +112,15 @@ class ConsumerGroup:
             self._go_on()
 
     def _go_on(self) -> Rebalance:
-        if (rebalance := self._rebalance) is None:
-            rebalance = self._rebalance = Rebalance(self)
+        if (rebalance := self._rebalance) is not None:
+            self._purgatory.check_and_complete("rebalance")
+            return rebalance
+        self._rebalance = rebalance = Rebalance(self)
+        try:
             return self._purgatory.try_complete_else_watch(rebalance, ["rebalance"])
-        self._purgatory.check_and_complete("rebalance")
-        return rebalance
+        except BaseException:  # from another thread, for one
+            self._rebalance = None
+            raise
 
     def _begin_generation(self) -> None:
         for absent in self.members.keys() - self._joined:

@@ -92,7 +92,9 @@ class JobQueue(Generic[T]):
         """Let the lease lapse in `seconds` from now; 0 gives the job back. Raises `StaleReceipt` if it is over."""
         if not 0 <= seconds < float("inf"):
             raise ValueError(f"seconds must be 0 or more and finite, not {seconds}")
-        self._timer.reschedule(self._held(receipt), self._timer.time() + seconds)
+        lease = self._held(receipt)
+        if not self._purgatory.closed:
+            self._timer.reschedule(lease, self._timer.time() + seconds)
 
     async def aclose(self) -> None:
         """Let the waiting workers go, each with `None`. Leases can still be acknowledged, and do not lapse any more."""
@@ -112,10 +114,8 @@ class JobQueue(Generic[T]):
 
     def _give_back(self, lease: Lease[T]) -> None:
         self.acknowledge(lease.receipt)
-        if lease.job.deliveries >= self.max_deliveries:
-            self.dead.append(lease.job)
-        else:
-            self._make_ready(lease.job)
+        is_dead = lease.job.deliveries >= self.max_deliveries
+        (self.dead.append if is_dead else self._make_ready)(lease.job)
 
     def _make_ready(self, job: Job[T]) -> None:
         heappush(self._ready, job)

@@ -84,7 +84,7 @@ class CheckQueue:
                 return  # not taken yet: it will be checked after this call
         foreign.append(key)
         # The flag is set before the loop is called, and reset before keys are taken: no key is left behind.
-        if not self._foreign_due:
+        if not self._foreign_due or loop.is_closed():
             self._foreign_due = True
             try:
                 loop.call_soon_threadsafe(self._take_foreign, context=Context())

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextvars import Context, copy_context
 from functools import cache
 from importlib import import_module
-from typing import Any, Final, TypeVarTuple, Unpack, cast
+from typing import Any, Final, NoReturn, TypeVarTuple, Unpack, cast
 from weakref import proxy
 
 from purgatory._core import python_of
@@ -41,7 +41,9 @@ With ticks of 1 ms `call_later(0, …)` would wait for one, and two timers withi
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """Return a new `asyncio.SelectorEventLoop` whose timers are on wheels.
 
-    They run in the order of their times, to a microsecond, and never early. Everything else is asyncio's own.
+    They run in the order of their times, to a microsecond, and never early; those of times that have passed in the
+    order in which they were set. A due one runs in the iteration after that in which the loop finds it. Everything else
+    is asyncio's own.
     """
     return WheelEventLoop()
 
@@ -49,8 +51,8 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 def new_uvloop() -> asyncio.AbstractEventLoop:
     """Return a new `uvloop.Loop` whose timers are on wheels.
 
-    They run in the order of their times and, unlike uvloop's own, never early. Raises `ModuleNotFoundError` if uvloop
-    is not installed.
+    They run in the order of their times and, unlike uvloop's own, never early by the loop's time, which counts whole
+    milliseconds. Raises `ModuleNotFoundError` if uvloop is not installed.
     """
     return _uvloop_class()()
 
@@ -146,6 +148,10 @@ class _OwnTimers:
         return handle
 
 
+def _refuse(handle: TimerHandle, when: float) -> NoReturn:
+    raise RuntimeError("Event loop is closed")
+
+
 class _WheelTimers(asyncio.AbstractEventLoop):
     """The timers of an event loop, in front of its class."""
 
@@ -177,6 +183,8 @@ class _WheelTimers(asyncio.AbstractEventLoop):
         """Close the loop, and forget the timers."""
         super().close()
         self._wheels.close()
+        if self.is_closed():
+            self._add = _refuse
 
     def _set_timer(
         self, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None

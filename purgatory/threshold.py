@@ -213,7 +213,7 @@ class ThresholdPurgatory(Generic[Number]):
         # After the value is there: a reach that makes the loop known finds the value, or this call finds the loop.
         loop = self.purgatory._loop_for_threads()
         # The flag is set before the loop is called, and reset before values are taken: no value is left behind.
-        if loop is not None and not self._foreign_due:
+        if loop is not None and (not self._foreign_due or loop.is_closed()):
             self._foreign_due = True
             try:
                 loop.call_soon_threadsafe(self._take_foreign, context=Context())

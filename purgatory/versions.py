@@ -243,10 +243,15 @@ class VersionedValues(Generic[K, V]):
         """Set values, and try the waits of their keys. Returns the last version."""
         changes: dict[K, tuple[int, V]] = {}
         version = self._version
+        leaving: BaseException | None = None
         for key, value in values.items():
-            current = self._values.get(key)
-            if current is None:
-                current = self._values.setdefault(key, _Current())
+            try:
+                current = self._values.get(key)
+                if current is None:
+                    current = self._values.setdefault(key, _Current())
+            except BaseException as exception:  # from the key's own __hash__ or __eq__
+                leaving = exception  # raised when the waits of the keys that were set have been tried
+                break
             while True:
                 version = self._version + 1
                 change = (version, value)
@@ -258,7 +263,6 @@ class VersionedValues(Generic[K, V]):
                     # To here.
                     break
             changes[key] = change
-        leaving: BaseException | None = None
         outer, self._announced = self._announced, changes
         try:
             for key in changes:

@@ -84,11 +84,13 @@ class _ThreadConnection:
             self._connections.pop(self, None)
         else:
             self._arrived.extend(payloads)
-        if not self._is_due:
+        if self._loop.is_closed():  # and the connection was not
+            self._connections.pop(self, None)
+        elif not self._is_due:
             self._is_due = True
             try:
                 self._loop.call_soon_threadsafe(self._waiting.set, context=Context())
-            except RuntimeError:  # the loop is closed, and the connection was not
+            except RuntimeError:  # closed meanwhile
                 self._connections.pop(self, None)
 
     def _check(self) -> None:

@@ -195,3 +195,19 @@ def test_a_call_after_the_loop_is_closed_is_refused_each_time() -> None:
             purgatory.check_and_complete_threadsafe("key")
     with suppress(RuntimeError):
         purgatory.cancel_all()
+
+
+def test_a_call_after_the_loop_is_closed_is_refused_though_another_was_on_its_way() -> None:
+    purgatory = DelayedOperationPurgatory()
+    loop = asyncio.new_event_loop()
+
+    async def main() -> None:
+        purgatory.try_complete_else_watch(Flag(), ("key",))
+
+    loop.run_until_complete(main())
+    purgatory.check_and_complete_threadsafe("key")
+    loop.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        purgatory.check_and_complete_threadsafe("another key")
+    with suppress(RuntimeError):
+        purgatory.cancel_all()

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examples.consumer_group import ConsumerGroup, Membership, StaleMembership
-from purgatory import PurgatoryClosed
+from purgatory import PurgatoryClosed, PurgatoryMisuse
 from tests.support.operations import FaultLog, turn
 from tests.support.paths import ROOT
 
@@ -342,3 +342,12 @@ def test_program_ends_with_a_single_member_that_has_all_partitions() -> None:
     assert lines[0] == "a: generation 1, partitions [0, 1, 2, 3, 4, 5]"
     assert re.fullmatch(r"c: generation \d+, partitions \[0, 1, 2, 3, 4, 5\]", lines[-1])
     assert not done.stderr
+
+
+async def test_call_that_is_refused_leaves_the_group_working() -> None:
+    group = ConsumerGroup(6, SESSION, JOIN)
+    membership = await group.join()
+    with pytest.raises(PurgatoryMisuse):
+        await asyncio.to_thread(group.leave, membership)
+    assert list((await group.join()).partitions) == [0, 1, 2, 3, 4, 5]
+    await group.aclose()

@@ -586,3 +586,13 @@ def test_jobs_and_workers_agree_with_a_model(steps: list[tuple[str, int]]) -> No
         await model.end()
 
     asyncio.run(run())
+
+
+async def test_lease_that_is_extended_after_a_close_does_not_lapse(clock: FaultLog) -> None:
+    queue = JobQueue[int](visibility=30.0, clock=clock)
+    queue.put(1)
+    lease = taken(queue.receive())
+    await queue.aclose()
+    queue.extend(lease.receipt, 1.0)
+    clock.advance(100.0)
+    queue.acknowledge(lease.receipt)

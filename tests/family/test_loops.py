@@ -299,6 +299,8 @@ class TestFaults:
         handle.cancel()
         for _ in range(2):
             with pytest.raises(RuntimeError, match="Event loop is closed"):
+                loop.call_at(math.inf, print)
+            with pytest.raises(RuntimeError, match="Event loop is closed"):
                 loop.call_later(1.0, print)
 
     @pytest.mark.parametrize("factory", FACTORIES.values(), ids=FACTORIES)

@@ -605,6 +605,19 @@ class TestAdvanceThreadsafe:
             with pytest.raises(RuntimeError, match="closed"):
                 index.advance_threadsafe(1)
 
+    def test_value_after_the_loop_is_closed_is_refused_though_another_was_on_its_way(self) -> None:
+        index = ThresholdPurgatory(0)
+        loop = asyncio.new_event_loop()
+
+        async def main() -> None:
+            index.reach(0, None)
+
+        loop.run_until_complete(main())
+        index.advance_threadsafe(1)
+        loop.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            index.advance_threadsafe(2)
+
     def test_clock_that_is_no_event_loop_is_refused(self, index: ThresholdPurgatory[int]) -> None:
         with pytest.raises(PurgatoryMisuse, match="has no event loop that another thread could call"):
             index.advance_threadsafe(1)

@@ -602,3 +602,20 @@ def test_its_repr_shows_how_many_keys_and_waits_there_are(values: Values) -> Non
     values.changed({"b": 0}, None)
     assert repr(values) == "<VersionedValues 'purgatory' keys=1 waiting=1>"
     assert repr(VersionedValues()) == "<VersionedValues 'versions' keys=0 waiting=0>"
+
+
+def test_update_that_a_key_breaks_has_tried_the_waits_of_those_before(clock: FaultLog) -> None:
+    class Broken(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            raise LookupError
+
+    values: VersionedValues[str, int] = VersionedValues(purgatory=DelayedOperationPurgatory(clock=clock))
+    values.set("x", 0)
+    changed, until = values.changed({"a": 0}, 1.0), values.until("a", (1).__eq__, 1.0)
+    with pytest.raises(LookupError):
+        values.update({"a": 1, Broken("x"): 2, "b": 3})
+    assert (values.get("a"), values.get("b")) == ((2, 1), (0, None))
+    assert (changed.result(), until.result()) == ({"a": (2, 1)}, (2, 1))

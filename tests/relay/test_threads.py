@@ -237,6 +237,19 @@ async def test_loop_that_was_closed_without_leaving_is_forgotten() -> None:
     assert heard == ["first", "second"]
 
 
+async def test_loop_that_was_closed_with_a_message_on_its_way_is_forgotten() -> None:
+    broker = ThreadBroker()
+    gone = broker.connect(lambda payload: None)
+    loop = asyncio.SelectorEventLoop()
+    await asyncio.to_thread(loop.run_until_complete, gone.__aenter__())
+    async with broker.connect(lambda payload: None) as connection:
+        await connection.publish(["first"])
+        assert len(broker._connections) == 2
+        loop.close()
+        await connection.publish(["second"])
+        assert len(broker._connections) == 1
+
+
 async def test_subscriber_that_raises_is_disconnected_alone() -> None:
     broker = ThreadBroker()
     heard: list[str | bytes] = []
