@@ -241,7 +241,7 @@ def try_all(owner: Owner, watchers: Watchers[Owned]) -> int:
             owner.compact(watchers)
 
 
-if _core.c is not None:
+if _core.c is not None:  # pragma: no cover - where that was built
     try_each, try_all = _core.c.try_each, _core.c.try_all
 
 

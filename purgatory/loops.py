@@ -183,8 +183,7 @@ class _WheelTimers(asyncio.AbstractEventLoop):
         """Close the loop, and forget the timers."""
         super().close()
         self._wheels.close()
-        if self.is_closed():
-            self._add = _refuse
+        self._add = _refuse
 
     def _set_timer(
         self, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None

@@ -467,13 +467,12 @@ class DelayedOperationPurgatory:
         )
 
     def _arrive(self, operation: DelayedOperation[Any], keys: tuple[Hashable, ...], timeout: float) -> None:
-        """Note the arrival of an operation for the listeners."""
+        """Tell the listeners of the arrival of an operation."""
         owner = self._owner
-        listeners = owner.listeners
-        if listeners is not None:
-            listeners.arrive(operation, keys, owner.time(), timeout if timeout < _NEVER else None)
-            if operation._purgatory_owner is None:  # finished before its arrival was noted
-                listeners.finish(operation, cast(Outcome, operation.outcome), owner.time())
+        listeners = cast(Listeners, owner.listeners)
+        listeners.arrive(operation, keys, owner.time(), timeout if timeout < _NEVER else None)
+        if operation._purgatory_owner is None:  # finished before its arrival was noted
+            listeners.finish(operation, cast(Outcome, operation.outcome), owner.time())
 
     def _close_late(self, operation: DelayedOperation[Any]) -> None:
         """The purgatory was closed while an operation was being registered, and the closing may not have met it."""

@@ -92,6 +92,10 @@ watch_key(Core *core, WatcherLists *self, PyObject *by_key, PyObject *entry, PyO
         if (watchers == NULL)
             return -1;
         PyObject *there = PyDict_SetDefault(by_key, key, (PyObject *)watchers);
+        if (there != NULL && PyErr_Occurred()) { /* CPython 3.13 counts an insertion for which there was no memory. */
+            ((PyDictObject *)by_key)->ma_used--;
+            there = NULL;
+        }
         if (there != (PyObject *)watchers) { /* An error, or the key's own methods have watched it. */
             Py_DECREF(watchers);
             if (there == NULL)

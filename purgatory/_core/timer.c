@@ -1232,6 +1232,21 @@ timer_get_wheels(WheelTimer *self, void *closure)
     return wheels;
 }
 
+/* For tests: the starts of the buckets in the heap. */
+static PyObject *
+timer_get_heap(WheelTimer *self, void *closure)
+{
+    PyObject *heap = PyList_New(self->heap_length);
+    for (Py_ssize_t at = 0; at < self->heap_length && heap != NULL; at++) {
+        PyObject *start = PyLong_FromLongLong(self->heap[at].start);
+        if (start == NULL)
+            Py_CLEAR(heap);
+        else
+            PyList_SET_ITEM(heap, at, start);
+    }
+    return heap;
+}
+
 static PyMethodDef timer_methods[] = {
     {"add", (PyCFunction)(void (*)(void))timer_add, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"cancel", (PyCFunction)timer_cancel, METH_O, NULL},
@@ -1253,6 +1268,7 @@ static PyMethodDef timer_methods[] = {
 static PyGetSetDef timer_getset[] = {
     {"clock", (getter)timer_get_clock, NULL, NULL, NULL},
     {"_wheels", (getter)timer_get_wheels, NULL, NULL, NULL},
+    {"_heap", (getter)timer_get_heap, NULL, NULL, NULL},
     {NULL},
 };
 

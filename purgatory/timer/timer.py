@@ -496,8 +496,6 @@ class WheelTimer:
 
     def _wake(self) -> None:
         not_before = -math.inf
-        part: Slice | None = None
-        leaving: BaseException | None = None
         try:  # around everything: a KeyboardInterrupt may come at any point
             armed, self._armed, self._handle = self._armed, _AWAKE, None
             self._epoch += 1
@@ -516,8 +514,7 @@ class WheelTimer:
             except (SystemExit, KeyboardInterrupt):
                 self._arm_next(not_before)  # an interrupt must not stop all timers
                 raise
-            if part is not None:
-                self.note_slice(part)
+        self.note_slice(part)
         if leaving is not None:
             raise leaving
 
@@ -525,8 +522,8 @@ class WheelTimer:
         """Arm the clock anew: its call is late, or a KeyboardInterrupt has hit it where it began."""
         handle, self._handle = self._handle, None
         self._armed = _NOT_ARMED
-        if handle is not None:
-            handle.cancel()
+        assert handle is not None  # it was armed
+        handle.cancel()
         self._arm_next()
 
     def _arm_next(self, not_before: float = -math.inf) -> None:

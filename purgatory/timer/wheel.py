@@ -53,7 +53,9 @@ class TimingWheel:
         return sum(map(len, self.buckets[slot] or ()))
 
 
-def _shown(levels: Iterable[tuple[int, int, int, int, int, list[list[TimerEntry] | None]]]) -> list[TimingWheel]:
+def _shown(  # pragma: no cover - where the core in C was built
+    levels: Iterable[tuple[int, int, int, int, int, list[list[TimerEntry] | None]]],
+) -> list[TimingWheel]:
     """The wheels of a timer in C, as of now."""
     wheels: list[TimingWheel] = []
     for level, unit, size, limit, floor, slots in levels:

@@ -1,5 +1,6 @@
 """Deadlines and wake-ups at the edges: overdue, below zero, beyond all ticks, late calls, and counts in between."""
 
+import math
 from contextlib import suppress
 from dataclasses import FrozenInstanceError
 
@@ -7,6 +8,7 @@ import pytest
 
 import purgatory.timer.timer
 from purgatory import TimingWheel, WheelTimer
+from purgatory._slices import Slice
 from tests.support.cores import looks_inside
 from tests.support.invariants import check_timer
 from tests.support.operations import FaultLog, Note, RefusingClock
@@ -164,6 +166,39 @@ def test_call_of_the_clock_that_is_lost_is_made_up_for(clock: FaultLog) -> None:
     timer.add(second, 2.5)
     clock.advance(1.0)
     assert (first.ran, second.ran) == ([2.0], [2.5])
+    check_timer(timer)
+
+
+@looks_inside
+@pytest.mark.parametrize("name", ["new_slice", "_arm_next"])
+def test_interrupt_of_a_part_of_a_wake_up_does_not_stop_the_others(name: str, clock: FaultLog) -> None:
+    class Interrupted(WheelTimer):
+        interrupts = 0
+
+        def _interrupt(self) -> None:
+            if clock.time() >= 1.0 and not self.interrupts:
+                self.interrupts += 1
+                raise KeyboardInterrupt
+
+        def new_slice(self) -> Slice:
+            if name == "new_slice":
+                self._interrupt()
+            return super().new_slice()
+
+        def _arm_next(self, not_before: float = -math.inf) -> None:
+            if name == "_arm_next":
+                self._interrupt()
+            super()._arm_next(not_before)
+
+    timer = Interrupted(clock)
+    ran: list[int] = []
+    for number in range(3):
+        timer.call_at(1.0 + number, ran.append, number)
+    with pytest.raises(KeyboardInterrupt):
+        clock.advance(5.0)
+    clock.advance(5.0)
+    assert ran == [0, 1, 2]
+    assert timer.interrupts == 1
     check_timer(timer)
 
 

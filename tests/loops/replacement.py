@@ -5,6 +5,7 @@ import sys
 from asyncio import unix_events
 
 from purgatory import loops
+from purgatory._core import python_of
 from purgatory.timer import WheelTimer
 from purgatory.timer.task import TimerEntry
 
@@ -14,14 +15,15 @@ timers = 0
 
 def install() -> None:
     """Let asyncio's own loops be ones whose timers are on wheels, and count these."""
-    add = WheelTimer.add
+    wheels = python_of(WheelTimer)  # those of the loops
+    add = wheels.add
 
     def counted(self: WheelTimer, task: TimerEntry, deadline: float) -> None:
         global timers
         timers += 1
         add(self, task, deadline)
 
-    WheelTimer.add = counted  # type: ignore[method-assign]
+    wheels.add = counted  # type: ignore[method-assign]
     asyncio.SelectorEventLoop = unix_events.SelectorEventLoop = loops.WheelEventLoop
     unix_events._UnixDefaultEventLoopPolicy._loop_factory = loops.WheelEventLoop  # type: ignore[attr-defined]
     if sys.version_info >= (3, 13):

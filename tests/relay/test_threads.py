@@ -250,6 +250,19 @@ async def test_loop_that_was_closed_with_a_message_on_its_way_is_forgotten() -> 
         assert len(broker._connections) == 1
 
 
+async def test_loop_that_is_closed_while_a_message_is_handed_over_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = ThreadBroker()
+    gone = broker.connect(lambda payload: None)
+    loop = asyncio.SelectorEventLoop()
+    await asyncio.to_thread(loop.run_until_complete, gone.__aenter__())
+    loop.close()
+    answers = iter([False])  # as it was when it was asked
+    monkeypatch.setattr(loop, "is_closed", lambda: next(answers, True))
+    async with broker.connect(lambda payload: None) as connection:
+        await connection.publish(["first"])
+        assert len(broker._connections) == 1
+
+
 async def test_subscriber_that_raises_is_disconnected_alone() -> None:
     broker = ThreadBroker()
     heard: list[str | bytes] = []
