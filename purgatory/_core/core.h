@@ -156,7 +156,7 @@ struct Operation {
     PyObject *outcome;
     Owner *owner;
     Entry *entry;
-    PyObject *waiters; /* None, or a list. */
+    PyObject *waiters; /* NULL, the only one, or a list. */
     int keys;
     char state; /* A State. */
 };

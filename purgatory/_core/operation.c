@@ -295,48 +295,74 @@ call_handling(Operation *self, const char *method, Owner *owner)
 }
 
 static int
+wake_waiter(Core *core, Operation *self, PyObject *waiter)
+{
+    PyObject *done = PyObject_CallMethodNoArgs(waiter, core->done);
+    int is_done = done == NULL ? -1 : PyObject_IsTrue(done);
+    Py_XDECREF(done);
+    if (is_done)
+        return is_done < 0 ? -1 : 0;
+    PyObject *set = PyObject_CallMethodOneArg(waiter, core->set_result, Py_None);
+    if (set == NULL) {
+        /* Cancelled meanwhile, or of a closed loop. */
+        Handled now;
+        handle(&now);
+        set = PyObject_CallMethod((PyObject *)self, "_purgatory_wake_failed", "OO", waiter, now.exception);
+        handled(&now);
+    }
+    Py_XDECREF(set);
+    return set == NULL ? -1 : 0;
+}
+
+static int
 wake_waiters(Core *core, Operation *self)
 {
-    if (PyList_GET_SIZE(self->waiters) == 0) {
-        Py_SETREF(self->waiters, Py_NewRef(Py_None));
+    if (PyList_CheckExact(self->waiters) && PyList_GET_SIZE(self->waiters) == 0) {
+        Py_CLEAR(self->waiters);
         PyObject *done = PyObject_CallMethod((PyObject *)self, "_purgatory_undelivered", NULL);
         Py_XDECREF(done);
         return done == NULL ? -1 : 0;
     }
-    PyObject *waiters = PyList_GetSlice(self->waiters, 0, PyList_GET_SIZE(self->waiters));
+    PyObject *waiters = PyList_CheckExact(self->waiters)
+                            ? PyList_GetSlice(self->waiters, 0, PyList_GET_SIZE(self->waiters))
+                            : Py_NewRef(self->waiters);
     if (waiters == NULL)
         return -1;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(waiters); i++) {
-        PyObject *waiter = PyList_GET_ITEM(waiters, i);
-        PyObject *done = PyObject_CallMethodNoArgs(waiter, core->done);
-        int is_done = done == NULL ? -1 : PyObject_IsTrue(done);
-        Py_XDECREF(done);
-        if (is_done == 0) {
-            PyObject *set = PyObject_CallMethodOneArg(waiter, core->set_result, Py_None);
-            if (set == NULL) {
-                /* Cancelled meanwhile, or of a closed loop. */
-                Handled now;
-                handle(&now);
-                set = PyObject_CallMethod((PyObject *)self, "_purgatory_wake_failed", "OO", waiter, now.exception);
-                handled(&now);
-            }
-            is_done = set == NULL ? -1 : 0;
-            Py_XDECREF(set);
+    int failed = 0;
+    if (!PyList_CheckExact(waiters))
+        failed = wake_waiter(core, self, waiters);
+    else
+        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(waiters) && !failed; i++)
+            failed = wake_waiter(core, self, PyList_GET_ITEM(waiters, i));
+    Py_DECREF(waiters);
+    return failed;
+}
+
+/* The waiters as a list, for what Python does with it. NULL without an exception if there is none. */
+static PyObject *
+waiters_as_list(Operation *self)
+{
+    while (self->waiters != NULL && !PyList_CheckExact(self->waiters)) {
+        PyObject *list = PyList_New(1);
+        if (list == NULL)
+            return NULL;
+        if (self->waiters != NULL && !PyList_CheckExact(self->waiters)) { /* The new list may have been a collection's. */
+            PyList_SET_ITEM(list, 0, self->waiters);
+            self->waiters = list;
         }
-        if (is_done < 0) {
-            Py_DECREF(waiters);
-            return -1;
+        else {
+            PyList_SET_ITEM(list, 0, Py_NewRef(Py_None));
+            Py_DECREF(list);
         }
     }
-    Py_DECREF(waiters);
-    return 0;
+    return self->waiters;
 }
 
 /* _purgatory_announce: tell awaiting tasks and listeners that the operation is done. A purge begins if it is due. */
 static int
 announce(Core *core, Operation *self, Owner *owner)
 {
-    if (!IS_NONE(self->waiters) && wake_waiters(core, self) < 0)
+    if (self->waiters != NULL && wake_waiters(core, self) < 0)
         return -1;
     if (owner == NULL || owner->lists->dead <= owner->fast_path_limit)
         return 0;
@@ -411,7 +437,7 @@ run(Core *core, Operation *self)
             owner->failed++;
     }
     Py_CLEAR(self->owner); /* `owner` is held here. */
-    if ((!IS_NONE(self->waiters) || (owner != NULL && owner->lists->dead > owner->fast_path_limit)) &&
+    if ((self->waiters != NULL || (owner != NULL && owner->lists->dead > owner->fast_path_limit)) &&
         announce(core, self, owner) < 0)
         put_aside(&raised);
     if (owner != NULL) {
@@ -645,7 +671,22 @@ operation_set_none(Operation *self, PyObject *value, void *closure)
     return 0;
 }
 
+static PyObject *
+operation_get_waiters(Operation *self, void *closure)
+{
+    PyObject *waiters = waiters_as_list(self);
+    return waiters != NULL ? Py_NewRef(waiters) : PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+static int
+operation_set_waiters(Operation *self, PyObject *value, void *closure)
+{
+    Py_XSETREF(self->waiters, value == Py_None ? NULL : Py_XNewRef(value));
+    return 0;
+}
+
 static PyGetSetDef operation_getset[] = {
+    {"_purgatory_waiters", (getter)operation_get_waiters, (setter)operation_set_waiters, NULL, NULL},
     {"_purgatory_state", (getter)operation_get_state, (setter)operation_set_state, NULL, NULL},
     {"_purgatory_owner", (getter)operation_get_owner, (setter)operation_set_none, NULL, NULL},
     {"_purgatory_entry", (getter)operation_get_entry, (setter)operation_set_none, NULL, "entry"},
@@ -654,7 +695,6 @@ static PyGetSetDef operation_getset[] = {
 
 static PyMemberDef operation_members[] = {
     {"_purgatory_outcome", T_OBJECT_EX, offsetof(Operation, outcome), 0},
-    {"_purgatory_waiters", T_OBJECT, offsetof(Operation, waiters), 0},
     {"_purgatory_keys", T_INT, offsetof(Operation, keys), 0},
     {NULL},
 };
@@ -725,19 +765,17 @@ add_waiter(Core *core, Operation *self, PyObject **waiter)
     Py_DECREF(running);
     if (future == NULL)
         return -1;
-    PyObject *waiters = PyList_New(1);
-    if (waiters == NULL) {
-        Py_DECREF(future);
-        return -1;
-    }
-    PyList_SET_ITEM(waiters, 0, Py_NewRef(future));
-    /* The future is seen by the completion, or the completion by the caller. */
     int added = 0;
-    if (IS_NONE(self->waiters))
-        Py_XSETREF(self->waiters, Py_NewRef(waiters));
-    else
-        added = PyList_Append(self->waiters, future);
-    Py_DECREF(waiters);
+    if (self->waiters == NULL)
+        self->waiters = Py_NewRef(future);
+    else {
+        PyObject *waiters = waiters_as_list(self);
+        if (waiters == NULL && !PyErr_Occurred())
+            self->waiters = Py_NewRef(future);
+        else
+            added = waiters == NULL ? -1 : PyList_Append(waiters, future);
+    }
+    /* The future is seen by the completion, or the completion by the caller. */
     if (added < 0 || !(self->state == PENDING || AFTER[(int)self->state])) {
         Py_DECREF(future);
         return added;
@@ -753,8 +791,7 @@ take_result(Await *self)
     self->operation = NULL;
     Py_CLEAR(self->iterator);
     Py_CLEAR(self->waiter);
-    if (!IS_NONE(operation->waiters))
-        Py_SETREF(operation->waiters, Py_NewRef(Py_None)); /* It is delivered, even if the others leave. */
+    Py_CLEAR(operation->waiters); /* It is delivered, even if the others leave. */
     PyObject *result;
     if ((operation->state == COMPLETED || operation->state == EXPIRED) && operation->outcome != NULL)
         result = Py_NewRef(operation->outcome);
