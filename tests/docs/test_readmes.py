@@ -62,14 +62,21 @@ CI = ".ci/everything"
 
 TESTED = {
     ENVIRONMENT + "'.[server]' && .venv/bin/purgatory serve --demo": ("tests/streams/screenshots.py", "--demo"),
-    ENVIRONMENT + "'.[test]' && .venv/bin/pytest --cov -n 2": (CI, "README.md"),
+    ENVIRONMENT + "'.[test]' && .venv/bin/pytest --cov -n 3": (CI, "README.md"),
     ENVIRONMENT + "'.[test]' && .venv/bin/pre-commit install": ("tests/docs/test_habits.py", "pre_commit"),
     ENVIRONMENT + "'.[bench]' && .venv/bin/purgatory bench --quick": ("tests/bench/test_bench.py", "--quick"),
     ".ci/run": (".ci/run", CI),
     ".venv/bin/python -m tests.docs.reference": (CI, "tests.docs.reference"),
     ".venv/bin/pytest -q -n 2 tests/core tests/promises tests/family": (
         ".ci/core",
-        "pytest -q -n 2 tests/core tests/promises tests/family",
+        "test tests/core tests/promises tests/family",
+    ),
+    ".venv/bin/python purgatory/_core/build.py": ("tests/support/sanitized.py", "purgatory/_core/build.py"),
+    "python purgatory/_core/build.py": ("tests/support/sanitized.py", "purgatory/_core/build.py"),
+    ".venv/bin/python -m tests.support.sanitized": ("tests/core/test_sanitized.py", "tests.support.sanitized"),
+    "LEAK_TIMES=1000000 .venv/bin/pytest --timeout 7200 tests/core/test_leaks.py": (
+        "tests/core/test_leaks.py",
+        "LEAK_TIMES",
     ),
     "PYTHONASYNCIODEBUG=1 .venv/bin/uvicorn --port 8000 tests.asgi.sync_handlers:app": (
         "tests/asgi/test_sync_handlers.py",
@@ -78,7 +85,11 @@ TESTED = {
     ".venv/bin/pytest -q tests/core/test_injection.py": (".ci/core", "injection"),
     ".venv/bin/pytest -q tests/relay": (CI, "README.md"),
     ".venv/bin/purgatory bench --quick": ("tests/bench/test_bench.py", "--quick"),
-    "git worktree add ../before main && .venv/bin/purgatory bench --baseline ../before --loop asyncio callback": (
+    "git worktree add ../before main && .venv/bin/python ../before/purgatory/_core/build.py": (
+        "tests/support/sanitized.py",
+        "purgatory/_core/build.py",
+    ),
+    ".venv/bin/purgatory bench --baseline ../before --loop asyncio callback": (
         "tests/bench/test_baseline.py",
         "--baseline",
     ),
