@@ -4,7 +4,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias
 
-__all__ = ["ALONE", "BEFORE", "LOOPS", "OURS", "UNLIMITED", "Case", "Figures", "Measured", "Metric", "Plot", "Scenario"]
+__all__ = [
+    "ALONE",
+    "BEFORE",
+    "IN_PYTHON",
+    "LOOPS",
+    "OURS",
+    "UNLIMITED",
+    "Case",
+    "Figures",
+    "Measured",
+    "Metric",
+    "Plot",
+    "Scenario",
+]
 
 Figures: TypeAlias = "dict[str, float]"
 """The figures of one run of a case, by the keys of its scenario's metrics."""
@@ -18,6 +31,9 @@ OURS = "purgatory"
 
 BEFORE = ", before"
 """The suffix of an implementation of ours that is measured with the library of another checkout."""
+
+IN_PYTHON = ", in Python"
+"""The suffix of an implementation of ours that is measured with the core in Python, beside the one in C."""
 
 ALONE = "driver alone"
 """The implementation that does only the scenario's own part of the work."""
@@ -89,8 +105,20 @@ class Scenario:
 
     def before_and_after(self, cases: Iterable[Case]) -> list[Case]:
         """The cases that measure this library, each followed by the same one with the library of another checkout."""
-        ours = [case for case in cases if self.all_ours or case.implementation.startswith(OURS)]
-        return [each for case in ours for each in (case, replace(case, implementation=case.implementation + BEFORE))]
+        return [each for case in cases if self._is_ours(case) for each in (case, _varied(case, BEFORE))]
+
+    def on_both_cores(self, cases: Iterable[Case]) -> list[Case]:
+        """The cases, each that measures this library followed by the same one with the core in Python."""
+        return [
+            each for case in cases for each in ((case, _varied(case, IN_PYTHON)) if self._is_ours(case) else (case,))
+        ]
+
+    def _is_ours(self, case: Case) -> bool:
+        return self.all_ours or case.implementation.startswith(OURS)
+
+
+def _varied(case: Case, suffix: str) -> Case:
+    return replace(case, implementation=case.implementation + suffix)
 
 
 def _short(value: Any) -> str:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from purgatory import __core__
 from purgatory.bench import machine, plots, report, runner
 from purgatory.bench.case import LOOPS, Case, Figures, Measured
 from purgatory.bench.every import EVERY, SCENARIOS, STREAMS
@@ -30,6 +31,7 @@ LEGEND = (
     "included, but in the await path and over HTTP, where the task is there anyway; *driver alone*, what the benchmark "
     "itself takes, which is part of all others; *future (floor)*, a bare future without a timeout; *scan*, a look "
     "through a dictionary of times now and then; *Prometheus*, *journal* and *OpenTelemetry* listen to ours; "
+    "*in Python*, this library with its core in Python, whose ratios are to the same implementation on the core in C; "
     "*reference server*, that of the Durable Streams protocol, on Node with its file-backed store; *before*, "
     "the library of another checkout, whose ratios are to the same implementation of this one."
 )
@@ -96,7 +98,12 @@ def run(options: argparse.Namespace) -> None:
             elif options.loop in (None, case.loop):
                 some.append(case)
         if some:
-            cases[name] = EVERY[name].before_and_after(some) if baseline else some
+            scenario = EVERY[name]
+            if baseline:
+                some = scenario.before_and_after(some)
+            elif __core__ == "C":
+                some = scenario.on_both_cores(some)
+            cases[name] = some
         else:
             missing[name] = f"it has no cases on {options.loop}"
     times = options.rounds or (2 if options.quick else 3)

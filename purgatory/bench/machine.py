@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import psutil
 
+from purgatory import __core__
 from purgatory.bench.case import Loop
 
 __all__ = ["MIB", "SOURCE", "describe", "memory", "peak_memory", "run"]
@@ -59,7 +60,7 @@ def describe() -> dict[str, str]:
         "cores": str(psutil.cpu_count()),
         "memory": f"{psutil.virtual_memory().total / 1024**3:.0f} GiB",
         "uvloop": _version("uvloop"),
-        "asyncio-purgatory": _version("asyncio-purgatory"),
+        "asyncio-purgatory": f"{_version('asyncio-purgatory')}, core in {__core__}",
     }
 
 

@@ -18,6 +18,8 @@ NAMED = {
     OURS: "#0b6e99",
     f"{OURS}, soon": "#5aa9c7",
     f"{OURS}, call_later": "#5aa9c7",
+    f"{OURS}, in Python": "#8fc1d9",
+    "ours, in Python": "#0b6e99",
     "ours, soon": "#5aa9c7",
     "ours, call_later": "#5aa9c7",
     "old design (heap)": "#d1495b",

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from purgatory.bench.case import BEFORE, OURS, Case, Measured, Metric, Scenario
+from purgatory.bench.case import BEFORE, IN_PYTHON, OURS, Case, Measured, Metric, Scenario
 from purgatory.bench.every import EVERY
 
 __all__ = ["Group", "Spread", "Table", "groups", "load", "markdown", "save", "table"]
@@ -53,8 +53,9 @@ class Group:
 
     @staticmethod
     def reference(implementation: str) -> str:
-        """The implementation it is compared with: ours, or for the library of another checkout, the same one."""
-        return implementation.removesuffix(BEFORE) if implementation.endswith(BEFORE) else OURS
+        """The implementation it is compared with: ours, or for another core or checkout of it, the same one."""
+        same = implementation.removesuffix(BEFORE).removesuffix(IN_PYTHON)
+        return OURS if same == implementation else same
 
     def ratio(self, implementation: str, metric: str) -> Spread | None:
         """The ratio of its figure to ours, round by round; `None` if ours is zero."""

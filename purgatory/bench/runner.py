@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from purgatory.bench import machine
-from purgatory.bench.case import BEFORE, Case, Figures, Measured
+from purgatory.bench.case import BEFORE, IN_PYTHON, Case, Figures, Measured
 
 __all__ = ["CaseFailed", "measure_apart", "run"]
 
@@ -25,16 +25,20 @@ def measure_apart(case: Case, baseline: Path | None = None) -> Figures:
     """Measure `case` in a new process. Raises `CaseFailed`.
 
     If the implementation's name ends with `BEFORE`, the library is that of the checkout `baseline`. The scenario is
-    always that of this checkout.
+    always that of this checkout. If it ends with `IN_PYTHON`, the core is the one in Python.
     """
+    core = {}
     if baseline is not None and case.implementation.endswith(BEFORE):
         source, program = baseline, ["-P", str(Path(__file__).with_name("before.py"))]
         described = replace(case, implementation=case.implementation.removesuffix(BEFORE))
     else:
-        source, program, described = machine.SOURCE, ["-m", "purgatory.bench.worker"], case
+        source, program = machine.SOURCE, ["-m", "purgatory.bench.worker"]
+        described = replace(case, implementation=case.implementation.removesuffix(IN_PYTHON))
+        if described != case:
+            core = {"PURGATORY_PURE": "1"}
     command = [sys.executable, *program, json.dumps(asdict(described))]
     path = [str(source), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+    environment = {**os.environ, **core, "PYTHONPATH": os.pathsep.join(path)}
     directory = None if source is machine.SOURCE else source  # a scenario's own `python -m` looks there first
     try:
         done = subprocess.run(

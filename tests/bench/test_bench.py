@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from purgatory import __core__
 from purgatory.__main__ import main
 from purgatory.bench import report, runner
-from purgatory.bench.case import LOOPS, OURS, UNLIMITED, Case, Figures, Measured, Metric, Scenario
+from purgatory.bench.case import IN_PYTHON, LOOPS, OURS, UNLIMITED, Case, Figures, Measured, Metric, Scenario
 from purgatory.bench.every import SCENARIOS
 from purgatory.bench.scenarios import enqueue
 from tests.support.paths import ROOT
@@ -42,6 +43,12 @@ def results(directory: Path) -> dict[str, Any]:
     return content
 
 
+def cases_of(scenario: Scenario) -> list[Case]:
+    """The cases of a quick run of the scenario."""
+    cases = scenario.cases(True)
+    return scenario.on_both_cores(cases) if __core__ == "C" else cases
+
+
 @pytest.mark.timeout(1800)
 class TestAQuickRun:
     def test_measures_every_case_in_every_round(self, quick: Path) -> None:
@@ -49,7 +56,7 @@ class TestAQuickRun:
         assert list(measured) == list(SCENARIOS)
         for name, scenario in SCENARIOS.items():
             cases = measured[name]["cases"]
-            assert len(cases) == len(scenario.cases(True))
+            assert len(cases) == len(cases_of(scenario))
             for case in cases:
                 assert len(case["rounds"]) == 1
                 for figures in case["rounds"]:
@@ -66,10 +73,22 @@ class TestAQuickRun:
         for name, scenario in SCENARIOS.items():
             ratios = results(quick)["scenarios"][name]["ratios"]
             compared = [metric for metric in scenario.metrics if metric.compared]
-            others = sum(case.implementation != OURS for case in scenario.cases(True))
+            others = sum(case.implementation != OURS for case in cases_of(scenario))
             assert 0 < len(ratios) <= others * len(compared)
             for ratio in ratios:
                 assert 0 <= ratio["least"] <= ratio["median"] <= ratio["most"]
+
+    @pytest.mark.skipif(__core__ != "C", reason="the core is the one in Python")
+    def test_measures_both_cores(self, quick: Path) -> None:
+        for scenario in results(quick)["scenarios"].values():
+            ours = {case["implementation"] for case in scenario["cases"]}
+            assert {name for name in ours if name + IN_PYTHON in ours}
+        memory = {
+            case["implementation"]: case["rounds"][0]["bytes"]
+            for case in results(quick)["scenarios"]["memory"]["cases"]
+            if case["implementation"].startswith(OURS)
+        }
+        assert memory[OURS] < 0.8 * memory[OURS + IN_PYTHON]
 
     def test_draws_every_plot(self, quick: Path) -> None:
         for name, scenario in SCENARIOS.items():
