@@ -37,6 +37,8 @@
 
 #include <stdbool.h>
 
+#include "docs.h"
+
 typedef struct TimerEntry TimerEntry;
 typedef struct Operation Operation;
 
@@ -191,6 +193,11 @@ extern PyModuleDef core_module;
 typedef struct {
     PyObject *exception, *before;
 } Handled;
+
+/* The arguments of a call, as a function in Python takes them: `count` by position, and those behind by `names`.
+   `wanted` ends with NULL; those not given are NULL in `values`. -1 if one of the first `needed` is missing. */
+int take_arguments(const char *call, const char *const *wanted, int needed, PyObject *const *args, Py_ssize_t count,
+                   PyObject *const *named, PyObject *names, PyObject **values);
 
 void handle(Handled *);     /* Enter the block. */
 void handled(Handled *);    /* Leave it. */

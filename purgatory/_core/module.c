@@ -43,6 +43,39 @@ provide(PyObject *module, PyObject *args, PyObject *kwargs)
     Py_RETURN_NONE;
 }
 
+int
+take_arguments(const char *call, const char *const *wanted, int needed, PyObject *const *args, Py_ssize_t count,
+               PyObject *const *named, PyObject *names, PyObject **values)
+{
+    Py_ssize_t most = 0;
+    for (; wanted[most] != NULL; most++)
+        values[most] = most < count ? args[most] : NULL;
+    if (count > most) {
+        PyErr_Format(PyExc_TypeError, "%s() takes %zd positional arguments but %zd were given", call, most, count);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; names != NULL && i < PyTuple_GET_SIZE(names); i++) {
+        PyObject *name = PyTuple_GET_ITEM(names, i);
+        Py_ssize_t at = 0;
+        while (wanted[at] != NULL && PyUnicode_CompareWithASCIIString(name, wanted[at]) != 0)
+            at++;
+        if (wanted[at] == NULL || values[at] != NULL) {
+            PyErr_Format(PyExc_TypeError,
+                         wanted[at] == NULL ? "%s() got an unexpected keyword argument '%U'"
+                                            : "%s() got multiple values for argument '%U'",
+                         call, name);
+            return -1;
+        }
+        values[at] = named[i];
+    }
+    for (int i = 0; i < needed; i++)
+        if (values[i] == NULL) {
+            PyErr_Format(PyExc_TypeError, "%s() missing required argument: '%s'", call, wanted[i]);
+            return -1;
+        }
+    return 0;
+}
+
 static int
 make_type(PyObject *module, PyTypeObject **place, PyType_Spec *spec, PyTypeObject *base)
 {

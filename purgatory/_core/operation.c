@@ -608,11 +608,11 @@ operation_timer_expire(Operation *self, PyObject *unused)
 static PyObject *operation_await(Operation *self);
 
 static PyMethodDef operation_methods[] = {
-    {"force_complete", (PyCFunction)operation_force_complete, METH_NOARGS, NULL},
-    {"cancel", (PyCFunction)operation_cancel, METH_NOARGS, NULL},
-    {"done", (PyCFunction)operation_done, METH_NOARGS, NULL},
-    {"expired", (PyCFunction)operation_expired, METH_NOARGS, NULL},
-    {"cancelled", (PyCFunction)operation_cancelled, METH_NOARGS, NULL},
+    {"force_complete", (PyCFunction)operation_force_complete, METH_NOARGS, DOC_DelayedOperation_force_complete},
+    {"cancel", (PyCFunction)operation_cancel, METH_NOARGS, DOC_DelayedOperation_cancel},
+    {"done", (PyCFunction)operation_done, METH_NOARGS, DOC_DelayedOperation_done},
+    {"expired", (PyCFunction)operation_expired, METH_NOARGS, DOC_DelayedOperation_expired},
+    {"cancelled", (PyCFunction)operation_cancelled, METH_NOARGS, DOC_DelayedOperation_cancelled},
     {"_purgatory_claim", (PyCFunction)operation_claim, METH_VARARGS, NULL},
     {"_purgatory_run", (PyCFunction)operation_run, METH_NOARGS, NULL},
     {"_purgatory_attempt", (PyCFunction)operation_attempt, METH_O, NULL},

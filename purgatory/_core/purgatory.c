@@ -678,29 +678,11 @@ failed:
 static PyObject *
 purgatory_watch(Purgatory *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    PyObject *operation = NULL, *keys = NULL;
-    if (names == NULL && count == 2) {
-        operation = args[0];
-        keys = args[1];
-    }
-    else {
-        Py_ssize_t more = names == NULL ? 0 : PyTuple_GET_SIZE(names);
-        if (count > 0)
-            operation = args[0];
-        if (count > 1)
-            keys = args[1];
-        for (Py_ssize_t i = 0; i < more; i++) {
-            PyObject *name = PyTuple_GET_ITEM(names, i);
-            if (operation == NULL && PyUnicode_CompareWithASCIIString(name, "operation") == 0)
-                operation = args[count + i];
-            else if (keys == NULL && PyUnicode_CompareWithASCIIString(name, "keys") == 0)
-                keys = args[count + i];
-            else
-                return PyErr_Format(PyExc_TypeError, "try_complete_else_watch() got an unexpected argument '%U'", name);
-        }
-        if (count > 2 || operation == NULL || keys == NULL)
-            return PyErr_Format(PyExc_TypeError, "try_complete_else_watch() takes an operation and keys");
-    }
+    static const char *const wanted[] = {"operation", "keys", NULL};
+    PyObject *values[2];
+    if (take_arguments("try_complete_else_watch", wanted, 2, args, count, args + count, names, values) < 0)
+        return NULL;
+    PyObject *operation = values[0], *keys = values[1];
     if (no_owner(self))
         return NULL;
     Owner *owner = self->owner;
@@ -734,18 +716,11 @@ purgatory_check(Purgatory *self, PyObject *const *args, Py_ssize_t count, PyObje
     if (no_owner(self))
         return NULL;
     Owner *owner = self->owner;
-    PyObject *key = count > 0 ? args[0] : NULL, *limit = count > 1 ? args[1] : NULL;
-    for (Py_ssize_t i = 0; names != NULL && i < PyTuple_GET_SIZE(names); i++) {
-        PyObject *name = PyTuple_GET_ITEM(names, i);
-        if (key == NULL && PyUnicode_CompareWithASCIIString(name, "key") == 0)
-            key = args[count + i];
-        else if (limit == NULL && PyUnicode_CompareWithASCIIString(name, "limit") == 0)
-            limit = args[count + i];
-        else
-            return PyErr_Format(PyExc_TypeError, "check_and_complete() got an unexpected argument '%U'", name);
-    }
-    if (key == NULL || count > 2)
-        return PyErr_Format(PyExc_TypeError, "check_and_complete() takes a key and a limit");
+    static const char *const wanted[] = {"key", "limit", NULL};
+    PyObject *values[2];
+    if (take_arguments("check_and_complete", wanted, 1, args, count, args + count, names, values) < 0)
+        return NULL;
+    PyObject *key = values[0], *limit = values[1];
     if (!IS_NONE(owner->thread)) {
         PyObject *checked = PyObject_CallMethod((PyObject *)owner, "check_thread", "ss", "check_and_complete(key)",
                                                 "check_and_complete_threadsafe()");
@@ -783,8 +758,8 @@ purgatory_set_owner(Purgatory *self, PyObject *value, void *closure)
 }
 
 static PyMethodDef purgatory_methods[] = {
-    {"try_complete_else_watch", (PyCFunction)(void (*)(void))purgatory_watch, METH_FASTCALL | METH_KEYWORDS, NULL},
-    {"check_and_complete", (PyCFunction)(void (*)(void))purgatory_check, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"try_complete_else_watch", (PyCFunction)(void (*)(void))purgatory_watch, METH_FASTCALL | METH_KEYWORDS, DOC_DelayedOperationPurgatory_try_complete_else_watch},
+    {"check_and_complete", (PyCFunction)(void (*)(void))purgatory_check, METH_FASTCALL | METH_KEYWORDS, DOC_DelayedOperationPurgatory_check_and_complete},
     {NULL},
 };
 

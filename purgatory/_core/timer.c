@@ -228,9 +228,9 @@ handle_expire(TimerHandle *self, PyObject *unused)
 }
 
 static PyMethodDef handle_methods[] = {
-    {"cancel", (PyCFunction)handle_cancel, METH_NOARGS, "Forget the callback, at once."},
-    {"cancelled", (PyCFunction)handle_cancelled, METH_NOARGS, "Whether it was cancelled."},
-    {"when", (PyCFunction)handle_when, METH_NOARGS, "The time asked for, in seconds of the clock."},
+    {"cancel", (PyCFunction)handle_cancel, METH_NOARGS, DOC_TimerHandle_cancel},
+    {"cancelled", (PyCFunction)handle_cancelled, METH_NOARGS, DOC_TimerHandle_cancelled},
+    {"when", (PyCFunction)handle_when, METH_NOARGS, DOC_TimerHandle_when},
     {"_timer_expire", (PyCFunction)handle_expire, METH_NOARGS, NULL},
     {NULL},
 };
@@ -610,37 +610,15 @@ as_deadline(PyObject *number, double *deadline)
 
 static const char *const task_and_deadline[] = {"task", "deadline", NULL};
 
-/* The arguments `task` and `deadline`, which may be named. */
 static int
-parse_task(WheelTimer *self, PyObject *const *args, Py_ssize_t count, PyObject *names, const char *format,
-           TimerEntry **entry, double *deadline)
+take_task(WheelTimer *self, const char *call, PyObject *const *args, Py_ssize_t count, PyObject *names,
+          TimerEntry **entry, double *deadline)
 {
-    PyObject *task, *when;
-    if (names == NULL && count == 2) {
-        task = args[0];
-        when = args[1];
-    }
-    else {
-        PyObject *positional = PyTuple_New(count), *named = PyDict_New();
-        int parsed = -1;
-        if (positional != NULL && named != NULL) {
-            for (Py_ssize_t i = 0; i < count; i++)
-                PyTuple_SET_ITEM(positional, i, Py_NewRef(args[i]));
-            Py_ssize_t more = names == NULL ? 0 : PyTuple_GET_SIZE(names);
-            parsed = 0;
-            for (Py_ssize_t i = 0; i < more && parsed == 0; i++)
-                parsed = PyDict_SetItem(named, PyTuple_GET_ITEM(names, i), args[count + i]);
-            if (parsed == 0 &&
-                !PyArg_ParseTupleAndKeywords(positional, named, format, (char **)task_and_deadline, &task, &when))
-                parsed = -1;
-        }
-        Py_XDECREF(positional);
-        Py_XDECREF(named);
-        if (parsed < 0)
-            return -1;
-    }
-    *entry = as_entry(self, task);
-    return *entry == NULL ? -1 : as_deadline(when, deadline);
+    PyObject *values[2];
+    if (take_arguments(call, task_and_deadline, 2, args, count, args + count, names, values) < 0)
+        return -1;
+    *entry = as_entry(self, values[0]);
+    return *entry == NULL ? -1 : as_deadline(values[1], deadline);
 }
 
 static PyObject *
@@ -649,7 +627,7 @@ timer_add(WheelTimer *self, PyObject *const *args, Py_ssize_t count, PyObject *n
     TimerEntry *entry;
     double deadline;
     if (check_running(self, "timer.add(task, deadline)") < 0 ||
-        parse_task(self, args, count, names, "OO:add", &entry, &deadline) < 0)
+        take_task(self, "add", args, count, names, &entry, &deadline) < 0)
         return NULL;
     if (!in_timer(entry))
         entry->deadline = deadline;
@@ -662,8 +640,12 @@ timer_add(WheelTimer *self, PyObject *const *args, Py_ssize_t count, PyObject *n
 }
 
 static PyObject *
-timer_cancel(WheelTimer *self, PyObject *task)
+timer_cancel(WheelTimer *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
+    static const char *const wanted[] = {"task", NULL};
+    PyObject *task;
+    if (take_arguments("cancel", wanted, 1, args, count, args + count, names, &task) < 0)
+        return NULL;
     TimerEntry *entry = as_entry(self, task);
     if (entry == NULL)
         return NULL;
@@ -679,7 +661,7 @@ timer_reschedule(WheelTimer *self, PyObject *const *args, Py_ssize_t count, PyOb
     TimerEntry *entry;
     double deadline;
     if (check_running(self, "timer.reschedule(task, deadline)") < 0 ||
-        parse_task(self, args, count, names, "OO:reschedule", &entry, &deadline) < 0)
+        take_task(self, "reschedule", args, count, names, &entry, &deadline) < 0)
         return NULL;
     int placed = 0;
     while (!placed) { /* Something may come in between and move it. */
@@ -698,7 +680,7 @@ timer__place(WheelTimer *self, PyObject *const *args, Py_ssize_t count)
 {
     TimerEntry *entry;
     double deadline;
-    if (parse_task(self, args, count > 2 ? 2 : count, NULL, "OO:_place", &entry, &deadline) < 0)
+    if (take_task(self, "_place", args, count > 2 ? 2 : count, NULL, &entry, &deadline) < 0)
         return NULL;
     int placed = timer_place(self->core, self, entry, deadline, NULL);
     return placed < 0 ? NULL : PyBool_FromLong(placed);
@@ -710,22 +692,16 @@ timer_time(WheelTimer *self, PyObject *unused)
     return clock_time(self);
 }
 
+/* Start a call of `callback` with the arguments behind the first two. */
 static PyObject *
-start_call(WheelTimer *self, double when, PyObject *const *args, Py_ssize_t count, PyObject *names)
+start_call(WheelTimer *self, double when, PyObject *callback, PyObject *context, PyObject *const *args, Py_ssize_t count)
 {
-    PyObject *context = NULL;
-    Py_ssize_t more = names == NULL ? 0 : PyTuple_GET_SIZE(names);
-    for (Py_ssize_t i = 0; i < more; i++) {
-        PyObject *name = PyTuple_GET_ITEM(names, i);
-        if (PyUnicode_CompareWithASCIIString(name, "context") != 0)
-            return PyErr_Format(PyExc_TypeError, "got an unexpected keyword argument '%U'", name);
-        context = args[count + i];
-    }
-    PyObject *rest = PyTuple_New(count - 2);
+    Py_ssize_t more = count > 2 ? count - 2 : 0;
+    PyObject *rest = PyTuple_New(more);
     if (rest == NULL)
         return NULL;
-    for (Py_ssize_t i = 2; i < count; i++)
-        PyTuple_SET_ITEM(rest, i - 2, Py_NewRef(args[i]));
+    for (Py_ssize_t i = 0; i < more; i++)
+        PyTuple_SET_ITEM(rest, i, Py_NewRef(args[2 + i]));
     context = context == NULL || context == Py_None ? PyContext_CopyCurrent() : Py_NewRef(context);
     PyTypeObject *type = (PyTypeObject *)self->core->TimerHandleClass;
     TimerHandle *handle = context == NULL ? NULL : (TimerHandle *)type->tp_alloc(type, 0);
@@ -735,7 +711,7 @@ start_call(WheelTimer *self, double when, PyObject *const *args, Py_ssize_t coun
         return NULL;
     }
     handle->base.deadline = when;
-    handle->callback = Py_NewRef(args[1]);
+    handle->callback = Py_NewRef(callback);
     handle->args = rest;
     handle->context = context;
     if (timer_place(self->core, self, &handle->base, when, NULL) < 0) {
@@ -748,32 +724,34 @@ start_call(WheelTimer *self, double when, PyObject *const *args, Py_ssize_t coun
 static PyObject *
 timer_call_at(WheelTimer *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
+    static const char *const wanted[] = {"when", "callback", "context", NULL};
+    PyObject *values[3];
     double when;
-    if (count < 2)
-        return PyErr_Format(PyExc_TypeError, "call_at() needs a time and a callback");
-    if (check_running(self, "timer.call_at(when, callback)") < 0 || as_deadline(args[0], &when) < 0)
+    if (take_arguments("call_at", wanted, 2, args, count > 2 ? 2 : count, args + count, names, values) < 0 ||
+        check_running(self, "timer.call_at(when, callback)") < 0 || as_deadline(values[0], &when) < 0)
         return NULL;
-    return start_call(self, when, args, count, names);
+    return start_call(self, when, values[1], values[2], args, count);
 }
 
 static PyObject *
 timer_call_later(WheelTimer *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    if (count < 2)
-        return PyErr_Format(PyExc_TypeError, "call_later() needs a delay and a callback");
-    if (check_running(self, "timer.call_later(delay, callback)") < 0)
+    static const char *const wanted[] = {"delay", "callback", "context", NULL};
+    PyObject *values[3];
+    if (take_arguments("call_later", wanted, 2, args, count > 2 ? 2 : count, args + count, names, values) < 0 ||
+        check_running(self, "timer.call_later(delay, callback)") < 0)
         return NULL;
     PyObject *now = clock_time(self);
     if (now == NULL)
         return NULL;
-    PyObject *sum = PyNumber_Add(now, args[0]);
+    PyObject *sum = PyNumber_Add(now, values[0]);
     Py_DECREF(now);
     if (sum == NULL)
         return NULL;
     double when;
     int is_number = as_deadline(sum, &when);
     Py_DECREF(sum);
-    return is_number < 0 ? NULL : start_call(self, when, args, count, names);
+    return is_number < 0 ? NULL : start_call(self, when, values[1], values[2], args, count);
 }
 
 /* WheelTimer._arm_next: arm the clock for the drain in progress or for the earliest bucket that has tasks. */
@@ -1248,13 +1226,13 @@ timer_get_heap(WheelTimer *self, void *closure)
 }
 
 static PyMethodDef timer_methods[] = {
-    {"add", (PyCFunction)(void (*)(void))timer_add, METH_FASTCALL | METH_KEYWORDS, NULL},
-    {"cancel", (PyCFunction)timer_cancel, METH_O, NULL},
-    {"reschedule", (PyCFunction)(void (*)(void))timer_reschedule, METH_FASTCALL | METH_KEYWORDS, NULL},
-    {"time", (PyCFunction)timer_time, METH_NOARGS, NULL},
-    {"call_at", (PyCFunction)(void (*)(void))timer_call_at, METH_FASTCALL | METH_KEYWORDS, NULL},
-    {"call_later", (PyCFunction)(void (*)(void))timer_call_later, METH_FASTCALL | METH_KEYWORDS, NULL},
-    {"close", (PyCFunction)timer_close, METH_NOARGS, NULL},
+    {"add", (PyCFunction)(void (*)(void))timer_add, METH_FASTCALL | METH_KEYWORDS, DOC_WheelTimer_add},
+    {"cancel", (PyCFunction)(void (*)(void))timer_cancel, METH_FASTCALL | METH_KEYWORDS, DOC_WheelTimer_cancel},
+    {"reschedule", (PyCFunction)(void (*)(void))timer_reschedule, METH_FASTCALL | METH_KEYWORDS, DOC_WheelTimer_reschedule},
+    {"time", (PyCFunction)timer_time, METH_NOARGS, DOC_WheelTimer_time},
+    {"call_at", (PyCFunction)(void (*)(void))timer_call_at, METH_FASTCALL | METH_KEYWORDS, DOC_WheelTimer_call_at},
+    {"call_later", (PyCFunction)(void (*)(void))timer_call_later, METH_FASTCALL | METH_KEYWORDS, DOC_WheelTimer_call_later},
+    {"close", (PyCFunction)timer_close, METH_NOARGS, DOC_WheelTimer_close},
     {"_place", (PyCFunction)(void (*)(void))timer__place, METH_FASTCALL, NULL},
     {"_make_wheels", (PyCFunction)timer_make_wheels, METH_O, NULL},
     {"_now", (PyCFunction)timer_now, METH_NOARGS, NULL},
@@ -1266,7 +1244,7 @@ static PyMethodDef timer_methods[] = {
 };
 
 static PyGetSetDef timer_getset[] = {
-    {"clock", (getter)timer_get_clock, NULL, NULL, NULL},
+    {"clock", (getter)timer_get_clock, NULL, DOC_WheelTimer_clock, NULL},
     {"_wheels", (getter)timer_get_wheels, NULL, NULL, NULL},
     {"_heap", (getter)timer_get_heap, NULL, NULL, NULL},
     {NULL},

@@ -3,6 +3,7 @@
 pdoc's warnings are errors: a name in a docstring that leads nowhere, an attribute that cannot be read.
 """
 
+import os
 import sys
 import warnings
 from importlib import import_module
@@ -26,6 +27,7 @@ MODULES: Final = (
 def main() -> None:
     """Build it."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "reference")
+    os.environ["PURGATORY_PURE"] = "1"  # methods in C have no annotations
     for module in map(import_module, MODULES):
         for name in module.__all__:
             setattr(module, name, getattr(module, name))  # pdoc does not look for names that are imported when used
