@@ -160,7 +160,7 @@ def test_no_path_leaks(path: str) -> None:
 
     repeat()
     before = repeat()
-    assert _grown(before, repeat()) < TIMES // 20
+    assert _grown(before, repeat()) < TIMES // 4
 
 
 async def _await(purgatory: DelayedOperationPurgatory) -> None:
@@ -206,4 +206,4 @@ async def test_no_await_leaks(wait: Callable[[DelayedOperationPurgatory], Any]) 
 
         await repeat()
         before = await repeat()
-        assert _grown(before, await repeat()) < TIMES // 20
+        assert _grown(before, await repeat()) < TIMES // 4
