@@ -1,4 +1,4 @@
-"""What a user sees of the classes is the same in both cores: names, signatures, documentation, arguments by name."""
+"""Users see the same classes in both cores: names, signatures, documentation, arguments by name."""
 
 import inspect
 from typing import Any
