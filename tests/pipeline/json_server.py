@@ -1,5 +1,6 @@
 """`purgatory serve` in a process of its own, with streams of JSON and a log of the requests."""
 
+import itertools
 import json
 import re
 import subprocess
@@ -27,6 +28,7 @@ class JsonServer:
         self._command += ["--access-log", *options]
         data.mkdir(parents=True, exist_ok=True)
         self._log = data / "log"
+        self._streams = itertools.count()
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -48,8 +50,8 @@ class JsonServer:
             self._process = None
 
     def stream(self, name: str, *messages: Any) -> str:
-        """The URL of a stream of JSON, which is made with these messages if it is not there."""
-        url = f"{self.url}/v1/stream/{name}"
+        """The URL of a new stream of JSON with these messages, whose name begins with `name`."""
+        url = f"{self.url}/v1/stream/{name}-{next(self._streams)}"
         response = self._client.put(url, content=json.dumps(messages), headers=JSON)
         assert response.is_success, response.text
         return url

@@ -28,6 +28,9 @@ from tests.streams.node import reference_server
 from tests.support.journals import until
 from tests.support.paths import ROOT
 
+# Spark gives a stream's process of Python ten seconds to start, which a busy machine may exceed.
+pytestmark = pytest.mark.flaky(reruns=5, only_rerun="Python worker failed to connect back")
+
 Batches = dict[int, list[tuple[str, int, str]]]
 """The rows given to a sink, by the number of the batch: a repeated batch is the same again."""
 
@@ -216,7 +219,7 @@ class TestStream:
         with _following(source, url, {}, tmp_path) as query:
             _until(query, (tmp_path / "commits" / "0").exists)
         assert httpx.delete(url, timeout=60).is_success
-        _fails(source, url, tmp_path, "deleted answers 404 at offset 0000000000000000_0000000000000002")
+        _fails(source, url, tmp_path, r"deleted-\d+ answers 404 at offset 0000000000000000_0000000000000002")
 
     def test_latest_skips_all_messages_and_an_offset_those_before_it(
         self, source: SparkSession, server: JsonServer, tmp_path: Path
@@ -389,7 +392,7 @@ class TestAvailableNow:
             assert rows.count() == 1
             httpx.delete(url, timeout=60).raise_for_status()
 
-        with pytest.raises(StreamingQueryException, match="deleted-now answers 404 at offset"):
+        with pytest.raises(StreamingQueryException, match=r"deleted-now-\d+ answers 404 at offset"):
             _available_now(source, url, tmp_path, delete, maxMessagesPerBatch=1)
 
 
