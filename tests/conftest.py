@@ -13,12 +13,15 @@ import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
 
-from purgatory import DelayedOperationPurgatory, VirtualClock
+# Coverage counts the lines of the core in Python. PURGATORY_PURE=0 runs the tests on the one in C.
+os.environ.setdefault("PURGATORY_PURE", "1")
+
+from purgatory import DelayedOperationPurgatory, VirtualClock, __core__
 
 # pytest compiles the assertions of test modules into conditions, which `python -O` keeps. Helpers must be registered.
 pytest.register_assert_rewrite("tests.support")
 
-from tests.support.figures import FIGURES  # noqa: E402 - after that
+from tests.support.figures import FIGURES  # noqa: E402
 from tests.support.operations import FaultLog  # noqa: E402
 
 if TYPE_CHECKING:
@@ -33,6 +36,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("searching", settings.get_profile("steady"), derandomize=False, max_examples=3000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
+
+
+def pytest_report_header() -> str:
+    return f"core in {__core__}"
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

@@ -1,7 +1,8 @@
 """The build of the extension, for Hatch and by hand.
 
-With `PURGATORY_C=1` in the environment, pip builds the core in C with the package. Without the variable the package is
-the same for all platforms. `python purgatory/_core/build.py` builds the extension in place, beside the
+pip builds the core in C with the package. Where that fails, as without a compiler, the package has the core in Python
+alone. With `PURGATORY_C=1` in the environment a failure is an error; with `PURGATORY_C=0` nothing is built, and the
+package is the same for all platforms. `python purgatory/_core/build.py` builds the extension in place, beside the
 source, and writes `docs.h`.
 """
 
@@ -73,10 +74,19 @@ class CustomBuildHook(BuildHookInterface[Any]):
     """Puts the extension into the wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build, if it is asked for."""
-        if os.environ.get("PURGATORY_C", "") in ("", "0"):
+        """Build, where it can be done. Raises what the compiler's driver raises if it must be."""
+        asked = os.environ.get("PURGATORY_C", "")
+        # On a free-threaded CPython the import of the extension would turn the GIL on.
+        is_usual = sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
+        if asked == "0" or not (asked or is_usual):
             return
-        built = build()
+        try:
+            built = build()
+        except Exception as exception:  # no compiler, no headers of Python's, no setuptools, no place to write to
+            if asked:
+                raise
+            self.app.display_warning(f"the core in C was not built ({exception}): the package has the one in Python")
+            return
         build_data["artifacts"].append(str(built.relative_to(self.root)))
         build_data["pure_python"] = False
         build_data["infer_tag"] = True

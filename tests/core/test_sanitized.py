@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from purgatory import _core
+from tests.support.cores import extension, in_python
 from tests.support.paths import ROOT
 from tests.support.sanitized import libraries, run
 
@@ -20,7 +20,8 @@ TESTS = (
 )
 
 
-@pytest.mark.skipif(_core.c is None or not libraries(), reason="needs the core in C, gcc and its sanitizers")
+@in_python
+@pytest.mark.skipif(extension is None or not libraries(), reason="needs the core in C, gcc and its sanitizers")
 @pytest.mark.skipif(not (ROOT / "purgatory").is_dir(), reason="needs the source of the package")
 @pytest.mark.timeout(3600)  # it is hundreds of tests, several times slower
 def test_memory_is_used_as_it_should_be(tmp_path: Path) -> None:

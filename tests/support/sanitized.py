@@ -43,6 +43,7 @@ def run(arguments: list[str], folder: Path) -> "subprocess.CompletedProcess[str]
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_XDIST", "PURGATORY_"))},
         "PYTHONPATH": str(folder),
+        "PURGATORY_PURE": "0",
         "LD_PRELOAD": " ".join(libraries()),
         "PYTHONMALLOC": "malloc",  # each object is an allocation that the sanitizer knows
         "ASAN_OPTIONS": "detect_leaks=0",  # CPython keeps some to the end
