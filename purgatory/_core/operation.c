@@ -89,8 +89,8 @@ entry_empty(Entry *self)
 {
     Operation *operation = self->operation;
     self->operation = NULL;
-    if (operation != NULL && operation->base.bucket != NULL && operation->base.bucket->waiting)
-        entry_leave(&operation->base);
+    if (operation != NULL)
+        release(operation);
 }
 
 static Py_ssize_t
@@ -160,14 +160,31 @@ is_operation(Core *core, PyObject *object)
     return PyObject_TypeCheck(object, core->Operation);
 }
 
-int
-is_held(Core *core, TimerEntry *entry)
+void
+hold(Owner *owner, Operation *self)
 {
-    if (!is_operation(core, (PyObject *)entry))
-        return 0;
-    Operation *operation = (Operation *)entry;
-    return operation->state == PENDING && operation->owner != NULL && operation->entry != NULL &&
-           operation->entry->operation != NULL;
+    Link *newest = owner->pending.older;
+    self->link = (Link){newest, &owner->pending};
+    newest->newer = owner->pending.older = &self->link;
+    self->base.held = true;
+    if (self->base.bucket != NULL)
+        self->base.bucket->owned--; /* Its reference is the owner's now. */
+    else
+        Py_INCREF(self);
+}
+
+void
+release(Operation *self)
+{
+    if (!self->base.held)
+        return;
+    self->link.older->newer = self->link.newer;
+    self->link.newer->older = self->link.older;
+    self->base.held = false;
+    if (self->base.bucket != NULL)
+        self->base.bucket->owned++; /* The owner's reference is the bucket's now. */
+    else
+        Py_DECREF(self);
 }
 
 static Core *
@@ -272,6 +289,7 @@ claim(Operation *self, State state, double now)
         self->owner->lists->dead += self->keys;
     }
     entry_leave(&self->base);
+    release(self);
     return 1;
 }
 

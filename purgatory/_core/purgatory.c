@@ -65,8 +65,6 @@ new_watchers(Core *core, PyObject *key, PyObject *entry)
     if (entries == NULL)
         return NULL;
     PyList_SET_ITEM(entries, 0, Py_NewRef(entry));
-    if (Py_TYPE(entry) == core->Entry)
-        PyObject_GC_UnTrack(entries); /* Entries refer to nothing: a list of them is not in a cycle. */
     Watchers *watchers = (Watchers *)type->tp_alloc(type, 0);
     if (watchers == NULL) {
         Py_DECREF(entries);
@@ -75,6 +73,11 @@ new_watchers(Core *core, PyObject *key, PyObject *entry)
     watchers->key = Py_NewRef(key);
     watchers->entries = entries;
     watchers->index = -1;
+    if (Py_TYPE(entry) == core->Entry) { /* Entries refer to nothing: neither is in a cycle, unless the key is in one. */
+        PyObject_GC_UnTrack(entries);
+        if (!PyObject_GC_IsTracked(key))
+            PyObject_GC_UnTrack(watchers);
+    }
     return watchers;
 }
 
@@ -228,6 +231,12 @@ PyType_Spec watcher_lists_spec = {
 
 /* ---- the owner ---- */
 
+static Operation *
+linked(Link *link)
+{
+    return (Operation *)((char *)link - offsetof(Operation, link));
+}
+
 static int
 owner_traverse(Owner *self, visitproc visit, void *arg)
 {
@@ -241,13 +250,16 @@ owner_traverse(Owner *self, visitproc visit, void *arg)
     Py_VISIT(self->deferred);
     Py_VISIT(self->purge_handle);
     Py_VISIT(self->lists);
-    return bucket_traverse(&self->waiting, visit, arg);
+    for (Link *link = self->pending.newer; link != NULL && link != &self->pending; link = link->newer)
+        Py_VISIT(linked(link));
+    return 0;
 }
 
 static int
 owner_clear(Owner *self)
 {
-    bucket_clear(&self->waiting);
+    while (self->pending.newer != NULL && self->pending.newer != &self->pending)
+        release(linked(self->pending.newer));
     Py_CLEAR(self->time);
     Py_CLEAR(self->loop);
     Py_CLEAR(self->thread);
@@ -286,7 +298,8 @@ owner_set_timer(Owner *self, PyObject *value, void *closure)
         return -1;
     }
     self->core = core;
-    self->waiting.waiting = true;
+    if (self->pending.newer == NULL)
+        self->pending = (Link){&self->pending, &self->pending};
     Py_XSETREF(self->timer, (WheelTimer *)Py_NewRef(value));
     return 0;
 }
@@ -308,17 +321,23 @@ owner_set_lists(Owner *self, PyObject *value, void *closure)
     return 0;
 }
 
-/* For tests: the operations that wait without a place in the timer are pending ones of this owner. */
+/* For tests: the operations that are held are the pending ones of this owner. */
 static PyObject *
 owner_check(Owner *self, PyObject *unused)
 {
-    if (bucket_check(&self->waiting) < 0)
-        return NULL;
-    for (TimerEntry *entry = self->waiting.first; entry != NULL; entry = entry->next)
-        if (!is_held(self->core, entry) || ((Operation *)entry)->owner != self) {
+    Py_ssize_t count = 0;
+    for (Link *link = self->pending.newer; link != &self->pending; link = link->newer, count++) {
+        Operation *operation = linked(link);
+        if (!operation->base.held || operation->state != PENDING || operation->owner != self || operation->entry == NULL ||
+            operation->entry->operation != operation || link->newer->older != link) {
             PyErr_SetString(PyExc_AssertionError, "an owner holds pending operations of its own");
             return NULL;
         }
+    }
+    if (count != self->num_delayed) {
+        PyErr_SetString(PyExc_AssertionError, "an owner holds as many operations as are pending");
+        return NULL;
+    }
     Py_RETURN_NONE;
 }
 
@@ -625,7 +644,7 @@ purgatory_watch_keys(Core *core, Purgatory *self, Owner *owner, Operation *opera
     if (owner->num_delayed > owner->peak_delayed)
         owner->peak_delayed = owner->num_delayed;
     Py_ssize_t clears = lists->clears, missing = 0;
-    bucket_append(&owner->waiting, &operation->base);
+    hold(owner, operation);
     PyObject *result = NULL;
     if (watch(core, lists, entry, keys, &missing) < 0) {
         Handled error;

@@ -12,7 +12,7 @@
 
 /* ---- entries and their lists ---- */
 
-void
+static void
 bucket_append(Bucket *bucket, TimerEntry *entry)
 {
     entry->bucket = bucket;
@@ -24,10 +24,13 @@ bucket_append(Bucket *bucket, TimerEntry *entry)
         bucket->first = entry;
     bucket->last = entry;
     bucket->count++;
-    Py_INCREF(entry);
+    if (!entry->held) {
+        bucket->owned++;
+        Py_INCREF(entry);
+    }
 }
 
-/* Take the entry out; its reference is the caller's now. */
+/* Take the entry out; the bucket's reference, if it has one, is the caller's now. */
 static void
 unlink_entry(TimerEntry *entry)
 {
@@ -41,6 +44,7 @@ unlink_entry(TimerEntry *entry)
     else
         bucket->last = entry->previous;
     bucket->count--;
+    bucket->owned -= !entry->held;
     entry->bucket = NULL;
     entry->previous = entry->next = NULL;
 }
@@ -50,7 +54,8 @@ entry_leave(TimerEntry *entry)
 {
     if (entry->bucket != NULL) {
         unlink_entry(entry);
-        Py_DECREF(entry);
+        if (!entry->held)
+            Py_DECREF(entry);
     }
 }
 
@@ -60,38 +65,24 @@ move_entry(TimerEntry *entry, Bucket *bucket)
 {
     unlink_entry(entry);
     bucket_append(bucket, entry);
-    Py_DECREF(entry);
+    if (!entry->held)
+        Py_DECREF(entry);
 }
 
-int
+static int
 bucket_traverse(Bucket *bucket, visitproc visit, void *arg)
 {
-    for (TimerEntry *entry = bucket->first; entry != NULL; entry = entry->next)
-        Py_VISIT(entry);
+    if (bucket->owned > 0)
+        for (TimerEntry *entry = bucket->first; entry != NULL; entry = entry->next)
+            if (!entry->held)
+                Py_VISIT(entry);
     return 0;
-}
-
-void
-bucket_clear(Bucket *bucket)
-{
-    while (bucket->first != NULL)
-        entry_leave(bucket->first);
-}
-
-/* An entry leaves the timer. An operation that waits on is held by its owner then. */
-static void
-leave_timer(Core *core, TimerEntry *entry)
-{
-    if (is_held(core, entry))
-        move_entry(entry, &((Operation *)entry)->owner->waiting);
-    else
-        entry_leave(entry);
 }
 
 static int
 in_timer(TimerEntry *entry)
 {
-    return entry->bucket != NULL && !entry->bucket->waiting;
+    return entry->bucket != NULL;
 }
 
 static int
@@ -553,7 +544,7 @@ timer_place(Core *core, WheelTimer *self, TimerEntry *entry, double deadline, Bu
         if (entry->bucket != expected)
             return 0;
         entry->deadline = deadline;
-        leave_timer(core, entry);
+        entry_leave(entry);
         return 1;
     }
     for (;;) {
@@ -651,7 +642,7 @@ timer_cancel(WheelTimer *self, PyObject *const *args, Py_ssize_t count, PyObject
         return NULL;
     if (!in_timer(entry))
         Py_RETURN_FALSE;
-    leave_timer(self->core, entry);
+    entry_leave(entry);
     Py_RETURN_TRUE;
 }
 
@@ -844,10 +835,9 @@ timer_run_until(WheelTimer *self, PyObject *const *args, Py_ssize_t count)
             TimerEntry *entry = self->drained->first;
             bool is_over;
             if (self->drained_level == 1) {
-                unlink_entry(entry); /* Its reference is held here now. */
+                Py_INCREF(entry);
+                entry_leave(entry);
                 int ran = run_task(self, entry, &leaving);
-                if (entry->bucket == NULL && is_held(core, entry))
-                    bucket_append(&((Operation *)entry)->owner->waiting, entry);
                 Py_DECREF(entry);
                 if (ran < 0) {
                     Py_XDECREF(leaving);
@@ -971,15 +961,19 @@ broken(const char *rule)
     return -1;
 }
 
-int
+static int
 bucket_check(Bucket *bucket)
 {
-    Py_ssize_t count = 0;
+    Py_ssize_t count = 0, owned = 0;
     TimerEntry *previous = NULL;
-    for (TimerEntry *entry = bucket->first; entry != NULL; previous = entry, entry = entry->next, count++)
+    for (TimerEntry *entry = bucket->first; entry != NULL; previous = entry, entry = entry->next, count++) {
         if (entry->bucket != bucket || entry->previous != previous)
             return broken("an entry of a list knows its list and its neighbours");
-    return bucket->last == previous && bucket->count == count ? 0 : broken("a list knows its end and its length");
+        owned += !entry->held;
+    }
+    return bucket->last == previous && bucket->count == count && bucket->owned == owned
+               ? 0
+               : broken("a list knows its end, its length and its references");
 }
 
 static int
@@ -1027,26 +1021,18 @@ timer_check(WheelTimer *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-/* Give up all tasks and wheels. Operations that wait are held by their owners if `keep`. */
+/* Give up all tasks and wheels. */
 static void
-forget_all(WheelTimer *self, Wheel *wheels, Bucket *drained, bool keep)
+forget_all(Wheel *wheels, Bucket *drained)
 {
-    while (drained != NULL && drained->first != NULL) {
-        if (keep)
-            leave_timer(self->core, drained->first);
-        else
-            entry_leave(drained->first);
-    }
+    while (drained != NULL && drained->first != NULL)
+        entry_leave(drained->first);
     PyMem_Free(drained);
     while (wheels != NULL) {
         for (Py_ssize_t slot = 0; slot < wheels->size; slot++) {
             Bucket *bucket = wheels->buckets[slot];
-            while (bucket != NULL && bucket->first != NULL) {
-                if (keep)
-                    leave_timer(self->core, bucket->first);
-                else
-                    entry_leave(bucket->first);
-            }
+            while (bucket != NULL && bucket->first != NULL)
+                entry_leave(bucket->first);
             PyMem_Free(bucket);
             wheels->buckets[slot] = NULL;
         }
@@ -1080,11 +1066,11 @@ timer_close(WheelTimer *self, PyObject *unused)
     if (done == NULL) {
         PyObject *type, *value, *traceback;
         PyErr_Fetch(&type, &value, &traceback);
-        forget_all(self, wheels, drained, true);
+        forget_all(wheels, drained);
         PyErr_Restore(type, value, traceback);
         return NULL;
     }
-    forget_all(self, wheels, drained, true);
+    forget_all(wheels, drained);
     return done;
 }
 
@@ -1106,7 +1092,7 @@ timer_make_wheels(WheelTimer *self, PyObject *argument)
     Wheel *lowest = new_wheel(1, 1, size, current);
     if (lowest == NULL)
         return NULL;
-    forget_all(self, self->lowest, self->drained, true); /* If the constructor is called again. */
+    forget_all(self->lowest, self->drained); /* If the constructor is called again. */
     self->lowest = self->recent = lowest;
     self->drained = NULL;
     self->drained_level = 1;
@@ -1156,7 +1142,7 @@ timer_clear(WheelTimer *self)
         self->drained = NULL;
         self->heap_length = 0;
         self->epoch++;
-        forget_all(self, wheels, drained, false);
+        forget_all(wheels, drained);
     }
     Py_CLEAR(self->clock);
     Py_CLEAR(self->loop);
@@ -1175,7 +1161,7 @@ timer_dealloc(WheelTimer *self)
     Bucket *drained = self->drained;
     self->lowest = self->recent = NULL;
     self->drained = NULL;
-    forget_all(self, wheels, drained, false);
+    forget_all(wheels, drained);
     PyMem_Free(self->heap);
     Py_CLEAR(self->clock);
     Py_CLEAR(self->loop);
