@@ -277,6 +277,14 @@ class WatcherLists(Generic[W]):
         except BaseException:
             self._add_to_register(watchers)  # empty, but still found: the next purge tries again
             raise
+        if watchers.entries:
+            self._revive(by_key, watchers)
+        else:
+            watchers.index = _DROPPED
+
+    def _revive(self, by_key: dict[Hashable, Watchers[W]], watchers: Watchers[W]) -> None:
+        """Find a list again that was watched while it was dropped, or join it with the one that took its place."""
+        key = watchers.key
         while watchers.entries:
             there = by_key.setdefault(key, watchers)
             if there is watchers:

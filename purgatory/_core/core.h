@@ -187,7 +187,7 @@ typedef struct Core {
     double slice_seconds;
     /* Names. */
     PyObject *time, *is_running, *left, *bounded, *_arm, *_report_task, *_timer_expire, *try_complete, *on_complete,
-        *on_expiration, *create_future, *_await, *done, *set_result;
+        *on_expiration, *create_future, *_await, *done, *set_result, *pop;
 } Core;
 
 extern PyModuleDef core_module;

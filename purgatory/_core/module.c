@@ -114,6 +114,7 @@ core_exec(PyObject *module)
         {"create_future", &core->create_future},
         {"done", &core->done},
         {"set_result", &core->set_result},
+        {"pop", &core->pop},
     };
     for (size_t i = 0; i < Py_ARRAY_LENGTH(names); i++)
         if ((*names[i].place = PyUnicode_InternFromString(names[i].name)) == NULL)
@@ -167,7 +168,8 @@ core_free(void *module)
     Core *core = PyModule_GetState(module);
     PyObject **names[] = {&core->time,         &core->is_running,    &core->left,         &core->bounded,
                           &core->_report_task, &core->_timer_expire, &core->try_complete, &core->on_complete,
-                          &core->on_expiration, &core->create_future, &core->done,         &core->set_result};
+                          &core->on_expiration, &core->create_future, &core->done,         &core->set_result,
+                          &core->pop};
     for (size_t i = 0; i < Py_ARRAY_LENGTH(names); i++)
         Py_CLEAR(*names[i]);
 }

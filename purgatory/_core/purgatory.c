@@ -4,6 +4,7 @@
 #include "core.h"
 
 #define IS_NONE(object) ((object) == NULL || (object) == Py_None)
+#define DROPPED (-2)
 
 /* ---- watcher lists ---- */
 
@@ -56,6 +57,13 @@ PyType_Spec watchers_spec = {
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = watchers_slots,
 };
+
+/* The operation of an entry that is alive. A compaction in slices puts empty lists in the place of dead entries. */
+static Operation *
+operation_of(Core *core, PyObject *entry)
+{
+    return Py_TYPE(entry) == core->Entry ? ((Entry *)entry)->operation : NULL;
+}
 
 static Watchers *
 new_watchers(Core *core, PyObject *key, PyObject *entry)
@@ -154,6 +162,90 @@ lists_watch(WatcherLists *self, PyObject *const *args, Py_ssize_t count)
     PyObject *result = Py_BuildValue("On", now.exception, missing);
     handled(&now);
     return result;
+}
+
+/* WatcherLists._drop: remove an empty list and its key. */
+static int
+drop(Core *core, WatcherLists *self, Watchers *watchers)
+{
+    PyObject *register_ = self->register_;
+    Py_ssize_t index = watchers->index, end = self->size - 1;
+    if (index < 0 || index > end || PyList_GET_ITEM(register_, index) != (PyObject *)watchers)
+        return 0;
+    PyObject *last = Py_NewRef(PyList_GET_ITEM(register_, end));
+    if (PyList_SetSlice(register_, end, end + 1, NULL) < 0) {
+        Py_DECREF(last);
+        return -1;
+    }
+    if (index < end) {
+        ((Watchers *)last)->index = index;
+        PyList_SetItem(register_, index, last);
+    }
+    else
+        Py_DECREF(last);
+    watchers->index = -1;
+    self->size = end;
+    PyObject *by_key = Py_NewRef(self->by_key), *key = Py_NewRef(watchers->key);
+    PyObject *done = PyObject_CallMethodObjArgs(by_key, core->pop, key, Py_None, NULL);
+    Py_DECREF(key);
+    if (done == NULL) {
+        Handled error;
+        handle(&error);
+        done = PyObject_CallMethod((PyObject *)self, "_add_to_register", "O", watchers);
+        if (done != NULL) {
+            PyErr_Restore(Py_NewRef(Py_TYPE(error.exception)), Py_NewRef(error.exception),
+                          PyException_GetTraceback(error.exception));
+            Py_CLEAR(done);
+        }
+        handled(&error);
+    }
+    else {
+        if (PyList_GET_SIZE(watchers->entries) > 0)
+            Py_SETREF(done, PyObject_CallMethod((PyObject *)self, "_revive", "OO", by_key, watchers));
+        else
+            watchers->index = DROPPED;
+    }
+    Py_DECREF(by_key);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+/* WatcherLists.compact: remove the dead entries of a list. */
+static int
+compact(Core *core, WatcherLists *self, Watchers *watchers)
+{
+    Py_ssize_t length;
+    while ((length = PyList_GET_SIZE(watchers->entries)) > 0) {
+        PyObject *entries = Py_NewRef(watchers->entries);
+        Py_ssize_t living = 0, at = 0;
+        for (Py_ssize_t i = 0; i < length; i++)
+            living += operation_of(core, PyList_GET_ITEM(entries, i)) != NULL;
+        PyObject *alive = living == length ? NULL : PyList_New(living); /* It may collect garbage. */
+        if (alive == NULL) {
+            Py_DECREF(entries);
+            return living == length ? 0 : -1;
+        }
+        PyObject_GC_UnTrack(alive);
+        if (watchers->entries != entries || PyList_GET_SIZE(entries) != length)
+            at = -1; /* It has changed meanwhile. */
+        for (Py_ssize_t i = 0; 0 <= at && i < length; i++)
+            if (operation_of(core, PyList_GET_ITEM(entries, i)) != NULL)
+                PyList_SET_ITEM(alive, at++, Py_NewRef(PyList_GET_ITEM(entries, i)));
+        if (at == living) {
+            if (self->watched > self->peak)
+                self->peak = self->watched;
+            watchers->head = 0;
+            self->watched -= length - living;
+            self->dead -= length - living;
+            self->purged += length - living;
+            Py_SETREF(watchers->entries, Py_NewRef(alive));
+        }
+        Py_DECREF(alive);
+        Py_DECREF(entries);
+        if (at == living)
+            break;
+    }
+    return PyList_GET_SIZE(watchers->entries) == 0 ? drop(core, self, watchers) : 0;
 }
 
 static PyObject *
@@ -402,13 +494,6 @@ PyType_Spec owner_spec = {
 
 /* ---- passes ---- */
 
-/* The operation of an entry that is alive. A compaction in slices puts empty lists in the place of dead entries. */
-static Operation *
-operation_of(Core *core, Entry *entry)
-{
-    return Py_TYPE(entry) == core->Entry ? entry->operation : NULL;
-}
-
 /* try_each: how many operations of `entries` completed; -1 if a request to exit leaves, after the others were tried. */
 static Py_ssize_t
 try_entries(Core *core, Owner *owner, PyObject *entries)
@@ -417,7 +502,7 @@ try_entries(Core *core, Owner *owner, PyObject *entries)
     PyObject *leaving = NULL;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(entries); i++) {
         Entry *entry = (Entry *)PyList_GET_ITEM(entries, i);
-        Operation *operation = operation_of(core, entry);
+        Operation *operation = operation_of(core, (PyObject *)entry);
         if (operation == NULL)
             continue;
         Py_INCREF(entry);
@@ -463,6 +548,27 @@ try_each(PyObject *module, PyObject *const *args, Py_ssize_t count)
     return completed < 0 ? NULL : PyLong_FromSsize_t(completed);
 }
 
+/* Owner.compact */
+static int
+compact_list(Core *core, Owner *owner, Watchers *watchers)
+{
+    PyObject *done = Py_NewRef(Py_None);
+    if (compact(core, owner->lists, watchers) < 0) {
+        if (!PyErr_ExceptionMatches(PyExc_Exception))
+            Py_CLEAR(done);
+        else {
+            Handled now;
+            handle(&now);
+            Py_SETREF(done, PyObject_CallMethod((PyObject *)owner, "_report_key", "O", now.exception));
+            handled(&now);
+        }
+    }
+    if (done != NULL && PyList_GET_SIZE(owner->lists->revived) > 0)
+        Py_SETREF(done, PyObject_CallMethod((PyObject *)owner, "retry_revived", NULL));
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
 /* try_all: try the operations of a list in one go, and compact it. */
 static PyObject *
 try_list(Core *core, Owner *owner, Watchers *watchers)
@@ -475,16 +581,14 @@ try_list(Core *core, Owner *owner, Watchers *watchers)
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(entries); i++)
-        if (operation_of(core, (Entry *)PyList_GET_ITEM(entries, i)) == NULL) {
-            PyObject *done = PyObject_CallMethod((PyObject *)owner, "compact", "O", watchers);
-            if (done == NULL) {
+        if (operation_of(core, PyList_GET_ITEM(entries, i)) == NULL) {
+            if (compact_list(core, owner, watchers) < 0) {
                 Py_CLEAR(type);
                 Py_CLEAR(value);
                 Py_CLEAR(traceback);
                 PyErr_Fetch(&type, &value, &traceback);
                 completed = -1;
             }
-            Py_XDECREF(done);
             break;
         }
     Py_DECREF(watchers);
