@@ -123,11 +123,11 @@ class Owner:
         self.listeners: Listeners | None = None
         self.awaited: dict[int, Any] = {}
         """The shared entry of each future that a `DelayedFutures` awaits, by `id` of the future."""
-        self.purge_interval = purge_interval
-        self.fast_path_limit = purge_interval
+        self.purge_interval = min(purge_interval, sys.maxsize)
+        self.fast_path_limit = self.purge_interval
         """While the dead entries are at most this, completion skips the slow path: no listener is attached, and no
         purge is due or one is under way."""
-        self.max_pending = max_pending
+        self.max_pending = None if max_pending is None else min(max_pending, sys.maxsize)
         self.closed = False
         """Whether operations are refused."""
         self.depth = 0

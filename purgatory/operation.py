@@ -549,7 +549,7 @@ class DelayedOperation(TimerEntry, Generic[T]):
             self._purgatory_waiters = None
             self._purgatory_undelivered()
             return
-        for waiter in waiters.copy():
+        for waiter in [*waiters]:  # copy() of CPython 3.11 crashes if a collection in it shortens the list
             if not waiter.done():
                 try:
                     waiter.set_result(None)

@@ -15,6 +15,7 @@ static const char AFTER[STATES] = {
 
 /* ---- exceptions ---- */
 
+/* As an `except` block does: of this generator, coroutine or thread. PyErr_GetHandledException finds that of a caller. */
 void
 handle(Handled *now)
 {
@@ -25,15 +26,17 @@ handle(Handled *now)
         PyException_SetTraceback(now->exception, traceback);
     Py_XDECREF(type);
     Py_XDECREF(traceback);
-    now->before = PyErr_GetHandledException();
-    PyErr_SetHandledException(now->exception);
+    _PyErr_StackItem *here = PyThreadState_Get()->exc_info;
+    now->before = here->exc_value;
+    here->exc_value = Py_NewRef(now->exception);
 }
 
 void
 handled(Handled *now)
 {
-    PyErr_SetHandledException(now->before);
-    Py_CLEAR(now->before);
+    _PyErr_StackItem *here = PyThreadState_Get()->exc_info;
+    Py_XSETREF(here->exc_value, now->before);
+    now->before = NULL;
     Py_CLEAR(now->exception);
 }
 
@@ -230,7 +233,7 @@ operation_init(Operation *self, PyObject *args, PyObject *kwargs)
         seconds = PyFloat_AsDouble(checked);
         Py_DECREF(checked);
     }
-    if (self->owner != NULL || self->base.bucket != NULL) {
+    if (self->owner != NULL || self->base.bucket != NULL || self->base.held) {
         PyErr_SetString(PyExc_RuntimeError, "an operation that waits is not made anew");
         return -1;
     }
@@ -238,6 +241,8 @@ operation_init(Operation *self, PyObject *args, PyObject *kwargs)
     self->state = PENDING;
     self->keys = 0;
     Py_CLEAR(self->outcome);
+    if (self->entry != NULL)
+        self->entry->operation = NULL;
     Py_CLEAR(self->entry);
     Py_CLEAR(self->waiters);
     return 0;
@@ -341,11 +346,15 @@ wake_waiters(Core *core, Operation *self)
         Py_XDECREF(done);
         return done == NULL ? -1 : 0;
     }
-    PyObject *waiters = PyList_CheckExact(self->waiters)
-                            ? PyList_GetSlice(self->waiters, 0, PyList_GET_SIZE(self->waiters))
-                            : Py_NewRef(self->waiters);
-    if (waiters == NULL)
-        return -1;
+    PyObject *waiters = Py_NewRef(self->waiters);
+    if (PyList_CheckExact(waiters)) { /* A collection in between may let go of the list, or shorten it. */
+        PyObject *copy = PyList_New(0);
+        if (copy != NULL && PyList_SetSlice(copy, 0, 0, waiters) < 0)
+            Py_CLEAR(copy);
+        Py_SETREF(waiters, copy);
+        if (waiters == NULL)
+            return -1;
+    }
     int failed = 0;
     if (!PyList_CheckExact(waiters))
         failed = wake_waiter(core, self, waiters);
@@ -459,7 +468,7 @@ run(Core *core, Operation *self)
         announce(core, self, owner) < 0)
         put_aside(&raised);
     if (owner != NULL) {
-        if (depth == 0 && PyObject_Size(owner->deferred) > 0) {
+        if (depth == 0 && owner->deferred != NULL && PyObject_Size(owner->deferred) > 0) {
             PyObject *done = PyObject_CallMethod((PyObject *)owner, "complete_deferred", NULL);
             if (done == NULL)
                 put_aside(&raised);
@@ -679,8 +688,10 @@ operation_set_none(Operation *self, PyObject *value, void *closure)
         PyErr_SetString(PyExc_AttributeError, "only None is set here");
         return -1;
     }
-    if (closure == NULL)
+    if (closure == NULL) {
+        release(self);
         Py_CLEAR(self->owner);
+    }
     else {
         if (self->entry != NULL)
             entry_empty(self->entry);
@@ -743,6 +754,7 @@ typedef struct {
     Operation *operation; /* NULL at the end. */
     PyObject *waiter;     /* The future, once it has begun. */
     PyObject *iterator;   /* That of the future. */
+    bool running;         /* Between two steps of it, as that of a generator in Python. */
 } Await;
 
 static PyObject *
@@ -753,6 +765,7 @@ operation_await(Operation *self)
     if (await == NULL)
         return NULL;
     await->operation = (Operation *)Py_NewRef(self);
+    await->running = false;
     await->waiter = await->iterator = NULL;
     PyObject_GC_Track(await);
     return (PyObject *)await;
@@ -843,15 +856,14 @@ leave(Await *self)
 }
 
 static PySendResult
-await_send(Await *self, PyObject *value, PyObject **result)
+step(Await *self, PyObject *value, PyObject **result)
 {
-    *result = NULL;
-    if (self->operation == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "cannot reuse an await of an operation");
-        return PYGEN_ERROR;
-    }
     if (self->iterator == NULL) {
         Operation *operation = self->operation;
+        if (value != Py_None) {
+            PyErr_SetString(PyExc_TypeError, "can't send non-None value to a just-started generator");
+            return PYGEN_ERROR;
+        }
         if (operation->state == PENDING || AFTER[(int)operation->state] || operation->state == NEW) {
             Core *core = core_of(operation);
             int added = add_waiter(core, operation, &self->waiter);
@@ -866,7 +878,6 @@ await_send(Await *self, PyObject *value, PyObject **result)
                 return PYGEN_ERROR;
             }
         }
-        value = Py_None;
     }
     if (self->iterator != NULL) {
         PyObject *iterator = Py_NewRef(self->iterator);
@@ -882,6 +893,30 @@ await_send(Await *self, PyObject *value, PyObject **result)
     }
     *result = take_result(self);
     return *result == NULL ? PYGEN_ERROR : PYGEN_RETURN;
+}
+
+static int
+check_suspended(Await *self)
+{
+    if (self->running)
+        PyErr_SetString(PyExc_ValueError, "generator already executing");
+    return self->running ? -1 : 0;
+}
+
+static PySendResult
+await_send(Await *self, PyObject *value, PyObject **result)
+{
+    *result = NULL;
+    if (check_suspended(self) < 0)
+        return PYGEN_ERROR;
+    if (self->operation == NULL) {
+        *result = Py_NewRef(Py_None);
+        return PYGEN_RETURN;
+    }
+    self->running = true;
+    PySendResult sent = step(self, value, result);
+    self->running = false;
+    return sent;
 }
 
 /* As a generator does: a value that is returned is raised as StopIteration. */
@@ -912,7 +947,7 @@ await_next(Await *self)
 }
 
 static PyObject *
-await_throw(Await *self, PyObject *args)
+throw(Await *self, PyObject *args)
 {
     if (self->iterator == NULL) { /* It has not begun, or has ended. */
         PyObject *type, *value = NULL, *traceback = NULL;
@@ -942,9 +977,24 @@ await_throw(Await *self, PyObject *args)
 }
 
 static PyObject *
+await_throw(Await *self, PyObject *args)
+{
+    if (check_suspended(self) < 0)
+        return NULL;
+    self->running = true;
+    PyObject *result = throw(self, args);
+    self->running = false;
+    return result;
+}
+
+static PyObject *
 await_close(Await *self, PyObject *unused)
 {
+    if (check_suspended(self) < 0)
+        return NULL;
+    self->running = true;
     leave(self);
+    self->running = false;
     if (PyErr_Occurred())
         return NULL;
     Py_RETURN_NONE;

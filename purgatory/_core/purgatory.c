@@ -339,6 +339,7 @@ owner_traverse(Owner *self, visitproc visit, void *arg)
     Py_VISIT(self->thread);
     Py_VISIT(self->listeners);
     Py_VISIT(self->awaited);
+    Py_VISIT(self->max_pending);
     Py_VISIT(self->deferred);
     Py_VISIT(self->purge_handle);
     Py_VISIT(self->lists);
@@ -385,7 +386,7 @@ static int
 owner_set_timer(Owner *self, PyObject *value, void *closure)
 {
     Core *core = CORE_OF(self);
-    if (!PyObject_TypeCheck(value, core->WheelTimer)) {
+    if (value == NULL || !PyObject_TypeCheck(value, core->WheelTimer)) {
         PyErr_SetString(PyExc_TypeError, "timer must be a WheelTimer");
         return -1;
     }
@@ -405,7 +406,7 @@ owner_get_lists(Owner *self, void *closure)
 static int
 owner_set_lists(Owner *self, PyObject *value, void *closure)
 {
-    if (!PyObject_TypeCheck(value, CORE_OF(self)->WatcherLists)) {
+    if (value == NULL || !PyObject_TypeCheck(value, CORE_OF(self)->WatcherLists)) {
         PyErr_SetString(PyExc_TypeError, "lists must be WatcherLists");
         return -1;
     }
@@ -519,9 +520,7 @@ try_entries(Core *core, Owner *owner, PyObject *entries)
             else { /* The clock does not call back. */
                 PyErr_Restore(Py_NewRef(Py_TYPE(now.exception)), Py_NewRef(now.exception),
                               PyException_GetTraceback(now.exception));
-                PyErr_SetHandledException(now.before);
-                Py_CLEAR(now.before);
-                Py_CLEAR(now.exception);
+                handled(&now);
                 Py_XDECREF(leaving);
                 Py_DECREF(operation);
                 Py_DECREF(entry);
@@ -573,9 +572,11 @@ compact_list(Core *core, Owner *owner, Watchers *watchers)
 static PyObject *
 try_list(Core *core, Owner *owner, Watchers *watchers)
 {
-    PyObject *entries = PyList_GetSlice(watchers->entries, 0, PyList_GET_SIZE(watchers->entries));
-    if (entries == NULL)
+    PyObject *entries = PyList_New(0); /* A collection may replace the list. */
+    if (entries == NULL || PyList_SetSlice(entries, 0, 0, watchers->entries) < 0) {
+        Py_XDECREF(entries);
         return NULL;
+    }
     Py_INCREF(watchers);
     Py_ssize_t completed = try_entries(core, owner, entries);
     PyObject *type, *value, *traceback;
@@ -696,27 +697,11 @@ check_running_loop(Core *core, Purgatory *self, Owner *owner)
     return bound == NULL ? -1 : 0;
 }
 
+/* The operation waits from now on, unless it is done, or refused. */
 static PyObject *
-purgatory_watch_keys(Core *core, Purgatory *self, Owner *owner, Operation *operation, PyObject *keys)
+register_operation(Core *core, Purgatory *self, Owner *owner, Operation *operation, PyObject *keys, double timeout)
 {
     Py_ssize_t count = PyTuple_GET_SIZE(keys);
-    if (count > INT_MAX)
-        return PyErr_Format(PyExc_OverflowError, "an operation is watched on at most %d keys", INT_MAX);
-    if (operation->owner != NULL || operation->state != PENDING)
-        return PyObject_CallMethod((PyObject *)self, "_refuse", "O", operation);
-    operation->owner = (Owner *)Py_NewRef(owner);
-    double timeout = operation->base.deadline;
-    if (!IS_NONE(owner->listeners)) {
-        PyObject *done = PyObject_CallMethod((PyObject *)self, "_arrive", "OOd", operation, keys, timeout);
-        if (done == NULL)
-            return NULL;
-        Py_DECREF(done);
-    }
-    if (try_operation(core, operation, owner) < 0)
-        return NULL;
-    if (operation->state != PENDING)
-        Py_RETURN_NONE;
-    owner = self->owner; /* Which may be closed by now. */
     PyObject *now = PyObject_CallNoArgs(owner->time);
     if (now == NULL)
         return NULL;
@@ -799,7 +784,33 @@ failed:
 }
 
 static PyObject *
-purgatory_watch(Purgatory *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
+purgatory_watch_keys(Core *core, Purgatory *self, Owner *owner, Operation *operation, PyObject *keys)
+{
+    Py_ssize_t count = PyTuple_GET_SIZE(keys);
+    if (count > INT_MAX)
+        return PyErr_Format(PyExc_OverflowError, "an operation is watched on at most %d keys", INT_MAX);
+    if (operation->owner != NULL || operation->state != PENDING)
+        return PyObject_CallMethod((PyObject *)self, "_refuse", "O", operation);
+    operation->owner = (Owner *)Py_NewRef(owner);
+    double timeout = operation->base.deadline;
+    if (!IS_NONE(owner->listeners)) {
+        PyObject *done = PyObject_CallMethod((PyObject *)self, "_arrive", "OOd", operation, keys, timeout);
+        if (done == NULL)
+            return NULL;
+        Py_DECREF(done);
+    }
+    if (try_operation(core, operation, owner) < 0)
+        return NULL;
+    if (operation->state != PENDING)
+        Py_RETURN_NONE;
+    owner = (Owner *)Py_NewRef(self->owner); /* Which may be closed by now. */
+    PyObject *done = register_operation(core, self, owner, operation, keys, timeout);
+    Py_DECREF(owner);
+    return done;
+}
+
+static PyObject *
+watch_held(Purgatory *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
     static const char *const wanted[] = {"operation", "keys", NULL};
     PyObject *values[2];
@@ -834,7 +845,7 @@ purgatory_watch(Purgatory *self, PyObject *const *args, Py_ssize_t count, PyObje
 }
 
 static PyObject *
-purgatory_check(Purgatory *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
+check_held(Purgatory *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
     if (no_owner(self))
         return NULL;
@@ -864,6 +875,22 @@ purgatory_check(Purgatory *self, PyObject *const *args, Py_ssize_t count, PyObje
 }
 
 static PyObject *
+purgatory_watch(Purgatory *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    PyObject *owner = Py_XNewRef(self->owner), *done = watch_held(self, args, count, names);
+    Py_XDECREF(owner);
+    return done;
+}
+
+static PyObject *
+purgatory_check(Purgatory *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    PyObject *owner = Py_XNewRef(self->owner), *done = check_held(self, args, count, names);
+    Py_XDECREF(owner);
+    return done;
+}
+
+static PyObject *
 purgatory_get_owner(Purgatory *self, void *closure)
 {
     return no_owner(self) ? NULL : Py_NewRef(self->owner);
@@ -872,7 +899,7 @@ purgatory_get_owner(Purgatory *self, void *closure)
 static int
 purgatory_set_owner(Purgatory *self, PyObject *value, void *closure)
 {
-    if (!PyObject_TypeCheck(value, CORE_OF(self)->Owner) || ((Owner *)value)->core == NULL) {
+    if (value == NULL || !PyObject_TypeCheck(value, CORE_OF(self)->Owner) || ((Owner *)value)->core == NULL) {
         PyErr_SetString(PyExc_TypeError, "_owner must be an Owner");
         return -1;
     }

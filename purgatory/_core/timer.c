@@ -276,6 +276,10 @@ raise_limit(Wheel *wheel, long long current)
 static Wheel *
 new_wheel(int level, long long unit, Py_ssize_t size, long long current)
 {
+    if ((size_t)size > (PY_SSIZE_T_MAX - sizeof(Wheel)) / sizeof(Bucket *)) {
+        PyErr_NoMemory();
+        return NULL;
+    }
     Wheel *wheel = PyMem_Calloc(1, offsetof(Wheel, buckets) + (size_t)size * sizeof(Bucket *));
     if (wheel == NULL) {
         PyErr_NoMemory();
@@ -408,7 +412,7 @@ current_tick(WheelTimer *self, long long *found)
     Py_DECREF(time);
     if (now == -1.0 && PyErr_Occurred())
         return -1;
-    if (!(fabs(now * self->rate) < 9e18)) { /* Raises. */
+    if (!(fabs(now * self->rate) < 4.6e18)) { /* Raises. */
         PyObject *integer = PyLong_FromDouble(now * self->rate);
         if (integer != NULL) {
             Py_DECREF(integer);
@@ -1092,7 +1096,8 @@ timer_make_wheels(WheelTimer *self, PyObject *argument)
     Wheel *lowest = new_wheel(1, 1, size, current);
     if (lowest == NULL)
         return NULL;
-    forget_all(self->lowest, self->drained); /* If the constructor is called again. */
+    Wheel *wheels = self->lowest;
+    Bucket *drained = self->drained;
     self->lowest = self->recent = lowest;
     self->drained = NULL;
     self->drained_level = 1;
@@ -1101,6 +1106,8 @@ timer_make_wheels(WheelTimer *self, PyObject *argument)
     self->due = (double)current / self->rate;
     self->armed = NEVER_ARMED;
     self->renewed = -(1LL << 62);
+    self->epoch++;
+    forget_all(wheels, drained); /* If the constructor is called again. */
     Py_RETURN_NONE;
 }
 
@@ -1190,7 +1197,10 @@ timer_get_clock(WheelTimer *self, void *closure)
 static PyObject *
 timer_get_wheels(WheelTimer *self, void *closure)
 {
+    int enabled = PyGC_Disable(); /* A finalizer may close the timer. */
     PyObject *levels = timer_shown_wheels(self, NULL);
+    if (enabled)
+        PyGC_Enable();
     PyObject *wheels = levels == NULL ? NULL : PyObject_CallOneArg(self->core->shown_wheels, levels);
     Py_XDECREF(levels);
     return wheels;
@@ -1200,13 +1210,12 @@ timer_get_wheels(WheelTimer *self, void *closure)
 static PyObject *
 timer_get_heap(WheelTimer *self, void *closure)
 {
-    PyObject *heap = PyList_New(self->heap_length);
+    PyObject *heap = PyList_New(0);
     for (Py_ssize_t at = 0; at < self->heap_length && heap != NULL; at++) {
         PyObject *start = PyLong_FromLongLong(self->heap[at].start);
-        if (start == NULL)
+        if (start == NULL || PyList_Append(heap, start) < 0)
             Py_CLEAR(heap);
-        else
-            PyList_SET_ITEM(heap, at, start);
+        Py_XDECREF(start);
     }
     return heap;
 }
@@ -1254,7 +1263,23 @@ static PyMemberDef timer_members[] = {
     {NULL},
 };
 
+static PyObject *
+timer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    WheelTimer *self = (WheelTimer *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->core = CORE_OF(self);
+    self->tick = self->rate = 1;
+    self->armed = NEVER_ARMED;
+    self->lowest = self->recent = new_wheel(1, 1, 2, 0);
+    if (self->lowest == NULL)
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
 static PyType_Slot wheel_timer_slots[] = {
+    {Py_tp_new, timer_new},
     {Py_tp_traverse, timer_traverse},
     {Py_tp_clear, timer_clear},
     {Py_tp_dealloc, timer_dealloc},

@@ -9,6 +9,7 @@ from tests.support.paths import ROOT
 from tests.support.sanitized import libraries, run
 
 TESTS = (
+    "calls_in_odd_places",
     "no_memory",
     "odd_keys",
     "operation",
