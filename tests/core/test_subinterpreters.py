@@ -58,4 +58,4 @@ def test_each_interpreter_has_a_core_of_its_own() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=300)
     assert done.stderr == ""
     assert done.returncode == 0
-    assert done.stdout.split() == [__core__] * 9
+    assert "".join(done.stdout.split()) == __core__ * 9  # two may write at once
