@@ -1,7 +1,9 @@
 """The contents of a wheel, and of each extra."""
 
 import importlib
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -14,11 +16,18 @@ import purgatory.errors
 from tests.support.paths import ROOT
 
 
+def build(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
+    return subprocess.run(
+        [*command, str(ROOT)], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
-    subprocess.run(command, check=True, timeout=100)
+    built = build(folder, PURGATORY_C="0")
+    assert built.returncode == 0, built.stderr
     return next(folder.glob("*.whl"))
 
 
@@ -38,6 +47,35 @@ def test_wheel_contains_the_parts_of_the_table(wheel: Path) -> None:
     assert not [name for name in names if "/measured/" in name or "/screenshots/" in name]
     parts = {f"{name.split('/')[1]}/" if name.count("/") > 1 else "*.py" for name in names if name.endswith(".py")}
     assert parts == first_column(ROOT / "CONTRIBUTING.md", "| part of the wheel | extra |")
+
+
+def test_wheel_without_the_extension_is_for_all_platforms(wheel: Path) -> None:
+    assert wheel.name.endswith("-py3-none-any.whl")
+
+
+def test_without_a_compiler_the_wheel_has_the_core_in_python(tmp_path: Path) -> None:
+    built = build(tmp_path, CC="/nonexistent")
+    assert built.returncode == 0, built.stderr
+    assert [path.name.partition("-py3-")[2] for path in tmp_path.iterdir()] == ["none-any.whl"]
+
+
+def test_without_a_compiler_a_wheel_that_must_have_the_extension_is_an_error(tmp_path: Path) -> None:
+    built = build(tmp_path, CC="/nonexistent", PURGATORY_C="1")
+    assert built.returncode == 1
+    assert "/nonexistent" in built.stdout + built.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler: apt install gcc")
+def test_with_a_compiler_the_wheel_has_the_core_in_c(tmp_path: Path) -> None:
+    built = build(tmp_path, PURGATORY_C="1")
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "there")
+    command = [sys.executable, "-P", "-m", "purgatory", "--version"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "there"), "PURGATORY_PURE": "0"}
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert told.stdout.endswith("core in C\n"), told
 
 
 def test_each_extra_is_in_the_table() -> None:
