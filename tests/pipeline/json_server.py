@@ -52,9 +52,13 @@ class JsonServer:
     def stream(self, name: str, *messages: Any) -> str:
         """The URL of a new stream of JSON with these messages, whose name begins with `name`."""
         url = f"{self.url}/v1/stream/{name}-{next(self._streams)}"
+        self.make(url, *messages)
+        return url
+
+    def make(self, url: str, *messages: Any) -> None:
+        """Make a stream of JSON with these messages."""
         response = self._client.put(url, content=json.dumps(messages), headers=JSON)
         assert response.is_success, response.text
-        return url
 
     def waiting(self) -> int:
         """How many reads wait."""

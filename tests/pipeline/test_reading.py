@@ -192,7 +192,7 @@ class TestPlaces:
         _, end = _read(reader, start)
         (part,) = reader.partitions(start, end)
         assert httpx.delete(url, timeout=60).is_success
-        server.stream("anew", "another")
+        server.make(url, "another")
         with pytest.raises(PipelineError, match=f"answers 400 at offset {OFFSET(2)}: .*beyond the end of the stream"):
             _read(_stream_reader(url), end)
         with pytest.raises(PipelineError, match="ends 1 messages before position 2: messages were lost"):
