@@ -754,7 +754,7 @@ typedef struct {
     Operation *operation; /* NULL at the end. */
     PyObject *waiter;     /* The future, once it has begun. */
     PyObject *iterator;   /* That of the future. */
-    bool running;         /* Between two steps of it, as that of a generator in Python. */
+    bool running;         /* A step is under way, in which a generator in Python refuses another one. */
 } Await;
 
 static PyObject *
