@@ -62,7 +62,7 @@ CI = ".ci/everything"
 
 TESTED = {
     ENVIRONMENT + "'.[server]' && .venv/bin/purgatory serve --demo": ("tests/streams/screenshots.py", "--demo"),
-    ENVIRONMENT + "'.[test]' && .venv/bin/pytest --cov -n 3": (CI, "README.md"),
+    ENVIRONMENT + "'.[test]' && .venv/bin/pytest --cov -n 4": (CI, "README.md"),
     ENVIRONMENT + "'.[test]' && .venv/bin/pre-commit install": ("tests/docs/test_habits.py", "pre_commit"),
     ENVIRONMENT + "'.[bench]' && .venv/bin/purgatory bench --quick": ("tests/bench/test_bench.py", "--quick"),
     ".ci/run": (".ci/run", CI),
