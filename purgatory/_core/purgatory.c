@@ -5,6 +5,7 @@
 
 #define IS_NONE(object) ((object) == NULL || (object) == Py_None)
 #define DROPPED (-2)
+#define FEW 8
 
 /* ---- watcher lists ---- */
 
@@ -63,6 +64,12 @@ static Operation *
 operation_of(Core *core, PyObject *entry)
 {
     return Py_TYPE(entry) == core->Entry ? ((Entry *)entry)->operation : NULL;
+}
+
+static bool
+is_alive(Core *core, PyObject *entry)
+{
+    return operation_of(core, entry) != NULL || (PyList_Check(entry) && PyList_GET_SIZE(entry) > 0);
 }
 
 static Watchers *
@@ -219,7 +226,7 @@ compact(Core *core, WatcherLists *self, Watchers *watchers)
         PyObject *entries = Py_NewRef(watchers->entries);
         Py_ssize_t living = 0, at = 0;
         for (Py_ssize_t i = 0; i < length; i++)
-            living += operation_of(core, PyList_GET_ITEM(entries, i)) != NULL;
+            living += is_alive(core, PyList_GET_ITEM(entries, i));
         PyObject *alive = living == length ? NULL : PyList_New(living); /* It may collect garbage. */
         if (alive == NULL) {
             Py_DECREF(entries);
@@ -229,7 +236,7 @@ compact(Core *core, WatcherLists *self, Watchers *watchers)
         if (watchers->entries != entries || PyList_GET_SIZE(entries) != length)
             at = -1; /* It has changed meanwhile. */
         for (Py_ssize_t i = 0; 0 <= at && i < length; i++)
-            if (operation_of(core, PyList_GET_ITEM(entries, i)) != NULL)
+            if (is_alive(core, PyList_GET_ITEM(entries, i)))
                 PyList_SET_ITEM(alive, at++, Py_NewRef(PyList_GET_ITEM(entries, i)));
         if (at == living) {
             if (self->watched > self->peak)
@@ -246,6 +253,17 @@ compact(Core *core, WatcherLists *self, Watchers *watchers)
             break;
     }
     return PyList_GET_SIZE(watchers->entries) == 0 ? drop(core, self, watchers) : 0;
+}
+
+static PyObject *
+lists_compact(WatcherLists *self, PyObject *watchers)
+{
+    Core *core = CORE_OF(self);
+    if (!PyObject_TypeCheck(watchers, core->Watchers))
+        return PyErr_Format(PyExc_TypeError, "compact() takes the list of a key");
+    if (compact(core, self, (Watchers *)watchers) < 0)
+        return NULL;
+    Py_RETURN_NONE;
 }
 
 static PyObject *
@@ -289,6 +307,7 @@ lists_dealloc(WatcherLists *self)
 static PyMethodDef lists_methods[] = {
     {"watch", (PyCFunction)(void (*)(void))lists_watch, METH_FASTCALL, NULL},
     {"find", (PyCFunction)lists_find, METH_O, NULL},
+    {"compact", (PyCFunction)lists_compact, METH_O, NULL},
     {NULL},
 };
 
@@ -662,11 +681,19 @@ distinct_keys(PyObject *keys)
         PyErr_SetString(PyExc_ValueError, "an operation needs at least one key to be watched on");
         return NULL;
     }
-    if (count == 1) {
-        if (PyObject_Hash(PyTuple_GET_ITEM(keys, 0)) == -1)
-            Py_CLEAR(keys);
-        return keys;
+    Py_hash_t hashes[FEW];
+    bool distinct_hashes = count <= FEW; /* And so are the keys then. A dict costs more. */
+    for (Py_ssize_t i = 0; i < count && distinct_hashes; i++) {
+        hashes[i] = PyObject_Hash(PyTuple_GET_ITEM(keys, i));
+        if (hashes[i] == -1) {
+            Py_DECREF(keys);
+            return NULL;
+        }
+        for (Py_ssize_t j = 0; j < i; j++)
+            distinct_hashes &= hashes[j] != hashes[i];
     }
+    if (distinct_hashes)
+        return keys;
     PyObject *distinct = PyDict_New();
     for (Py_ssize_t i = 0; i < count && distinct != NULL; i++)
         if (PyDict_SetItem(distinct, PyTuple_GET_ITEM(keys, i), Py_None) < 0)

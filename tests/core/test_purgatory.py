@@ -47,6 +47,14 @@ class TestWatch:
         purgatory.try_complete_else_watch(Flag(), ["a", "b", "a"])
         assert purgatory.watched == 2
 
+    @pytest.mark.parametrize("more", [0, 20])
+    def test_keys_with_the_same_hash_are_different_keys(self, more: int) -> None:
+        assert hash(-1) == hash(-2)
+        purgatory = DelayedOperationPurgatory(clock=VirtualClock())
+        purgatory.try_complete_else_watch(Flag(), (-1, -2, *range(more), -1.0))
+        assert purgatory.watched == 2 + more
+        assert set(purgatory.watched_keys()) == {-1, -2, *range(more)}
+
     def test_watched_keys_has_each_key_with_a_watcher_list_once(self, purgatory: DelayedOperationPurgatory) -> None:
         assert purgatory.watched_keys() == []
         operations = [purgatory.try_complete_else_watch(Flag(), [*"ab", number]) for number in range(3)]
