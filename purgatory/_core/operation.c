@@ -586,10 +586,22 @@ try_operation(Core *core, Operation *self, Owner *owner)
     return is_claimed;
 }
 
+static int
+check_owner(Core *core, PyObject *owner)
+{
+    if (owner == Py_None || PyObject_TypeCheck(owner, core->Owner))
+        return 0;
+    PyErr_SetString(PyExc_TypeError, "owner must be an Owner or None");
+    return -1;
+}
+
 static PyObject *
 operation_attempt(Operation *self, PyObject *owner)
 {
-    int completed = try_operation(core_of(self), self, owner == Py_None ? NULL : (Owner *)owner);
+    Core *core = core_of(self);
+    if (check_owner(core, owner) < 0)
+        return NULL;
+    int completed = try_operation(core, self, owner == Py_None ? NULL : (Owner *)owner);
     return completed < 0 ? NULL : PyBool_FromLong(completed);
 }
 
@@ -597,7 +609,7 @@ static PyObject *
 operation_announce(Operation *self, PyObject *owner)
 {
     Core *core = CORE_OF(self);
-    if (announce(core, self, owner == Py_None ? NULL : (Owner *)owner) < 0)
+    if (check_owner(core, owner) < 0 || announce(core, self, owner == Py_None ? NULL : (Owner *)owner) < 0)
         return NULL;
     Py_RETURN_NONE;
 }

@@ -7,6 +7,44 @@
 #define DROPPED (-2)
 #define FEW 8
 
+/* ---- attributes that are relied upon: they have an object of the right type, and are not deleted ---- */
+
+static PyObject *
+get_kept(PyObject *self, void *offset)
+{
+    PyObject *value = *(PyObject **)((char *)self + (size_t)offset);
+    return Py_NewRef(value == NULL ? Py_None : value);
+}
+
+static int
+set_kept(PyObject *self, PyObject *value, void *offset)
+{
+    if (value == NULL) {
+        PyErr_SetString(PyExc_AttributeError, "this attribute is not to be deleted");
+        return -1;
+    }
+    Py_XSETREF(*(PyObject **)((char *)self + (size_t)offset), Py_NewRef(value));
+    return 0;
+}
+
+static int
+set_list(PyObject *self, PyObject *value, void *offset)
+{
+    if (value == NULL || PyList_CheckExact(value))
+        return set_kept(self, value, offset);
+    PyErr_SetString(PyExc_TypeError, "this attribute must be a list");
+    return -1;
+}
+
+static int
+set_dict(PyObject *self, PyObject *value, void *offset)
+{
+    if (value == NULL || PyDict_CheckExact(value))
+        return set_kept(self, value, offset);
+    PyErr_SetString(PyExc_TypeError, "this attribute must be a dict");
+    return -1;
+}
+
 /* ---- watcher lists ---- */
 
 static int
@@ -36,9 +74,13 @@ watchers_dealloc(Watchers *self)
     Py_DECREF(type);
 }
 
+static PyGetSetDef watchers_getset[] = {
+    {"key", get_kept, set_kept, NULL, (void *)offsetof(Watchers, key)},
+    {"entries", get_kept, set_list, NULL, (void *)offsetof(Watchers, entries)},
+    {NULL},
+};
+
 static PyMemberDef watchers_members[] = {
-    {"key", T_OBJECT, offsetof(Watchers, key), 0},
-    {"entries", T_OBJECT, offsetof(Watchers, entries), 0},
     {"head", T_PYSSIZET, offsetof(Watchers, head), 0},
     {"index", T_PYSSIZET, offsetof(Watchers, index), 0},
     {NULL},
@@ -48,6 +90,7 @@ static PyType_Slot watchers_slots[] = {
     {Py_tp_traverse, watchers_traverse},
     {Py_tp_clear, watchers_clear},
     {Py_tp_dealloc, watchers_dealloc},
+    {Py_tp_getset, watchers_getset},
     {Py_tp_members, watchers_members},
     {0, NULL},
 };
@@ -176,7 +219,7 @@ static int
 drop(Core *core, WatcherLists *self, Watchers *watchers)
 {
     PyObject *register_ = self->register_;
-    Py_ssize_t index = watchers->index, end = self->size - 1;
+    Py_ssize_t index = watchers->index, end = PyList_GET_SIZE(register_) - 1;
     if (index < 0 || index > end || PyList_GET_ITEM(register_, index) != (PyObject *)watchers)
         return 0;
     PyObject *last = Py_NewRef(PyList_GET_ITEM(register_, end));
@@ -311,16 +354,20 @@ static PyMethodDef lists_methods[] = {
     {NULL},
 };
 
+static PyGetSetDef lists_getset[] = {
+    {"_by_key", get_kept, set_dict, NULL, (void *)offsetof(WatcherLists, by_key)},
+    {"_register", get_kept, set_list, NULL, (void *)offsetof(WatcherLists, register_)},
+    {"revived", get_kept, set_list, NULL, (void *)offsetof(WatcherLists, revived)},
+    {NULL},
+};
+
 static PyMemberDef lists_members[] = {
-    {"_by_key", T_OBJECT, offsetof(WatcherLists, by_key), 0},
-    {"_register", T_OBJECT, offsetof(WatcherLists, register_), 0},
     {"_size", T_PYSSIZET, offsetof(WatcherLists, size), 0},
     {"watched", T_PYSSIZET, offsetof(WatcherLists, watched), 0},
     {"dead", T_PYSSIZET, offsetof(WatcherLists, dead), 0},
     {"clears", T_PYSSIZET, offsetof(WatcherLists, clears), 0},
     {"peak", T_PYSSIZET, offsetof(WatcherLists, peak), 0},
     {"purged", T_PYSSIZET, offsetof(WatcherLists, purged), 0},
-    {"revived", T_OBJECT, offsetof(WatcherLists, revived), 0},
     {NULL},
 };
 
@@ -329,6 +376,7 @@ static PyType_Slot watcher_lists_slots[] = {
     {Py_tp_clear, lists_clear},
     {Py_tp_dealloc, lists_dealloc},
     {Py_tp_methods, lists_methods},
+    {Py_tp_getset, lists_getset},
     {Py_tp_members, lists_members},
     {0, NULL},
 };
@@ -461,13 +509,14 @@ static PyMethodDef owner_methods[] = {
 static PyGetSetDef owner_getset[] = {
     {"timer", (getter)owner_get_timer, (setter)owner_set_timer, NULL, NULL},
     {"lists", (getter)owner_get_lists, (setter)owner_set_lists, NULL, NULL},
+    {"time", get_kept, set_kept, NULL, (void *)offsetof(Owner, time)},
+    {"deferred", get_kept, set_kept, NULL, (void *)offsetof(Owner, deferred)},
     {NULL},
 };
 
 #define COUNT(name) {#name, T_PYSSIZET, offsetof(Owner, name), 0}
 
 static PyMemberDef owner_members[] = {
-    {"time", T_OBJECT, offsetof(Owner, time), 0},
     {"live", T_BOOL, offsetof(Owner, live), 0},
     {"closed", T_BOOL, offsetof(Owner, closed), 0},
     {"_purging", T_BOOL, offsetof(Owner, purging), 0},
@@ -476,7 +525,6 @@ static PyMemberDef owner_members[] = {
     {"listeners", T_OBJECT, offsetof(Owner, listeners), 0},
     {"awaited", T_OBJECT, offsetof(Owner, awaited), 0},
     {"max_pending", T_OBJECT, offsetof(Owner, max_pending), 0},
-    {"deferred", T_OBJECT, offsetof(Owner, deferred), 0},
     {"_purge_handle", T_OBJECT, offsetof(Owner, purge_handle), 0},
     COUNT(purge_interval),
     COUNT(fast_path_limit),
@@ -558,6 +606,8 @@ PyObject *
 try_each(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     Core *core = PyModule_GetState(module);
+    if (count != 2 || !PyObject_TypeCheck(args[0], core->Owner))
+        return PyErr_Format(PyExc_TypeError, "try_each() takes an owner and entries");
     PyObject *entries = PySequence_List(args[1]);
     if (entries == NULL)
         return NULL;
@@ -620,7 +670,10 @@ try_list(Core *core, Owner *owner, Watchers *watchers)
 PyObject *
 try_all(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
-    return try_list(PyModule_GetState(module), (Owner *)args[0], (Watchers *)args[1]);
+    Core *core = PyModule_GetState(module);
+    if (count != 2 || !PyObject_TypeCheck(args[0], core->Owner) || !PyObject_TypeCheck(args[1], core->Watchers))
+        return PyErr_Format(PyExc_TypeError, "try_all() takes an owner and the list of a key");
+    return try_list(core, (Owner *)args[0], (Watchers *)args[1]);
 }
 
 /* ---- the purgatory ---- */

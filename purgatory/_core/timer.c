@@ -594,8 +594,17 @@ static int
 as_deadline(PyObject *number, double *deadline)
 {
     *deadline = PyFloat_AsDouble(number);
-    if (*deadline == -1.0 && PyErr_Occurred())
-        return -1;
+    if (*deadline == -1.0 && PyErr_Occurred()) {
+        if (!PyErr_ExceptionMatches(PyExc_OverflowError)) /* Else it is an integer or a fraction beyond any float. */
+            return -1;
+        PyErr_Clear();
+        PyObject *zero = PyLong_FromLong(0);
+        int positive = zero == NULL ? -1 : PyObject_RichCompareBool(number, zero, Py_GT);
+        Py_XDECREF(zero);
+        if (positive < 0)
+            return -1;
+        *deadline = positive ? Py_HUGE_VAL : -Py_HUGE_VAL;
+    }
     if (isnan(*deadline)) {
         PyErr_SetString(PyExc_ValueError, "deadline must be a number of seconds, not nan");
         return -1;

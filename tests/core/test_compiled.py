@@ -96,3 +96,56 @@ def test_wrong_arguments_are_a_type_error_and_change_nothing(call: str) -> None:
     assert purgatory.watched == purgatory.num_delayed == len(purgatory.timer) == 0
     purgatory.try_complete_else_watch(operation, ["key"])
     purgatory.close()
+
+
+@in_c
+@pytest.mark.parametrize(
+    "attribute",
+    [
+        "owner.time",
+        "owner.deferred",
+        "owner.lists",
+        "owner.timer",
+        "lists._by_key",
+        "lists._register",
+        "lists.revived",
+        "watchers.key",
+        "watchers.entries",
+    ],
+)
+def test_attributes_that_c_relies_on_are_not_deleted(attribute: str) -> None:
+    purgatory = DelayedOperationPurgatory(clock=VirtualClock())
+    operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
+    owner = purgatory._owner
+    names = {"owner": owner, "lists": owner.lists, "watchers": owner.lists.find("key")}
+    with pytest.raises((AttributeError, TypeError)):
+        exec(f"del {attribute}", names)
+    if attribute not in ("owner.time", "owner.deferred", "watchers.key"):
+        with pytest.raises(TypeError):
+            exec(f"{attribute} = 5", names)
+    operation.ready = True
+    assert purgatory.check_and_complete("key") == 1
+    assert purgatory.watched == 0
+    purgatory.close()
+
+
+@in_c
+def test_functions_in_c_refuse_other_objects() -> None:
+    c = _core.c
+    assert c is not None
+    purgatory = DelayedOperationPurgatory(clock=VirtualClock())
+    operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
+    owner: Any = purgatory._owner
+    for call in (
+        c.try_all,
+        c.try_each,
+        lambda: c.try_all(owner, 5),
+        lambda: c.try_each(5, []),
+        lambda: owner.lists.compact(5),
+        lambda: operation._purgatory_attempt(5),  # type: ignore[arg-type]
+        lambda: operation._purgatory_announce(5),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(TypeError):
+            call()
+    assert purgatory.num_delayed == purgatory.watched == 1
+    purgatory.close()

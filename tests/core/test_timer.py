@@ -100,12 +100,12 @@ def test_a_deadline_rounds_up_to_a_tick(clock: VirtualClock) -> None:
 def test_an_overdue_task_runs_on_the_next_iteration_and_not_inside_add(clock: VirtualClock) -> None:
     clock.advance(100)
     timer = WheelTimer(clock)
-    notes = [Note(clock), Note(clock), Note(clock)]
-    for note, deadline in zip(notes, (100.0, 3.0, -math.inf), strict=True):
+    notes = [Note(clock), Note(clock), Note(clock), Note(clock)]
+    for note, deadline in zip(notes, (100.0, 3.0, -math.inf, -(10**400)), strict=True):
         timer.add(note, deadline)
         assert not note.ran
     clock.advance(0)
-    assert [note.ran for note in notes] == [[100.0]] * 3
+    assert [note.ran for note in notes] == [[100.0]] * 4
 
 
 def test_a_clock_may_start_below_zero() -> None:
