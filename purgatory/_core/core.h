@@ -208,7 +208,8 @@ void handle(Handled *);     /* Enter the block. */
 void handled(Handled *);    /* Leave it. */
 int is_exit(PyObject *exception);
 void keep_first(PyObject **leaving, PyObject *exception);
-int raise_kept(PyObject *leaving); /* Steals the reference. -1 if there is one. */
+int raise_kept(PyObject *leaving); /* As `raise leaving` does. Steals the reference. -1 if there is one. */
+int raise_again(PyObject *raised); /* The same, as a bare `raise` does, with its traceback and no other context. */
 
 void entry_leave(TimerEntry *); /* Take it out of its bucket, and give up the bucket's reference if it has one. */
 void hold(Owner *, Operation *);

@@ -76,8 +76,8 @@ put_aside(PyObject **raised)
     handled(&now);
 }
 
-static int
-raise_aside(PyObject *raised)
+int
+raise_again(PyObject *raised)
 {
     if (raised == NULL)
         return 0;
@@ -413,7 +413,7 @@ announce(Core *core, Operation *self, Owner *owner)
         Py_XDECREF(now);
         Py_DECREF(listeners);
     }
-    return raise_aside(raised);
+    return raise_again(raised);
 }
 
 /* _purgatory_run: run on_complete, for the winner of the compare-and-set, and then the completions that were put off. */
@@ -477,7 +477,7 @@ run(Core *core, Operation *self)
         owner->depth = depth;
         Py_DECREF(owner);
     }
-    return raise_aside(raised);
+    return raise_again(raised);
 }
 
 static PyObject *
@@ -861,7 +861,7 @@ leave(Await *self)
         if (done == NULL)
             put_aside(&raised);
         Py_XDECREF(done);
-        raise_aside(raised);
+        raise_again(raised);
     }
     Py_XDECREF(operation);
     Py_XDECREF(waiter);

@@ -243,8 +243,7 @@ drop(Core *core, WatcherLists *self, Watchers *watchers)
         handle(&error);
         done = PyObject_CallMethod((PyObject *)self, "_add_to_register", "O", watchers);
         if (done != NULL) {
-            PyErr_Restore(Py_NewRef(Py_TYPE(error.exception)), Py_NewRef(error.exception),
-                          PyException_GetTraceback(error.exception));
+            raise_again(Py_NewRef(error.exception));
             Py_CLEAR(done);
         }
         handled(&error);
@@ -585,8 +584,7 @@ try_entries(Core *core, Owner *owner, PyObject *entries)
                 handled(&now);
             }
             else { /* The clock does not call back. */
-                PyErr_Restore(Py_NewRef(Py_TYPE(now.exception)), Py_NewRef(now.exception),
-                              PyException_GetTraceback(now.exception));
+                raise_again(Py_NewRef(now.exception));
                 handled(&now);
                 Py_XDECREF(leaving);
                 Py_DECREF(operation);
@@ -821,8 +819,7 @@ register_operation(Core *core, Purgatory *self, Owner *owner, Operation *operati
         result = PyObject_CallMethod((PyObject *)self, "_withdraw", "Odnn", operation, timeout, missing, clears);
         Py_XDECREF(result);
         if (result != NULL)
-            PyErr_Restore(Py_NewRef(Py_TYPE(error.exception)), Py_NewRef(error.exception),
-                          PyException_GetTraceback(error.exception));
+            raise_again(Py_NewRef(error.exception));
         handled(&error);
         Py_DECREF(entry);
         return NULL;
@@ -843,8 +840,7 @@ register_operation(Core *core, Purgatory *self, Owner *owner, Operation *operati
             PyObject *cancelled = PyObject_CallMethod((PyObject *)operation, "cancel", NULL);
             Py_XDECREF(cancelled);
             if (cancelled != NULL)
-                PyErr_Restore(Py_NewRef(Py_TYPE(error.exception)), Py_NewRef(error.exception),
-                              PyException_GetTraceback(error.exception));
+                raise_again(Py_NewRef(error.exception));
             handled(&error);
             goto failed;
         }
