@@ -832,6 +832,8 @@ static PyObject *
 timer_run_until(WheelTimer *self, PyObject *const *args, Py_ssize_t count)
 {
     Core *core = self->core;
+    if (count != 2)
+        return PyErr_Format(PyExc_TypeError, "_run_until() takes a tick and a slice");
     long long now = PyLong_AsLongLong(args[0]);
     PyObject *left_ = PyObject_GetAttr(args[1], core->left), *bounded_ = PyObject_GetAttr(args[1], core->bounded);
     Py_ssize_t left = left_ == NULL ? -1 : PyLong_AsSsize_t(left_);

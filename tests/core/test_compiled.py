@@ -142,6 +142,7 @@ def test_functions_in_c_refuse_other_objects() -> None:
         lambda: c.try_all(owner, 5),
         lambda: c.try_each(5, []),
         lambda: owner.lists.compact(5),
+        owner.timer._run_until,
         lambda: operation._purgatory_attempt(5),  # type: ignore[arg-type]
         lambda: operation._purgatory_announce(5),  # type: ignore[arg-type]
     ):
