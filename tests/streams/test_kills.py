@@ -99,6 +99,10 @@ def check(server: Killed, kill: Callable[[int], None]) -> None:
         for number in range(KILLS):
             time.sleep(random.uniform(0.2, 1.0))
             kill(number)
+        for producer in producers:
+            assert producer.stdin is not None
+            producer.stdin.close()  # all stop before the first is waited for
+            producer.stdin = None  # communicate() would flush it
         counts = [int(producer.communicate(timeout=1000)[0]) for producer in producers]
     finally:
         reader.stopped = True

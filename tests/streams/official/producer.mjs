@@ -1,4 +1,5 @@
 // Appends numbered messages with the official client's idempotent producer, until its input ends. Prints how many.
+// The producer itself has no limit: a server that is slower than the messages would be left a backlog of minutes.
 import { DurableStream, IdempotentProducer } from "@durable-streams/client"
 
 const [url, name] = process.argv.slice(2)
@@ -28,7 +29,7 @@ let stopped = false
 process.stdin.on("end", () => (stopped = true)).resume()
 let count = 0
 while (!stopped && fault === null) {
-  producer.append(JSON.stringify([name, count++]))
+  if (producer.inFlightCount < 50) producer.append(JSON.stringify([name, count++]))
   await new Promise((resolve) => setTimeout(resolve, 10))
 }
 if (fault === null) await producer.flush()
