@@ -4,6 +4,7 @@ import asyncio
 import gc
 import socket
 import struct
+import time
 import weakref
 from contextvars import ContextVar
 from typing import Any
@@ -197,17 +198,22 @@ async def test_keys_of_responses_and_streams_do_not_meet(board: Board) -> None:
 
 
 async def test_client_that_reads_steadily_is_kept_though_more_was_written(board: Board) -> None:
+    class Steady(ParkingProtocol):
+        write_timeout = 2.0  # on a busy machine, the kernel may take nothing for half a second
+
     board.render = lambda notes: Response(b"x" * 8_000_000)
-    async with serving(board.app, Quick) as server, connected(server) as client:
+    async with serving(board.app, Steady) as server, connected(server) as client:
         for _ in range(2):
             await client.send("GET", "/look?timeout=0.01")
             await asyncio.sleep(0.05)
+        began = time.monotonic()
         left = 16_000_000
         while left > 0:
             data = await client.reader.read(800_000)
             assert data
             left -= len(data)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.06)
+        assert time.monotonic() - began > Steady.write_timeout
 
 
 async def test_stream_of_a_client_that_takes_nothing_asks_for_no_operation(board: Board) -> None:
