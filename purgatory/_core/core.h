@@ -135,6 +135,7 @@ typedef struct {
     PyObject *loop, *thread, *listeners, *awaited, *max_pending, *deferred, *purge_handle; /* None if there is none. */
     WatcherLists *lists;
     Py_ssize_t purge_interval, fast_path_limit, depth;
+    unsigned long ran_in; /* The thread in which its loop was the running one. */
     Py_ssize_t num_delayed, peak_delayed;
     Py_ssize_t completed_at_once, satisfied, missed, expired, closed_operations, cancelled, failed;
     Py_ssize_t purges, scanned;
@@ -215,6 +216,7 @@ void entry_leave(TimerEntry *); /* Take it out of its bucket, and give up the bu
 void hold(Owner *, Operation *);
 void release(Operation *); /* Give up the owner's reference. */
 int is_operation(Core *, PyObject *);
+int is_loop_running(Core *, Owner *);
 int operation_expire(Core *, Operation *);
 int timer_place(Core *, WheelTimer *, TimerEntry *, double deadline, Bucket *expected);
 

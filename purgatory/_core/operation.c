@@ -789,14 +789,15 @@ add_waiter(Core *core, Operation *self, PyObject **waiter)
 {
     Owner *owner = self->owner;
     *waiter = NULL;
-    PyObject *running = PyObject_CallNoArgs(core->get_running_loop);
-    if (running == NULL) {
-        if (!PyErr_ExceptionMatches(PyExc_RuntimeError))
-            return -1;
-        PyErr_Clear();
-    }
-    if (running == NULL || self->owner != owner || owner == NULL || owner->loop != running) {
-        Py_XDECREF(running);
+    Py_XINCREF(owner);
+    int is_running = owner == NULL ? 0 : is_loop_running(core, owner);
+    PyObject *loop = is_running > 0 ? Py_NewRef(owner->loop) : NULL;
+    bool is_left = self->owner != owner;
+    Py_XDECREF(owner);
+    if (is_running < 0)
+        return -1;
+    if (loop == NULL || is_left) {
+        Py_XDECREF(loop);
         *waiter = PyObject_CallMethod((PyObject *)self, "_purgatory_add_waiter", NULL); /* A rare case, or it raises. */
         if (*waiter == Py_None)
             Py_CLEAR(*waiter);
@@ -804,8 +805,8 @@ add_waiter(Core *core, Operation *self, PyObject **waiter)
             return -1;
         return *waiter != NULL;
     }
-    PyObject *future = PyObject_CallMethodNoArgs(running, core->create_future);
-    Py_DECREF(running);
+    PyObject *future = PyObject_CallMethodNoArgs(loop, core->create_future);
+    Py_DECREF(loop);
     if (future == NULL)
         return -1;
     int added = 0;

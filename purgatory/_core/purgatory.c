@@ -757,20 +757,41 @@ distinct_keys(PyObject *keys)
     return keys;
 }
 
-static int
-check_running_loop(Core *core, Purgatory *self, Owner *owner)
+/* Whether the owner's loop runs in this thread; -1 on error. */
+int
+is_loop_running(Core *core, Owner *owner)
 {
-    if (!owner->live)
-        return 0;
+    unsigned long thread = PyThread_get_thread_ident();
+#if PY_VERSION_HEX < 0x030C0000 /* There, get_running_loop() asks the system whether the process was forked. */
+    if (owner->ran_in == thread && !IS_NONE(owner->loop)) {
+        PyObject *loop = Py_NewRef(owner->loop), *running = PyObject_CallMethodNoArgs(loop, core->is_running);
+        Py_DECREF(loop);
+        Py_XDECREF(running);
+        if (running == NULL || running == Py_True)
+            return running == NULL ? -1 : 1;
+    }
+#endif
     PyObject *running = PyObject_CallNoArgs(core->get_running_loop);
     if (running == NULL) {
         if (!PyErr_ExceptionMatches(PyExc_RuntimeError))
             return -1;
         PyErr_Clear();
+        return 0;
     }
-    PyObject *bound = running != NULL && running == owner->loop ? Py_NewRef(Py_None)
-                                                                : PyObject_CallMethod((PyObject *)owner, "bind", "O", self);
-    Py_XDECREF(running);
+    Py_DECREF(running);
+    if (running != owner->loop)
+        return 0;
+    owner->ran_in = thread;
+    return 1;
+}
+
+static int
+check_running_loop(Core *core, Purgatory *self, Owner *owner)
+{
+    int is_running = owner->live ? is_loop_running(core, owner) : 1;
+    if (is_running)
+        return is_running < 0 ? -1 : 0;
+    PyObject *bound = PyObject_CallMethod((PyObject *)owner, "bind", "O", self);
     Py_XDECREF(bound);
     return bound == NULL ? -1 : 0;
 }
