@@ -135,7 +135,6 @@ typedef struct {
     PyObject *loop, *thread, *listeners, *awaited, *max_pending, *deferred, *purge_handle; /* None if there is none. */
     WatcherLists *lists;
     Py_ssize_t purge_interval, fast_path_limit, depth;
-    unsigned long ran_in; /* The thread in which its loop was the running one. */
     Py_ssize_t num_delayed, peak_delayed;
     Py_ssize_t completed_at_once, satisfied, missed, expired, closed_operations, cancelled, failed;
     Py_ssize_t purges, scanned;
@@ -187,8 +186,8 @@ typedef struct Core {
     Py_ssize_t nesting;
     double slice_seconds;
     /* Names. */
-    PyObject *time, *is_running, *left, *bounded, *_arm, *_report_task, *_timer_expire, *try_complete, *on_complete,
-        *on_expiration, *create_future, *_await, *done, *set_result, *pop;
+    PyObject *time, *is_running, *left, *bounded, *_report_task, *_timer_expire, *try_complete, *on_complete,
+        *on_expiration, *create_future, *done, *set_result, *pop, *_thread_id;
 } Core;
 
 extern PyModuleDef core_module;

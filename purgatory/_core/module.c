@@ -115,6 +115,7 @@ core_exec(PyObject *module)
         {"done", &core->done},
         {"set_result", &core->set_result},
         {"pop", &core->pop},
+        {"_thread_id", &core->_thread_id},
     };
     for (size_t i = 0; i < Py_ARRAY_LENGTH(names); i++)
         if ((*names[i].place = PyUnicode_InternFromString(names[i].name)) == NULL)
@@ -169,7 +170,7 @@ core_free(void *module)
     PyObject **names[] = {&core->time,         &core->is_running,    &core->left,         &core->bounded,
                           &core->_report_task, &core->_timer_expire, &core->try_complete, &core->on_complete,
                           &core->on_expiration, &core->create_future, &core->done,         &core->set_result,
-                          &core->pop};
+                          &core->pop,          &core->_thread_id};
     for (size_t i = 0; i < Py_ARRAY_LENGTH(names); i++)
         Py_CLEAR(*names[i]);
 }

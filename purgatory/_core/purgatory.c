@@ -5,7 +5,7 @@
 
 #define IS_NONE(object) ((object) == NULL || (object) == Py_None)
 #define DROPPED (-2)
-#define FEW 8
+#define FEW 8 /* Keys whose hashes are compared with each other. */
 
 /* ---- attributes that are relied upon: they have an object of the right type, and are not deleted ---- */
 
@@ -757,32 +757,35 @@ distinct_keys(PyObject *keys)
     return keys;
 }
 
-/* Whether the owner's loop runs in this thread; -1 on error. */
+/* Whether the owner's loop is the one that runs in this thread; -1 on error. */
 int
 is_loop_running(Core *core, Owner *owner)
 {
-    unsigned long thread = PyThread_get_thread_ident();
-#if PY_VERSION_HEX < 0x030C0000 /* There, get_running_loop() asks the system whether the process was forked. */
-    if (owner->ran_in == thread && !IS_NONE(owner->loop)) {
-        PyObject *loop = Py_NewRef(owner->loop), *running = PyObject_CallMethodNoArgs(loop, core->is_running);
-        Py_DECREF(loop);
-        Py_XDECREF(running);
-        if (running == NULL || running == Py_True)
-            return running == NULL ? -1 : 1;
+#if PY_VERSION_HEX < 0x030C0000
+    /* There, get_running_loop() asks the system whether the process was forked: a quarter of an operation. A loop of
+       asyncio's has the thread that it runs in, or None. */
+    if (!IS_NONE(owner->loop)) {
+        PyObject *thread = PyObject_GetAttr(owner->loop, core->_thread_id);
+        bool is_here = thread != NULL && PyLong_CheckExact(thread) &&
+                       PyLong_AsUnsignedLong(thread) == PyThread_get_thread_ident();
+        Py_XDECREF(thread);
+        if (is_here)
+            return 1;
+        if (PyErr_Occurred()) {
+            if (!PyErr_ExceptionMatches(PyExc_Exception))
+                return -1;
+            PyErr_Clear(); /* Another kind of loop. */
+        }
     }
 #endif
     PyObject *running = PyObject_CallNoArgs(core->get_running_loop);
-    if (running == NULL) {
-        if (!PyErr_ExceptionMatches(PyExc_RuntimeError))
-            return -1;
-        PyErr_Clear();
-        return 0;
-    }
-    Py_DECREF(running);
-    if (running != owner->loop)
-        return 0;
-    owner->ran_in = thread;
-    return 1;
+    Py_XDECREF(running);
+    if (running != NULL)
+        return running == owner->loop;
+    if (!PyErr_ExceptionMatches(PyExc_RuntimeError))
+        return -1;
+    PyErr_Clear();
+    return 0;
 }
 
 static int

@@ -274,11 +274,13 @@ def test_a_purgatory_follows_its_loop_into_another_thread(debug: bool) -> None:
             assert completing.result() == "result of flag"
 
 
-def test_the_thread_that_a_loop_has_left_is_refused() -> None:
+@pytest.mark.parametrize("loop_factory", [asyncio.SelectorEventLoop, uvloop.new_event_loop])
+def test_the_thread_that_a_loop_has_left_is_refused(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
     purgatory = DelayedOperationPurgatory()
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
         loop = runner.get_loop()
         operation = runner.run(_watch(purgatory, Flag()))
+        runner.run(_watch(purgatory, Flag())).cancel()
         with ThreadPoolExecutor(1) as thread:
             running = thread.submit(loop.run_forever)
             try:
