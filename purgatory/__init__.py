@@ -1,6 +1,6 @@
 """Hold operations that wait for a condition or a deadline, on asyncio: a purgatory on hierarchical timing wheels."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 __distribution__ = "asyncio-purgatory"
 
 from purgatory._core import __core__ as __core__

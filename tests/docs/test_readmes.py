@@ -85,7 +85,7 @@ TESTED = {
     ".venv/bin/pytest -q tests/core/test_injection.py": (".ci/core", "injection"),
     ".venv/bin/pytest -q tests/relay": (CI, "README.md"),
     ".venv/bin/purgatory bench --quick": ("tests/bench/test_bench.py", "--quick"),
-    "git worktree add ../before main && .venv/bin/python ../before/purgatory/_core/build.py": (
+    "git worktree add --detach ../before main && .venv/bin/python ../before/purgatory/_core/build.py": (
         "tests/support/sanitized.py",
         "purgatory/_core/build.py",
     ),
