@@ -36,7 +36,9 @@ def add_to(subcommands: "Subcommands") -> None:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--data", default=defaults.data, metavar="DIR", help="folder of its SQLite (default: ./data)")
     where.add_argument("--database", type=_dsn, metavar="URL", help="use a PostgreSQL: postgresql://user@host/database")
-    parser.add_argument("--workers", type=_count, default=1, metavar="N", help="processes, with a --database")
+    parser.add_argument(
+        "--workers", type=_count, default=1, metavar="N", help="processes, with a --database (default: 1)"
+    )
     parser.add_argument(
         "--url", type=_url, metavar="URL",
         help="by which the receivers of webhooks reach the server, behind a proxy that of the proxy (default: http://HOST:PORT)",
@@ -73,9 +75,9 @@ def add_to(subcommands: "Subcommands") -> None:
     parser.add_argument("--journal", metavar="DIR", help="write down there how long reads have waited, and why")
     parser.add_argument(
         "--instance", type=_instance, default=defaults.instance, metavar="NAME",
-        help="name of the server in the journal and in /health (default: %(default)s)",
+        help="name of the server in the journal and in /health; of workers with process ids (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--demo", action="store_true", help="let the page ask for demo traffic")
+    parser.add_argument("--demo", action="store_true", help="let the page have made-up operations wait")
     parser.add_argument("--access-log", action="store_true", help="write a line for each request")
     parser.set_defaults(run=_run, parser=parser)
 
@@ -136,6 +138,8 @@ def _check(settings: Settings) -> None:
             opened_journal.close()
     except ModuleNotFoundError as missing:
         sys.exit(f"--journal: {missing}")
+    except ValueError as wrong:  # readers would take a number or a date for one
+        sys.exit(f"--instance: {wrong}")
     except OSError as failure:
         sys.exit(f"cannot use {failure.filename or settings.journal}: {failure.strerror}")
     try:

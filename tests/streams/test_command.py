@@ -37,6 +37,10 @@ def refused(*options: str) -> str:
         (["--allowed-origin", "foo"], "an origin is like https://page.example.org, or *, not foo"),
         (["--max-body", "0"], "must be an integer and at least 1"),
         (["--heartbeat", "x"], "must be more than 0 and at most 3600 seconds"),
+        (
+            ["--journal", "/proc/nothing", "--instance", "2026-11"],
+            "--instance: readers would take the instance '2026-11'",
+        ),
         (["--data", "/proc/nothing"], "cannot use /proc/nothing"),
         (["--database", "postgresql://u:secret@127.0.0.1:1/x"], "cannot use the database"),
     ],

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from purgatory.streams.demo import MAX_PENDING
 from purgatory.streams.http.protocol import BODY_SECONDS, HEAD_SECONDS, MAX_HEAD_BYTES
-from purgatory.streams.http.subscriptions import DEFAULT_LEASE, LEASE
+from purgatory.streams.http.subscriptions import DEFAULT_LEASE, LEASE, MAX_NAME, MAX_STREAMS
 from purgatory.streams.settings import Settings
 
 __all__ = ["describe"]
@@ -34,7 +34,7 @@ def describe(settings: Settings) -> Json:
     """The description of a server with these settings."""
     path = _parameter("path", "path", {"type": "string", "minLength": 1, "maxLength": 1024})
     path["description"] = "It may have further segments: `/v1/stream/a/b`. Paths that begin with `__ds` are reserved."
-    name = _parameter("path", "id", {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,200}$"})
+    name = _parameter("path", "id", {"type": "string", "pattern": f"^[A-Za-z0-9_-]{{1,{MAX_NAME}}}$"})
     stream = {
         "parameters": [path],
         "put": _create(settings),
@@ -46,7 +46,7 @@ def describe(settings: Settings) -> Json:
     }
     subscriptions = "/v1/stream/__ds/subscriptions/{id}"
     actions: dict[str, tuple[str, str, Json]] = {
-        "claim": ("Claim a wake.", "200", {"worker": {"type": "string", "minLength": 1, "maxLength": 200}}),
+        "claim": ("Claim a wake.", "200", {"worker": {"type": "string", "minLength": 1, "maxLength": MAX_NAME}}),
         "ack": ("Acknowledge offsets, and extend the lease.", "200", _WAKE),
         "callback": ("The same, for a webhook.", "200", _WAKE),
         "release": ("Give a wake back.", "204", _WAKE),
@@ -68,6 +68,10 @@ def describe(settings: Settings) -> Json:
                 "delete": _operation("unsubscribe", "Delete a subscription.", {"204": _said("There is none.")}),
             },
             f"{subscriptions}/streams": {"parameters": [name], "post": _link()},
+            f"{subscriptions}/streams/{{path}}": {
+                "parameters": [name, path],
+                "delete": _operation("unlinkStream", "Remove a stream from a subscription.", _UNLINKED),
+            },
             **{
                 f"{subscriptions}/{action}": {"parameters": [name], "post": _act(action, *about)}
                 for action, about in actions.items()
@@ -190,11 +194,11 @@ def _demo() -> Json:
         **_BODY,
         "403": _error("The server makes no demo traffic; or a page of another origin has asked."),
     }
-    return {**_operation("demo", "Keep so many made-up reads waiting.", answers), "requestBody": _body(schema)}
+    return {**_operation("demo", "Keep so many made-up operations waiting.", answers), "requestBody": _body(schema)}
 
 
 def _subscribe() -> Json:
-    paths = {"type": "array", "items": _PATH, "minItems": 1, "maxItems": 1000}
+    paths = {"type": "array", "items": _PATH, "minItems": 1, "maxItems": MAX_STREAMS}
     common = {
         "pattern": {"type": "string", "description": "Paths with `*` for a segment, or `**` for several."},
         "streams": paths,
@@ -221,7 +225,7 @@ def _subscribe() -> Json:
 
 
 def _link() -> Json:
-    paths = {"type": "array", "items": _PATH, "minItems": 1, "maxItems": 1000}
+    paths = {"type": "array", "items": _PATH, "minItems": 1, "maxItems": MAX_STREAMS}
     schema = {"type": "object", "properties": {"streams": paths}, "required": ["streams"]}
     answers = {"204": _said("They are."), "404": _error("There is no such subscription."), **_BODY}
     return {**_operation("linkStreams", "Name streams in a subscription.", answers), "requestBody": _body(schema)}
@@ -316,6 +320,7 @@ _BODY: Final = {
     "413": _error("The body is too long."),
     "507": _error("The disk is full."),
 }
+_UNLINKED: Final = {"204": _said("It is not in the subscription."), "404": _error("There is no such subscription.")}
 _NO_STREAM: Final = {
     "404": _error("There is no such stream."),
     "410": _error("It is deleted, and kept for its forks alone."),

@@ -22,13 +22,13 @@ from purgatory.streams.http.secrets import Keys, TokenInvalid
 from purgatory.streams.settings import Settings
 from purgatory.streams.streams import Streams
 
-__all__ = ["CONTROL", "SubscriptionEndpoint"]
+__all__ = ["CONTROL", "DEFAULT_LEASE", "LEASE", "MAX_NAME", "MAX_STREAMS", "SubscriptionEndpoint"]
 
 CONTROL: Final = f"{ROOT}{RESERVED}"
 _SUBSCRIPTIONS: Final = f"{CONTROL}/subscriptions/"
 _BODY: Final = 1024 * 1024
-_NAME: Final = 256
-_STREAMS: Final = 10_000
+MAX_NAME: Final = 256
+MAX_STREAMS: Final = 10_000
 LEASE: Final = (1_000, 600_000)
 DEFAULT_LEASE: Final = 30_000
 
@@ -66,8 +66,8 @@ class SubscriptionEndpoint(Endpoint):
         # An id may have an encoded slash, which the server has decoded.
         raw = scope.get("raw_path", path.encode()).decode("latin-1")
         name, *rest = (unquote(part) for part in raw[len(_SUBSCRIPTIONS) :].split("/"))
-        if not 0 < len(name) <= _NAME or "\0" in name:
-            raise Invalid(f"a subscription's id has 1 to {_NAME} characters")
+        if not 0 < len(name) <= MAX_NAME or "\0" in name:
+            raise Invalid(f"a subscription's id has 1 to {MAX_NAME} characters")
         if not rest:
             return await self._of_one(scope, receive, name)
         action = "/".join(rest)
@@ -117,8 +117,8 @@ class SubscriptionEndpoint(Endpoint):
 
     async def _claim(self, scope: Scope, receive: Receive, name: str) -> Response:
         worker = (await self._body(scope, receive)).get("worker")
-        if not isinstance(worker, str) or not 0 < len(worker) <= _NAME or "\0" in worker or not _is_unicode(worker):
-            raise Invalid(f"worker must be a string of 1 to {_NAME} characters")
+        if not isinstance(worker, str) or not 0 < len(worker) <= MAX_NAME or "\0" in worker or not _is_unicode(worker):
+            raise Invalid(f"worker must be a string of 1 to {MAX_NAME} characters")
         view = await self.streams.run(core.Claim(name, worker))
         answer = {
             "wake_id": view.subscription.wake,
@@ -139,7 +139,7 @@ class SubscriptionEndpoint(Endpoint):
         token = self._token(scope, name)
         given = await self._body(scope, receive)
         acks = given.get("acks", [])
-        if not isinstance(acks, list) or len(acks) > _STREAMS:
+        if not isinstance(acks, list) or len(acks) > MAX_STREAMS:
             raise Invalid("acks must be an array")
         pairs = []
         for ack in acks:
@@ -191,8 +191,8 @@ def _check_method(scope: Scope, *methods: str) -> None:
 
 def _streams(given: dict[str, Any], name: str) -> tuple[str, ...]:
     streams = given.get(name)
-    if not isinstance(streams, list) or not streams or len(streams) > _STREAMS:
-        raise Invalid(f"{name} must be an array of 1 to {_STREAMS} paths")
+    if not isinstance(streams, list) or not streams or len(streams) > MAX_STREAMS:
+        raise Invalid(f"{name} must be an array of 1 to {MAX_STREAMS} paths")
     if not all(isinstance(each, str) for each in streams):
         raise Invalid(f"{name} must have strings")
     return tuple(requests.stream_path(each.strip("/")) for each in streams)
