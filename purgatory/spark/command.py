@@ -77,15 +77,23 @@ def add_to(subcommands: "Subcommands") -> None:
     parser = _command(commands, "replay", _replay, "run a trace through simulated purgatories with other settings")
     _trace(parser)
     parser.add_argument("output", metavar="OUTPUT", help="the directory to write, which must not exist")
-    parser.add_argument("--tick", type=_several(float), default=[0.001], metavar="N,…", help="seconds")
-    parser.add_argument("--wheel-size", type=_several(int), default=[20], metavar="N,…")
-    parser.add_argument("--purge-interval", type=_several(int), default=[1000], metavar="N,…")
+    parser.add_argument("--tick", type=_several(float), default=[0.001], metavar="N,…", help="seconds (default: 0.001)")
+    parser.add_argument(
+        "--wheel-size", type=_several(int), default=[20], metavar="N,…", help="buckets of a wheel (default: 20)"
+    )
+    parser.add_argument(
+        "--purge-interval",
+        type=_several(int),
+        default=[1000],
+        metavar="N,…",
+        help="dead entries that may stay (default: 1000)",
+    )
     parser.add_argument(
         "--timeout",
         type=_several(_timeout),
         default=[None],
         metavar="N,…",
-        help="seconds, or recorded: each operation's own timeout",
+        help="seconds, or recorded: each operation's own timeout (default: recorded)",
     )
     parser.add_argument("--purgatory", metavar="NAME", help="only the purgatory of this name")
     parser.add_argument("--operations", action="store_true", help="write a row for each operation too")
@@ -96,7 +104,11 @@ def add_to(subcommands: "Subcommands") -> None:
         help="only outcomes, waits and lateness, without a simulation: for thousands of timeouts",
     )
     parser.add_argument(
-        "--split", type=int, default=replay.SPLIT, metavar="N", help="cut instances with more operations in time"
+        "--split",
+        type=int,
+        default=replay.SPLIT,
+        metavar="N",
+        help="cut instances with more operations in time (default: %(default)s)",
     )
 
     parser = _command(
@@ -108,7 +120,9 @@ def add_to(subcommands: "Subcommands") -> None:
     parser.add_argument(
         "--timeout-rate", type=float, default=0.01, metavar="N", help="the share that may time out (default: 0.01)"
     )
-    parser.add_argument("--window", type=float, metavar="N", help="seconds of a window of time")
+    parser.add_argument(
+        "--window", type=float, metavar="N", help="seconds of a window of time (default: at most 60 windows)"
+    )
     parser.add_argument("--top", type=int, default=20, metavar="N", help="the number of hottest keys (default: 20)")
     parser.add_argument(
         "--max-lateness",
