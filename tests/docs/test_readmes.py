@@ -93,7 +93,7 @@ TESTED = {
         "tests/bench/test_baseline.py",
         "--baseline",
     ),
-    ".venv/bin/pip install -e '.[server,spark]'": (CI, "README.md"),
+    ".venv/bin/pip install -e '.[server,spark]' httpx": (CI, "README.md"),
     ".venv/bin/purgatory serve --journal journal --instance web-1 --long-poll-timeout 2": (
         "tests/pipeline/test_command.py",
         "--journal",
