@@ -4,6 +4,7 @@ Async tests run on asyncio's own loop and on uvloop; the clock of the others is 
 """
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -44,6 +45,12 @@ def pytest_report_header() -> str:
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     return {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
+
+
+def pytest_collection_finish() -> None:
+    # Tests collect garbage thousands of times, and need not walk through pytest and all modules each time.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

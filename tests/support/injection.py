@@ -115,7 +115,6 @@ def finalizing(nth: int, finalizer: Callable[[], object]) -> Iterator[None]:
     There the collector runs in the middle of an expression, where a profile function is not called.
     """
     thresholds = gc.get_threshold()
-    gc.freeze()  # so that a collection has little to look at
     gc.collect()
     gc.disable()
     weakref.finalize(_Cycle(), finalizer).atexit = False
@@ -130,7 +129,6 @@ def finalizing(nth: int, finalizer: Callable[[], object]) -> Iterator[None]:
     finally:
         gc.set_threshold(*thresholds)
         gc.collect()
-        gc.unfreeze()
 
 
 def is_expected(error: BaseException | None) -> bool:
