@@ -10,12 +10,13 @@ import pytest
 from tests.support.cores import extension, in_python
 from tests.support.paths import ROOT
 
+FOLDERS = ("tests/core", "tests/promises", "tests/family")
+
 
 @in_python
 @pytest.mark.skipif(extension is None, reason="needs the extension: python purgatory/_core/build.py")
 @pytest.mark.timeout(3600)  # it is thousands of tests
-@pytest.mark.parametrize("folder", ["core", "promises", "family"])
-def test_core_in_c(folder: str) -> None:
+def test_core_in_c() -> None:
     assert extension is not None
     assert extension.origin is not None
     built = Path(extension.origin).stat().st_mtime
@@ -24,7 +25,7 @@ def test_core_in_c(folder: str) -> None:
     assert not newer, "compile them: python purgatory/_core/build.py"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"tests/{folder}"],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "2", *FOLDERS],
         cwd=ROOT,
         env=environment | {"PURGATORY_PURE": "0"},
         stdout=subprocess.PIPE,
