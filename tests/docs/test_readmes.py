@@ -69,7 +69,7 @@ TESTED = {
     ".venv/bin/python -m tests.docs.reference": (CI, "tests.docs.reference"),
     ".venv/bin/pytest -q -n 2 tests/core tests/promises tests/family": (
         ".ci/core",
-        "test tests/core tests/promises tests/family",
+        "tests/promises tests/core tests/family",
     ),
     ".venv/bin/python purgatory/_core/build.py": ("tests/support/sanitized.py", "purgatory/_core/build.py"),
     "python purgatory/_core/build.py": ("tests/support/sanitized.py", "purgatory/_core/build.py"),
