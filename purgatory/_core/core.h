@@ -24,7 +24,8 @@
    - An owner has a list of its pending operations, in the order of arrival, and the only reference by which a purgatory
      holds an operation. A bucket has none to an operation that is held so, and an `Entry` of watcher lists has none: its
      operation clears it when it is done or freed. The garbage collector therefore meets an operation once, and in the
-     order of memory: in the order of random deadlines it took three times as long.
+     order of memory: in the order of random deadlines it took three times as long. A timer has a reference to its owner
+     while that holds an operation: the loop keeps the timer, and so what waits in a purgatory that the program has dropped.
    - There is no call between two lines unless one of them calls Python, makes an object that the garbage collector
      tracks, or gives up a reference. A comment marks what was looked at before such a call and may have changed. */
 
@@ -90,6 +91,7 @@ typedef struct {
     Py_ssize_t heap_length, heap_room;
     unsigned long long epoch;
     PyObject *handle;
+    PyObject *holder; /* The owner, while it holds operations: a bucket has no reference to these. */
     double armed;
     Bucket *drained;
     int drained_level;

@@ -169,6 +169,8 @@ hold(Owner *owner, Operation *self)
     Link *newest = owner->pending.older;
     self->link = (Link){newest, &owner->pending};
     newest->newer = owner->pending.older = &self->link;
+    if (newest == &owner->pending && owner->timer != NULL)
+        Py_XSETREF(owner->timer->holder, Py_NewRef(owner));
     self->base.held = true;
     if (self->base.bucket != NULL)
         self->base.bucket->owned--; /* Its reference is the owner's now. */
@@ -181,12 +183,19 @@ release(Operation *self)
 {
     if (!self->base.held)
         return;
-    self->link.older->newer = self->link.newer;
-    self->link.newer->older = self->link.older;
+    Link *rest = self->link.older;
+    rest->newer = self->link.newer;
+    self->link.newer->older = rest;
     self->base.held = false;
-    if (self->base.bucket != NULL)
+    bool is_in_timer = self->base.bucket != NULL;
+    if (is_in_timer)
         self->base.bucket->owned++; /* The owner's reference is the bucket's now. */
-    else
+    if (rest->newer == rest) { /* The ring is the owner's own link: it holds no other operation. */
+        Owner *owner = (Owner *)((char *)rest - offsetof(Owner, pending));
+        if (owner->timer != NULL)
+            Py_CLEAR(owner->timer->holder);
+    }
+    if (!is_in_timer)
         Py_DECREF(self);
 }
 

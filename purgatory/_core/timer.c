@@ -1129,6 +1129,7 @@ timer_traverse(WheelTimer *self, visitproc visit, void *arg)
     Py_VISIT(self->clock);
     Py_VISIT(self->loop);
     Py_VISIT(self->handle);
+    Py_VISIT(self->holder);
     if (self->drained != NULL) {
         int stop = bucket_traverse(self->drained, visit, arg);
         if (stop)
@@ -1165,6 +1166,7 @@ timer_clear(WheelTimer *self)
     Py_CLEAR(self->clock);
     Py_CLEAR(self->loop);
     Py_CLEAR(self->handle);
+    Py_CLEAR(self->holder);
     return 0;
 }
 
@@ -1184,6 +1186,7 @@ timer_dealloc(WheelTimer *self)
     Py_CLEAR(self->clock);
     Py_CLEAR(self->loop);
     Py_CLEAR(self->handle);
+    Py_CLEAR(self->holder);
     type->tp_free(self);
     Py_DECREF(type);
 }

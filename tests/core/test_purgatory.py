@@ -1,7 +1,9 @@
 """The purgatory and its public methods, on virtual time and on real loops."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import FrozenInstanceError
@@ -558,3 +560,50 @@ async def test_cancel_all_raises_operation_cancelled_in_the_awaiting_task() -> N
 
 async def _await(purgatory: DelayedOperationPurgatory, operation: Flag) -> str:
     return await purgatory.try_complete_else_watch(operation, ["topic-1"])
+
+
+class _Slotted(Flag):
+    """An operation with state of its own, which a collection must not take from it."""
+
+    __slots__ = ("state",)
+
+    def __init__(self, timeout: float | None, state: list[str]) -> None:
+        super().__init__(timeout)
+        self.state = state
+
+    def on_complete(self) -> str:
+        self.state.append("completed")
+        return super().on_complete()
+
+
+@pytest.mark.parametrize("forever", [0, 3])
+def test_operations_of_a_dropped_purgatory_complete_at_their_deadline(clock: FaultLog, forever: int) -> None:
+    state: list[str] = []
+    purgatory = DelayedOperationPurgatory(clock=clock)
+    dropped = weakref.ref(purgatory)
+    for timeout in [1.0] * 5 + [7200.0] * 5 + [None] * forever:
+        purgatory.try_complete_else_watch(_Slotted(timeout, state), ["key"])
+    del purgatory
+    gc.collect()
+    assert dropped() is None
+    clock.advance(1.0)
+    assert state == ["completed"] * 5
+    gc.collect()
+    clock.advance(7200.0)
+    assert state == ["completed"] * 10
+    assert not clock.faults
+
+
+def test_a_dropped_purgatory_is_freed_with_the_last_operation_that_has_a_deadline(clock: FaultLog) -> None:
+    purgatory = DelayedOperationPurgatory(clock=clock)
+    operations = [purgatory.try_complete_else_watch(Flag(timeout), ["key"]) for timeout in (1.0, 2.0, None)]
+    alive = [weakref.ref(operation) for operation in operations]
+    timer = weakref.ref(purgatory.timer)
+    del purgatory, operations
+    clock.advance(1.0)
+    gc.collect()
+    assert [each() is not None for each in alive] == [False, True, True]
+    clock.advance(1.0)
+    gc.collect()
+    assert [each() is not None for each in alive] == [False, False, False]
+    assert timer() is None
