@@ -461,14 +461,14 @@ arm(WheelTimer *self, long long tick, double not_before)
     return done == NULL ? -1 : 0;
 }
 
-/* Put an empty bucket where `tick` belongs, unless something comes in between. */
+/* Put an empty bucket where `tick` belongs, for timer_place, unless something comes in between. */
 static int
-open_bucket(WheelTimer *self, long long tick)
+open_bucket(WheelTimer *self, long long tick, Bucket *expected)
 {
     if (self->loop != NULL) {
         PyObject *loop = Py_NewRef(self->loop);
-        PyObject *done =
-            PyObject_CallFunction(self->core->check_loop, "OOs", self, loop, "timer.add(task, deadline)");
+        const char *call = expected == NULL ? "timer.add(task, deadline)" : "timer.reschedule(task, deadline)";
+        PyObject *done = PyObject_CallFunction(self->core->check_loop, "OOs", self, loop, call);
         Py_DECREF(loop);
         if (done == NULL)
             return -1;
@@ -565,7 +565,7 @@ timer_place(Core *core, WheelTimer *self, TimerEntry *entry, double deadline, Bu
         }
         Bucket *bucket = wheel->buckets[slot_of(wheel, tick)];
         if (bucket == NULL) {
-            if (open_bucket(self, tick) < 0)
+            if (open_bucket(self, tick, expected) < 0)
                 return -1;
             continue;
         }

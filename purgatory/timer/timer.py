@@ -365,7 +365,7 @@ class WheelTimer:
                 wheel = self._lowest
             dicts = wheel.buckets[tick // wheel.unit % wheel.size]
             if dicts is None:
-                self._open(tick)
+                self._open(tick, expected)
                 continue
             bucket = dicts[0]
             if expected is None:
@@ -438,13 +438,14 @@ class WheelTimer:
             wheel.floor = floor
             wheel.limit = floor = (self._current // wheel.unit + wheel.size) * wheel.unit
 
-    def _open(self, tick: int) -> None:
-        """Put an empty bucket where `tick` belongs, unless something comes in between.
+    def _open(self, tick: int, expected: Bucket | None) -> None:
+        """Put an empty bucket where `tick` belongs, for `_place`, unless something comes in between.
 
         An entry in the heap and an armed clock come first: a bucket in a ring always has both.
         """
         if self._loop is not None:
-            check_loop(self, self._loop, "timer.add(task, deadline)")
+            call = "timer.add(task, deadline)" if expected is None else "timer.reschedule(task, deadline)"
+            check_loop(self, self._loop, call)
         self._recent = self._lowest  # the caller must look where this does
         now = self._now()
         if self._armed < now and self._armed != _AWAKE and now - self._renewed > _RENEWAL * self._rate:

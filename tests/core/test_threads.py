@@ -163,6 +163,19 @@ async def test_in_debug_mode_the_other_methods_refuse_other_threads_and_name_the
         assert await operation == "result of flag"
 
 
+async def test_reschedule_to_an_empty_bucket_from_another_thread_is_refused_by_its_name() -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_debug(False)
+    async with DelayedOperationPurgatory() as purgatory:
+        operation = purgatory.try_complete_else_watch(Flag(60.0), ["key"])
+        deadline = operation._timer_deadline
+        with pytest.raises(PurgatoryError, match=r"^reschedule\(\) is not for other threads"):
+            await asyncio.to_thread(operation.reschedule, 7200.0)
+        assert operation._timer_deadline == deadline
+        operation.reschedule(7200.0)
+        assert operation._timer_deadline > deadline + 7000
+
+
 @pytest.mark.parametrize("debug", [False, True])
 async def test_watching_from_another_thread_is_always_refused(debug: bool) -> None:
     loop = asyncio.get_running_loop()
