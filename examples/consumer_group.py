@@ -76,7 +76,7 @@ class ConsumerGroup:
         self._joined.add(member.id)
         self._timer.cancel(member)
         try:
-            await self._go_on()
+            await self._check_rebalance()
         except BaseException:  # cancelled while it waits, or in the moment in which the generation begins
             self._drop(member)
             raise
@@ -109,9 +109,9 @@ class ConsumerGroup:
         if self.members.pop(member.id, None) is not None and not self._purgatory.closed:
             self._joined.discard(member.id)
             self._timer.cancel(member)
-            self._go_on()
+            self._check_rebalance()
 
-    def _go_on(self) -> Rebalance:
+    def _check_rebalance(self) -> Rebalance:
         if (rebalance := self._rebalance) is not None:
             self._purgatory.check_and_complete("rebalance")
             return rebalance

@@ -49,11 +49,11 @@ class Owned(Protocol):
     def _purgatory_attempt(self, owner: "Owner") -> bool:
         """Try it. Returns whether that completed it."""
 
-    def _purgatory_refute(self, claimed: object) -> NoReturn:
-        """Raise, as a try has claimed what is not so."""
+    def _purgatory_fail_false_claim(self, claimed: object) -> NoReturn:
+        """Raise `PurgatoryMisuse`: `try_complete` returned true without completing the operation."""
 
     def _purgatory_fail_attempt(self, exception: BaseException, owner: "Owner") -> None:
-        """Let it fail, as a try has raised."""
+        """Let the operation fail with `exception`, which `try_complete` raised."""
 
     def _purgatory_run(self) -> None:
         """Make the completion that was put off."""

@@ -74,7 +74,7 @@ class CheckQueue:
         if not is_queued:
             self._queue.append(wanted)
         if not self._is_due:
-            self._go_on()
+            self._schedule_check()
 
     def request_threadsafe(self, key: Hashable, loop: AbstractEventLoop) -> None:
         """`request`, for other threads. Many calls wake the loop once."""
@@ -102,7 +102,7 @@ class CheckQueue:
         if handle is not None:
             handle.cancel()
 
-    def _go_on(self) -> None:
+    def _schedule_check(self) -> None:
         self._is_due = True
         try:
             self._handle = call_next(self._owner.timer.clock, self._check_queue)
@@ -132,7 +132,7 @@ class CheckQueue:
             if self._owner.closed:
                 queue.clear()
             if queue and not self._is_due:
-                self._go_on()
+                self._schedule_check()
             self._owner.timer.note_slice(part)
         if leaving is not None:
             raise leaving
@@ -215,7 +215,7 @@ def try_each(owner: Owner, entries: Iterable[Entry[Owned]]) -> int:
                 # As _purgatory_attempt, without its call: a third of a try.
                 try:
                     if (claimed := operation.try_complete()) and operation._purgatory_state is PENDING:
-                        operation._purgatory_refute(claimed)
+                        operation._purgatory_fail_false_claim(claimed)
                 except BaseException as exception:
                     claimed = False
                     try:

@@ -408,7 +408,7 @@ class DelayedOperation(TimerEntry, Generic[T]):
         try:
             claimed = self.try_complete()
             if claimed and self._purgatory_state is PENDING:
-                self._purgatory_refute(claimed)
+                self._purgatory_fail_false_claim(claimed)
             return claimed
         except BaseException as exception:
             self._purgatory_fail_attempt(exception, owner)
@@ -416,7 +416,7 @@ class DelayedOperation(TimerEntry, Generic[T]):
         finally:
             del self  # a traceback that is kept holds this frame
 
-    def _purgatory_refute(self, claimed: object) -> NoReturn:
+    def _purgatory_fail_false_claim(self, claimed: object) -> NoReturn:
         """Raise, as `try_complete` has claimed to complete the operation and has not."""
         raise PurgatoryMisuse(f"try_complete() of {self!r} returned {claimed!r}, but did not force_complete()")
 

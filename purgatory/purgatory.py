@@ -216,7 +216,7 @@ class DelayedOperationPurgatory:
         # As _purgatory_attempt, here and below, without its call: two of them are 9 % of an operation.
         try:
             if (claimed := operation.try_complete()) and operation._purgatory_state is PENDING:
-                operation._purgatory_refute(claimed)
+                operation._purgatory_fail_false_claim(claimed)
         except BaseException as exception:
             operation._purgatory_fail_attempt(exception, owner)
         if operation._purgatory_state is not PENDING:
@@ -252,7 +252,7 @@ class DelayedOperationPurgatory:
         if entry:  # still pending
             try:
                 if (claimed := operation.try_complete()) and operation._purgatory_state is PENDING:
-                    operation._purgatory_refute(claimed)
+                    operation._purgatory_fail_false_claim(claimed)
             except BaseException as exception:
                 operation._purgatory_fail_attempt(exception, owner)
         if entry and operation._timer_deadline < _NEVER:

@@ -585,8 +585,8 @@ try_operation(Core *core, Operation *self, Owner *owner)
     PyObject *claimed = PyObject_CallMethodNoArgs((PyObject *)self, core->try_complete);
     int is_claimed = claimed == NULL ? -1 : claimed == Py_False ? 0 : PyObject_IsTrue(claimed);
     if (is_claimed > 0 && self->state == PENDING) {
-        PyObject *refuted = PyObject_CallMethod((PyObject *)self, "_purgatory_refute", "O", claimed);
-        Py_XDECREF(refuted); /* It raises. */
+        PyObject *failed = PyObject_CallMethod((PyObject *)self, "_purgatory_fail_false_claim", "O", claimed);
+        Py_XDECREF(failed); /* It raises. */
         is_claimed = -1;
     }
     Py_XDECREF(claimed);

@@ -84,7 +84,7 @@ class _LateClock:
     def cancel(self) -> None:
         """Do nothing: the timer cancels a handle only when another call has replaced it."""
 
-    def turn_to(self, now: float) -> None:
+    def advance_to(self, now: float) -> None:
         """Move to `now`, and make the due calls."""
         self._now = now
         while self._call is not None:
@@ -134,7 +134,7 @@ def _timer(size: int, deadline: float, interval: float, wheel_size: int) -> floa
     began = thread_time()
     for number, task in enumerate(tasks):
         timer.add(task, deadline + number * interval)
-    clock.turn_to(1.0 + deadline + size * interval)
+    clock.advance_to(1.0 + deadline + size * interval)
     return thread_time() - began
 
 
@@ -186,8 +186,10 @@ def main() -> None:
     """Measure, and print microseconds."""
     parser = argparse.ArgumentParser(prog="python -m purgatory.spark.costs", description=main.__doc__)
     parser.add_argument("--size", type=int, default=10_000, metavar="N", help="tasks or entries for each figure")
-    parser.add_argument("--wake-ups", type=int, default=1_000, metavar="N", help="two milliseconds each")
-    parser.add_argument("--rounds", type=int, default=9, metavar="N", help="rounds, of which the least counts")
+    parser.add_argument("--wake-ups", type=int, default=1_000, metavar="N", help="number of wake-ups, of 2 ms each")
+    parser.add_argument(
+        "--rounds", type=int, default=9, metavar="N", help="number of rounds; the smallest result counts"
+    )
     measured = measure(**vars(parser.parse_args()))
     for field in fields(measured):
         sys.stdout.write(f"{field.name:10}{1e6 * getattr(measured, field.name):8.3f} µs\n")

@@ -64,9 +64,9 @@ class Demo:
         self.pending = pending
         self._asked = self.purgatory.timer.time()
         if self._next is None and (pending or self.purgatory.num_delayed):
-            self._go_on()
+            self._schedule_step()
 
-    def _go_on(self) -> None:
+    def _schedule_step(self) -> None:
         clock = self.purgatory.timer.clock
         self._next = clock.call_at(clock.time() + INTERVAL, self._step)
 
@@ -87,7 +87,7 @@ class Demo:
         else:
             self._cancel(-missing)
         if self.pending or self.purgatory.num_delayed:
-            self._go_on()
+            self._schedule_step()
 
     def _add(self) -> None:
         shortest, longest = TIMEOUTS

@@ -106,7 +106,7 @@ class Live:
         if after > self.number or self._polled > self._published + 2 * self._interval:
             after = self.number  # it is of another process, or the last snapshot is old
         operation = self._numbers.reach(after, POLL)
-        self._go_on()
+        self._schedule_snapshot()
         return operation
 
     def unseen(self) -> float:
@@ -116,7 +116,7 @@ class Live:
     def told(self) -> None:
         """A page polls another process."""
         self._told = self._clock.time()
-        self._go_on()
+        self._schedule_snapshot()
 
     def listening(self, refresh: Refresh) -> Refresh:
         """The `refresh` of a relay that hears of pages too."""
@@ -154,7 +154,7 @@ class Live:
             "purgatories": {purgatory.name: _describe(purgatory, waits) for purgatory, waits in self._waits.items()},
         }
 
-    def _go_on(self) -> None:
+    def _schedule_snapshot(self) -> None:
         """Make a snapshot when it is time, unless that is scheduled already."""
         if self._next is None and self._sharing is None and not self.polls.closed:
             self._next = self._clock.call_at(max(self._clock.time(), self._last + self._interval), self._snap)
@@ -170,7 +170,7 @@ class Live:
             self._sharing = asyncio.get_running_loop().create_task(self._share(self._store, snapshot, looking))
             return
         self._publish([snapshot])
-        self._go_on()
+        self._schedule_snapshot()
 
     async def _share(self, store: Store, snapshot: str, looking: bool) -> None:
         fresh = FRESH if looking else None
@@ -182,7 +182,7 @@ class Live:
             others = []  # the page shows this process, while the database is away
         finally:
             self._sharing = None
-            self._go_on()
+            self._schedule_snapshot()
         if looking:
             self._publish([snapshot, *others])
 

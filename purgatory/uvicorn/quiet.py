@@ -164,7 +164,7 @@ class QuietConnection(asyncio.Protocol, TimerEntry):
         self.flags &= PAUSED
         if self.held:
             # Not here: the next request is none of the one that has completed this one.
-            asyncio.get_running_loop().call_soon(self._go_on, context=self.shared.context)
+            asyncio.get_running_loop().call_soon(self._resume, context=self.shared.context)
         elif not self.flags:
             self.keep_alive_for(self.shared.config.timeout_keep_alive)
 
@@ -229,7 +229,7 @@ class QuietConnection(asyncio.Protocol, TimerEntry):
         else:
             self.transport.abort()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         """Hand over the data that has come behind a request, which is answered now."""
         data, self.held = self.held, b""
         if not self.transport.is_closing():
