@@ -88,13 +88,30 @@ async def test_request_of_http_1_1_has_one_host(
     assert found == (status or (200 if path == "/health" else 404))
 
 
+@pytest.mark.parametrize("target", [b"evil:80", b"/health"])
+@pytest.mark.parametrize("upgrade", [b"", b"Connection: upgrade\r\nUpgrade: h2c\r\n"], ids=["", "upgrade"])
+@pytest.mark.parametrize("earlier", [0, 1], ids=["on a new connection", "on a used one"])
+async def test_connect_is_a_400(server: Server, target: bytes, upgrade: bytes, earlier: int) -> None:
+    """With a path and an upgrade, the parser's exception was logged as a fatal error, and the answer was missing."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    for _ in range(earlier):
+        writer.write(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert await reader.readuntil(b"}")
+    writer.write(b"CONNECT %b HTTP/1.1\r\nHost: 127.0.0.1\r\n%b\r\n" % (target, upgrade))
+    answer = await reader.read()
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert says(answer.partition(b"\r\n\r\n")[2], "CONNECT is a request to a proxy, and this server is not a proxy")
+    writer.transport.abort()
+
+
 @pytest.mark.parametrize("earlier", [0, 1], ids=["on a new connection", "on a used one"])
 async def test_a_target_without_a_path_is_a_400(server: Server, earlier: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     for _ in range(earlier):
         writer.write(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         assert await reader.readuntil(b"}")
-    writer.write(b"CONNECT evil:80 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    writer.write(b"GET evil:80 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
     answer = await reader.read()
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert says(answer.partition(b"\r\n\r\n")[2], "this is not HTTP")

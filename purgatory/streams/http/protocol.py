@@ -14,9 +14,9 @@ from purgatory.uvicorn.quiet import QuietConnection
 __all__ = ["BoundedProtocol"]
 
 MAX_HEAD_BYTES: Final = 16 * 1024
-"""Of the request line and the headers."""
+"""Most bytes of the request line and the headers."""
 MAX_TRAILER_BYTES: Final = 512 * 1024
-"""Of what comes behind a body. More than is read at once (256 KiB), as the end of a body may be in that too."""
+"""Most bytes of the trailers. One read (256 KiB) may also have the end of the body, so the limit is greater."""
 HEAD_SECONDS = 30.0
 """Seconds in which a head is complete, from its first byte on. A connection without a request is closed after them."""
 BODY_SECONDS = 60.0
@@ -105,6 +105,10 @@ class BoundedProtocol(ParkingProtocol):
         if not is_short and self._head_bytes() > MAX_HEAD_BYTES:
             self._refusal = _HEAD_TOO_LONG
             raise _RefusedError
+        if self.parser.get_method() == b"CONNECT":
+            # To the parser it is an upgrade, with or without that header, however often it is parsed.
+            self._refusal = _NO_TUNNEL
+            raise _RefusedError
         if self._is_upgrade():
             return
         self._unset_keepalive_if_required()  # it was set since, if this began before the last answer was complete
@@ -129,7 +133,6 @@ class BoundedProtocol(ParkingProtocol):
         super().on_body(body)
 
     def _is_upgrade(self) -> bool:
-        # With CONNECT the parser says so too.
         return bool(self.parser.should_upgrade()) and any(name == b"upgrade" for name, _ in self.headers)
 
     def _head_bytes(self) -> int:
@@ -188,6 +191,7 @@ def _is_busy(cycle: RequestResponseCycle | None) -> bool:
     return cycle is not None and not cycle.response_complete
 
 
+_NO_TUNNEL: Final = HTTPStatus.BAD_REQUEST, "CONNECT is a request to a proxy, and this server is not a proxy"
 _HEAD_TOO_LONG: Final = (
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
     f"the request line and the headers must not be longer than {MAX_HEAD_BYTES} bytes",
