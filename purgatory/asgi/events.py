@@ -123,7 +123,7 @@ class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is insta
         self.renderer = render
         self.last_event_id = last_event_id
         self.key = key
-        self.extra_headers = list(headers)
+        self.extra_headers: list[tuple[bytes, bytes]] = list(headers)
         self.background: Any = None
         """A background task, which FastAPI sets. With one, the request is not parked."""
 

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import purgatory
 import purgatory.metrics
 import purgatory.relay
+from tests.support.paths import ROOT
 
 
 @pytest.mark.parametrize(
@@ -48,7 +50,7 @@ class _Without:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-def test_the_core_alone_imports_none_of_it() -> None:
+def test_core_alone_imports_no_requirement_of_extras() -> None:
     command = (
         "import purgatory, sys; print(sorted({'prometheus_client', 'opentelemetry', 'pyarrow'} & set(sys.modules)))"
     )
@@ -69,8 +71,28 @@ def test_importing_the_core_needs_the_standard_library_alone() -> None:
     assert subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
+def parts() -> list[tuple[str, list[str]]]:
+    """The parts of CONTRIBUTING's table that need extras, and these."""
+    rows = (ROOT / "CONTRIBUTING.md").read_text().partition("| part of the wheel | extra |")[2].partition("\n\n")[0]
+    found = re.findall(r"^\| `(\w+)/` \| (.*) \|$", rows, re.MULTILINE)
+    return [(f"purgatory.{part}", re.findall("`(.*?)`", extras)) for part, extras in found]
+
+
+@pytest.mark.parametrize(("part", "extras"), [*parts(), ("purgatory.streams.command", ["server"])], ids=str)
+def test_each_part_imports_with_its_extra_alone(part: str, extras: list[str]) -> None:
+    command = [sys.executable, "-m", "tests.package.alone", part, *extras]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_part_without_its_extra_does_not_import() -> None:
+    command = [sys.executable, "-m", "tests.package.alone", "purgatory.metrics", "journal"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "No module named 'opentelemetry': pip install 'asyncio-purgatory[metrics]'" in done.stderr
+
+
 @pytest.mark.parametrize("package", [purgatory.metrics, purgatory.relay])
-def test_each_public_name_is_there(package: object) -> None:
+def test_public_names_of_lazy_packages_can_be_imported(package: object) -> None:
     for name in vars(package)["__all__"]:
         assert getattr(package, name).__name__ == name
     with pytest.raises(AttributeError, match="has no attribute 'Missing'"):

@@ -53,13 +53,13 @@ def test_wheel_without_the_extension_is_for_all_platforms(wheel: Path) -> None:
     assert wheel.name.endswith("-py3-none-any.whl")
 
 
-def test_without_a_compiler_the_wheel_has_the_core_in_python(tmp_path: Path) -> None:
+def test_wheel_built_without_a_compiler_has_the_core_in_python(tmp_path: Path) -> None:
     built = build(tmp_path, CC="/nonexistent")
     assert built.returncode == 0, built.stderr
     assert [path.name.partition("-py3-")[2] for path in tmp_path.iterdir()] == ["none-any.whl"]
 
 
-def test_without_a_compiler_a_wheel_that_must_have_the_extension_is_an_error(tmp_path: Path) -> None:
+def test_wheel_that_must_have_the_extension_fails_without_a_compiler(tmp_path: Path) -> None:
     built = build(tmp_path, CC="/nonexistent", PURGATORY_C="1")
     assert built.returncode == 1
     assert "/nonexistent" in built.stdout + built.stderr
@@ -67,7 +67,7 @@ def test_without_a_compiler_a_wheel_that_must_have_the_extension_is_an_error(tmp
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler: apt install gcc")
-def test_with_a_compiler_the_wheel_has_the_core_in_c(tmp_path: Path) -> None:
+def test_wheel_built_with_a_compiler_has_the_core_in_c(tmp_path: Path) -> None:
     built = build(tmp_path, PURGATORY_C="1")
     assert built.returncode == 0, built.stderr
     (wheel,) = tmp_path.glob("*.whl")
