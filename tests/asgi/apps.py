@@ -3,7 +3,7 @@
 import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 from fastapi import FastAPI, Request
 from quart import Quart
@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from purgatory import Delay, DelayedOperationPurgatory, ThresholdPurgatory
-from purgatory.asgi import ClientDisconnected, closing_on_shutdown, unless_disconnected
+from purgatory.asgi import ClientDisconnected, DelayedResponse, closing_on_shutdown, unless_disconnected
 
 purgatory = DelayedOperationPurgatory()
 threshold = ThresholdPurgatory(0)
@@ -41,6 +41,11 @@ async def _lifespan(app: object) -> AsyncIterator[None]:
 async def _poll(request: Request) -> Response:
     await unless_disconnected(request.receive, _wait())
     return JSONResponse("answered")
+
+
+async def _delayed(request: Request) -> Response:
+    response = DelayedResponse(_wait(), lambda _: JSONResponse("answered"))
+    return cast("Response", response)  # Starlette takes any ASGI application
 
 
 async def _reach(request: Request) -> Response:
@@ -78,6 +83,7 @@ ROUTES = [
 ]
 HANDLERS: dict[int | type[Exception], Any] = {ClientDisconnected: _gone}
 starlette = Starlette(routes=ROUTES, exception_handlers=HANDLERS, lifespan=_lifespan)
+without_handlers = Starlette(routes=[Route("/poll", _delayed), Route("/state", _show)], lifespan=_lifespan)
 middleware = Starlette(
     routes=ROUTES,
     exception_handlers=HANDLERS,

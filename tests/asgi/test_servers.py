@@ -21,6 +21,8 @@ HYPERCORN = ["hypercorn", "--bind", "127.0.0.1:0", "--workers", "0", "--graceful
         ["uvicorn", "--port", "0", "--loop", "uvloop", "tests.asgi.apps:starlette"],
         [*UVICORN, "--workers", "2", "tests.asgi.apps:starlette"],
         [*UVICORN, "--http", "h11", "tests.asgi.apps:middleware"],
+        [*UVICORN, "tests.asgi.apps:without_handlers"],
+        ["purgatory.uvicorn", *UVICORN[1:], "tests.asgi.apps:without_handlers"],
         [*UVICORN, "tests.asgi.apps:fastapi"],
         [*UVICORN, "tests.asgi.apps:quart"],
         [*HYPERCORN, "tests.asgi.apps:quart"],
