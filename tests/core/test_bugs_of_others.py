@@ -4,6 +4,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -334,6 +335,42 @@ def test_a_condition_without_a_check_is_counted_at_the_deadline(clock: FaultLog)
     assert (fetch.outcome, purgatory.statistics().missed) == ("satisfied", 1)
     clock.advance(0)
     assert purgatory.watched == 0
+
+
+async def test_an_operation_is_not_tried_while_it_completes_nor_afterwards() -> None:
+    """KAFKA-19312: `tryComplete` ran in one thread while the expiration thread ran `onComplete`."""
+    loop = asyncio.get_running_loop()
+    calls: list[str] = []
+
+    class Fetch(Flag):
+        def try_complete(self) -> bool:
+            calls.append("try_complete")
+            return super().try_complete()
+
+        def on_complete(self) -> str:
+            calls.append("on_complete")
+            purgatory.check_and_complete("key")
+            purgatory.check_and_complete_soon("key")
+            thread.submit(purgatory.check_and_complete_threadsafe, "key").result()
+            while loop.time() <= self._timer_deadline:
+                pass  # the deadline passes meanwhile
+            calls.append("completed")
+            return super().on_complete()
+
+    with ThreadPoolExecutor(1) as thread:
+        async with DelayedOperationPurgatory() as purgatory:
+            checked = purgatory.try_complete_else_watch(Fetch(0.02), ["key"])
+            calls.clear()
+            checked.ready = True
+            purgatory.check_and_complete("key")
+            assert (calls, checked.outcome) == (["try_complete", "on_complete", "completed"], "satisfied")
+            calls.clear()
+            expired = purgatory.try_complete_else_watch(Fetch(0.001), ["key"])
+            await expired
+            for _ in range(10):
+                await turn()
+            assert calls.index("on_complete") == len(calls) - 2, calls
+            assert (expired.outcome, len(purgatory.timer)) == ("expired", 0)
 
 
 def test_a_cancelled_handle_keeps_nothing_until_its_time() -> None:
