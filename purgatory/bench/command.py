@@ -56,7 +56,7 @@ def add_to(subcommands: "Subcommands") -> None:
         f" installs that one into {FOLDER}",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="a check of about two minutes; a full run takes about an hour"
+        "--quick", action="store_true", help="a check of about two minutes; a full run takes one to two hours"
     )
     parser.add_argument("--rounds", type=rounds, metavar="N", help="default: 3, or 2 for a quick run")
     parser.add_argument("--loop", choices=("asyncio", "uvloop"), help="only this event loop")

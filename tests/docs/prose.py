@@ -19,6 +19,9 @@ RELATIVE: Final = re.compile(r"(^|[.:!?] )(What(ever)?|Whichever|That which|Thos
 TEST: Final = re.compile(r"def (test_(one|what|those|who|whoever|nobody|that|they|it)_\w*)")
 CODE: Final = re.compile(r"```.*?```|`[^`\n]*`|<!--.*?-->", re.DOTALL)
 
+SUFFIXES: Final = ("py", "md", "html", "js", "mjs", "ts", "css", "jinja", "c", "h", "conf", "yml")
+"""Of the files that have prose."""
+
 EXEMPT: Final = (
     "LICENSE",
     "purgatory/bench/measured/",
@@ -59,7 +62,10 @@ def pages() -> list[Path]:
     found = [path for pattern in ("*.md", ".github/**/*.md") for path in ROOT.glob(pattern)]
     for folder in ("purgatory", "examples", "tests"):
         found += [
-            path for suffix in ("py", "md", "html", "js", "jinja") for path in (ROOT / folder).rglob(f"*.{suffix}")
+            path
+            for suffix in SUFFIXES
+            for path in (ROOT / folder).rglob(f"*.{suffix}")
+            if "node_modules" not in path.parts
         ]
     return [path for path in sorted(found) if not str(path.relative_to(ROOT)).startswith(EXEMPT)]
 

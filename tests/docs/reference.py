@@ -16,9 +16,12 @@ MODULES: Final = (
     "purgatory",
     "purgatory.asgi",
     "purgatory.journal",
+    "purgatory.journal.compact",
     "purgatory.loops",
     "purgatory.metrics",
     "purgatory.relay",
+    "purgatory.spark.session",
+    "purgatory.spark.source",
     "purgatory.uvicorn",
 )
 """The modules whose names are public."""

@@ -29,8 +29,19 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+ON_SPARK = ROOT / "purgatory" / "spark" / "README.md"
+"""Its code runs in `tests/pipeline/test_stream_source.py`."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_each_block_is_code_or_a_command_that_is_run(page: Path) -> None:
+    languages = re.findall(r"^```(.*)$", page.read_text(), re.MULTILINE)[::2]
+    assert set(languages) <= {"python", "sh", "text"}
+
+
 @pytest.mark.parametrize(
-    ("page", "block"), [pytest.param(page, block, id=name(page)) for page in PAGES for block in blocks(page, "python")]
+    ("page", "block"),
+    [pytest.param(page, each, id=name(page)) for page in PAGES if page != ON_SPARK for each in blocks(page, "python")],
 )
 async def test_code_runs_and_prints_its_comments(
     page: Path, block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -67,7 +78,8 @@ TESTED = {
     ENVIRONMENT + "'.[bench]' && .venv/bin/purgatory bench --quick": ("tests/bench/test_bench.py", "--quick"),
     ".ci/run": (".ci/run", CI),
     ".venv/bin/python -m tests.docs.reference": (CI, "tests.docs.reference"),
-    ".venv/bin/pytest -q -n 2 tests/core tests/promises tests/family": (
+    ".ci/steady": (".ci/steady", "<!-- test command -->"),
+    ".venv/bin/pytest -q -n 4 tests/core tests/promises tests/family": (
         ".ci/core",
         "tests/promises tests/core tests/family",
     ),
@@ -93,17 +105,17 @@ TESTED = {
         "tests/bench/test_baseline.py",
         "--baseline",
     ),
-    ".venv/bin/pip install -e '.[server,spark]' httpx": (CI, "README.md"),
+    ".venv/bin/pip install -e '.[server,spark]' httpx": ("tests/package/test_extras.py", "test_each_part_imports"),
     ".venv/bin/purgatory serve --journal journal --instance web-1 --long-poll-timeout 2": (
         "tests/pipeline/test_command.py",
         "--journal",
     ),
     ".venv/bin/python -m examples.stream_traffic --seconds 60": ("tests/pipeline/test_command.py", "stream_traffic"),
     ".venv/bin/purgatory pipeline replay journal replayed --purgatory read --tick 0.001,0.005,0.01,0.02 "
-    "--wheel-size 20,64": ("tests/pipeline/test_command.py", "spark"),
+    "--wheel-size 20,64": ("tests/pipeline/test_command.py", 'commands["replay"][1:]'),
     ".venv/bin/purgatory pipeline report journal report --replay replayed --timeout-rate 0.1": (
         "tests/pipeline/test_command.py",
-        "spark",
+        'commands["report"][1:]',
     ),
     ".venv/bin/python -m purgatory.uvicorn examples.long_poll:app": (
         "tests/examples/test_long_poll.py",

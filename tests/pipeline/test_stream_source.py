@@ -1,6 +1,7 @@
 """A stream as a source of Spark: every message once, in order, in spite of restarts."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -509,7 +510,22 @@ class TestRefused:
         with pytest.raises(AnalysisException, match=r"elsewhere answers 404 at offset now: .*no such stream"):
             _read(source, f"{server.url}/v1/stream/elsewhere")
 
-    def test_another_schema(self, source: SparkSession, server: JsonServer) -> None:
+    def test_schema_other_than_that_of_the_source_is_refused(self, source: SparkSession, server: JsonServer) -> None:
         reader = source.read.schema("value string").format("purgatory").options(url=server.stream("empty"))
         with pytest.raises(PySparkException, match="the schema must be stream string, position bigint, value string"):
             reader.load().collect()
+
+
+def test_readmes_query_prints_the_messages_of_a_stream(server: JsonServer, tmp_path: Path) -> None:
+    page = (ROOT / "purgatory" / "spark" / "README.md").read_text()
+    program = page.partition("```python\n")[2].partition("```")[0]
+    for shown, here in (
+        ("http://127.0.0.1:4437/v1/stream/news", server.stream("news", "first", "second")),
+        (".start().awaitTermination()", ".trigger(availableNow=True).start().awaitTermination()"),
+    ):
+        assert shown in program
+        program = program.replace(shown, here)
+    command = [sys.executable, "-P", "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r'\| *1\|"second"\|', done.stdout), done.stdout
