@@ -69,7 +69,7 @@ async def _until_disconnected(receive: Receive, is_over: Callable[[], bool]) -> 
     while (message := await receive())["type"] != "http.disconnect":
         if message["type"] == "http.request" and not message.get("more_body", False):
             if ended:
-                raise RuntimeError("receive() yields the end of the body once more, and so no disconnect")
+                raise RuntimeError("receive() repeats the end of the body, so a disconnect cannot be detected")
             ended = True
         if is_over():
             return  # `watch` was cancelled, perhaps, and `receive` has suppressed that

@@ -158,7 +158,7 @@ class Journal:
             if self._raises and self._closing.is_set():
                 raise JournalError(f"{self!r} takes no more rows")
             if self._raises:
-                raise JournalFull(f"{self!r} holds {queued} rows already")
+                raise JournalFull(f"{self!r} is full: {queued} rows are queued")
             return
         self._queue.append((self._now() - finished.waited, finished))
         if (self._asleep or queued >= self._chunk - 1) and not self._wake.is_set():
@@ -181,7 +181,7 @@ class Journal:
         self._wake.set()
         self._thread.join(timeout)
         if self._thread.is_alive():
-            raise TimeoutError(f"{self!r} has not been written in {timeout} seconds")
+            raise TimeoutError(f"the rows of {self!r} were not written within {timeout} seconds")
         atexit.unregister(self.close)
         self._ended = True
         lost = self._count_the_lost()

@@ -95,4 +95,4 @@ class _ThreadConnection:
 
     def _check(self) -> None:
         if self._is_lost:
-            raise ConnectionError(f"this loop is too slow: {_WAITING} messages wait for it")
+            raise ConnectionError(f"the event loop has more than {_WAITING} unread messages")

@@ -32,7 +32,7 @@ __all__ = ["add_to"]
 V = TypeVar("V")
 
 _TRAFFIC: Final = {
-    "rate": "operations a second that arrive at an instance",
+    "rate": "operations per second that arrive at each instance",
     "seconds": "the duration of the traffic, in seconds",
     "instances": "the number of instances",
     "median": "50th percentile of the time to complete, in seconds",
@@ -41,7 +41,7 @@ _TRAFFIC: Final = {
     "keys": "the number of keys",
     "keys_per_operation": "the number of keys that an operation draws; a key drawn twice is watched once",
     "zipf": "the exponent of the keys' distribution: 0 is uniform, 1 is Zipf's law",
-    "seed": "the same seed gives the same operations",
+    "seed": "the seed of the random generators; the same seed gives the same operations",
     "start": "the start of the traffic, in seconds since 1970",
     "purgatory": "the purgatory's name",
     "operation": "the operations' type",
@@ -77,38 +77,48 @@ def add_to(subcommands: "Subcommands") -> None:
     parser = _command(commands, "replay", _replay, "run a trace through simulated purgatories with other settings")
     _trace(parser)
     parser.add_argument("output", metavar="OUTPUT", help="the directory to write, which must not exist")
-    parser.add_argument("--tick", type=_several(float), default=[0.001], metavar="N,…", help="seconds (default: 0.001)")
     parser.add_argument(
-        "--wheel-size", type=_several(int), default=[20], metavar="N,…", help="buckets of a wheel (default: 20)"
+        "--tick",
+        type=_several(float),
+        default=[0.001],
+        metavar="N,…",
+        help="length of a tick, in seconds (default: 0.001)",
+    )
+    parser.add_argument(
+        "--wheel-size",
+        type=_several(int),
+        default=[20],
+        metavar="N,…",
+        help="number of buckets of a wheel (default: 20)",
     )
     parser.add_argument(
         "--purge-interval",
         type=_several(int),
         default=[1000],
         metavar="N,…",
-        help="dead entries that may stay (default: 1000)",
+        help="the number of dead entries above which a purge may begin (default: 1000)",
     )
     parser.add_argument(
         "--timeout",
         type=_several(_timeout),
         default=[None],
         metavar="N,…",
-        help="seconds, or recorded: each operation's own timeout (default: recorded)",
+        help="the timeout in seconds, or recorded: each operation's own timeout (default: recorded)",
     )
-    parser.add_argument("--purgatory", metavar="NAME", help="only the purgatory of this name")
+    parser.add_argument("--purgatory", metavar="NAME", help="the name of the only purgatory to replay (default: all)")
     parser.add_argument("--operations", action="store_true", help="write a row for each operation too")
     parser.add_argument(
         "--no-costs",
         dest="costs",
         action="store_false",
-        help="only outcomes, waits and lateness, without a simulation: for thousands of timeouts",
+        help="compute outcomes, waits and lateness alone, without a simulation: for thousands of timeouts",
     )
     parser.add_argument(
         "--split",
         type=int,
         default=replay.SPLIT,
         metavar="N",
-        help="cut instances with more operations in time (default: %(default)s)",
+        help="the number of operations above which an instance is cut in time (default: %(default)s)",
     )
 
     parser = _command(
@@ -118,17 +128,21 @@ def add_to(subcommands: "Subcommands") -> None:
     parser.add_argument("output", metavar="OUTPUT", help="the directory to write, which must not exist")
     parser.add_argument("--replay", metavar="DIR", help="the output of `replay`: the cost of its configurations")
     parser.add_argument(
-        "--timeout-rate", type=float, default=0.01, metavar="N", help="the share that may time out (default: 0.01)"
+        "--timeout-rate",
+        type=float,
+        default=0.01,
+        metavar="N",
+        help="the share of operations that may time out (default: 0.01)",
     )
     parser.add_argument(
-        "--window", type=float, metavar="N", help="seconds of a window of time (default: at most 60 windows)"
+        "--window", type=float, metavar="N", help="length of a time window, in seconds (default: at most 60 windows)"
     )
     parser.add_argument("--top", type=int, default=20, metavar="N", help="the number of hottest keys (default: 20)")
     parser.add_argument(
         "--max-lateness",
         type=float,
         metavar="N",
-        help="seconds, the most for 99 %% of the expiries (default: 1 %% of the timeout)",
+        help="the greatest lateness of 99 %% of the expiries, in seconds (default: 1 %% of the timeout)",
     )
 
     parser = _command(
@@ -137,15 +151,17 @@ def add_to(subcommands: "Subcommands") -> None:
     parser.add_argument("journal", metavar="JOURNAL", help="the directory that servers write to")
     parser.add_argument("output", metavar="OUTPUT", help="the directory to write to")
     parser.add_argument("--checkpoint", required=True, metavar="DIR", help="the directory for the stream's progress")
-    parser.add_argument("--window", type=float, default=60.0, metavar="N", help="seconds (default: 60)")
     parser.add_argument(
-        "--watermark", type=float, default=120.0, metavar="N", help="seconds to wait for late rows (default: 120)"
+        "--window", type=float, default=60.0, metavar="N", help="length of a time window, in seconds (default: 60)"
+    )
+    parser.add_argument(
+        "--watermark", type=float, default=120.0, metavar="N", help="the wait for late rows, in seconds (default: 120)"
     )
     once = "read the present files, and end; windows that may get more rows stay open for the next run"
     parser.add_argument("--once", action="store_true", help=once)
     _skip(parser)
 
-    title = "join the small files of a journal: they leave many, and reading them takes long"
+    title = "join the small files of a journal: many small files take long to read"
     parser = commands.add_parser(
         "compact", help=title, description=f"{title[0].upper()}{title[1:]}. It starts no Spark."
     )
@@ -155,7 +171,7 @@ def add_to(subcommands: "Subcommands") -> None:
         type=float,
         default=KEEP,
         metavar="N",
-        help="seconds that joined small files stay, for streams that have not read them yet (default: 8 days)",
+        help="the seconds for which joined small files stay, for streams that have not read them yet (default: 8 days)",
     )
     parser.set_defaults(run=_compact)
 
@@ -173,7 +189,9 @@ def _command(
     place.add_argument("--master", metavar="URL", help="the master of Spark (default: local[*])")
     remote = "the Spark Connect server to run on, like sc://127.0.0.1:15002 (default: SPARK_REMOTE, if that is set)"
     place.add_argument("--remote", metavar="URL", help=remote)
-    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark's")
+    parser.add_argument(
+        "--conf", action="append", default=[], metavar="NAME=VALUE", help="a Spark setting; may be repeated"
+    )
     parser.set_defaults(run=lambda options: _run(prepare, options))
     return parser
 
@@ -184,7 +202,7 @@ def _trace(parser: argparse.ArgumentParser) -> None:
 
 
 def _skip(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--skip-corrupt", action="store_true", help="leave out files that cannot be read, and say so")
+    parser.add_argument("--skip-corrupt", action="store_true", help="leave out unreadable files, and report them")
 
 
 def _run(prepare: Callable[[argparse.Namespace], Run], options: argparse.Namespace) -> None:

@@ -87,8 +87,8 @@ def read(spark: SparkSession, replay: str) -> DataFrame:
     try:
         summary = storage.read(spark, path)
     except AnalysisException as error:
-        why = "there is no" if error.getCondition() == "PATH_NOT_FOUND" else "no Parquet is in"
-        raise PipelineError(f"{why} {path}: {replay} must be the output of `replay`") from None
+        why = "does not exist" if error.getCondition() == "PATH_NOT_FOUND" else "has no Parquet files"
+        raise PipelineError(f"{path} {why}: {replay} must be the output of `replay`") from None
     for column in (*_SETTINGS, *_SUMMED, *_WORST):
         if column not in summary.columns:
             raise PipelineError(f"missing column {column} in {path}: it is not a replay's summary")

@@ -48,7 +48,7 @@ def places(spark: SparkSession, path: str) -> list[Place]:
     """The files of a trace: those that a journal has written, and joined ones (`purgatory.journal.compact`)."""
     small = files_below(spark, path, "*.parquet")  # listed before the manifests are read: see there
     if small is None:
-        raise PipelineError(f"there is no {path}")
+        raise PipelineError(f"{path} does not exist")
     manifests = _manifests(spark, path)
     if not manifests:
         return [Place(path, small, small)]

@@ -89,7 +89,9 @@ def _memory() -> float:
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser("purgatory.spark.measure", description=__doc__)
-    parser.add_argument("--operations", type=int, default=1_000_000, help="in the trace (default: 1000000)")
+    parser.add_argument(
+        "--operations", type=int, default=1_000_000, help="number of operations of the trace (default: 1000000)"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory, Progress(console=Console(stderr=True)) as progress:

@@ -30,7 +30,7 @@ _SHARES: Final = (0.5, 0.99, 1.0)
 
 
 def percentiles(counts: Integers, values: npt.NDArray[np.floating[Any]]) -> tuple[float | None, ...]:
-    """The median, the 99th percentile and the maximum of ascending `values` that come so often; `None` without any."""
+    """The median, 99th percentile and maximum of ascending `values`, weighted by `counts`; `None` for no values."""
     reached = np.cumsum(counts)
     if not reached[-1]:
         return (None,) * len(_SHARES)
@@ -42,11 +42,11 @@ class Counted(NamedTuple):
 
     operations: int
     outcomes: dict[str, int]
-    """How many have each outcome."""
+    """The number of operations with each outcome."""
     unknown: int
-    """How many would not end as they did, but how is not known."""
+    """The number of operations whose end with this timeout is unknown."""
     waited: float
-    """Seconds, all together."""
+    """The sum of all waits, in seconds."""
     late: tuple[float | None, ...]
     """The median, the 99th percentile and the maximum, in seconds, to a thousandth of a tick; `None` without any."""
 

@@ -159,12 +159,12 @@ class JsonStream:
         if response.status == 200:
             kind = response.headers.get("Content-Type", "")
             if kind.partition(";")[0].strip().lower() != "application/json":
-                raise PipelineError(f"the option url must be of a stream of application/json, not of {kind!r}")
+                raise PipelineError(f"the option url must name a stream of application/json, not of {kind!r}")
             body = response.data
         elif response.status != 204:
             reason = response.data[:200].decode("utf-8", "replace")
             if response.status in (400, 404, 410):
-                reason += " (is it the stream that startingOffset or the checkpoint is of?)"
+                reason += " (do startingOffset and the checkpoint belong to this stream?)"
             raise PipelineError(f"{self.url} answers {response.status} at offset {offset}: {reason}")
         end = response.headers.get("Stream-Next-Offset")
         if end is None:
@@ -253,10 +253,10 @@ def _cuts(body: bytes) -> NDArray[np.int32]:
     In NumPy that takes 6 ns a byte; a decoder that is called for each element takes 20 to 180.
     """
     if len(body) > _LONGEST:
-        raise ValueError(f"it has {len(body)} bytes, and Arrow takes {_LONGEST} at the most")
+        raise ValueError(f"the response has {len(body)} bytes, and Arrow takes at most {_LONGEST}")
     first, last = len(body) - len(body.lstrip(_SPACE)), len(body.rstrip(_SPACE)) - 1
     if body[first : first + 1] != b"[":
-        raise ValueError(f"it begins with {body[:100].decode('utf-8', 'replace')!r}")
+        raise ValueError(f"the response begins with {body[:100].decode('utf-8', 'replace')!r}")
     text = _ESCAPE.sub(b"..", body) if b"\\" in body else body
     kinds = np.frombuffer(text.translate(_KINDS), np.uint8)
     places = np.flatnonzero(kinds)
@@ -266,7 +266,8 @@ def _cuts(body: bytes) -> NDArray[np.int32]:
     kinds, places = kinds[outside], places[outside]
     depths = np.cumsum(_DEPTHS[kinds], dtype=np.int32)
     if places[-1] != last or depths[-1] != 0 or not depths[:-1].all():
-        raise ValueError(f"it ends with {body[-100:].decode('utf-8', 'replace')!r}, and not with its last bracket")
+        ending = body[-100:].decode("utf-8", "replace")
+        raise ValueError(f"the response ends with {ending!r}, not with the array's last bracket")
     commas = places[(kinds == _COMMA) & (depths == 1)] + 1
     empty = not len(commas) and not body[first + 1 : last].strip(_SPACE)
     return np.concatenate(([first + 1], commas, [] if empty else [last])).astype(np.int32)

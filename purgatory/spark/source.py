@@ -257,7 +257,7 @@ def _offset(plan: Plan) -> dict[str, Any]:
 
 def _place(offset: dict[str, Any]) -> Place:
     if offset.keys() != {"offset", "position", "tasks"}:
-        raise PipelineError(f"the checkpoint is of another source: its offset is {offset}")
+        raise PipelineError(f"the checkpoint belongs to another source: its offset is {offset}")
     return Place(offset["offset"], offset["position"])
 
 

@@ -133,7 +133,7 @@ def start(
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
-        raise PipelineError(f"there is no {journal}") from None
+        raise PipelineError(f"{journal} does not exist") from None
     _prepare(spark, journal, output, checkpoint, {"window": float(window), "watermark": float(watermark)})
     writer = windows(_checked(rows), window, watermark).writeStream.outputMode("append")
     writer = writer.option("checkpointLocation", checkpoint).foreachBatch(storage.batches(output, literal(output)))
@@ -244,7 +244,7 @@ def _prepare(spark: SparkSession, journal: str, output: str, checkpoint: str, nu
     if before is not None:
         for name, value in settings.items():
             if before.get(name) != value:
-                raise PipelineError(f"{checkpoint} is of a stream with {name} {before.get(name)}, and not {value}")
+                raise PipelineError(f"{checkpoint} belongs to a stream with {name} {before.get(name)}, not {value}")
         if _read_marker(spark, output) != before:
             raise PipelineError(f"{output} is not the output of {checkpoint}: its windows are not there")
         return

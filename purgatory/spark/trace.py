@@ -89,7 +89,7 @@ def _refuse_impossible(found: list[dict[str, Any]]) -> None:
         if rows:
             count = sum(row["rows"] for row in rows)
             raise PipelineError(
-                f"{count} rows have an impossible {column}, {rows[0]['example']} in {rows[0]['file']} for one"
+                f"{count} rows have an impossible {column}, for example {rows[0]['example']} in {rows[0]['file']}"
             )
 
 

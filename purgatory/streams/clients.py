@@ -1,10 +1,10 @@
-"""The requests of each client that wait, or are in progress: a client may have so many."""
+"""The waiting and running requests of each client, and their limit."""
 
 __all__ = ["Clients", "TooManyRequests"]
 
 
 class TooManyRequests(Exception):
-    """The client has as many requests as it may."""
+    """The client has reached its limit of requests."""
 
 
 class Clients:
@@ -21,9 +21,9 @@ class Clients:
         return len(self._counts)
 
     def check(self, address: str) -> None:
-        """Raise `TooManyRequests` if the client has as many as it may."""
+        """Raise `TooManyRequests` if the client has reached its limit."""
         if self._counts.get(address, 0) >= self._most:
-            raise TooManyRequests(f"the client has {self._most} {self._what}, as many as it may")
+            raise TooManyRequests(f"the client has reached its limit of {self._most} {self._what}")
 
     def enter(self, address: str) -> None:
         """Count a request, until `leave`."""

@@ -32,52 +32,77 @@ def add_to(subcommands: "Subcommands") -> None:
     defaults = Settings()
     parser = subcommands.add_parser("serve", help="a Durable Streams server: append-only streams over HTTP")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=_port, default=4437, help="0 takes a free one (default: %(default)s)")
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--data", default=defaults.data, metavar="DIR", help="folder of its SQLite (default: ./data)")
-    where.add_argument("--database", type=_dsn, metavar="URL", help="use a PostgreSQL: postgresql://user@host/database")
     parser.add_argument(
-        "--workers", type=_count, default=1, metavar="N", help="processes, with a --database (default: 1)"
+        "--port", type=_port, default=4437, help="port to listen on; 0 takes a free one (default: %(default)s)"
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--data", default=defaults.data, metavar="DIR", help="folder of the SQLite database (default: ./data)"
+    )
+    where.add_argument(
+        "--database",
+        type=_dsn,
+        metavar="URL",
+        help="URL of a PostgreSQL database to use instead of SQLite: postgresql://user@host/database",
+    )
+    parser.add_argument(
+        "--workers",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="number of processes; more than one needs --database (default: 1)",
     )
     parser.add_argument(
         "--url", type=_url, metavar="URL",
-        help="by which the receivers of webhooks reach the server, behind a proxy that of the proxy (default: http://HOST:PORT)",
+        help="public URL of the server, for webhooks; behind a proxy, the URL of the proxy (default: http://HOST:PORT)",
     )  # fmt: skip
     parser.add_argument(
         "--no-local-webhooks", dest="local_webhooks", action="store_false",
-        help="refuse webhooks to this machine: only https to public addresses is left",
+        help="refuse webhooks to this machine; only https to public addresses is allowed",
     )  # fmt: skip
     parser.add_argument(
         "--allowed-host", dest="allowed_hosts", type=_host, action="append", default=[], metavar="NAME",
-        help="by which clients know the server, beside localhost and addresses; once for each; * is any",
+        help="host name of the server, beside localhost and IP addresses; may be repeated; * allows every name",
     )  # fmt: skip
     parser.add_argument(
-        "--allowed-origin", type=_origin, metavar="ORIGIN", help="pages of it may use the server; * is any"
+        "--allowed-origin",
+        type=_origin,
+        metavar="ORIGIN",
+        help="origin whose pages may use the server; * allows every origin",
     )
     for name, kind, metavar, text in (
-        ("long_poll_timeout", _seconds, "SECONDS", "that a long poll waits"),
-        ("event_stream_timeout", _seconds, "SECONDS", "after which a stream of events ends"),
-        ("heartbeat", _seconds, "SECONDS", "after which a stream of events sends something"),
-        ("max_body", _count, "BYTES", "of a request"),
-        ("max_units", _count, "N", "bytes, or messages of JSON, that a stream may have"),
-        ("max_streams", _count, "N", "streams that there may be"),
-        ("max_subscriptions", _count, "N", "subscriptions that there may be"),
-        ("max_pending", _count, "N", "reads that may wait in a process"),
-        ("max_pending_client", _count, "N", "those of an address, and its requests in progress"),
-        ("write_timeout", _seconds, "SECONDS", "that a client may take nothing of its response"),
+        ("long_poll_timeout", _seconds, "SECONDS", "the longest wait of a long poll, in seconds"),
+        ("event_stream_timeout", _seconds, "SECONDS", "the longest duration of an event stream, in seconds"),
+        ("heartbeat", _seconds, "SECONDS", "the interval of an event stream's heartbeats, in seconds"),
+        ("max_body", _count, "BYTES", "the largest request body, in bytes"),
+        ("max_units", _count, "N", "the greatest length of a stream, in bytes or JSON messages"),
+        ("max_streams", _count, "N", "the greatest number of streams"),
+        ("max_subscriptions", _count, "N", "the greatest number of subscriptions"),
+        ("max_pending", _count, "N", "the most waiting reads of one process"),
+        ("max_pending_client", _count, "N", "the most waiting reads, and the most running requests, of one address"),
+        (
+            "write_timeout",
+            _seconds,
+            "SECONDS",
+            "the time limit of a client that takes none of its response, in seconds",
+        ),
     ):
         default = getattr(defaults, name)
         _add(parser, name, kind, metavar, f"{text} (default: {default:,})", default)
     parser.add_argument(
         "--append-rate", type=_rate, metavar="N",
-        help="appends a second of an address to a process: the answers to more are delayed (default: no limit)",
+        help="appends per second of one address, above which a process delays its answers (default: no limit)",
     )  # fmt: skip
-    parser.add_argument("--journal", metavar="DIR", help="write down there how long reads have waited, and why")
+    parser.add_argument(
+        "--journal",
+        metavar="DIR",
+        help="folder for a journal: a row for each finished wait, with its duration and outcome",
+    )
     parser.add_argument(
         "--instance", type=_instance, default=defaults.instance, metavar="NAME",
-        help="name of the server in the journal and in /health; of workers with process ids (default: %(default)s)",
+        help="name of the server in the journal and in /health; a worker appends its process id (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--demo", action="store_true", help="let the page have made-up operations wait")
+    parser.add_argument("--demo", action="store_true", help="let the page start made-up operations that wait")
     parser.add_argument("--access-log", action="store_true", help="write a line for each request")
     parser.set_defaults(run=_run, parser=parser)
 
@@ -202,7 +227,7 @@ def _rate(text: str) -> float:
 def _instance(text: str) -> str:
     # As in the journal, but with room for the process ids of workers.
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", text) or text in {".", ".."}:
-        raise argparse.ArgumentTypeError("an instance is named by 1 to 100 of A-Z a-z 0-9 . _ - and not . or ..")
+        raise argparse.ArgumentTypeError(f"must be 1 to 100 of A-Z a-z 0-9 . _ -, and neither . nor .., not {text}")
     return text
 
 

@@ -97,7 +97,7 @@ def _wait_for(database: str) -> None:
             PostgresOpener(database).close()
             break
         except StorageUnavailable as failure:
-            logger.warning("a worker waits to start: %s", failure)
+            logger.warning("a worker cannot start yet: %s", failure)
             time.sleep(1)
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -128,7 +128,7 @@ class Server(uvicorn.Server):
 
 
 def set_write_timeout(listening: socket.SocketType, seconds: float) -> None:
-    """For the connections that `listening` will take: they inherit it. uvicorn has none, and the kernel has."""
+    """Set the write time-out of all connections that `listening` accepts. uvicorn has no such time-out."""
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux has it
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(1000 * seconds))
     if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # and so has macOS
@@ -184,7 +184,7 @@ def _separate(own: socket.socket) -> None:
 
 
 def _bind(family: int, address: Any, write_timeout: float) -> socket.socket:
-    """In the worker."""
+    """The socket of one worker, made in its process."""
     own = socket.socket(family)
     _separate(own)
     own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

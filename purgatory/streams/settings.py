@@ -8,43 +8,45 @@ __all__ = ["Settings"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of a server. Times are in seconds, sizes in bytes. They can be pickled, for other processes."""
+    """The settings of a server. An instance can be pickled, for worker processes."""
 
     data: str = "data"
-    """The folder of the database."""
+    """Folder of the SQLite database."""
     database: str | None = None
-    """The address of a PostgreSQL to use instead."""
+    """URL of a PostgreSQL database to use instead of SQLite."""
     url: str = "http://localhost:4437"
-    """The address by which webhooks and their workers know the server."""
+    """Public URL of the server, for webhooks and their workers."""
     local_webhooks: bool = True
-    """Whether webhooks may be on this machine, by http, as in development."""
+    """Whether webhooks to this machine are allowed, over http, as in development."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names by which clients know the server, beside localhost and addresses."""
+    """Host names of the server, beside localhost and IP addresses; `*` allows every name."""
     allowed_origin: str | None = None
-    """Pages of this origin may use the server; with `*`, those of every origin."""
+    """Origin whose pages may use the server; `*` allows every origin."""
     long_poll_timeout: float = 30.0
-    """A long poll waits so long."""
+    """Longest wait of a long poll, in seconds."""
     event_stream_timeout: float = 60.0
-    """A stream of events is ended after that, so that caches can share it."""
+    """Longest duration of an event stream, in seconds. Caches can share a stream that ends."""
     heartbeat: float = 15.0
-    """A stream of events without data sends something so often."""
+    """Interval of an event stream's heartbeats, in seconds."""
     max_body: int = 16 * 1024 * 1024
-    """Of a request."""
+    """Largest request body, in bytes."""
     max_units: int = 2**53 - 1
-    """Bytes, or messages of JSON, that a stream may have."""
+    """Greatest length of a stream, in bytes, or in messages if the stream is JSON."""
     max_streams: int = 1_000_000
+    """Greatest number of streams."""
     max_subscriptions: int = 1_000
+    """Greatest number of subscriptions."""
     max_pending: int = 100_000
-    """Reads that wait."""
+    """Most waiting reads of one process. Delayed answers to appends have the same limit."""
     max_pending_client: int = 10_000
-    """Reads of an address that wait, and requests of it that are in progress."""
+    """Most waiting reads, and most running requests, of one client address in one process."""
     append_rate: float | None = None
-    """Appends a second of an address. The answers to more are delayed."""
+    """Appends per second of one client address, above which answers are delayed; `None` is no limit."""
     write_timeout: float = 30.0
-    """A client that takes nothing of its response for so long is disconnected."""
+    """Time after which a client that takes none of its response is disconnected, in seconds."""
     journal: str | None = None
-    """The folder to which finished reads are written."""
+    """Folder of the journal of finished reads and delayed answers; `None` is no journal."""
     instance: str = field(default_factory=lambda: f"streams-{socket.gethostname()}")
-    """The name of the server, in the journal and in its responses if there are several processes."""
+    """Name of the server in the journal, in `/health` and in the metrics."""
     demo: bool = False
-    """Whether the page may ask for demo traffic. It needs one process."""
+    """Whether the page may start demo traffic, which needs a single process."""

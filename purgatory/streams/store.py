@@ -29,9 +29,9 @@ _BATCH: Final = 256
 """Commands in a transaction, at most."""
 _READERS: Final = 2
 PATIENCE: Final = 20.0
-"""Seconds in which a database that others use too has to answer."""
+"""Time limit of a shared database for an answer, in seconds."""
 _ATTEMPTS: Final = 10
-"""Of a command that meets those of other processes."""
+"""Most attempts of a command that conflicts with other processes."""
 
 logger: Final = logging.getLogger("purgatory.streams")
 
@@ -45,10 +45,6 @@ class Change:
     """As it is now; `None` if it is deleted."""
     rows: list[Row]
     """Its appends."""
-
-
-class _Closing(Exception):
-    """Of the writer's queue."""
 
 
 _Item = tuple[Command[Any], "asyncio.Future[Any]"]
@@ -78,13 +74,13 @@ class Store:
         self._writer.start()
 
     async def close(self) -> None:
-        """Close it, when the commands so far are done. One that others use too and that does not answer is left."""
+        """Close the database after the queued commands. A shared database that does not answer is abandoned."""
         self._closing = True
         closing = threading.Thread(target=self._close, name="streams-closing", daemon=True)
         closing.start()
         await asyncio.to_thread(closing.join, PATIENCE if self._opener.shared else None)
         if closing.is_alive():
-            logger.warning("the database does not answer: it is left as it is")
+            logger.warning("the database does not answer; its connections are abandoned")
 
     def _close(self) -> None:
         if self._writer.is_alive():

@@ -35,9 +35,9 @@ _KNOWN: Final = 10_000
 _LATE: Final = 0.02
 """By how much of its time-to-live a stream that was read may expire late."""
 _SOON: Final = 0.05
-"""Seconds. Due streams and subscriptions are looked for no more often."""
+"""Shortest interval between two looks for due streams and subscriptions, in seconds."""
 _LOOK: Final = 5.0
-"""Seconds after which what is due is looked for if other processes use the database."""
+"""Longest time between two looks for due expiries and leases, in seconds, if other processes use the database."""
 
 logger: Final = logging.getLogger("purgatory.streams")
 
@@ -122,7 +122,7 @@ class Streams:
 
     def __init__(self, opener: Opener, *, max_pending: int = 100_000, max_pending_client: int = 10_000) -> None:
         """Keep streams in the database of `opener`."""
-        self.clients = Clients(max_pending_client, "reads that wait")
+        self.clients = Clients(max_pending_client, "waiting reads")
         self.store = Store(opener, self._committed)
         self.reads = DelayedOperationPurgatory("read", max_pending=max_pending)
         self._max_pending = max_pending
@@ -152,7 +152,7 @@ class Streams:
         await self.store.start()
 
     def look_for_due(self) -> None:
-        """Look for what is due, now and whenever there is something."""
+        """Look for due expiries, leases and deliveries: now, and at each later deadline."""
         self._look_soon(0.0)
 
     async def close(self) -> None:
@@ -185,7 +185,7 @@ class Streams:
         """
         self.clients.check(address)
         if self.reads.num_delayed >= self._max_pending:
-            raise PurgatoryFull("as many reads wait as may")
+            raise PurgatoryFull(f"the limit of waiting reads is reached: max_pending is {self._max_pending}")
 
     async def find(self, path: str) -> Known:
         """The stream at `path`. Raises `NotFound`, `Gone` or `StorageError`."""
@@ -432,7 +432,7 @@ class Streams:
     # What is due.
 
     def _look_at(self, time: float | None) -> None:
-        """Look for what is due at `time`, in seconds since 1970."""
+        """Schedule a look for due streams and subscriptions at `time`, in seconds since 1970."""
         if time is not None:
             self._look_soon(max(_SOON, time - self.now()))
 
@@ -483,7 +483,7 @@ class Streams:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.warning("cannot do what is due: %s", error)
+            logger.warning("a background task (expiry, lease or time-to-live) failed: %s", error)
 
 
 def _split(media: str, part: Part) -> Part:

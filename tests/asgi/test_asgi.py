@@ -259,7 +259,7 @@ class TestUnlessDisconnected:
             return END
 
         operation = _hold(waiting)
-        with pytest.raises(RuntimeError, match="the end of the body once more"):
+        with pytest.raises(RuntimeError, match="repeats the end of the body"):
             await unless_disconnected(replay, operation)
         assert operation.cancelled()
 

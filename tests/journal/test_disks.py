@@ -66,7 +66,7 @@ class TestASlowDisk:
             for _ in range(3):
                 assert purgatory.try_complete_else_watch(Flag(ready=True), ["a"]).done()
             assert [type(exception) for exception in clock.exceptions] == [JournalFull] * 2
-            assert "holds 1 rows already" in str(clock.exceptions[0])
+            assert "is full: 1 rows are queued" in str(clock.exceptions[0])
             assert journal.statistics().dropped == 2
             slow_disk.set()
         assert len(read(tmp_path)) == 2
@@ -74,7 +74,7 @@ class TestASlowDisk:
     def test_a_close_does_not_wait_for_ever(self, tmp_path: Path, slow_disk: threading.Event) -> None:
         journal = Journal(tmp_path, "web-1", now=lambda: NOON)
         journal.write(row())
-        with pytest.raises(TimeoutError, match=r"not been written in 0\.01 seconds"):
+        with pytest.raises(TimeoutError, match=r"not written within 0\.01 seconds"):
             journal.close(0.01)
         slow_disk.set()
         journal.close()

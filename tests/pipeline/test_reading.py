@@ -200,7 +200,7 @@ class TestPlaces:
 
     def test_checkpoint_of_another_source_is_refused(self, server: JsonServer) -> None:
         reader = _stream_reader(server.stream("other-source"))
-        with pytest.raises(PipelineError, match=r"is of another source: its offset is \{'offset': 2\}"):
+        with pytest.raises(PipelineError, match=r"belongs to another source: its offset is \{'offset': 2\}"):
             _read(reader, {"offset": 2})
 
     def test_record_batches_are_no_longer_than_those_of_spark(self) -> None:
@@ -481,15 +481,15 @@ class TestNonsense:
         ("answer", "message"),
         [
             ((200, {"Content-Type": "application/json"}, b"[]"), "no stream: its answer has no Stream-Next-Offset"),
-            ((200, {"Stream-Next-Offset": "b"}, b"[]"), "of a stream of application/json, not of ''"),
+            ((200, {"Stream-Next-Offset": "b"}, b"[]"), "must name a stream of application/json, not of ''"),
             ((500, {}, b"x" * 300), f"answers 500 at offset a: {'x' * 200}$"),
             ((401, {}, b"no password"), "answers 401 at offset a: no password$"),
-            ((410, {}, b"gone"), r"answers 410 at offset a: gone \(is it the stream that startingOffset or"),
-            (_page("b", b"{}"), "no array of JSON at offset a: it begins with '{}'"),
-            (_page("b", b""), "no array of JSON at offset a: it begins with ''"),
-            (_page("b", b"[1], [2]"), r"no array of JSON at offset a: it ends with '\[1\], \[2\]', and not with its"),
-            (_page("b", b"[[1]"), r"no array of JSON at offset a: it ends with '\[\[1\]', and not with its last br"),
-            (_page("b", b'["1]'), r"no array of JSON at offset a: it ends with '\[\"1\]', and not with its last br"),
+            ((410, {}, b"gone"), r"answers 410 at offset a: gone \(do startingOffset and the checkpoint belong"),
+            (_page("b", b"{}"), "no array of JSON at offset a: the response begins with '{}'"),
+            (_page("b", b""), "no array of JSON at offset a: the response begins with ''"),
+            (_page("b", b"[1], [2]"), r"the response ends with '\[1\], \[2\]', not with the array's last bracket"),
+            (_page("b", b"[[1]"), r"the response ends with '\[\[1\]', not with the array's last bracket"),
+            (_page("b", b'["1]'), r"the response ends with '\[\"1\]', not with the array's last bracket"),
             (_page("b", b"[\xff]"), "no array of JSON at offset a: Invalid UTF8"),
             (_page("a", b"[1]", Stream_Up_To_Date="true"), "no stream: its answers do not go on from a"),
             (_page("a"), "no stream: its answers do not go on from a"),
@@ -506,7 +506,7 @@ class TestNonsense:
         monkeypatch.setattr(reading, "_LONGEST", 5)
         with (
             _scripted(_page("b", b"[1, 2]")) as (url, _),
-            pytest.raises(PipelineError, match="it has 6 bytes, and Arrow takes 5 at the most"),
+            pytest.raises(PipelineError, match="the response has 6 bytes, and Arrow takes at most 5"),
         ):
             JsonStream(url).get("a")
 

@@ -350,7 +350,7 @@ class TestRefusals:
             ({"window": 0.0}, "window must be a number from 0.001 to 1e\\+09, not 0.0"),
             ({"window": 0.001}, "window must be longer: with 0.001 s there would be 60,001 windows, of at most 1,000"),
             ({"max_lateness": -1.0}, "max_lateness must be a number"),
-            ({"replay": "/nowhere"}, "there is no /nowhere/summary: /nowhere must be the output of `replay`"),
+            ({"replay": "/nowhere"}, "/nowhere/summary does not exist: /nowhere must be the output of `replay`"),
         ],
     )
     def test_options_out_of_range_are_refused(

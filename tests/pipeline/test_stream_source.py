@@ -29,7 +29,7 @@ from tests.streams.node import reference_server
 from tests.support.journals import until
 from tests.support.paths import ROOT
 
-# Spark gives a stream's process of Python ten seconds to start, which a busy machine may exceed.
+# Spark gives a stream's process of Python ten seconds to start, which no setting changes and a busy machine may exceed.
 pytestmark = pytest.mark.flaky(reruns=5, only_rerun="Python worker failed to connect back")
 
 Batches = dict[int, list[tuple[str, int, str]]]
@@ -500,7 +500,7 @@ class TestRefused:
     def test_stream_of_text_is_refused_before_the_query_starts(self, source: SparkSession, server: JsonServer) -> None:
         url = f"{server.url}/v1/stream/text"
         httpx.put(url, headers={"Content-Type": "text/plain"}, timeout=60).raise_for_status()
-        message = "the option url must be of a stream of application/json, not of 'text/plain'"
+        message = "the option url must name a stream of application/json, not of 'text/plain'"
         with pytest.raises(AnalysisException, match=message):
             source.readStream.format("purgatory").options(url=url).load()
 

@@ -107,12 +107,12 @@ class TestBadRequests:
         assert (response.status_code, bool(problem(response))) == (400, True)
         assert http.head("/v1/stream/bad").status_code == 404
 
-    def test_headers_that_are_there_twice(self, http: httpx.Client) -> None:
+    def test_repeated_header_is_refused(self, http: httpx.Client) -> None:
         response = http.put("/v1/stream/twice", headers=[("Stream-TTL", "1"), ("Stream-TTL", "2")])
-        assert (response.status_code, problem(response)) == (400, "there is more than one stream-ttl")
+        assert (response.status_code, problem(response)) == (400, "the header stream-ttl is repeated")
 
     @pytest.mark.parametrize("query", ["live=push&offset=-1", "offset=1", "&".join("a" for _ in range(101))])
-    def test_queries(self, http: httpx.Client, stream: str, query: str) -> None:
+    def test_bad_queries_are_refused(self, http: httpx.Client, stream: str, query: str) -> None:
         response = http.get(f"{stream}?{query}")
         assert (response.status_code, bool(problem(response))) == (400, True)
 

@@ -28,7 +28,7 @@ from tests.streams.serving import Server, opened, serving
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
-BUSY = "the client has 3 reads that wait, as many as it may"
+BUSY = "the client has reached its limit of 3 waiting reads"
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +153,7 @@ class TestClients:
         waiting: list[str] = []
         for name, comes in steps:
             if waiting.count(name) >= 2:
-                with pytest.raises(TooManyRequests, match="the client has 2 requests, as many as it may"):
+                with pytest.raises(TooManyRequests, match="the client has reached its limit of 2 requests"):
                     clients.check(name)
             else:
                 clients.check(name)
@@ -190,7 +190,7 @@ async def test_no_more_reads_wait_than_may_and_the_database_is_not_asked(tmp_pat
             for path in ("full", "missing"):  # for a stream that is not there too
                 response = await client.get(f"{ROOT}/{path}?offset=-1&live=long-poll")
                 assert (response.status_code, response.headers["retry-after"]) == (503, "1")
-                assert response.json()["error"]["message"] == "the server has as many readers as it may"
+                assert response.json()["error"]["message"] == "the server has too many waiting requests"
             assert (await client.get(f"{ROOT}/full?offset=-1")).status_code == 200
             await append(client, "full", "x")
             assert await asyncio.gather(*polls) == ["x"] * 2
@@ -234,7 +234,7 @@ async def test_reads_that_cannot_wait_are_not_counted(tmp_path: Path) -> None:
 
 async def test_no_more_reads_of_a_client_wait_than_may_if_they_are_admitted_at_once(tmp_path: Path) -> None:
     async with opened(Settings(data=str(tmp_path))) as streams:
-        streams.clients = Clients(2, "reads that wait")
+        streams.clients = Clients(2, "waiting reads")
         await streams.run(Create("a", "text/plain"))
         for _ in range(3):
             streams.check_room("127.0.0.1")
@@ -268,7 +268,7 @@ class TestBodies:
                         refused += await asyncio.to_thread(one.recv, 10_000)
                     assert refused.startswith(b"HTTP/1.1 503 ")
                     assert b"retry-after: 1\r\n" in refused
-                    assert b"the server reads as many bodies as it may" in refused
+                    assert b"the limit for request bodies in memory is reached" in refused
                 while (await client.post(f"{ROOT}/news", content=b"x" * size, headers={
                     "Content-Type": "text/plain"})).status_code == 503:  # fmt: skip
                     pass

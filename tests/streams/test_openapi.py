@@ -53,7 +53,7 @@ async def test_description_tells_the_settings(tmp_path: Path) -> None:
         async with httpx.AsyncClient(base_url=server.url) as client:
             described = (await client.get("/openapi.json")).json()
     text = str(described)
-    assert "There are 7 streams already" in text
+    assert "The limit of 7 streams is reached" in text
     assert "exceed 9 bytes or messages" in text
     assert described == describe(Settings(max_streams=7, max_units=9))
 

@@ -293,7 +293,7 @@ class TestMembership:
         assert not streams.subscribe().new
         with pytest.raises(core.AlreadyExists):
             streams.subscribe("pull-wake", "f/*")
-        with pytest.raises(Forbidden, match="there are 1 subscriptions"):
+        with pytest.raises(Forbidden, match="the limit of 1 subscriptions is reached"):
             streams.run(core.Subscribe("t", "pull-wake", "a", (), None, "wakes", 10.0, None, most=1))
         streams.run(Create("e/1", "text/plain", body=b"ab"))
         streams.run(core.Unsubscribe("s"))

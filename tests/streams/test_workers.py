@@ -114,7 +114,7 @@ async def test_a_worker_that_is_replaced_waits_for_the_database(postgres: Postgr
             doomed, spared = await pinned(server, stack, 2)
             postgres.kill()
             os.kill(doomed, signal.SIGKILL)
-            await asyncio.to_thread(until_written, server, "a worker waits to start")
+            await asyncio.to_thread(until_written, server, "a worker cannot start yet")
             postgres.restart()
         instances: set[str] = set()
         async with server.client(Connection="close") as client:
@@ -136,7 +136,7 @@ async def test_a_worker_that_waits_for_the_database_can_be_stopped(postgres: Pos
             doomed, _ = await pinned(server, stack, 2)
             postgres.kill()
             os.kill(doomed, signal.SIGKILL)
-            await asyncio.to_thread(until_written, server, "a worker waits to start")
+            await asyncio.to_thread(until_written, server, "a worker cannot start yet")
     finally:
         code = await asyncio.to_thread(server.stop)
         postgres.restart()

@@ -45,10 +45,10 @@ class Command(Protocol, Generic[T_co]):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The streams that it is about."""
+        """The paths of the command's streams."""
 
     def apply(self, transaction: Transaction) -> T_co:
-        """Change what it is to change. Raises a `StreamsError` with nothing changed."""
+        """Apply the command to the transaction. Raises a `StreamsError` with nothing changed."""
 
 
 def at(transaction: Transaction, path: str) -> Stream | None:
@@ -138,7 +138,7 @@ class Create:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Its own and the source's."""
+        """The paths of the stream and of its source."""
         return (self.path,) if self.fork is None else (self.path, self.fork.path)
 
     def apply(self, transaction: Transaction) -> Created:
@@ -156,7 +156,7 @@ class Create:
             position = self._position(transaction, source, self.fork)
         data, units = messages.parse(media, self.body) if self.body else (b"", 0)
         if self.most is not None and transaction.source.count() + len(transaction.added) >= self.most:
-            raise Forbidden(f"there are {self.most} streams, as many as there may be")
+            raise Forbidden(f"the limit of {self.most} streams is reached")
 
         stream = Stream(transaction.source.new_id(), self.path, content_type, media, self._config(content_type))
         stream.ttl, stream.created, stream.closed = self.ttl, transaction.now, self.closed
@@ -181,9 +181,9 @@ class Create:
         if existing.deleted:
             raise Conflict("the stream is deleted, and kept for its forks: its path cannot be used again yet")
         if existing.config != self._config(self.content_type or existing.content_type):
-            raise Conflict("there is a stream with another configuration")
+            raise Conflict("the stream exists already, with another configuration")
         if existing.closed != self.closed:
-            raise Conflict("there is such a stream, but it is " + ("closed" if existing.closed else "open"))
+            raise Conflict(f"the stream exists already, and is {'closed' if existing.closed else 'open'}")
         return Created(existing.copy(), False)
 
     def _config(self, content_type: str) -> str:
@@ -257,7 +257,7 @@ class OfStream:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Its own."""
+        """The path of the stream."""
         return (self.path,)
 
 
@@ -295,7 +295,7 @@ class Append(OfStream):
         if self.body:
             data, units = messages.parse(stream.media_type, self.body)
             if not units:
-                raise Invalid("an empty array is no message")
+                raise Invalid("an empty JSON array has no message")
             if self.most is not None and stream.tail + units > self.most:
                 raise Full(f"the stream would have more than {self.most} bytes or messages")
 
@@ -389,7 +389,7 @@ class Secrets:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """None."""
+        """No paths: secrets belong to no stream."""
         return ()
 
     def apply(self, transaction: Transaction) -> dict[str, str]:

@@ -54,7 +54,7 @@ class StaleEpoch(StreamsError):
     """Another producer has taken the producer's name with a later epoch."""
 
     def __init__(self, epoch: int) -> None:
-        super().__init__(f"the producer's epoch is {epoch} by now")
+        super().__init__(f"the producer's current epoch is {epoch}")
         self.epoch = epoch
 
 

@@ -57,7 +57,7 @@ def parse(media: str, body: bytes) -> tuple[bytes, int]:
         text = body.decode()
         begin, end = _value(text, 0)
         if _SPACE.fullmatch(text, end) is None:
-            raise ValueError("there is more after the value")
+            raise ValueError("data follows the JSON value")
         if text[begin] != "[":
             return text[begin:end].encode(), 1
         messages = list(islice(_elements(text, begin), MOST + 1))

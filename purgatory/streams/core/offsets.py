@@ -29,5 +29,5 @@ def encode(position: int) -> str:
 def parse(offset: str) -> int:
     """The position of an offset that `encode` has made. Raises `Invalid` for another string."""
     if _OFFSET.fullmatch(offset) is None:
-        raise Invalid("the offset is none that this server has given")
+        raise Invalid(f"{offset[:40]!r} is no offset of this server")
     return int(offset[len(_PREFIX) :])

@@ -53,7 +53,7 @@ class Stream:
     """A stream. A record that was committed is never changed: a transaction changes a copy."""
 
     id: int
-    """Of no other stream, not of a later one at the same path either."""
+    """Unique: a later stream at the same path has another id."""
     path: str
     """Relative to the root of all streams."""
     content_type: str
@@ -130,10 +130,10 @@ class Subscription:
     """`webhook` or `pull-wake`."""
     pattern: str | None
     url: str | None
-    """Of the webhook."""
+    """The URL of the webhook."""
     wake_stream: str | None
     lease: float
-    """Seconds."""
+    """Duration of a lease, in seconds."""
     description: str | None
     created: float
     """Seconds since 1970, as all times here."""

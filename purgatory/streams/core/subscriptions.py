@@ -223,7 +223,7 @@ class _OfSubscription:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """None: the streams are found when the subscription is known."""
+        """No paths: the streams are found when the subscription is known."""
         return ()
 
 
@@ -243,7 +243,7 @@ class Subscribe(_OfSubscription):
     """How many subscriptions there may be."""
 
     def apply(self, transaction: "Transaction") -> View:
-        """Raises `AlreadyExists`, and `Invalid` if there are too many."""
+        """Raises `AlreadyExists`, or `Forbidden` if the limit of subscriptions is reached."""
         config = json.dumps(
             [
                 *(self.type, self.pattern, sorted(set(self.streams))),
@@ -253,11 +253,11 @@ class Subscribe(_OfSubscription):
         known = transaction.subscription(self.id)
         if known is not None:
             if known.config != config:
-                raise AlreadyExists("there is a subscription with another configuration")
+                raise AlreadyExists("the subscription exists already, with another configuration")
             return View(known.copy(), _streams(transaction, self.id))
         known_count = transaction.source.subscription_count() + len(transaction.subscriptions)
         if self.most is not None and known_count >= self.most:
-            raise Forbidden(f"there are {self.most} subscriptions, as many as there may be")
+            raise Forbidden(f"the limit of {self.most} subscriptions is reached")
         subscription = Subscription(
             self.id,
             config,
@@ -350,7 +350,7 @@ class Claim(_OfSubscription):
         if subscription.holder is not None:
             raise AlreadyClaimed(subscription.holder, subscription.generation)
         if subscription.wake is None:
-            raise NoPendingWork("there is nothing to process")
+            raise NoPendingWork("the subscription has no wake to claim")
         subscription = transaction.change_subscription(subscription)
         subscription.holder = self.worker
         subscription.lease_until = transaction.now + subscription.lease
@@ -365,7 +365,7 @@ class _OfWake(_OfSubscription):
     wake: str
     generation: int
     token: tuple[int, int]
-    """Of which incarnation and generation its token is."""
+    """The incarnation and the generation of the worker's token."""
 
     def _check(self, transaction: "Transaction") -> Subscription:
         subscription = _find(transaction, self.id)
@@ -389,7 +389,10 @@ class Acknowledge(_OfWake):
     done: bool = False
 
     def apply(self, transaction: "Transaction") -> bool:
-        """Returns whether another wake has begun. Raises what the errors here say."""
+        """Returns whether another wake has begun.
+
+        Raises `SubscriptionNotFound`, `Invalid`, `Fenced` or `InvalidOffset`.
+        """
         subscription = self._check(transaction)
         links = transaction.links_of(self.id)
         acked: dict[str, int] = {}
@@ -420,7 +423,7 @@ class Release(_OfWake):
     """A worker gives the wake back."""
 
     def apply(self, transaction: "Transaction") -> None:
-        """Raises what the errors here say."""
+        """Raises `SubscriptionNotFound`, `Invalid` or `Fenced`."""
         _end(transaction, self._check(transaction))
 
 

@@ -35,7 +35,7 @@ class Source(Protocol):
         """How many streams there are, deleted ones too that are kept for their forks."""
 
     def paths(self) -> Collection[str]:
-        """Those of all streams that are not deleted."""
+        """The paths of all streams that are not deleted."""
 
     def secret(self, name: str) -> str | None:
         """A secret, if there is one with this name."""
@@ -160,7 +160,7 @@ class Transaction:
         return None if stream.id in self.added else self.source.producer(*key)
 
     def all_paths(self) -> set[str]:
-        """Those of all streams that are not deleted."""
+        """The paths of all streams that are not deleted."""
         paths = set(self.source.paths())
         for path, stream in self.paths.items():
             if stream is None or stream.deleted:

@@ -30,7 +30,7 @@ def check_url(url: str, local: bool = True) -> None:
     if not host or len(url) > 2048 or not url.isprintable():
         raise UrlRejected("webhook.url must be a URL")
     if host != called:  # other letters may become an address
-        raise UrlRejected("webhook.url must have its host in ASCII, as it is called")
+        raise UrlRejected("the host of webhook.url must be in ASCII, as in DNS")
     if parts.username is not None or parts.password is not None:
         raise UrlRejected("webhook.url must not have a password")
     address = _address(host)
@@ -43,7 +43,7 @@ def check_url(url: str, local: bool = True) -> None:
     if host.rstrip(".").endswith("localhost") or (address is not None and not is_public(address)):
         raise UrlRejected("webhook.url must not point into a private network")
     if address is None and all(label.isdecimal() or label.startswith("0x") for label in host.rstrip(".").split(".")):
-        raise UrlRejected("webhook.url has an address in another notation")
+        raise UrlRejected("an IPv4 address in webhook.url must be four decimal numbers, such as 192.0.2.1")
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:

@@ -27,8 +27,8 @@ class Limits:
     def __init__(self, settings: Settings) -> None:
         self.clients = Clients(settings.max_pending_client, "requests in progress")
         most = max(_HELD, 2 * settings.max_body)
-        self.bodies = Held(most, "the server reads as many bodies as it may")
-        self.answers = Held(most, "the server sends as many long responses as it may")
+        self.bodies = Held(most, f"the limit for request bodies in memory is reached: {most} bytes")
+        self.answers = Held(most, f"the limit for long responses in memory is reached: {most} bytes")
 
 
 class Endpoint(ABC):

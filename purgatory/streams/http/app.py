@@ -105,7 +105,7 @@ class Application:
         return Response(encode(self._registry), media_type=media_type)
 
     async def _description(self, request: Request) -> Response:
-        """`GET /openapi.json`: all of this."""
+        """`GET /openapi.json`: the description of the server."""
         return JSONResponse(describe(self.settings))
 
     @asynccontextmanager

@@ -72,7 +72,7 @@ class StreamEndpoint(Endpoint):
             return Reply(204, _PREFLIGHT)
         answer = self._methods.get(method)
         if answer is None:
-            return error(405, "a stream has no such method", [(b"allow", METHODS)])
+            return error(405, f"method {method} is not allowed", [(b"allow", METHODS)])
         return await answer(scope, receive, requests.stream_path(scope["path"][len(requests.ROOT) :]))
 
     def refusal(self, exception: Exception) -> Response | None:
@@ -150,7 +150,7 @@ class StreamEndpoint(Endpoint):
             raise errors.Invalid("live must be long-poll or sse")
         given = parameters.get("offset")
         if given is not None and len(given) > 1:
-            raise errors.Invalid("there is more than one offset")
+            raise errors.Invalid("the parameter offset is repeated")
         if live and given is None:
             raise errors.Invalid("a live read needs an offset")
         offset = offsets.BEFORE_ALL if given is None else given[0]
@@ -392,7 +392,7 @@ def _failed(exception: Exception) -> Reply:
 
 
 def refuse(exception: Exception) -> Reply | None:
-    """The response for what a request is refused for; `None` for other exceptions."""
+    """The response for the reason of a refusal; `None` for other exceptions."""
     if isinstance(exception, errors.StreamClosed):
         return error(409, str(exception), [_CLOSED, _offset(exception.tail)])
     if isinstance(exception, errors.StaleEpoch):
@@ -416,6 +416,6 @@ def refuse(exception: Exception) -> Reply | None:
     if isinstance(exception, StorageError):
         return error(500, str(exception))
     if isinstance(exception, (PurgatoryFull, PurgatoryClosed)):
-        reason = "is shutting down" if isinstance(exception, PurgatoryClosed) else "has as many readers as it may"
+        reason = "is shutting down" if isinstance(exception, PurgatoryClosed) else "has too many waiting requests"
         return error(503, f"the server {reason}", [RETRY])
     return None

@@ -41,7 +41,7 @@ class Guard:
         if host is None and scope["http_version"] == "1.1":
             raise Refusal(400, "a request of HTTP/1.1 must have a Host")
         if host is not None and not self._is_known(_name(host)):
-            raise Refusal(400, f"this server is not {_name(host)[:100]!r}: its --allowed-host may say that it is")
+            raise Refusal(400, f"{_name(host)[:100]!r} is no host name of this server; --allowed-host adds a name")
         if scope["method"] == "OPTIONS" or self._origin == "*" or (origin is not None and origin == self._origin):
             return
         if destination == b"document" and scope["path"] == "/":
@@ -51,14 +51,14 @@ class Guard:
         else:
             foreign = origin is not None and origin.partition("://")[2].lower() != (host or "").lower()
         if foreign:
-            raise Refusal(403, "pages of other origins may not use this server: its --allowed-origin may say so")
+            raise Refusal(403, "pages of other origins may not use this server; --allowed-origin allows an origin")
 
     def _is_known(self, name: str) -> bool:
         return name in self._names or "*" in self._names or _is_address(name)
 
 
 def _name(host: str) -> str:
-    """Without the port."""
+    """The host without its port, in lower case."""
     name, colon, port = host.rpartition(":")
     return (name if colon and port.isdecimal() else host).lower()
 

@@ -25,7 +25,7 @@ class ListEndpoint(Endpoint):
     async def answer(self, scope: Scope, receive: Receive) -> Response:
         """The response to a request. Raises the reason of a refusal."""
         if scope["method"] not in ("GET", "HEAD"):
-            raise Refusal(405, f"there is no {scope['method']} here", [(b"allow", b"GET, HEAD")])
+            raise Refusal(405, f"method {scope['method']} is not allowed", [(b"allow", b"GET, HEAD")])
         parameters = requests.query(scope)
         limit = parameters.get("limit", ["100"])[-1]
         if not limit.isdecimal() or not 0 < len(limit) < 9 or not 0 < int(limit) <= _LISTED:

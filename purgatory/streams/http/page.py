@@ -29,7 +29,7 @@ __all__ = ["PATHS", "PageEndpoint", "PageFiles", "open_live", "page_routes"]
 STATISTICS: Final = "/v1/statistics"
 DEMO: Final = "/v1/demo"
 PATHS: Final = (STATISTICS, DEMO)
-"""Those of the endpoint."""
+"""The paths of `PageEndpoint`."""
 _FILES: Final = Path(__file__).parent.parent / "page"
 _HEADERS: Final = {
     # Nothing but the page's own files and requests to this server; and no string becomes markup (Trusted Types).
@@ -133,10 +133,10 @@ def _after(scope: Scope) -> int | None:
 
 
 def _key(number: int) -> int:
-    """All polls that are answered together get the same."""
+    """The key of a shared response: the number of the snapshot."""
     return number
 
 
 def _check_method(scope: Scope, method: str) -> None:
     if scope["method"] != method:
-        raise Refusal(405, f"there is no {scope['method']} here", [(b"allow", method.encode())])
+        raise Refusal(405, f"method {scope['method']} is not allowed", [(b"allow", method.encode())])

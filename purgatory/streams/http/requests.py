@@ -42,7 +42,7 @@ class Headers:
         values: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
             if name in values and name.startswith((b"stream-", b"producer-", b"content-type")):
-                raise Invalid(f"there is more than one {name.decode('latin-1')}")
+                raise Invalid(f"the header {name.decode('latin-1')} is repeated")
             values[name] = value
         self._values = values
 

@@ -1,4 +1,4 @@
-"""The keys of a server, which its database keeps: what is signed, by whichever process, every process knows."""
+"""The keys of a server. Its database stores the keys, so all processes sign and verify with the same keys."""
 
 import base64
 import hashlib
@@ -17,12 +17,12 @@ from purgatory.streams.streams import Streams
 __all__ = ["Keys", "TokenInvalid"]
 
 _LIFETIME: Final = 24 * 3600.0
-"""Seconds. A worker that holds a wake for longer loses it."""
+"""Lifetime of a token, in seconds. A worker that holds a wake for longer loses the wake."""
 _ALGORITHM: Final = "HS256"
 
 
 class TokenInvalid(Exception):
-    """A token that is none, or is over."""
+    """A token is missing, malformed or expired, or belongs to another subscription."""
 
     def __init__(self, message: str, code: str = "TOKEN_INVALID") -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class Keys:
 
     @classmethod
     async def load(cls, streams: Streams) -> "Keys":
-        """Those of the database, which are made if there are none. Raises `StorageError`."""
+        """The stored keys, which are created if there are none. Raises `StorageError`."""
         private = Ed25519PrivateKey.generate().private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
         new = {"webhook signing key": private.hex(), "wake token key": secrets.token_hex(32)}
         known = await streams.secrets(new)
@@ -78,7 +78,7 @@ class Keys:
         except jwt.InvalidTokenError:
             raise TokenInvalid("the token is not valid") from None
         if claims["sub"] != subscription:
-            raise TokenInvalid("the token is of another subscription")
+            raise TokenInvalid("the token belongs to another subscription")
         return claims["inc"], claims["gen"]
 
 

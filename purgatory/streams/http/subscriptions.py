@@ -62,7 +62,7 @@ class SubscriptionEndpoint(Endpoint):
             headers = [(b"content-type", b"application/jwk-set+json"), (b"cache-control", b"public, max-age=300")]
             return Reply(200, headers, json.dumps(self.keys.public).encode())
         if not path.startswith(_SUBSCRIPTIONS):
-            raise Refusal(404, "there is nothing here")
+            raise Refusal(404, "the server has no resource at this path")
         # An id may have an encoded slash, which the server has decoded.
         raw = scope.get("raw_path", path.encode()).decode("latin-1")
         name, *rest = (unquote(part) for part in raw[len(_SUBSCRIPTIONS) :].split("/"))
@@ -81,7 +81,7 @@ class SubscriptionEndpoint(Endpoint):
             return Reply(204)
         answer = self._actions.get(action)
         if answer is None:
-            raise Refusal(404, "there is nothing here")
+            raise Refusal(404, "a subscription has no resource at this path")
         _check_method(scope, "POST")
         return await answer(self, scope, receive, name)
 
@@ -186,7 +186,7 @@ class SubscriptionEndpoint(Endpoint):
 def _check_method(scope: Scope, *methods: str) -> None:
     if scope["method"] not in methods:
         allow = (b"allow", ", ".join(methods).encode())
-        raise Refusal(405, f"there is no {scope['method']} here", [allow], "METHOD_NOT_ALLOWED")
+        raise Refusal(405, f"method {scope['method']} is not allowed", [allow], "METHOD_NOT_ALLOWED")
 
 
 def _streams(given: dict[str, Any], name: str) -> tuple[str, ...]:
@@ -219,7 +219,7 @@ def _subscribe(name: str, given: dict[str, Any], settings: Settings) -> core.Sub
     pattern = _text(given, "pattern")
     streams = _streams(given, "streams") if given.get("streams") else ()
     if pattern is None and not streams:
-        raise Invalid("there must be a pattern or streams")
+        raise Invalid("a subscription must have a pattern or streams")
     lease = given.get("lease_ttl_ms", DEFAULT_LEASE)
     if type(lease) is not int or not LEASE[0] <= lease <= LEASE[1]:
         raise Invalid(f"lease_ttl_ms must be an integer from {LEASE[0]} to {LEASE[1]}")

@@ -19,11 +19,11 @@ from purgatory.streams.streams import Streams
 __all__ = ["Webhooks"]
 
 _PATIENCE: Final = 10.0
-"""Seconds in which a webhook answers."""
+"""Time limit of a delivery, in seconds."""
 _ANSWER: Final = 64 * 1024
-"""Bytes of an answer that are read."""
+"""Largest response of a webhook that is parsed, in bytes."""
 _AT_ONCE: Final = 32
-"""Deliveries."""
+"""Most deliveries at one time."""
 
 logger: Final = logging.getLogger("purgatory.streams")
 
@@ -109,7 +109,7 @@ class Webhooks:
         check_url(subscription.url, self._local)
         async with self._session.post(subscription.url, data=body, headers=headers, allow_redirects=False) as response:
             if not 200 <= response.status < 300:
-                raise ValueError(f"it answered {response.status}")
+                raise ValueError(f"the receiver answered {response.status}")
             text = b""
             async for part in response.content.iter_any():
                 text += part

@@ -178,7 +178,7 @@ class Database(ABC):
         return int(count)
 
     def paths(self) -> Collection[str]:
-        """Those of all streams that are not deleted."""
+        """The paths of all streams that are not deleted."""
         return [path for (path,) in self.execute("SELECT path FROM streams WHERE deleted = 0")]
 
     def secret(self, name: str) -> str | None:

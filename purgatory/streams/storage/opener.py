@@ -22,7 +22,7 @@ class Opener(Protocol):
         """The connection that writes."""
 
     def reader(self) -> Database:
-        """One that reads."""
+        """A connection that reads."""
 
     def now(self) -> float:
         """Seconds since 1970."""
@@ -45,7 +45,7 @@ class FolderOpener:
         return WritingDatabase(self._folder.file)
 
     def reader(self) -> Database:
-        """One that reads."""
+        """A connection that reads."""
         return FileDatabase(self._folder.file)
 
     def now(self) -> float:
@@ -77,7 +77,7 @@ class PostgresOpener:
         return self._module.PostgresDatabase(self._dsn, lambda paths: list(self._payloads(paths)))
 
     def reader(self) -> Database:
-        """One that reads."""
+        """A connection that reads."""
         return self._module.PostgresDatabase(self._dsn)
 
     def now(self) -> float:

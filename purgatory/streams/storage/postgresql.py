@@ -39,7 +39,7 @@ from purgatory.streams.storage.snapshots import TABLE
 __all__ = ["CHANNEL", "PostgresDatabase", "errors", "prepare"]
 
 CHANNEL: Final = "durable_streams"
-"""Of the notifications."""
+"""The channel of the notifications."""
 _SCHEMA: Final = "durable_streams"
 _LOCK: Final = 6_049_437
 """The number of an advisory lock: shared by transactions, and taken alone by a new subscription."""

@@ -74,7 +74,7 @@ class FileDatabase(Database):
                 with suppress(StorageError):
                     self.execute("ROLLBACK")
             if self.connection.in_transaction:
-                raise StorageUnavailable(f"the database is opened again: {error}") from error
+                raise StorageUnavailable(f"the rollback failed, so the database is opened again: {error}") from error
             raise
 
     def new_id(self) -> int:
