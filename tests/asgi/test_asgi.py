@@ -217,7 +217,7 @@ class TestUnlessDisconnected:
         assert type(raised.value) is OperationCancelled
         assert client.running == 0
 
-    async def test_cancelling_the_task_ends_both(self, waiting: DelayedOperationPurgatory) -> None:
+    async def test_cancelled_task_ends_operation_and_receive(self, waiting: DelayedOperationPurgatory) -> None:
         client = Client()
         operation = _hold(waiting)
         with pytest.raises(TimeoutError):
@@ -263,7 +263,9 @@ class TestUnlessDisconnected:
             await unless_disconnected(replay, operation)
         assert operation.cancelled()
 
-    async def test_a_failing_operation_fails_here(self, waiting: DelayedOperationPurgatory) -> None:
+    async def test_exception_of_a_failing_operation_is_raised_to_the_handler(
+        self, waiting: DelayedOperationPurgatory
+    ) -> None:
         class Failing(Answer):
             def on_complete(self) -> str:
                 raise ArithmeticError("no answer")
@@ -282,7 +284,7 @@ EVENTS = st.sampled_from(["nothing", "part", "end", "disconnect", "fault", "comp
 
 
 @given(st.lists(st.lists(EVENTS, max_size=3), max_size=8))
-def test_in_any_order_of_events_it_ends_once_and_leaves_nothing(turns: list[list[str]]) -> None:
+def test_wait_ends_once_and_leaves_nothing_in_any_order_of_events(turns: list[list[str]]) -> None:
     async def run() -> None:
         happened: list[str] = []
         faults: list[dict[str, Any]] = []
@@ -405,7 +407,7 @@ class TestClosingOnShutdown:
             signal.signal(signal.SIGTERM, before)
         assert recorder.closed == 1
 
-    async def test_without_a_signal_the_end_of_the_context_closes(self, handled: list[int]) -> None:
+    async def test_end_of_the_context_closes_without_a_signal(self, handled: list[int]) -> None:
         recorder = Recorder()
         async with closing_on_shutdown(recorder):
             assert recorder.closed == 0
@@ -487,7 +489,7 @@ def test_a_handler_that_is_called_when_the_loop_is_closed_calls_the_servers_own(
     assert handled == [signal.SIGTERM]
 
 
-def test_in_another_thread_the_end_of_the_context_closes() -> None:
+def test_end_of_the_context_closes_in_another_thread() -> None:
     recorder = Recorder()
     before = signal.getsignal(signal.SIGTERM)
 

@@ -120,7 +120,7 @@ async def test_shutdown_between_completion_and_answer_changes_nothing(live: Dela
     assert server.body == b"done"
 
 
-async def test_response_does_not_mind_pauses(live: DelayedOperationPurgatory) -> None:
+async def test_pauses_of_writing_do_not_disturb_a_response(live: DelayedOperationPurgatory) -> None:
     server = ParkingServer()
     await server.call(DelayedResponse(wait(live), text))
     server.listener.pause_writing()
@@ -216,7 +216,7 @@ async def test_events_without_an_id_keep_the_last_one(live: DelayedOperationPurg
         assert server.body == b"id: 1\ndata:a\n\ndata:b\n\n:\n\n"
 
 
-async def test_headers_of_a_stream() -> None:
+async def test_stream_is_sent_with_default_and_own_headers() -> None:
     for server in (ParkingServer(), ParkingServer(parks=False)):
         headers = [(b"cache-control", b"no-cache"), (b"x-more", b"1")]
         await server.call(EventStream(lambda seen: None, list, headers=headers))
@@ -227,7 +227,7 @@ async def test_headers_of_a_stream() -> None:
         ]
 
 
-async def test_disconnect_of_a_stream_between_completion_and_events(live: DelayedOperationPurgatory) -> None:
+async def test_disconnect_between_completion_and_events_ends_a_stream(live: DelayedOperationPurgatory) -> None:
     server = ParkingServer()
     await server.call(EventStream(lambda seen: wait(live), lambda result: [Event("a")]))
     live.complete_all()

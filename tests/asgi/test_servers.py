@@ -45,7 +45,7 @@ async def test_a_client_that_goes_is_dropped_and_others_are_answered_when_shutdo
         assert "Traceback" not in await server.end()
 
 
-async def test_a_second_sigint_is_the_servers_own_affair() -> None:
+async def test_second_sigint_is_left_to_the_server() -> None:
     with serving(*UVICORN, "tests.asgi.apps:starlette") as server:
         async with server.client() as client:
             poll = asyncio.create_task(client.get("/reach"))

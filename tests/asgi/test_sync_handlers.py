@@ -57,7 +57,7 @@ async def test_calls_from_a_synchronous_handler_wake_long_polls(command: list[st
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-async def test_in_debug_mode_wrong_calls_are_errors_that_name_the_right_ones(
+async def test_wrong_calls_in_debug_mode_are_errors_that_name_the_right_ones(
     loop: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONASYNCIODEBUG", "1")

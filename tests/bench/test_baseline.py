@@ -81,13 +81,13 @@ def test_every_scenario_has_a_before_and_after() -> None:
         assert [case.parameters for case in cases[::2]] == [case.parameters for case in cases[1::2]]
 
 
-def test_where_all_implementations_are_ours_each_has_a_before() -> None:
+def test_each_case_has_a_before_where_all_implementations_are_ours() -> None:
     listeners = SCENARIOS["listeners"]
     assert len(listeners.before_and_after(listeners.cases(True))) == 2 * len(listeners.cases(True))
 
 
 class TestTheRunner:
-    def test_leaves_out_a_failed_case_from_then_on(self) -> None:
+    def test_runner_leaves_out_a_failed_case_from_then_on(self) -> None:
         order = []
 
         def measure(case: Case) -> Figures:
@@ -101,7 +101,7 @@ class TestTheRunner:
         assert (len(ours.rounds), ours.failed) == (3, None)
         assert (before.rounds, before.failed) == ([], "too old")
 
-    def test_stops_where_ours_fails(self) -> None:
+    def test_runner_stops_where_ours_fails(self) -> None:
         def measure(case: Case) -> Figures:
             raise runner.CaseFailed("broken")
 

@@ -71,7 +71,7 @@ def test_both_cores_are_measured_where_the_one_in_c_is_used(tmp_path: Path) -> N
 
 @pytest.mark.timeout(1800)
 class TestAQuickRun:
-    def test_measures_every_case_in_every_round(self, quick: Path) -> None:
+    def test_quick_run_measures_every_case_in_every_round(self, quick: Path) -> None:
         measured = results(quick)["scenarios"]
         assert list(measured) == list(SCENARIOS)
         for name, scenario in SCENARIOS.items():
@@ -83,13 +83,13 @@ class TestAQuickRun:
                     assert set(figures) == {metric.key for metric in scenario.metrics}
                     assert all(math.isfinite(figure) and figure >= 0 for figure in figures.values())
 
-    def test_names_the_machine_it_was_measured_on(self, quick: Path) -> None:
+    def test_results_name_the_command_and_the_machine(self, quick: Path) -> None:
         about = results(quick)
         assert about["command"].startswith("purgatory bench --quick")
         assert {"python", "system", "processor", "cores", "memory", "uvloop"} <= set(about["machine"])
         assert about["missing"] == {}
 
-    def test_compares_each_alternative_with_ours(self, quick: Path) -> None:
+    def test_quick_run_compares_each_alternative_with_ours(self, quick: Path) -> None:
         for name, scenario in SCENARIOS.items():
             ratios = results(quick)["scenarios"][name]["ratios"]
             compared = [metric for metric in scenario.metrics if metric.compared]
@@ -98,37 +98,37 @@ class TestAQuickRun:
             for ratio in ratios:
                 assert 0 <= ratio["least"] <= ratio["median"] <= ratio["most"]
 
-    def test_draws_every_plot(self, quick: Path) -> None:
+    def test_quick_run_draws_every_plot(self, quick: Path) -> None:
         for name, scenario in SCENARIOS.items():
             for plot in scenario.plots:
                 picture = (quick / f"{name}-{plot.name}.png").read_bytes()
                 assert picture.startswith(b"\x89PNG\r\n")
                 assert len(picture) > 5000
 
-    def test_draws_an_overview_of_each_loop(self, quick: Path) -> None:
+    def test_quick_run_draws_an_overview_of_each_loop(self, quick: Path) -> None:
         for loop in LOOPS:
             assert (quick / f"overview-{loop}.png").read_bytes().startswith(b"\x89PNG\r\n")
 
-    def test_can_be_drawn_again(self, quick: Path, tmp_path: Path) -> None:
+    def test_results_can_be_drawn_again(self, quick: Path, tmp_path: Path) -> None:
         (tmp_path / "results.json").write_bytes((quick / "results.json").read_bytes())
         main(["bench", "--redraw", "--output", str(tmp_path)])
         assert {path.name for path in tmp_path.iterdir()} == {path.name for path in quick.iterdir()}
         assert (tmp_path / "results.md").read_text() == (quick / "results.md").read_text()
 
-    def test_writes_its_tables(self, quick: Path) -> None:
+    def test_quick_run_writes_its_tables(self, quick: Path) -> None:
         text = (quick / "results.md").read_text()
         for scenario in SCENARIOS.values():
             assert f"### {scenario.title}" in text
         assert f"| {OURS} |" in text
 
-    def test_expires_as_many_as_the_distribution_says(self, quick: Path) -> None:
+    def test_requests_expire_as_often_as_the_distribution_says(self, quick: Path) -> None:
         # P(time to complete > 200 ms), log-normal with median 20 ms and 75th percentile 60 ms, is 7.9 %.
         for case in results(quick)["scenarios"]["enqueue"]["cases"]:
             # More requests expire while the machine stands still. The minimum of the rounds leaves such a round out.
             least = min(figures["timeouts"] for figures in case["rounds"])
             assert least == 0 if case["implementation"] == "driver alone" else 5 <= least <= 12
 
-    def test_does_not_enqueue_faster_than_asked(self, quick: Path) -> None:
+    def test_requests_are_not_enqueued_faster_than_asked(self, quick: Path) -> None:
         limited = [
             case for case in results(quick)["scenarios"]["enqueue"]["cases"] if case["parameters"]["rate"] != UNLIMITED
         ]
@@ -146,30 +146,30 @@ class TestAQuickRun:
 
 
 class TestTheCommand:
-    def test_names_the_scenarios_there_are(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_unknown_scenario_is_refused_and_the_known_are_named(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit, match="2"):
             main(["bench", "nonsense"])
         assert "there is no scenario 'nonsense', but: enqueue, size, " in capsys.readouterr().err
 
     @pytest.mark.parametrize("rounds", ["0", "-1", "many"])
-    def test_refuses_less_than_a_round(self, rounds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_less_than_one_round_is_refused(self, rounds: str, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit, match="2"):
             main(["bench", "--rounds", rounds])
         assert "--rounds" in capsys.readouterr().err
 
-    def test_refuses_to_start_where_it_cannot_write(self, tmp_path: Path) -> None:
+    def test_directory_that_cannot_be_written_is_refused_at_the_start(self, tmp_path: Path) -> None:
         (tmp_path / "taken").write_text("")
         with pytest.raises(SystemExit, match=r"cannot write to .*taken"):
             main(["bench", "--output", str(tmp_path / "taken")])
 
-    def test_names_the_scenarios_not_measured_on_a_loop(
+    def test_scenarios_not_measured_on_a_loop_are_named(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         main(["bench", "memory", "--loop", "uvloop", "--quick", "--output", str(tmp_path)])
         assert "memory was not measured: it has no cases on uvloop" in capsys.readouterr().err
         assert results(tmp_path)["missing"] == {"memory": "it has no cases on uvloop"}
 
-    def test_names_the_cases_whose_program_is_missing(
+    def test_cases_whose_program_is_missing_are_named(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
@@ -179,14 +179,14 @@ class TestTheCommand:
         assert results(tmp_path)["missing"] == {node: "node is not installed", "http": "it has no cases on asyncio"}
 
     @pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"scenarios": {"size": {}}}'])
-    def test_refuses_to_redraw_files_it_cannot_read(self, tmp_path: Path, content: str | None) -> None:
+    def test_unreadable_results_are_not_redrawn(self, tmp_path: Path, content: str | None) -> None:
         if content is not None:
             (tmp_path / "results.json").write_text(content)
         with pytest.raises(SystemExit, match=r"cannot read .*results.json: No such file|results.json holds no results"):
             main(["bench", "--redraw", "--output", str(tmp_path)])
 
     @pytest.mark.timeout(1800)  # it measures twice, beside whatever else the machine does
-    def test_goes_on_where_it_was_interrupted(self, tmp_path: Path) -> None:
+    def test_interrupted_run_goes_on_where_it_stopped(self, tmp_path: Path) -> None:
         command = [*COMMAND, "size", "callback", "--loop", "asyncio", "--quick", "--output", str(tmp_path)]
         callback = len([case for case in SCENARIOS["callback"].cases(True) if case.loop == "asyncio"])
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
@@ -207,7 +207,7 @@ class TestTheCommand:
         assert after["size"] == before["size"]
         assert len(after["callback"]["cases"]) == callback
 
-    def test_does_not_overwrite_figures_measured_otherwise(self, tmp_path: Path) -> None:
+    def test_figures_measured_otherwise_are_not_overwritten(self, tmp_path: Path) -> None:
         command = ["bench", "storm", "--quick", "--output", str(tmp_path)]
         main([*command, "--rounds", "1"])
         before = (tmp_path / "results.json").read_bytes()
@@ -219,7 +219,7 @@ class TestTheCommand:
 
 
 class TestAFullRun:
-    def test_is_the_proposals_benchmark(self) -> None:
+    def test_full_run_is_the_benchmark_of_the_proposal(self) -> None:
         cases = SCENARIOS["enqueue"].cases(False)
         rates = list(dict.fromkeys(case.parameters["rate"] for case in cases))
         assert rates[0] == 10_000
@@ -246,12 +246,12 @@ class TestAFullRun:
             ("versions", "keys", {20}),
         ],
     )
-    def test_has_the_sizes_that_matter(self, scenario: str, parameter: str, values: set[int]) -> None:
+    def test_full_run_has_the_sizes_that_matter(self, scenario: str, parameter: str, values: set[int]) -> None:
         assert {case.parameters[parameter] for case in SCENARIOS[scenario].cases(False)} == values
 
 
 class TestTheRunner:
-    def test_takes_all_cases_round_by_round(self) -> None:
+    def test_runner_takes_all_cases_round_by_round(self) -> None:
         cases = [Case("size", name, "asyncio") for name in ("a", "b", "c")]
         order = []
 
@@ -263,11 +263,11 @@ class TestTheRunner:
         assert order == ["a", "b", "c"] * 3
         assert [len(each.rounds) for each in last] == [3, 3, 3]
 
-    def test_says_why_a_case_failed(self) -> None:
+    def test_runner_says_why_a_case_failed(self) -> None:
         with pytest.raises(runner.CaseFailed, match=r"(?s)size: nonsense, asyncio, .* failed:.*KeyError"):
             runner.measure_apart(Case("size", "nonsense", "asyncio", {"pending": 1, "steps": 1}))
 
-    def test_measures_in_another_process(self) -> None:
+    def test_runner_measures_in_another_process(self) -> None:
         figures = runner.measure_apart(Case("size", OURS, "asyncio", {"pending": 10, "steps": 1000}))
         assert set(figures) == {"ns"}
 
@@ -281,26 +281,26 @@ def measured(name: str, *figures: float, loop: str = "asyncio", **parameters: An
 
 
 class TestTheReport:
-    def test_pairs_the_rounds(self) -> None:
+    def test_report_pairs_the_rounds(self) -> None:
         # The machine was three times slower in the second round: the ratio is the same.
         (group,) = report.groups([measured(OURS, 10, 30, 10), measured("theirs", 20, 60, 30)])
         assert group.ratio("theirs", "ns") == report.Spread(median=2, least=2, most=3)
         assert group.spread(OURS, "ns") == report.Spread(median=10, least=10, most=30)
 
-    def test_compares_only_figures_measured_in_the_same_way(self) -> None:
+    def test_report_compares_only_figures_measured_in_the_same_way(self) -> None:
         found = report.groups(
             [measured(OURS, 1, pending=1), measured(OURS, 2, pending=2), measured(OURS, 3, loop="uvloop", pending=1)]
         )
         assert [str(group) for group in found] == ["asyncio, pending 1", "asyncio, pending 2", "uvloop, pending 1"]
 
-    def test_has_no_ratio_to_nothing(self) -> None:
+    def test_report_has_no_ratio_to_nothing(self) -> None:
         (group,) = report.groups([measured(OURS, 0), measured("theirs", 1)])
         assert group.ratio("theirs", "ns") is None
 
-    def test_leaves_out_rivals_that_have_not_been_measured_yet(self) -> None:
+    def test_report_leaves_out_rivals_that_have_not_been_measured_yet(self) -> None:
         assert report.groups([measured(OURS)]) == []
 
-    def test_is_a_table(self) -> None:
+    def test_report_is_a_table_in_markdown(self) -> None:
         table = report.table(SCENARIO, [measured(OURS, 10, 10), measured("theirs", 20, 40)])
         assert report.markdown(table).splitlines()[2:] == [
             "| where | what | time (ns) | times ours |",
@@ -309,7 +309,7 @@ class TestTheReport:
             "|  | theirs | 30 | 3 (2 to 4) |",
         ]
 
-    def test_is_read_as_it_was_written(self, tmp_path: Path) -> None:
+    def test_results_are_read_as_they_were_written(self, tmp_path: Path) -> None:
         path = tmp_path / "results.json"
         written = {"size": [measured(OURS, 1.5, pending=3), measured("theirs", 2.5, pending=3)]}
         report.save(path, {"rounds": 1}, written, {"http": "no server"})

@@ -51,7 +51,7 @@ def results(directory: Path) -> dict[str, Any]:
 
 @pytest.mark.timeout(1800)
 class TestAQuickRun:
-    def test_measures_both_servers_in_every_case(self, quick: Path) -> None:
+    def test_quick_run_measures_both_servers_in_every_case(self, quick: Path) -> None:
         measured = results(quick)
         assert measured["missing"] == {}
         assert list(measured["scenarios"]) == list(STREAMS)
@@ -64,14 +64,14 @@ class TestAQuickRun:
                 assert {metric.key for metric in scenario.metrics} <= set(figures)
                 assert all(math.isfinite(figure) for figure in figures.values())
 
-    def test_compares_the_reference_with_ours(self, quick: Path) -> None:
+    def test_quick_run_compares_the_reference_with_ours(self, quick: Path) -> None:
         for name, scenario in STREAMS.items():
             ratios = results(quick)["scenarios"][name]["ratios"]
             assert {ratio["what"] for ratio in ratios} == {
                 f"{metric.label}: {REFERENCE} / {OURS}" for metric in scenario.metrics if metric.compared
             }
 
-    def test_writes_its_tables(self, quick: Path) -> None:
+    def test_quick_run_writes_its_tables(self, quick: Path) -> None:
         text = (quick / "results.md").read_text()
         for scenario in STREAMS.values():
             assert f"### {scenario.title}" in text
@@ -125,12 +125,12 @@ async def answering(answer: bytes) -> AsyncIterator[Running]:
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])
 class TestAWrongAnswer:
-    async def test_another_status_fails(self) -> None:
+    async def test_answer_with_another_status_fails(self) -> None:
         async with answering(b"HTTP/1.1 500 Oh\r\nContent-Length: 4\r\n\r\nsome") as server:
             with pytest.raises(WrongAnswer, match=r"500 b'some', and not \(200,\)"):
                 await ask(await dial(server), get("s"), 200)
 
-    async def test_no_answer_fails(self) -> None:
+    async def test_missing_answer_fails(self) -> None:
         async with answering(b"") as server:
             connection = await dial(server)
             with pytest.raises(ConnectionResetError, match="the server has hung up"):

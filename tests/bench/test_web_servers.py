@@ -57,7 +57,7 @@ async def test_a_deadline_answers_with_the_count(port: int) -> None:
     await until_waiting(client, 0)
 
 
-async def test_all_are_answered_when_it_stops(server: tuple[psutil.Process, int]) -> None:
+async def test_waiting_clients_are_answered_when_the_server_stops(server: tuple[psutil.Process, int]) -> None:
     process, port = server
     control, *clients = await connect(11, port)
     waiting = [client.ask("GET", "/wait?topic=news&after=0") for client in clients]

@@ -24,7 +24,7 @@ class TestInsertedEarlierThanTheOneArmed:
         clock.advance(4000.0)
         assert all(note.ran == [pytest.approx(deadline)] for deadline, note in notes.items())
 
-    def test_a_later_task_does_not_postpone_it(self, clock: FaultLog) -> None:
+    def test_later_task_does_not_postpone_an_earlier_one(self, clock: FaultLog) -> None:
         timer = WheelTimer(clock)
         early = Note(clock)
         timer.add(early, 0.1)

@@ -55,7 +55,7 @@ def test_a_copy_is_refused(clock: VirtualClock, kind: str, how: Callable[[Any], 
         how(made(clock, kind))
 
 
-def test_an_operation_is_unharmed_by_the_attempt(purgatory: DelayedOperationPurgatory) -> None:
+def test_operation_is_unharmed_by_a_refused_copy(purgatory: DelayedOperationPurgatory) -> None:
     operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
     for how in COPIES:
         with pytest.raises(TypeError):

@@ -16,7 +16,7 @@ FOLDERS = ("tests/core", "tests/promises", "tests/family")
 @in_python
 @pytest.mark.skipif(extension is None, reason="needs the extension: python purgatory/_core/build.py")
 @pytest.mark.timeout(3600)  # it is thousands of tests
-def test_core_in_c() -> None:
+def test_core_in_c_passes_the_tests_of_the_core() -> None:
     assert extension is not None
     assert extension.origin is not None
     built = Path(extension.origin).stat().st_mtime

@@ -284,7 +284,7 @@ class TestKeysThatCannotBeLookedUp:
         return operation
 
     @pytest.mark.parametrize("mood", ["no hash", "no eq"])
-    def test_a_call_with_such_a_key_raises_and_changes_nothing(
+    def test_call_with_a_key_that_cannot_be_looked_up_changes_nothing(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, operation: Flag, key: Moody, mood: str
     ) -> None:
         before = purgatory.statistics()

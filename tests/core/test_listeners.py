@@ -328,7 +328,7 @@ def test_an_operation_that_the_clock_completes_at_its_arrival_has_one_record(nth
 
 
 class TestRefusedOperationsHaveNoRecord:
-    def test_when_the_purgatory_is_full(self, clock: FaultLog) -> None:
+    def test_operation_refused_by_a_full_purgatory_has_no_record(self, clock: FaultLog) -> None:
         purgatory = DelayedOperationPurgatory(max_pending=1, clock=clock)
         heard: Heard = []
         purgatory.add_listener(heard.append)
@@ -341,7 +341,9 @@ class TestRefusedOperationsHaveNoRecord:
         purgatory.close()
         assert len(heard) == 1
 
-    def test_when_the_purgatory_is_closed_by_the_try(self, purgatory: DelayedOperationPurgatory, heard: Heard) -> None:
+    def test_operation_whose_try_closes_the_purgatory_has_no_record(
+        self, purgatory: DelayedOperationPurgatory, heard: Heard
+    ) -> None:
         class Closing(Flag):
             def try_complete(self) -> bool:
                 purgatory.close()
@@ -351,7 +353,7 @@ class TestRefusedOperationsHaveNoRecord:
             purgatory.try_complete_else_watch(Closing(), ["a"])
         assert heard == []
 
-    def test_when_the_input_is_bad(self, purgatory: DelayedOperationPurgatory, heard: Heard) -> None:
+    def test_operation_with_bad_input_has_no_record(self, purgatory: DelayedOperationPurgatory, heard: Heard) -> None:
         with pytest.raises(ValueError, match="at least one key"):
             purgatory.try_complete_else_watch(Flag(), [])
         unhashable: Any = []
@@ -412,7 +414,7 @@ class TestFaults:
         assert flag.force_complete()
         assert [each.outcome for each in heard] == ["satisfied"]
 
-    def test_in_debug_mode_other_threads_are_refused(self) -> None:
+    def test_other_threads_are_refused_in_debug_mode(self) -> None:
         async def main() -> None:
             async with DelayedOperationPurgatory() as purgatory:
                 for call in (purgatory.add_listener, purgatory.remove_listener):
@@ -437,7 +439,7 @@ class TestRetention:
         finally:
             gc.enable()
 
-    def test_without_a_listener_nothing_is_noted(self, purgatory: DelayedOperationPurgatory, heard: Heard) -> None:
+    def test_nothing_is_noted_without_a_listener(self, purgatory: DelayedOperationPurgatory, heard: Heard) -> None:
         purgatory.try_complete_else_watch(Flag(), ["a"])
         purgatory.remove_listener(heard.append)
         assert purgatory._owner.listeners is None

@@ -83,7 +83,7 @@ async def test_an_exception_never_retrieved_is_reported_when_its_operation_is_co
 
 
 @pytest.mark.parametrize("ask", ["exception", "result"])
-def test_reading_the_exception_or_the_result_is_enough(
+def test_exception_that_has_been_read_is_not_reported(
     purgatory: DelayedOperationPurgatory, clock: FaultLog, ask: str
 ) -> None:
     operation = purgatory.try_complete_else_watch(Broken(5.0, ready=True), ["key"])

@@ -161,7 +161,7 @@ class TestAwait:
         async with DelayedOperationPurgatory() as purgatory:
             assert await purgatory.try_complete_else_watch(Flag(ready=True), ["key"]) == "result of flag"
 
-    async def test_the_deadline_ends_it(self) -> None:
+    async def test_deadline_ends_the_await_of_an_operation(self) -> None:
         async with DelayedOperationPurgatory() as purgatory:
             operation = Flag(0.005)
             assert await purgatory.try_complete_else_watch(operation, ["key"]) == "result of flag"
@@ -276,7 +276,7 @@ class TestReschedule:
         clock.advance(1.0)
         assert operation.expired()
 
-    def test_only_a_pending_operation_may_be_rescheduled(self, purgatory: DelayedOperationPurgatory) -> None:
+    def test_operation_that_does_not_wait_cannot_be_rescheduled(self, purgatory: DelayedOperationPurgatory) -> None:
         fresh = Flag(1.0)
         done = purgatory.try_complete_else_watch(Flag(1.0, ready=True), ["key"])
         for operation in (fresh, done):
@@ -284,7 +284,7 @@ class TestReschedule:
                 operation.reschedule(1.0)
 
     @pytest.mark.parametrize("timeout", [-1.0, math.nan, math.inf])
-    def test_a_bad_timeout_changes_nothing(
+    def test_bad_timeout_of_a_reschedule_changes_nothing(
         self, purgatory: DelayedOperationPurgatory, clock: VirtualClock, timeout: float
     ) -> None:
         operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
@@ -298,7 +298,7 @@ async def _wait(operation: Flag) -> str:
     return await operation
 
 
-def test_a_timer_alone_completes_it_at_its_deadline(clock: VirtualClock) -> None:
+def test_timer_alone_completes_an_operation_at_its_deadline(clock: VirtualClock) -> None:
     timer = WheelTimer(clock)
     operation = Flag()
     timer.add(operation, 1.0)
@@ -309,7 +309,7 @@ def test_a_timer_alone_completes_it_at_its_deadline(clock: VirtualClock) -> None
     assert operation.result() == "result of flag"
 
 
-def test_a_timer_alone_tries_it_at_its_deadline_too(clock: FaultLog) -> None:
+def test_timer_alone_tries_an_operation_at_its_deadline(clock: FaultLog) -> None:
     timer = WheelTimer(clock)
     operation = Flag(ready=True)
     timer.add(operation, 1.0)
@@ -318,7 +318,7 @@ def test_a_timer_alone_tries_it_at_its_deadline_too(clock: FaultLog) -> None:
     assert clock.faults == []
 
 
-def test_a_timer_alone_lets_it_fail_in_its_last_try(clock: FaultLog) -> None:
+def test_timer_alone_lets_an_operation_fail_in_its_last_try(clock: FaultLog) -> None:
     class Failing(Flag):
         def try_complete(self) -> bool:
             raise LookupError

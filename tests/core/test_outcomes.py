@@ -232,7 +232,7 @@ class TestTheLastTry:
         clock.advance(2.0)
         assert counts(purgatory) == {"satisfied": 1}
 
-    def test_its_exception_makes_the_operation_fail(
+    def test_exception_of_the_last_try_makes_the_operation_fail(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog
     ) -> None:
         error = LookupError()
@@ -282,7 +282,7 @@ class TestTheLastTry:
         assert operation.calls == ([] if does == "cancel" else ["flag completes"])
         assert (purgatory.num_delayed, len(purgatory.timer), clock.faults) == (0, 0, [])
 
-    def test_an_operation_that_it_reschedules_finishes_once(
+    def test_operation_rescheduled_by_its_last_try_finishes_once(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog
     ) -> None:
         class Moving(Flag):
@@ -300,7 +300,7 @@ class TestTheLastTry:
 
 class TestAFaultOfOnExpiration:
     @pytest.mark.parametrize("error", [LookupError, GeneratorExit, asyncio.CancelledError])
-    def test_the_result_stays_and_the_fault_is_reported(
+    def test_result_stays_and_fault_of_on_expiration_is_reported(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, error: type[BaseException]
     ) -> None:
         class Broken(Flag):
@@ -318,7 +318,7 @@ class TestAFaultOfOnExpiration:
         assert outcomes == ["expired"]
         assert counts(purgatory) == {"expired": 1}
 
-    async def test_the_awaiter_gets_the_result(self) -> None:
+    async def test_awaiter_gets_the_result_despite_a_fault_of_on_expiration(self) -> None:
         class Broken(Flag):
             def on_expiration(self) -> None:
                 raise LookupError

@@ -32,7 +32,7 @@ class TestWatch:
         assert operation.result() == "result of flag"
         assert (purgatory.num_delayed, purgatory.watched, clock.armed) == (0, 0, [])
 
-    def test_any_of_its_keys_completes_it(self, purgatory: DelayedOperationPurgatory) -> None:
+    def test_any_key_of_an_operation_completes_it(self, purgatory: DelayedOperationPurgatory) -> None:
         operations = [purgatory.try_complete_else_watch(Flag(), ["a", "b", "c"]) for _ in range(3)]
         for operation, key in zip(operations, "abc", strict=True):
             operation.ready = True
@@ -90,7 +90,9 @@ class TestWatch:
         clock.advance(0.001)
         assert operation.expired()
 
-    def test_no_timeout_is_for_ever(self, purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+    def test_operation_without_a_timeout_never_expires(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
+    ) -> None:
         operation = purgatory.try_complete_else_watch(Flag(None), ["key"])
         assert clock.armed == []
         clock.advance(1e9)
@@ -269,7 +271,7 @@ class TestAll:
 
 
 class TestClose:
-    async def test_no_awaiting_task_is_left_waiting(self) -> None:
+    async def test_close_leaves_no_awaiting_task_waiting(self) -> None:
         async with DelayedOperationPurgatory() as purgatory:
             operations = [purgatory.try_complete_else_watch(Flag(3600.0), ["key", n]) for n in range(2500)]
             waiting = asyncio.gather(*operations)
@@ -531,7 +533,7 @@ class TestStatistics:
         purgatory.try_complete_else_watch(Flag(), ["a"])
         assert statistics.num_delayed == 0
 
-    def test_its_repr_shows_its_name_and_how_many_are_pending(self, purgatory: DelayedOperationPurgatory) -> None:
+    def test_repr_of_purgatory_shows_name_and_number_of_pending(self, purgatory: DelayedOperationPurgatory) -> None:
         assert repr(purgatory) == "<DelayedOperationPurgatory 'test' num_delayed=0>"
         assert purgatory.name == "test"
 

@@ -62,7 +62,7 @@ def check_over(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
 @pytest.mark.parametrize("method", ["try_complete", "on_complete"])
 @pytest.mark.parametrize("position", [0, 2, 4])
 @pytest.mark.parametrize("way", COMPLETE)
-def test_the_other_operations_are_completed_first(
+def test_other_operations_complete_before_a_request_to_exit_is_raised(
     purgatory: DelayedOperationPurgatory,
     clock: FaultLog,
     way: str,
@@ -112,7 +112,7 @@ def test_the_request_of_a_listener_is_raised_after_the_others_are_done(
 
 @pytest.mark.parametrize("error", EXITS)
 @pytest.mark.parametrize("way", ["advance", "complete_all", "fail_all", "close"])
-def test_the_waits_for_thresholds_end_first(
+def test_waits_for_thresholds_end_before_a_request_to_exit_is_raised(
     purgatory: DelayedOperationPurgatory, clock: FaultLog, way: str, error: type[BaseException]
 ) -> None:
     thresholds = ThresholdPurgatory(0, purgatory)
@@ -142,7 +142,7 @@ def test_the_waits_for_thresholds_end_first(
 
 
 @pytest.mark.parametrize("error", EXITS)
-def test_the_keys_of_a_pass_after_it_are_checked_all_the_same(
+def test_keys_of_a_pass_behind_a_request_to_exit_are_checked(
     purgatory: DelayedOperationPurgatory, clock: FaultLog, error: type[BaseException]
 ) -> None:
     operations = [Exiting("on_complete", error), Flag(1.0), Flag(1.0)]
@@ -157,7 +157,7 @@ def test_the_keys_of_a_pass_after_it_are_checked_all_the_same(
 
 
 @pytest.mark.parametrize("error", EXITS)
-def test_at_a_deadline_further_buckets_are_not_forgotten(
+def test_further_buckets_expire_after_a_request_to_exit(
     purgatory: DelayedOperationPurgatory, clock: FaultLog, error: type[BaseException]
 ) -> None:
     purgatory.try_complete_else_watch(Exiting("on_complete", error), ["key"])

@@ -25,6 +25,6 @@ TESTS = (
 @pytest.mark.skipif(extension is None or not libraries(), reason="needs the core in C, gcc and its sanitizers")
 @pytest.mark.skipif(not (ROOT / "purgatory").is_dir(), reason="needs the source of the package")
 @pytest.mark.timeout(3600)  # it is hundreds of tests, several times slower
-def test_memory_is_used_as_it_should_be(tmp_path: Path) -> None:
+def test_sanitizers_find_no_misuse_of_memory(tmp_path: Path) -> None:
     done = run([f"tests/core/test_{name}.py" for name in TESTS], tmp_path)
     assert done.returncode == 0, done.stdout[-20_000:]

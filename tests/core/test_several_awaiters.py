@@ -34,7 +34,7 @@ LEAVERS: dict[str, Callable[[Flag], "asyncio.Task[str]"]] = {
 
 @pytest.mark.parametrize("leave", LEAVERS)
 @pytest.mark.parametrize("position", [0, 1, 2])
-async def test_a_cancelled_awaiter_leaves_alone(leave: str, position: int) -> None:
+async def test_cancelled_awaiter_leaves_the_operation_to_the_others(leave: str, position: int) -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation = purgatory.try_complete_else_watch(Flag(60.0), ["key"])
         staying = []

@@ -147,7 +147,7 @@ async def _debug() -> None:
 
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.usefixtures("_debug")
-async def test_in_debug_mode_the_other_methods_refuse_other_threads_and_name_the_right_call(use: str) -> None:
+async def test_other_threads_are_refused_in_debug_mode_and_told_the_right_call(use: str) -> None:
     call, instead = USES[use]
     async with DelayedOperationPurgatory() as purgatory:
         operation = purgatory.try_complete_else_watch(Flag(60.0), ["key"])
@@ -190,7 +190,7 @@ async def test_watching_from_another_thread_is_always_refused(debug: bool) -> No
         assert purgatory.num_delayed == 1
 
 
-def test_in_debug_mode_the_main_thread_is_refused_too() -> None:
+def test_main_thread_is_refused_in_debug_mode_if_the_loop_is_elsewhere() -> None:
     ready, done = threading.Event(), threading.Event()
     purgatories: list[DelayedOperationPurgatory] = []
 
@@ -225,7 +225,7 @@ async def test_a_refusal_of_the_loop_itself_in_debug_mode_is_not_hidden() -> Non
 
 
 @pytest.mark.usefixtures("_debug")
-async def test_in_debug_mode_counts_may_be_read_in_any_thread() -> None:
+async def test_counts_may_be_read_in_any_thread_in_debug_mode() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         purgatory.try_complete_else_watch(Flag(60.0), ["key"])
         assert (await asyncio.to_thread(purgatory.statistics)).num_delayed == 1

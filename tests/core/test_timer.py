@@ -59,7 +59,7 @@ class TestWorkedExample:
             assert (now, timer.statistics().wake_ups) == (now, wake_ups)
         assert {when: note.ran for when, note in notes.items()} == {when: [float(when)] for when in notes}
 
-    def test_ten_wake_ups_and_none_in_between(self) -> None:
+    def test_six_tasks_take_ten_wake_ups_and_none_in_between(self) -> None:
         clock = VirtualClock()
         timer = WheelTimer(clock, tick=1.0, wheel_size=10)
         for when in (9, 88, 222, 520, 521, 522):
@@ -167,7 +167,7 @@ class TestLongBuckets:
     """A bucket of very many tasks goes on in further dicts, none of which takes long to grow."""
 
     @looks_inside
-    def test_their_tasks_run_in_order_except_for_cancelled_ones(self, clock: VirtualClock) -> None:
+    def test_tasks_of_long_buckets_run_in_order_except_for_cancelled_ones(self, clock: VirtualClock) -> None:
         timer = WheelTimer(clock)
         order: list[int] = []
         handles = [timer.call_at(10.0, order.append, n) for n in range(50_000)]
@@ -210,7 +210,7 @@ class TestLongBuckets:
         clock.advance(20)
         assert note.ran == [10.0]
 
-    def test_a_close_forgets_all_of_their_tasks(self, clock: FaultLog) -> None:
+    def test_close_forgets_all_tasks_of_long_buckets(self, clock: FaultLog) -> None:
         timer = WheelTimer(clock)
         note = Note(clock)
         timer.add(note, 10.0)
@@ -373,7 +373,7 @@ class TestBehindTime:
         assert order == sorted(deadlines)
 
 
-async def test_after_the_loop_was_blocked_due_tasks_run_in_deadline_order_with_few_wake_ups() -> None:
+async def test_due_tasks_run_in_order_with_few_wake_ups_after_a_blocked_loop() -> None:
     loop = asyncio.get_running_loop()
     timer = WheelTimer()
     order: list[float] = []
@@ -395,7 +395,7 @@ async def test_after_the_loop_was_blocked_due_tasks_run_in_deadline_order_with_f
 class TestOneWakeUp:
     """The timer keeps one `call_at` armed, for the earliest bucket."""
 
-    def test_only_an_earlier_bucket_is_armed_again(self, clock: FaultLog) -> None:
+    def test_earlier_bucket_alone_is_armed_again(self, clock: FaultLog) -> None:
         timer = WheelTimer(clock, tick=1.0, wheel_size=10)
         for when in (50, 70, 59, 51, 9, 5):
             timer.add(Note(clock), when)
@@ -615,13 +615,13 @@ def test_a_deadline_that_is_no_number_is_refused(clock: VirtualClock) -> None:
     assert len(timer) == 0
 
 
-def test_without_a_clock_there_must_be_a_loop() -> None:
+def test_timer_without_a_clock_needs_a_running_loop() -> None:
     timer = WheelTimer()
     with pytest.raises(RuntimeError, match="no running event loop"):
         timer.time()
 
 
-def test_its_repr_shows_how_many_tasks_it_holds(clock: VirtualClock) -> None:
+def test_repr_of_timer_shows_number_of_tasks_and_levels(clock: VirtualClock) -> None:
     timer = WheelTimer(clock, tick=0.5)
     timer.add(Note(clock), 100.0)
     assert repr(timer) == "<WheelTimer tick=0.5 tasks=1 levels=2>"

@@ -14,7 +14,7 @@ from tests.support.operations import FaultLog, Note
 class TestAsAClock:
     """`WheelTimer` stands where `loop.call_at` and `loop.call_later` stand."""
 
-    def test_its_time_is_that_of_its_clock(self, clock: VirtualClock) -> None:
+    def test_time_of_a_timer_is_that_of_its_clock(self, clock: VirtualClock) -> None:
         timer: Clock = WheelTimer(clock)
         clock.advance(3)
         assert timer.time() == 3.0
@@ -87,7 +87,7 @@ class TestFaults:
         assert note.ran == [1.0]
         assert clock.exceptions == [error]
 
-    def test_without_an_exception_handler_faults_go_to_the_log(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_faults_go_to_the_log_without_an_exception_handler(self, caplog: pytest.LogCaptureFixture) -> None:
         virtual = VirtualClock()
 
         class Bare:

@@ -30,7 +30,7 @@ def test_an_overdue_task_does_not_wait_in_the_bucket_of_a_later_round(overdue: f
 
 
 @pytest.mark.parametrize("tick", [0.001, 0.3, 1.0])
-def test_below_zero_a_deadline_rounds_up_to_its_tick_and_no_further(tick: float) -> None:
+def test_deadline_below_zero_rounds_up_to_its_tick_and_no_further(tick: float) -> None:
     clock = FaultLog(-1000.5)
     timer = WheelTimer(clock, tick=tick)
     notes = {-1000.25 + n * 0.37: Note(clock) for n in range(3000)}
@@ -42,7 +42,7 @@ def test_below_zero_a_deadline_rounds_up_to_its_tick_and_no_further(tick: float)
 
 
 @pytest.mark.parametrize("deadline", [float("inf"), 1e300, 2.0**53 / 1000, 10**400, Fraction(10**400, 3)])
-def test_beyond_all_ticks_a_task_does_not_wait(clock: FaultLog, deadline: Any) -> None:
+def test_task_beyond_all_ticks_does_not_wait(clock: FaultLog, deadline: Any) -> None:
     timer = WheelTimer(clock)
     note = Note(clock)
     timer.add(note, deadline)
@@ -72,7 +72,7 @@ def test_a_late_call_does_not_postpone_the_next_one(late: float) -> None:
     assert clock.armed[-1] == 0.0014
 
 
-def test_while_a_bucket_moves_down_in_slices_all_levels_are_counted(clock: FaultLog) -> None:
+def test_all_levels_are_counted_while_a_bucket_moves_down_in_slices(clock: FaultLog) -> None:
     timer = WheelTimer(clock, tick=1.0)
     for _ in range(2500):
         timer.add(Note(clock), 29.0)
@@ -173,7 +173,7 @@ def test_call_of_the_clock_that_is_lost_is_made_up_for(clock: FaultLog) -> None:
 
 @looks_inside
 @pytest.mark.parametrize("name", ["new_slice", "_arm_next"])
-def test_interrupt_of_a_part_of_a_wake_up_does_not_stop_the_others(name: str, clock: FaultLog) -> None:
+def test_interrupt_of_a_part_of_a_wake_up_does_not_stop_other_tasks(name: str, clock: FaultLog) -> None:
     class Interrupted(WheelTimer):
         interrupts = 0
 
@@ -205,7 +205,7 @@ def test_interrupt_of_a_part_of_a_wake_up_does_not_stop_the_others(name: str, cl
 
 
 @pytest.mark.parametrize("nth", range(1, 6))
-def test_interrupt_of_a_wake_up_does_not_stop_the_others(nth: int) -> None:
+def test_interrupt_of_a_wake_up_does_not_stop_other_tasks(nth: int) -> None:
     class Interrupted(FaultLog):
         left = 0
 

@@ -270,13 +270,13 @@ class TestCompactInSlices:
 
 
 class TestWalks:
-    def test_both_directions_meet_every_list_once(self, lists: Lists) -> None:
+    def test_walks_in_both_directions_meet_every_list_once(self, lists: Lists) -> None:
         for n in range(5):
             lists.add(n, n)
         assert [watchers.key for watchers in lists.forwards()] == [0, 1, 2, 3, 4]
         assert [watchers.key for watchers in lists.backwards()] == [4, 3, 2, 1, 0]
 
-    def test_forwards_meets_lists_that_are_added_meanwhile(self, lists: Lists) -> None:
+    def test_walk_forwards_meets_lists_that_are_added_meanwhile(self, lists: Lists) -> None:
         lists.add(0, 0)
         met = []
         for watchers in lists.forwards():
@@ -287,7 +287,9 @@ class TestWalks:
 
     @pytest.mark.parametrize("dropped", range(8))
     @pytest.mark.parametrize("at", range(8))
-    def test_backwards_misses_none_when_lists_are_dropped_meanwhile(self, lists: Lists, at: int, dropped: int) -> None:
+    def test_walk_backwards_misses_none_when_lists_are_dropped_meanwhile(
+        self, lists: Lists, at: int, dropped: int
+    ) -> None:
         entries = [lists.add(n, n) for n in range(8)]
         met = []
         for watchers in lists.backwards():
@@ -298,7 +300,7 @@ class TestWalks:
                     lists.compact_key(n)
         assert {*met, *range(dropped)} == set(range(8))
 
-    def test_backwards_ends_when_all_lists_are_dropped(self, lists: Lists) -> None:
+    def test_walk_backwards_ends_when_all_lists_are_dropped(self, lists: Lists) -> None:
         for n in range(3):
             lists.finish(lists.add(n, n))
         walk = lists.backwards()
@@ -310,7 +312,7 @@ class TestWalks:
 class TestSkip:
     """A check with a limit begins behind the dead entries at the front, and need not look at them again."""
 
-    def test_the_head_is_noted(self, lists: Lists) -> None:
+    def test_head_behind_dead_entries_is_noted_and_never_goes_back(self, lists: Lists) -> None:
         entries = [lists.add(n, "key") for n in range(10)]
         watchers = lists.find("key")
         assert watchers is not None
@@ -370,7 +372,7 @@ class TestClear:
 class TestRevived:
     """The key's own `__hash__` watches the key while its list, which is empty, is being dropped."""
 
-    def test_the_entry_is_found_and_is_to_be_tried(self, lists: Lists) -> None:
+    def test_entry_added_while_its_list_is_dropped_is_found_and_tried(self, lists: Lists) -> None:
         key = Calling()
         lists.finish(lists.add(1, key))
         watchers = lists.find(key)

@@ -19,7 +19,7 @@ def test_every_public_name_is_documented() -> None:
         assert documentation, name
 
 
-def test_the_parameters_shown_are_the_parameters_there_are() -> None:
+def test_parameters_in_the_readme_are_those_of_the_constructor() -> None:
     shown = re.search(r"`DelayedOperationPurgatory\((name=.*?)\)`", README)
     assert shown is not None
     parameters = inspect.signature(purgatory.DelayedOperationPurgatory).parameters.values()
@@ -28,7 +28,7 @@ def test_the_parameters_shown_are_the_parameters_there_are() -> None:
     assert [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY] == ["name"]
 
 
-def test_the_figures_are_those_that_were_measured() -> None:
+def test_figures_in_the_readmes_are_those_that_were_measured() -> None:
     measured = ROOT / "purgatory" / "bench" / "measured"
     about, cases = report.load(measured / "results.json")
     assert list(cases) == list(SCENARIOS)

@@ -190,7 +190,7 @@ class TestLeave:
 class TestCancelledJoin:
     @pytest.mark.parametrize("how", ["task.cancel", "asyncio.timeout", "anyio"])
     @pytest.mark.parametrize("moment", ["while it waits", "before it is over", "as it is over"])
-    async def test_member_has_left(self, group: ConsumerGroup, how: str, moment: str) -> None:
+    async def test_member_whose_join_is_cancelled_has_left(self, group: ConsumerGroup, how: str, moment: str) -> None:
         first = await group.join()
         scope = anyio.CancelScope()
         timeout = asyncio.timeout(None)

@@ -98,7 +98,7 @@ async def connected(count: int, port: int) -> AsyncIterator[list[Client]]:
 
 
 class TestIdleConnections:
-    async def test_of_thousands_the_silent_ones_are_hung_up_on_and_no_other(self) -> None:
+    async def test_silent_connections_are_closed_among_thousands_and_no_other(self) -> None:
         _more_files(4500)
         with example("examples.idle_connections", "--timeout", "5") as server:
             async with connected(3000, server.port) as clients:
@@ -146,7 +146,7 @@ class TestIdleConnections:
         assert refused.returncode == 2
         assert "--timeout must be more than 0 and finite, not 0.0" in refused.stderr
 
-    def test_where_it_cannot_listen_it_says_so(self) -> None:
+    def test_address_that_cannot_be_listened_on_is_reported(self) -> None:
         for arguments, error in (
             (["--port", "99999"], "--port must be from 0 to 65535, not 99999"),
             (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1:"),

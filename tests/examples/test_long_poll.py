@@ -233,7 +233,7 @@ def test_commands_of_the_guide_get_the_answers_shown() -> None:
     assert all(answer in guide for answer in printed[0])
 
 
-def test_file_is_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_of_the_example_is_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PORT", "0")
     with subprocess.Popen([sys.executable, FILE], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

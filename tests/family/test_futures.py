@@ -64,7 +64,7 @@ class TestWhenItCompletes:
         assert waiting.result() == ({early, in_time}, {late})
         await turn()
 
-    async def test_a_check_completes_it_before_the_callbacks_of_the_futures(
+    async def test_check_completes_the_operation_before_callbacks_of_futures(
         self, purgatory: DelayedOperationPurgatory
     ) -> None:
         futures = _futures(2)
@@ -114,7 +114,9 @@ class TestCallback:
         await turn()
         assert called == [({futures[0]}, {futures[1]})]
 
-    async def test_its_exception_makes_the_operation_fail(self, purgatory: DelayedOperationPurgatory) -> None:
+    async def test_exception_of_the_callback_makes_the_operation_fail(
+        self, purgatory: DelayedOperationPurgatory
+    ) -> None:
         def fail(*_: object) -> None:
             raise LookupError
 
@@ -125,7 +127,7 @@ class TestCallback:
             await waiting
 
     @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
-    def test_its_request_to_exit_is_raised_after_the_other_operations(
+    def test_request_to_exit_of_a_callback_is_raised_after_other_operations(
         self, purgatory: DelayedOperationPurgatory, error: type[BaseException]
     ) -> None:
         operations: list[DelayedFutures[int]] = []
@@ -212,7 +214,7 @@ class TestLateFutures:
 
 class TestAFutureThatIsDoneInTheIterationInWhichTheOperationEnds:
     @pytest.mark.parametrize("how", ["deadline", "cancel", "check", "force"])
-    async def test_comes_too_late_and_does_no_harm(
+    async def test_future_that_is_done_as_its_operation_ends_does_no_harm(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, how: str
     ) -> None:
         faults: list[dict[str, Any]] = []
@@ -234,7 +236,7 @@ class TestAFutureThatIsDoneInTheIterationInWhichTheOperationEnds:
 
 
 class TestRefusals:
-    async def test_an_object_that_is_no_future(self) -> None:
+    async def test_object_that_is_no_future_is_refused(self) -> None:
         async def answer() -> int:
             return 1
 
@@ -243,33 +245,33 @@ class TestRefusals:
             DelayedFutures([coroutine], 1.0)
         coroutine.close()
 
-    async def test_futures_of_several_loops(self) -> None:
+    async def test_futures_of_several_loops_are_refused(self) -> None:
         other = asyncio.new_event_loop()
         with pytest.raises(ValueError, match="several event loops"):
             DelayedFutures([other.create_future(), *_futures(1)], 1.0)
         other.close()
 
-    async def test_futures_of_another_loop_than_the_running_one(self) -> None:
+    async def test_futures_of_another_loop_than_the_running_one_are_refused(self) -> None:
         other = asyncio.new_event_loop()
         with pytest.raises(ValueError, match="another event loop than the running one"):
             DelayedFutures([other.create_future()], 1.0)
         other.close()
 
-    async def test_a_callback_that_is_not_named(self) -> None:
+    async def test_positional_callback_is_refused(self) -> None:
         positional: Any = DelayedFutures
         with pytest.raises(TypeError, match="positional"):
             positional(_futures(1), 1.0, print)
 
-    async def test_a_future_alone(self) -> None:
+    async def test_single_future_is_refused_as_iterable_of_futures(self) -> None:
         alone: Any = _futures(1)[0]
         with pytest.raises(TypeError, match="futures must be an iterable of futures, not <Future"):
             DelayedFutures(alone, 1.0)
 
-    async def test_a_callback_that_is_not_callable(self) -> None:
+    async def test_callback_that_is_not_callable_is_refused(self) -> None:
         number: Any = 3
         with pytest.raises(TypeError, match="callback must be callable, not 3"):
             DelayedFutures(_futures(1), 1.0, callback=number)
 
-    async def test_a_negative_timeout(self) -> None:
+    async def test_negative_timeout_is_refused(self) -> None:
         with pytest.raises(ValueError, match="finite and not negative"):
             DelayedFutures(_futures(1), -1.0)

@@ -89,7 +89,7 @@ class TestCosts:
         assert clock.armed == [30.0]
         assert tracker.timer.statistics().wake_ups == 0
 
-    def test_while_it_is_touched_there_is_timer_work_once_in_a_timeout(self, clock: FaultLog) -> None:
+    def test_touched_key_causes_timer_work_once_in_a_timeout(self, clock: FaultLog) -> None:
         tracker: IdleTracker[str] = IdleTracker(30.0, clock=clock)
         for _ in range(300):
             tracker.touch("a")
@@ -143,7 +143,7 @@ class TestAClockOfTheUser:
         assert idle == ["a"]
 
     @pytest.mark.parametrize("nth", range(6))
-    def test_a_key_that_it_discards_does_not_wait_any_more(self, nth: int) -> None:
+    def test_key_discarded_by_the_clock_does_not_wait_any_more(self, nth: int) -> None:
         clock = CallingClock()
         idle: list[str] = []
         tracker: IdleTracker[str] = IdleTracker(1.0, idle.append, clock=clock)
@@ -176,7 +176,7 @@ class TestOnIdle:
         clock.advance(1.0)
         assert idle == ["a", "a"]
 
-    def test_its_exception_is_reported_and_the_other_keys_are_passed_on(self, clock: FaultLog) -> None:
+    def test_exception_of_on_idle_is_reported_and_other_keys_are_passed_on(self, clock: FaultLog) -> None:
         idle: list[str] = []
 
         def on_idle(key: str) -> None:
@@ -393,7 +393,7 @@ async def test_an_iteration_misses_neither_the_end_nor_a_key_that_comes_as_it_be
 
 
 class TestRefusals:
-    def test_another_event_loop(self) -> None:
+    def test_touch_on_another_event_loop_is_refused(self) -> None:
         tracker: IdleTracker[str] = IdleTracker(30.0)
 
         async def touch(key: str) -> None:
@@ -411,7 +411,7 @@ class TestRefusals:
         assert loop.run_until_complete(anext(tracker)) == "a"
         loop.close()
 
-    async def test_another_thread(self) -> None:
+    async def test_touch_in_another_thread_is_refused(self) -> None:
         tracker: IdleTracker[str] = IdleTracker(30.0)
         tracker.touch("a")
         with pytest.raises(PurgatoryError, match=r"use loop\.call_soon_threadsafe\(tracker\.touch, key\)"):
@@ -419,14 +419,14 @@ class TestRefusals:
         assert list(tracker) == ["a"]
         tracker.close()
 
-    def test_values_out_of_range(self, clock: FaultLog) -> None:
+    def test_timeout_and_tick_out_of_range_are_refused(self, clock: FaultLog) -> None:
         for timeout in (0.0, -1.0, float("inf"), float("nan"), 10**400):
             with pytest.raises(ValueError, match="timeout must be finite and positive"):
                 IdleTracker(timeout)
         with pytest.raises(ValueError, match=r"tick must be finite and positive, not 0\.0"):
             IdleTracker(1.0, tick=0.0)
 
-    def test_wrong_types(self, tracker: IdleTracker[Any]) -> None:
+    def test_arguments_of_wrong_types_are_refused(self, tracker: IdleTracker[Any]) -> None:
         text: Any = "30"
         with pytest.raises(TypeError, match="timeout must be a number of seconds"):
             IdleTracker(text)
@@ -436,7 +436,7 @@ class TestRefusals:
             tracker.touch([])
         assert len(tracker) == 0
 
-    def test_its_repr_shows_its_timeout_and_how_many_it_tracks(self, tracker: IdleTracker[str]) -> None:
+    def test_repr_of_tracker_shows_timeout_and_number_of_keys(self, tracker: IdleTracker[str]) -> None:
         tracker.touch("a")
         assert repr(tracker) == "<IdleTracker timeout=30.0 tracked=1>"
         assert tracker.timeout == 30.0

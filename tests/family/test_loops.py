@@ -402,7 +402,7 @@ class TestDebugMode:
 class TestPrograms:
     """The base loop does everything else as before."""
 
-    def test_timeouts_and_task_groups(self, loop: asyncio.AbstractEventLoop) -> None:
+    def test_timeouts_and_task_groups_work_on_the_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         async def main() -> None:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01):
@@ -420,7 +420,7 @@ class TestPrograms:
         run(loop, main())
         assert timers(loop) == 0
 
-    def test_signal_handlers(self, loop: asyncio.AbstractEventLoop) -> None:
+    def test_signal_handlers_are_called_on_the_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         async def main() -> None:
             seen = asyncio.Event()
             loop.add_signal_handler(signal.SIGUSR1, seen.set)
@@ -430,7 +430,7 @@ class TestPrograms:
 
         run(loop, main())
 
-    def test_subprocesses_and_their_timeouts(self, loop: asyncio.AbstractEventLoop) -> None:
+    def test_subprocesses_can_be_waited_for_with_a_timeout(self, loop: asyncio.AbstractEventLoop) -> None:
         async def main() -> None:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-c", "print(input())", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
@@ -446,7 +446,7 @@ class TestPrograms:
         finally:
             asyncio.set_event_loop(None)
 
-    def test_sockets_and_threads(self, loop: asyncio.AbstractEventLoop) -> None:
+    def test_sockets_and_threads_work_on_the_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(await reader.readline())
             await writer.drain()

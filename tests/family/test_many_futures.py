@@ -104,7 +104,7 @@ async def test_operations_one_after_the_other_leave_nothing_at_a_long_lived_futu
         leader.cancel()
 
 
-async def test_operations_that_end_among_others_leave_nothing_either() -> None:
+async def test_operations_that_end_among_others_leave_nothing_at_their_future() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         leader = CountingFuture()
         operations = watch(purgatory, [leader], 100)

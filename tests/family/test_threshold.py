@@ -100,7 +100,7 @@ class TestReach:
         assert index.reach(5, None).result() == 6
         assert not index.reach(6, None).done()
 
-    def test_at_the_deadline_it_yields_the_value_as_it_is(
+    def test_wait_yields_the_value_as_it_is_at_its_deadline(
         self, index: ThresholdPurgatory[int], clock: FaultLog
     ) -> None:
         reach = index.reach(5, timeout=2.0)
@@ -115,7 +115,7 @@ class TestReach:
             assert await index.reach(0, 30.0) == 1
             assert await index.reach(1, 0.001) == 1
 
-    async def test_cancelling_the_awaiting_task_removes_it(self) -> None:
+    async def test_cancelled_awaiting_task_removes_its_wait(self) -> None:
         async with ThresholdPurgatory(0) as index:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.001):
@@ -129,7 +129,7 @@ class TestReach:
             reach.result()
 
     @pytest.mark.parametrize("value", [0.5, -math.inf, 10**400])
-    def test_any_number_will_do(self, value: float, clock: FaultLog) -> None:
+    def test_threshold_may_be_any_number(self, value: float, clock: FaultLog) -> None:
         level = ThresholdPurgatory(value, DelayedOperationPurgatory(clock=clock))
         reach = level.reach(value, None)
         assert level.advance(math.inf) == 1
@@ -163,7 +163,7 @@ class TestAdvance:
         assert [wait.done() for wait in waits] == [True, True, False]
         assert index.advance(3) == 1
 
-    def test_soon_asks_again_a_clock_that_did_not_call_back(self) -> None:
+    def test_advance_soon_asks_a_clock_again_that_refused(self) -> None:
         clock = RefusingClock()
         index = ThresholdPurgatory(0, DelayedOperationPurgatory(clock=clock))
         wait = index.reach(0, None)
@@ -401,7 +401,7 @@ class TestAll:
         with pytest.raises(PurgatoryClosed):
             index.reach(5, None)
 
-    def test_close_is_aclose_in_one_go(self, index: ThresholdPurgatory[int]) -> None:
+    def test_close_completes_every_wait_at_once(self, index: ThresholdPurgatory[int]) -> None:
         reach = index.reach(5, None)
         index.close()
         assert reach.result() == 0
@@ -411,7 +411,7 @@ class TestAll:
 
 
 class TestRefusals:
-    def test_a_threshold_that_is_no_number(self, index: ThresholdPurgatory[Any]) -> None:
+    def test_threshold_or_value_that_is_no_number_is_refused(self, index: ThresholdPurgatory[Any]) -> None:
         text: Any = "5"
         with pytest.raises(TypeError, match="threshold must be an int or a float"):
             index.reach(text, None)
@@ -427,19 +427,19 @@ class TestRefusals:
             index.advance_soon(math.nan)
         assert (index.value, index.num_waiting) == (0, 0)
 
-    def test_a_negative_timeout(self, index: ThresholdPurgatory[int]) -> None:
+    def test_negative_timeout_is_refused(self, index: ThresholdPurgatory[int]) -> None:
         with pytest.raises(ValueError, match="finite and not negative"):
             index.reach(5, -1.0)
         assert index.num_waiting == 0
 
-    def test_a_full_purgatory(self, clock: FaultLog) -> None:
+    def test_wait_in_a_full_purgatory_is_refused(self, clock: FaultLog) -> None:
         index = ThresholdPurgatory(0, DelayedOperationPurgatory(max_pending=1, clock=clock))
         index.reach(5, None)
         with pytest.raises(PurgatoryFull):
             index.reach(6, None)
         assert index.advance(9) == 1
 
-    async def test_another_event_loop(self) -> None:
+    async def test_wait_on_another_event_loop_is_refused(self) -> None:
         index = ThresholdPurgatory(0)
         index.reach(5, 0.0)
 
@@ -450,7 +450,7 @@ class TestRefusals:
             await asyncio.to_thread(asyncio.run, elsewhere())
         await index.aclose()
 
-    def test_another_thread_in_debug_mode(self) -> None:
+    def test_call_from_another_thread_is_refused_in_debug_mode(self) -> None:
         async def main() -> None:
             async with ThresholdPurgatory(0) as index:
                 for call in (index.advance, index.advance_soon):
@@ -711,7 +711,7 @@ class TestAbandonedThresholds:
         assert index.advance(6) == 1
         assert again.done()
 
-    def test_its_repr_shows_its_value_and_how_many_wait(self, index: ThresholdPurgatory[int]) -> None:
+    def test_repr_of_threshold_purgatory_shows_value_and_number_of_waits(self, index: ThresholdPurgatory[int]) -> None:
         index.reach(5, None)
         assert repr(index) == "<ThresholdPurgatory 'purgatory' value=0 waiting=1>"
         assert repr(ThresholdPurgatory(1)) == "<ThresholdPurgatory 'threshold' value=1 waiting=0>"

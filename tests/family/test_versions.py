@@ -77,7 +77,7 @@ class TestSet:
     def test_a_key_that_was_never_set_has_version_0(self, values: Values) -> None:
         assert values.get("a") == (0, None)
 
-    def test_none_and_the_same_value_are_values(self, values: Values) -> None:
+    def test_setting_none_or_the_same_value_is_a_change(self, values: Values) -> None:
         change = values.changed({"a": 0}, None)
         assert values.set("a", None) == 1
         assert change.result() == {"a": (1, None)}
@@ -175,7 +175,7 @@ class TestChanged:
         values.set("b", "y")
         assert (change.outcome, change.result()) == ("satisfied", {"b": (3, "y")})
 
-    def test_at_the_deadline_it_yields_nothing(self, values: Values, clock: FaultLog) -> None:
+    def test_wait_for_a_change_yields_nothing_at_its_deadline(self, values: Values, clock: FaultLog) -> None:
         change = values.changed({"a": values.set("a", "x")}, timeout=2.0)
         values.set("b", "another")
         clock.advance(2.0)
@@ -254,7 +254,7 @@ class TestChanged:
         assert change.force_complete()
         assert change.result() == {}
 
-    async def test_cancelling_the_awaiting_task_removes_it(self) -> None:
+    async def test_cancelled_awaiting_task_removes_its_wait(self) -> None:
         async with VersionedValues[str, str]() as values:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.001):
@@ -270,7 +270,7 @@ class TestChanged:
 
 
 class TestUntil:
-    def test_a_state_that_is_there_completes_it_at_once(self, values: Values) -> None:
+    def test_state_that_is_there_completes_a_wait_at_once(self, values: Values) -> None:
         values.set("a", "ready")
         state = values.until("a", is_ready, None)
         assert (state.outcome, state.result()) == ("completed_at_once", (1, "ready"))
@@ -328,13 +328,13 @@ class TestUntil:
         values.set("a", 0)
         assert [wait.result() for wait in waits] == [(number + 1, number) for number in range(50)]
 
-    def test_at_the_deadline_it_yields_none(self, values: Values, clock: FaultLog) -> None:
+    def test_wait_for_a_state_yields_none_at_its_deadline(self, values: Values, clock: FaultLog) -> None:
         state = values.until("a", is_ready, 2.0)
         values.set("a", "new")
         clock.advance(2.0)
         assert (state.expired(), state.result()) == (True, None)
 
-    def test_an_exception_of_the_predicate_is_the_waits_own(self, values: Values) -> None:
+    def test_exception_of_a_predicate_fails_its_own_wait_alone(self, values: Values) -> None:
         def fail(state: str) -> bool:
             raise LookupError(state)
 
@@ -430,7 +430,7 @@ class TestClosing:
             await values.__aenter__()
         await values.aclose()
 
-    def test_close_is_aclose_in_one_go(self, values: Values) -> None:
+    def test_close_completes_every_wait_at_once(self, values: Values) -> None:
         change = values.changed({"a": 0}, None)
         values.close()
         assert change.result() == {}
@@ -463,7 +463,7 @@ class Alike(Mapping[str, int]):
 
 
 class TestArguments:
-    def test_any_mapping_will_do(self, values: VersionedValues[str, int]) -> None:
+    def test_any_mapping_is_accepted(self, values: VersionedValues[str, int]) -> None:
         values.update(Alike())
         assert values.changed(Alike(), None).result() == {"a": (1, 0), "b": (2, 0)}
 
@@ -597,7 +597,7 @@ def test_a_copy_is_refused(values: Values) -> None:
             how(values)
 
 
-def test_its_repr_shows_how_many_keys_and_waits_there_are(values: Values) -> None:
+def test_repr_of_versioned_values_shows_number_of_keys_and_waits(values: Values) -> None:
     values.set("a", "x")
     values.changed({"b": 0}, None)
     assert repr(values) == "<VersionedValues 'purgatory' keys=1 waiting=1>"

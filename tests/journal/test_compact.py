@@ -170,7 +170,7 @@ def test_a_file_that_cannot_be_read_is_named_and_stays(journal: Path) -> None:
 
 
 @pytest.mark.parametrize("phase", ["joining", "deleting", "forgetting"])
-def test_killed_at_any_step_each_row_is_found_once(tmp_path: Path, phase: str) -> None:
+def test_compaction_killed_at_any_step_keeps_each_row_once(tmp_path: Path, phase: str) -> None:
     step, steps = 0, None
     while steps is None:
         step += 1
@@ -250,7 +250,7 @@ def test_readers_that_read_all_the_time_find_each_row_once(journal: Path) -> Non
     )
 
 
-def test_of_two_runs_that_join_the_same_file_the_first_counts(journal: Path) -> None:
+def test_first_of_two_runs_that_join_the_same_file_counts(journal: Path) -> None:
     expected = _fill(journal)
     compact(str(journal), now=_at(TOMORROW))
     [manifest, _] = sorted((journal / MANIFESTS).iterdir())
@@ -278,7 +278,7 @@ def test_leftovers_of_a_killed_run_are_deleted_after_a_day(journal: Path) -> Non
     assert not any(path.exists() for path in left)
 
 
-def test_file_systems_without_paths_of_this_machine(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_journal_on_a_remote_file_system_is_compacted(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = _fill(journal)
     system = fs.SubTreeFileSystem(str(journal.parent), fs.LocalFileSystem())
     monkeypatch.setattr("purgatory.journal.compact._place", lambda _: _Place(system, "journal", {}))

@@ -31,7 +31,7 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 class TestASlowDisk:
-    def test_more_than_the_queue_takes_is_dropped_and_counted(
+    def test_rows_beyond_max_queued_are_dropped_and_counted(
         self, tmp_path: Path, slow_disk: threading.Event, caplog: pytest.LogCaptureFixture
     ) -> None:
         with Journal(tmp_path, "web-1", rows_per_file=10, max_queued=20, now=lambda: NOON) as journal:
@@ -45,7 +45,7 @@ class TestASlowDisk:
         assert numbers(tmp_path) == list(range(30))
         assert caplog.text.count("has to drop rows") == 1, "said once"
 
-    async def test_the_loop_goes_on(self, tmp_path: Path, slow_disk: threading.Event) -> None:
+    async def test_slow_disk_does_not_block_the_loop(self, tmp_path: Path, slow_disk: threading.Event) -> None:
         journal = Journal(tmp_path, "web-1", rows_per_file=10, max_queued=20)
         async with DelayedOperationPurgatory() as purgatory:
             purgatory.add_listener(journal.write)
@@ -117,7 +117,7 @@ class TestAFullDisk:
         assert numbers(tmp_path) == list(range(30))
         assert caplog.text.count("cannot write, and goes on trying") == 1, "said once"
 
-    def test_of_several_days_each_is_written_once_and_none_waits_for_another(
+    def test_rows_of_other_days_are_written_while_one_day_cannot_be(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # The second day cannot be written: there is a file where its directory should be.

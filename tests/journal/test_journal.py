@@ -28,7 +28,7 @@ from tests.support.paths import ROOT
 
 
 class TestRows:
-    def test_a_row_for_each_finished_operation_of_a_purgatory(
+    def test_each_finished_operation_becomes_a_row(
         self, tmp_path: Path, purgatory: DelayedOperationPurgatory, clock: FaultLog
     ) -> None:
         clock.advance(NOON)
@@ -63,7 +63,7 @@ class TestRows:
         ]
         assert journal.statistics() == JournalStatistics(rows=6, files=1, queued=0, dropped=0, failures=0)
 
-    def test_each_opening_of_a_journal_has_its_time(self, tmp_path: Path) -> None:
+    def test_rows_have_the_time_at_which_their_journal_was_opened(self, tmp_path: Path) -> None:
         for opened in (NOON, NOON + 7.25):
             times = iter([opened, NOON + 100.0, NOON + 200.0])
             with Journal(tmp_path, "web-1", now=partial(next, times)) as journal:
@@ -73,7 +73,7 @@ class TestRows:
         found = sorted(found["opened_at"] - noon for found in read(tmp_path))
         assert found == [timedelta(0)] * 2 + [timedelta(seconds=7.25)] * 2
 
-    def test_the_columns_are_these(self) -> None:
+    def test_schema_has_fixed_columns_types_and_nullability(self) -> None:
         assert {field.name: (str(field.type), field.nullable) for field in SCHEMA} == {
             "purgatory": ("string", False),
             "operation": ("string", False),
@@ -106,7 +106,7 @@ class TestRows:
             assert path.parent.parent.parent == tmp_path
             assert path.suffix == ".parquet"
 
-    def test_by_the_wall_clock_if_no_other_is_given(self, tmp_path: Path) -> None:
+    def test_arrival_is_computed_from_the_wall_clock_by_default(self, tmp_path: Path) -> None:
         before = time.time()
         with Journal(tmp_path, "web-1") as journal:
             journal.write(row(waited=100.0))
@@ -145,7 +145,7 @@ class TestRows:
         assert (journal.statistics().rows, journal.statistics().dropped) == (9, 1)
         assert caplog.text.count("cannot take") == 1
 
-    def test_numbers_of_any_kind(self, tmp_path: Path) -> None:
+    def test_timeout_of_any_number_type_is_written_as_float(self, tmp_path: Path) -> None:
         kinds: list[Any] = [1, 2**53 + 1, Fraction(1, 2), True, None]
         with Journal(tmp_path, "web-1", now=lambda: NOON) as journal:
             for number, timeout in enumerate(kinds):
@@ -154,7 +154,7 @@ class TestRows:
 
 
 class TestWhenFilesAppear:
-    def test_when_there_are_enough_rows(self, tmp_path: Path) -> None:
+    def test_file_appears_when_rows_per_file_are_reached(self, tmp_path: Path) -> None:
         with Journal(tmp_path, "web-1", rows_per_file=2500, now=lambda: NOON) as journal:
             for number in range(6000):
                 journal.write(row(number))
@@ -164,14 +164,14 @@ class TestWhenFilesAppear:
         assert len(files(tmp_path)) == 3
         assert len(read(tmp_path)) == 6000
 
-    def test_when_they_are_old_enough(self, tmp_path: Path) -> None:
+    def test_file_appears_after_seconds_per_file(self, tmp_path: Path) -> None:
         with Journal(tmp_path, "web-1", seconds_per_file=0.02, now=lambda: NOON) as journal:
             for number in range(3):
                 journal.write(row(number))
                 until(lambda: journal.statistics().queued == 0)
                 assert len(read(tmp_path)) == number + 1
 
-    def test_not_before(self, tmp_path: Path) -> None:
+    def test_no_file_appears_before_it_is_full_or_old_enough(self, tmp_path: Path) -> None:
         with Journal(tmp_path, "web-1", now=lambda: NOON) as journal:
             for number in range(1500):
                 journal.write(row(number))
@@ -180,7 +180,7 @@ class TestWhenFilesAppear:
             assert files(tmp_path) == []
         assert len(read(tmp_path)) == 1500
 
-    def test_under_a_hidden_name_until_all_is_on_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_file_has_a_hidden_name_until_it_is_on_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         found: list[list[str]] = []
 
         def sync(descriptor: int) -> None:
@@ -195,7 +195,7 @@ class TestWhenFilesAppear:
 
 
 class TestSeveralThreads:
-    def test_lose_nothing(self, tmp_path: Path) -> None:
+    def test_rows_of_several_threads_are_all_written(self, tmp_path: Path) -> None:
         with Journal(tmp_path, "web-1", rows_per_file=5000, max_queued=50_000, now=lambda: NOON) as journal:
 
             def write(first: int) -> None:
@@ -214,7 +214,7 @@ class TestSeveralThreads:
 
 class TestClosing:
     @given(rows=st.integers(0, 50), per_file=st.integers(1, 20), queued=st.integers(1, 60))
-    def test_loses_nothing(
+    def test_close_writes_every_queued_row(
         self, tmp_path_factory: pytest.TempPathFactory, rows: int, per_file: int, queued: int
     ) -> None:
         directory = tmp_path_factory.mktemp("journal")
@@ -226,7 +226,7 @@ class TestClosing:
         assert len(files(directory)) == -(-rows // per_file)
         assert journal.statistics() == JournalStatistics(rows, len(files(directory)), 0, 0, 0)
 
-    async def test_on_a_loop_it_does_not_block(self, tmp_path: Path) -> None:
+    async def test_async_context_writes_rows_and_closes_the_journal(self, tmp_path: Path) -> None:
         async with Journal(tmp_path, "web-1") as journal, DelayedOperationPurgatory() as purgatory:
             purgatory.add_listener(journal.write)
             await purgatory.try_complete_else_watch(Flag(0.001), ["a"])
@@ -234,7 +234,7 @@ class TestClosing:
         assert found["outcome"] == "expired"
         await journal.aclose()
 
-    def test_afterwards_rows_are_dropped(self, tmp_path: Path) -> None:
+    def test_closed_journal_drops_or_refuses_rows(self, tmp_path: Path) -> None:
         with Journal(tmp_path, "web-1") as journal:
             pass
         journal.close()
@@ -247,7 +247,7 @@ class TestClosing:
         with pytest.raises(JournalError, match="closed> takes no more rows"):
             journal.write(row())
 
-    def test_a_row_that_comes_while_another_thread_closes_it_is_counted(self, tmp_path: Path) -> None:
+    def test_row_written_while_another_thread_closes_the_journal_is_counted(self, tmp_path: Path) -> None:
         reading, opened, closed = threading.Event(), threading.Event(), threading.Event()
 
         def now() -> float:
@@ -266,14 +266,16 @@ class TestClosing:
         writer.join()
         assert journal.statistics() == JournalStatistics(rows=0, files=0, queued=0, dropped=1, failures=0)
 
-    def test_the_end_of_the_process_closes_it(self, tmp_path: Path) -> None:
+    def test_end_of_the_process_closes_an_open_journal(self, tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-m", "tests.journal.writer", tmp_path, "2500"], cwd=ROOT, check=True)
         assert len(read(tmp_path)) == 2500
 
 
 class TestAKilledProcess:
     @pytest.mark.parametrize("after", [1, 7, 20, 60])
-    def test_leaves_whole_files_and_all_that_came_before_the_open_batch(self, tmp_path: Path, after: int) -> None:
+    def test_killed_process_leaves_whole_files_with_all_rows_before_open_batch(
+        self, tmp_path: Path, after: int
+    ) -> None:
         command = [sys.executable, "-m", "tests.journal.writer", str(tmp_path), "10000000"]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as writer:
             assert writer.stdout is not None
@@ -314,12 +316,12 @@ class TestFileName:
 
 class TestRefusals:
     @pytest.mark.parametrize("instance", ["7", "-1.5", "1e9", "2026-11-21"])
-    def test_names_that_readers_would_take_for_numbers(self, tmp_path: Path, instance: str) -> None:
+    def test_instance_that_readers_would_take_for_a_number_is_refused(self, tmp_path: Path, instance: str) -> None:
         with pytest.raises(ValueError, match="for a number or a date"):
             Journal(tmp_path, instance)
 
     @pytest.mark.parametrize("instance", ["", "a/b", "a=b", "..x/", "ü", "a b", "x" * 129])
-    def test_names_that_are_no_names_of_directories(self, tmp_path: Path, instance: str) -> None:
+    def test_instance_that_cannot_name_a_directory_is_refused(self, tmp_path: Path, instance: str) -> None:
         with pytest.raises(ValueError, match="an instance is named by"):
             Journal(tmp_path / "journal", instance)
         assert files(tmp_path) == []
@@ -339,7 +341,7 @@ class TestRefusals:
             ({"when_full": "wait"}, ValueError, "when_full must be 'drop' or 'raise'"),
         ],
     )
-    def test_values_out_of_range(
+    def test_bad_parameters_are_refused_and_start_nothing(
         self, tmp_path: Path, parameters: dict[str, Any], error: type[Exception], message: str
     ) -> None:
         threads = threading.active_count()
@@ -347,12 +349,12 @@ class TestRefusals:
             Journal(tmp_path / "journal", **{"instance": "web-1", **parameters})
         assert (threading.active_count(), list(tmp_path.iterdir())) == (threads, [])
 
-    def test_a_directory_that_is_none(self, tmp_path: Path) -> None:
+    def test_path_of_a_file_is_refused_as_directory(self, tmp_path: Path) -> None:
         (tmp_path / "journal").touch()
         with pytest.raises(FileExistsError):
             Journal(tmp_path / "journal", "web-1")
 
-    def test_its_repr_shows_its_state(self, tmp_path: Path) -> None:
+    def test_repr_of_journal_shows_directory_instance_and_state(self, tmp_path: Path) -> None:
         with Journal(tmp_path, "web-1") as journal:
             assert repr(journal) == f"<Journal '{tmp_path}' instance='web-1'>"
             assert journal.instance == "web-1"

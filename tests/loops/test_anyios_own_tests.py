@@ -11,7 +11,7 @@ from tests.loops import anyio_tests
 
 
 @pytest.mark.timeout(1200)
-def test_all_pass_that_pass_on_the_usual_loops(tmp_path: Path) -> None:
+def test_anyios_own_tests_pass_as_on_the_usual_loops(tmp_path: Path) -> None:
     for package in ("pytest_mock", "trustme"):
         if importlib.util.find_spec(package) is None:
             message = f"needs {package}: pip install 'asyncio-purgatory[test]'"

@@ -18,7 +18,7 @@ PARTS = 4
 
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="CPython 3.14 makes its loops in another way")
-def test_all_pass() -> None:
+def test_cpythons_own_asyncio_tests_pass() -> None:
     if importlib.util.find_spec("test.test_asyncio") is None:
         message = f"needs CPython's own tests: sudo apt-get install libpython{VERSION}-testsuite"
         if os.environ.get("CI"):

@@ -48,7 +48,7 @@ async def aiohttp_server() -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("name", FACTORIES)
-def test_clients_time_out_and_do_not(name: str) -> None:
+def test_http_clients_get_answers_or_time_out(name: str) -> None:
     async def main() -> None:
         async with aiohttp_server() as url:
             async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(60)) as session:

@@ -90,7 +90,7 @@ class TestPrometheus:
         assert samples["purgatory_timer_cascaded_tasks_total", ""] == 0
         assert (samples["purgatory_timer_tasks", "1"], samples["purgatory_timer_tasks", "2"]) == (0, 1)
 
-    def test_how_long_they_waited_and_how_late_they_were(
+    def test_waits_and_lateness_are_exported_as_histograms(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, registry: CollectorRegistry
     ) -> None:
         _one_of_each(purgatory, clock)
@@ -145,7 +145,7 @@ class TestPrometheus:
         assert _samples(registry, "fetch")["purgatory_delayed_operations", ""] == 0
         assert _samples(registry, "produce")["purgatory_delayed_operations", ""] == 1
 
-    def test_more_can_be_added_and_removed(self, clock: FaultLog) -> None:
+    def test_purgatories_can_be_added_and_removed(self, clock: FaultLog) -> None:
         fetches, produces = (DelayedOperationPurgatory(name, clock=clock) for name in ("fetch", "produce"))
         registry = CollectorRegistry()
         collector = PurgatoryCollector(fetches)
@@ -159,7 +159,7 @@ class TestPrometheus:
         with pytest.raises(KeyError):
             collector.remove(fetches)
 
-    def test_closed_it_listens_no_more(self, purgatory: DelayedOperationPurgatory) -> None:
+    def test_closed_collector_listens_no_more(self, purgatory: DelayedOperationPurgatory) -> None:
         registry = CollectorRegistry()
         collector = PurgatoryCollector(purgatory)
         registry.register(collector)
@@ -257,7 +257,7 @@ class TestOpenTelemetry:
 
 
 @pytest.mark.parametrize("export", [PurgatoryCollector, PurgatoryInstruments])
-def test_two_of_the_same_name_are_refused(purgatory: DelayedOperationPurgatory, export: Any) -> None:
+def test_two_purgatories_of_the_same_name_are_refused(purgatory: DelayedOperationPurgatory, export: Any) -> None:
     with pytest.raises(ValueError, match="two purgatories are called 'test'"):
         export(purgatory, DelayedOperationPurgatory("test"))
     assert purgatory._owner.listeners is None

@@ -40,7 +40,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(1200)
-def test_readmes_way_from_a_running_server_to_a_report(tmp_path: Path) -> None:
+def test_readmes_commands_make_a_report_of_a_running_server(tmp_path: Path) -> None:
     page = (ROOT / "purgatory" / "spark" / "README.md").read_text()
     lines = re.findall(r"^\.venv/bin/purgatory pipeline (.*)$", page, re.MULTILINE)
     commands = {line.split()[0]: line.split() for line in lines}
@@ -167,7 +167,7 @@ def test_options_that_are_no_numbers_are_refused() -> None:
     assert "must be numbers with commas between them, not 'fast'" in found.stderr
 
 
-def test_without_java_it_is_said_how_to_get_it(tmp_path: Path) -> None:
+def test_missing_java_is_reported_with_how_to_get_it(tmp_path: Path) -> None:
     old = tmp_path / "bin" / "java"
     old.parent.mkdir()
     old.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")

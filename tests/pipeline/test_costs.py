@@ -71,11 +71,11 @@ class TestTheRecommendedConfiguration:
             ([_costs(0.001, 2.0, late=None)], "nothing expires"),
         ],
     )
-    def test_in_each_case(self, rows: list[Row], words: str) -> None:
+    def test_reason_of_a_choice_describes_each_case(self, rows: list[Row], words: str) -> None:
         [choice] = choose(rows, 0.01, None)
         assert words in choice.reason
 
-    def test_where_none_is_punctual_enough_it_says_which_is_closest(self) -> None:
+    def test_closest_configuration_is_named_where_none_is_punctual_enough(self) -> None:
         rows = [_costs(0.005, 2.0, late=0.0049), _costs(0.001, 4.0, late=0.001), _costs(0.002, 3.0, late=0.0019)]
         [choice] = choose(rows, 0.0005, None)
         assert choice.configuration is None
@@ -84,13 +84,13 @@ class TestTheRecommendedConfiguration:
             "with which 99 % of the expiries are at most 1 ms late, and not 500 µs"
         )
 
-    def test_without_timeouts_anything_is_punctual(self) -> None:
+    def test_any_configuration_is_punctual_without_timeouts(self) -> None:
         [choice] = choose([_costs(0.001, 2.0, late=0.5, timeout=None)], None, None)
         assert choice.max_lateness is None
         assert str(choice).startswith("timeouts as recorded: tick 1 ms")
         assert "at most 500 ms late, and there is no bound" in choice.reason
 
-    def test_the_default_is_that_of_the_library(self) -> None:
+    def test_default_configuration_is_that_of_the_library(self) -> None:
         purgatory, same = DelayedOperationPurgatory(clock=VirtualClock()), Configuration()
         wheel = purgatory.timer.wheels[0]
         assert (purgatory.timer.tick, wheel.size, purgatory._owner.purge_interval) == (
@@ -113,14 +113,14 @@ class TestInWords:
             (12_340.0, "12,340 s"),
         ],
     )
-    def test_times(self, value: float, text: str) -> None:
+    def test_seconds_are_shown_with_a_unit(self, value: float, text: str) -> None:
         assert words.seconds(value) == text
 
     @pytest.mark.parametrize(
         ("value", "text"),
         [(0, "0"), (1234.5, "1,234"), (99.96, "100"), (12.34, "12.3"), (0.00123456, "0.00123"), (math.inf, "inf")],
     )
-    def test_numbers(self, value: float, text: str) -> None:
+    def test_figures_are_shown_with_few_digits(self, value: float, text: str) -> None:
         assert words.figure(value) == text
 
     @pytest.mark.parametrize("text", HOSTILE)

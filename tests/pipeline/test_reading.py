@@ -222,7 +222,7 @@ class TestMicroBatches:
             assert [query["offset"] for query in queries] == [["a"], ["b"], ["c"]]
         assert parts == [Range(Place("a", 5), 8), Range(Place("c", 8), 9)]
 
-    def test_empty_one_has_no_tasks(self) -> None:
+    def test_empty_batch_has_no_tasks(self) -> None:
         end = _offset("d", 9, a=5, c=8)
         assert _stream_reader("http://127.0.0.1:9/a").partitions(end, end) == []
 
@@ -240,7 +240,7 @@ class TestMicroBatches:
         assert _read(reader, start)[0] == [0, 1]
         assert _read(reader, start)[0] == [0, 1]
 
-    def test_latest_stays_where_it_was_at_first(self, server: JsonServer) -> None:
+    def test_latest_offset_stays_where_it_was_at_first(self, server: JsonServer) -> None:
         url = server.stream("latest", 0)
         reader = _stream_reader(url, startingOffset="latest")
         start = reader.initialOffset()
@@ -248,7 +248,7 @@ class TestMicroBatches:
         assert reader.initialOffset() == start
         assert _read(reader, start)[0] == [1]
 
-    def test_once_ends_where_the_stream_did_when_the_batch_was_planned(self) -> None:
+    def test_trigger_once_ends_where_the_stream_did_when_it_was_planned(self) -> None:
         answers = _page("c"), _page("b", b"[1]"), _page("c", b"[2]"), _page("d", b"[3]")
         with _scripted(*answers) as (url, queries):
             end = _stream_reader(url, maxMessagesPerBatch=1).latestOffset(_offset("a", 0), ReadAllAvailable())
@@ -282,7 +282,7 @@ class TestAvailableNow:
         assert _read(reader, end) == ([], end)
         assert server.requests(url) == ["offset=-1", "offset=-1", "offset=now"]
 
-    def test_stream_without_messages_ends_it_at_once(self, server: JsonServer) -> None:
+    def test_stream_without_messages_ends_available_now_at_once(self, server: JsonServer) -> None:
         reader = _stream_reader(server.stream("without"), wait=300)
         reader.prepareForTriggerAvailableNow()
         start = reader.initialOffset()

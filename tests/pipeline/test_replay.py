@@ -197,7 +197,7 @@ def test_older_journals_are_replayed_as_their_operations_ended(spark: SparkSessi
 
 
 @pytest.mark.parametrize(("place", "timeout"), [(0, 0.05), (1, 0.2), (2, 1.0)])
-def test_at_a_coarse_tick_as_many_fewer_expire_as_the_readme_says(place: int, timeout: float) -> None:
+def test_coarse_tick_reduces_expiries_by_the_shares_in_the_readme(place: int, timeout: float) -> None:
     page = (ROOT / "purgatory" / "spark" / "README.md").read_text("utf-8")
     table = re.findall(r"^  \| (?:a tick of )?(\d+) ms \|(.*)\|$", page, re.MULTILINE)
     assert len(table) == 4
@@ -228,7 +228,7 @@ def test_a_row_from_long_ago_does_not_keep_an_instance_in_one_piece(spark: Spark
     assert summary.operations == summary.satisfied == 2001
 
 
-def test_where_operations_stay_long_segments_are_longer(spark: SparkSession, tmp_path: Path) -> None:
+def test_operations_that_stay_long_make_segments_longer(spark: SparkSession, tmp_path: Path) -> None:
     """The operations pending at a cut go to both sides: with 200 pending, a cut after each 100 would be all work."""
     traces.write(tmp_path, [traces.row(n / 100, waited_s=2.0, timeout_s=3.0) for n in range(6000)])
     recorded = trace.read(spark, str(tmp_path))

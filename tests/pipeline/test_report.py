@@ -92,19 +92,19 @@ def _settled(rows: list[Row]) -> list[Row]:
 
 
 class TestTables:
-    def test_outcomes_and_waits_by_operation(self, made: Made) -> None:
+    def test_outcomes_and_waits_are_grouped_by_operation(self, made: Made) -> None:
         expected = _grouped(made.rows, "purgatory", "operation")
         assert made.table("outcomes") == sorted(
             expected, key=lambda row: (-row["operations"], row["purgatory"], row["operation"])
         )
 
-    def test_outcomes_and_waits_by_hottest_key(self, made: Made) -> None:
+    def test_outcomes_and_waits_are_grouped_by_hottest_key(self, made: Made) -> None:
         expected = _grouped(({**row, "key": key} for row in made.rows for key in set(row["keys"])), "purgatory", "key")
         expected.sort(key=lambda row: (-row["operations"], row["purgatory"], row["key"]))
         assert len(expected) > 7
         assert made.table("keys") == expected[:7]
 
-    def test_outcomes_and_waits_by_window_of_arrival(self, made: Made) -> None:
+    def test_outcomes_and_waits_are_grouped_by_window_of_arrival(self, made: Made) -> None:
         """Arrivals are spread over 90 seconds."""
         second = timedelta(seconds=1)
         windows = [
@@ -187,7 +187,7 @@ class TestWindows:
         assert tables.usual_window(first, last) == width
         assert tables.num_windows(first, last, width) <= 60
 
-    def test_their_length_can_be_chosen(self, make: Maker) -> None:
+    def test_length_of_windows_can_be_chosen(self, make: Maker) -> None:
         rows = [operation(arrived_at=NOON + timedelta(seconds=seconds)) for seconds in (0, 9, 10, 35)]
         made = make(rows, window=10)
         assert [(row["start"] - NOON, row["operations"]) for row in made.table("windows")] == [
@@ -203,7 +203,7 @@ class TestThePage:
         assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "iframe", "object", "base"})
         assert "default-src 'none'" in text
 
-    def test_every_plot_is_in_it_with_an_alternative_text(self, made: Made) -> None:
+    def test_page_has_every_plot_with_an_alternative_text(self, made: Made) -> None:
         images = [attributes for tag, attributes in made.page.tags if tag == "img"]
         plots = {path.stem for path in (made.directory / "plots").glob("*.png")}
         assert plots == {"timeout_rates", "outcomes_over_time", "waits_over_time", "hottest_keys", "configurations"}
@@ -220,7 +220,7 @@ class TestThePage:
         settled = sum(row["events"] + row["censored"] for row in made.table("timeout_rates"))
         assert f"made from {settled} operations" in text
 
-    def test_names_are_text_and_nothing_else(self, make: Maker, tmp_path: Path) -> None:
+    def test_hostile_names_are_text_and_no_markup(self, make: Maker, tmp_path: Path) -> None:
         rows = [operation(keys=[key]) for key in HOSTILE]
         rows += [operation(purgatory=name or " ", operation=name) for name in HOSTILE]
         # These rows are enough to be drawn, with characters that matplotlib's font does not have.
@@ -256,13 +256,13 @@ class TestThePage:
         assert "bad" in page.text
         assert "i" not in {tag for tag, _ in page.tags}
 
-    def test_more_operations_than_it_shows_are_in_the_tables(self, make: Maker) -> None:
+    def test_page_shows_the_first_operations_and_tables_have_all(self, make: Maker) -> None:
         made = make([operation(operation=f"Delayed{number}") for number in range(9)], top=2)
         assert "The first 2 of 9. All are in tables." in " ".join(made.page.text.split())
         assert len(made.table("outcomes")) == len(made.recommended.timeouts) == 9
 
     @pytest.mark.parametrize("width", [400, 1200])
-    def test_no_table_is_cut_off(self, make: Maker, tmp_path: Path, width: int) -> None:
+    def test_tables_of_the_page_are_not_cut_off(self, make: Maker, tmp_path: Path, width: int) -> None:
         rows = [
             {**row, "purgatory": f"{row['purgatory']}-of-the-server", "keys": ["k" * 100, "b"]} for row in made_up()
         ]
@@ -285,7 +285,7 @@ _LATER: Final = operation(outcome="expired", arrived_at=NOON + timedelta(seconds
 
 
 class TestSmallTraces:
-    def test_a_single_operation(self, make: Maker) -> None:
+    def test_report_on_a_single_operation_recommends_no_timeout(self, make: Maker) -> None:
         """Slower ones that came with it may be missing."""
         made = make([operation()])
         [choice] = made.recommended.timeouts
@@ -296,7 +296,7 @@ class TestSmallTraces:
         assert made.recommended.configurations == ()
         assert not (made.directory / "tables" / "costs").exists()
 
-    def test_only_expired_ones(self, make: Maker, tmp_path: Path) -> None:
+    def test_report_on_expired_operations_alone_says_no_timeout_is_enough(self, make: Maker, tmp_path: Path) -> None:
         replay = write_replay(tmp_path / "replay", [summary_row(late_p99=0.1)])
         made = make([operation(outcome="expired")] * 5 + [_LATER], replay=replay)
         [choice] = made.recommended.timeouts
@@ -306,14 +306,14 @@ class TestSmallTraces:
         assert made.recommended.configurations[0].configuration is None
         assert made.table("recommended_configurations")[0]["tick"] is None
 
-    def test_timeouts_that_are_too_short_for_an_answer(self, make: Maker) -> None:
+    def test_report_on_short_timeouts_asks_for_longer_ones(self, make: Maker) -> None:
         rows = (
             [operation(waited_s=number / 100) for number in range(10)] + [operation(outcome="expired")] * 30 + [_LATER]
         )
         text = make(rows, timeout_rate=0.5).page.text
         assert "no operation was observed for longer than 200 ms: record some traffic with a longer timeout" in text
 
-    def test_only_such_as_completed_at_once(self, make: Maker, tmp_path: Path) -> None:
+    def test_report_on_operations_completed_at_once_recommends_timeout_zero(self, make: Maker, tmp_path: Path) -> None:
         late = {"late_p50": None, "late_p99": None, "late_max": None}
         replay = write_replay(tmp_path / "replay", [summary_row(**late)])
         at_once = operation(outcome="completed_at_once", waited_s=0.0, timeout_s=None)
@@ -322,7 +322,7 @@ class TestSmallTraces:
         assert choice.timeout == 0.0
         assert made.recommended.configurations[0].max_lateness is None
 
-    def test_over_days_and_in_many_configurations(self, make: Maker, tmp_path: Path) -> None:
+    def test_report_covers_several_days_and_many_configurations(self, make: Maker, tmp_path: Path) -> None:
         ticks, intervals = (0.001, 0.002, 0.005), (100, 200, 500, 1000, 2000)
         swept = itertools.product((None, 0.1, 0.2, 0.5, 1.0), ticks, intervals)
         replay = write_replay(
@@ -362,12 +362,12 @@ class TestRefusals:
             report(spark, opened, str(tmp_path / "report"), **options)
         assert not (tmp_path / "report").exists()
 
-    def test_a_report_is_not_written_elsewhere(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_report_is_not_written_to_another_machine(self, spark: SparkSession, tmp_path: Path) -> None:
         opened = trace.read(spark, write_trace(tmp_path / "trace", [operation()]))
         with pytest.raises(PipelineError, match="to a directory of this machine, and not to s3://bucket/report"):
             report(spark, opened, "s3://bucket/report")
 
-    def test_a_trace_without_operations(self, make: Maker, tmp_path: Path) -> None:
+    def test_trace_without_operations_is_refused(self, make: Maker, tmp_path: Path) -> None:
         directory = tmp_path / "trace" / "date=2026-11-21" / "instance=web-1"
         directory.mkdir(parents=True)
         pq.write_table(SCHEMA.empty_table(), directory / "rows.parquet")
@@ -397,7 +397,7 @@ class TestRefusals:
         with pytest.raises(PipelineError, match="summary has no costs: the replay was made with --no-costs"):
             make([operation()], replay=path)
 
-    def test_a_directory_with_something_in_it(self, make: Maker, tmp_path: Path) -> None:
+    def test_directory_that_is_not_empty_is_refused_and_kept(self, make: Maker, tmp_path: Path) -> None:
         (tmp_path / "report").mkdir()
         (tmp_path / "report" / "index.html").write_text("mine")
         with pytest.raises(PipelineError, match="report exists already, and is not an empty directory"):
@@ -412,7 +412,9 @@ class TestRefusals:
             ("n" * 300, "n cannot be used: File name too long"),
         ],
     )
-    def test_where_no_directory_can_be(self, make: Maker, tmp_path: Path, below: str, message: str) -> None:
+    def test_path_where_no_directory_can_be_made_is_refused(
+        self, make: Maker, tmp_path: Path, below: str, message: str
+    ) -> None:
         (tmp_path / "file").write_text("mine")
         with pytest.raises(PipelineError, match=message):
             make([operation()], output=below)

@@ -116,7 +116,7 @@ def following(spark: SparkSession, journal: Path) -> Following:
 
 
 class TestFigures:
-    def test_by_window_of_the_finish_and_key(self, spark: SparkSession, journal: Path) -> None:
+    def test_figures_are_grouped_by_window_of_the_finish_and_key(self, spark: SparkSession, journal: Path) -> None:
         with Journal(journal, "web-1", now=lambda: NOON) as opened:
             # This operation arrived 2 s before noon.
             opened.write(row(keys=("a", "b", "b"), waited=2.0, outcome="expired", late=0.5))
@@ -144,7 +144,7 @@ class TestFigures:
 
 
 class TestFollowing:
-    def test_from_an_empty_journal_on_each_window_once_and_late_rows_are_told_of(self, following: Following) -> None:
+    def test_each_window_is_written_once_and_late_rows_are_told_of(self, following: Following) -> None:
         following()
         assert (following.found(), following.lines) == ([], [])
         for number in range(4):
@@ -191,7 +191,7 @@ class TestFollowing:
         assert following.found() == following.expected()
 
     @pytest.mark.timeout(1200)  # three starts of Spark
-    def test_killed_twice_nothing_is_lost_or_repeated(self, following: Following) -> None:
+    def test_stream_that_is_killed_twice_loses_and_repeats_nothing(self, following: Following) -> None:
         ended = threading.Event()
 
         def write() -> None:
@@ -243,7 +243,7 @@ class TestFollowing:
         assert following.found() == following.expected()
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_a_signal_ends_it(self, following: Following, number: signal.Signals) -> None:
+    def test_signal_stops_the_stream_and_restores_handlers(self, following: Following, number: signal.Signals) -> None:
         before = signal.getsignal(number)
         _write(following.journal, 0)
         lines: list[str] = []
@@ -258,7 +258,7 @@ class TestFollowing:
         assert not following.spark.streams.active
         assert signal.getsignal(number) is before
 
-    def test_in_another_thread_it_leaves_signals_alone(self, following: Following) -> None:
+    def test_stream_in_another_thread_leaves_signals_alone(self, following: Following) -> None:
         _write(following.journal, 0)
         thread = threading.Thread(target=following)
         thread.start()
@@ -280,7 +280,7 @@ def _process(following: Following) -> Iterator[subprocess.Popen[bytes]]:
 
 
 class TestRefused:
-    def test_files_that_cannot_be_read_unless_they_are_to_be_skipped(self, following: Following) -> None:
+    def test_unreadable_files_are_refused_unless_they_are_skipped(self, following: Following) -> None:
         _write(following.journal, 0)
         [whole] = following.journal.rglob("*.parquet")
         whole.with_name("half.parquet").write_bytes(whole.read_bytes()[:1000])
@@ -291,14 +291,14 @@ class TestRefused:
         assert "50 rows read" in following.lines[1]
 
     @pytest.mark.parametrize("column", ["waited_s", "keys", "outcome", "late_s"])
-    def test_files_without_a_column(self, following: Following, column: str) -> None:
+    def test_files_that_lack_a_column_are_refused(self, following: Following, column: str) -> None:
         _write(following.journal, 0)
         [whole] = following.journal.rglob("*.parquet")
         pq.write_table(pq.read_table(whole, partitioning=None).drop([column]), whole.with_name("less.parquet"))
         with pytest.raises(PipelineError, match=rf"less\.parquet: the column {column} is missing"):
             following(skip_corrupt=True)
 
-    def test_a_checkpoint_of_other_settings(self, following: Following, tmp_path: Path) -> None:
+    def test_checkpoint_of_other_settings_is_refused(self, following: Following, tmp_path: Path) -> None:
         following()
         for name, value in (("window", 6.0), ("watermark", 0.0)):
             with pytest.raises(
@@ -352,7 +352,7 @@ class TestRefused:
             following()
 
     @pytest.mark.parametrize(("name", "value"), [("window", 0.0), ("watermark", -1.0), ("interval", float("nan"))])
-    def test_numbers_that_cannot_be(self, following: Following, name: str, value: float) -> None:
+    def test_numbers_out_of_range_are_refused(self, following: Following, name: str, value: float) -> None:
         changed: dict[str, Any] = {name: value}
         with pytest.raises(PipelineError, match=f"{name} must be a number of seconds from"):
             start(following.spark, str(following.journal), "o", "c", replace(SETTINGS, **changed))

@@ -190,7 +190,7 @@ class TestStream:
         assert repeated[0] == batches[0]
         assert [row[1:] for row in repeated[1]] == [(3, '"d"')]
 
-    def test_latest_is_where_it_was_when_the_first_batch_is_repeated(
+    def test_latest_offset_stays_the_same_when_the_first_batch_is_repeated(
         self, source: SparkSession, server: JsonServer, tmp_path: Path
     ) -> None:
         batches: Batches = {}
@@ -204,7 +204,7 @@ class TestStream:
         assert batches[0] == []
         assert [row[1:] for row in batches[1]] == [(0, '"b"'), (1, '"c"')]
 
-    def test_restart_of_the_server_does_not_end_it(self, source: SparkSession, tmp_path: Path) -> None:
+    def test_restart_of_the_server_does_not_end_the_query(self, source: SparkSession, tmp_path: Path) -> None:
         batches: Batches = {}
         with running(tmp_path / "data") as server:
             url = server.stream("news", 0)
@@ -215,14 +215,16 @@ class TestStream:
                 append(url, 1, 2)
                 _until(query, lambda: _values(batches) == [0, 1, 2])
 
-    def test_deletion_of_the_stream_ends_it(self, source: SparkSession, server: JsonServer, tmp_path: Path) -> None:
+    def test_deletion_of_the_stream_ends_the_query(
+        self, source: SparkSession, server: JsonServer, tmp_path: Path
+    ) -> None:
         url = server.stream("deleted", 0, 1)
         with _following(source, url, {}, tmp_path) as query:
             _until(query, (tmp_path / "commits" / "0").exists)
         assert httpx.delete(url, timeout=60).is_success
         _fails(source, url, tmp_path, r"deleted-\d+ answers 404 at offset 0000000000000000_0000000000000002")
 
-    def test_latest_skips_all_messages_and_an_offset_those_before_it(
+    def test_start_at_latest_or_an_offset_skips_the_messages_before_it(
         self, source: SparkSession, server: JsonServer, tmp_path: Path
     ) -> None:
         latest: Batches = {}
@@ -237,7 +239,9 @@ class TestStream:
             _until(query, lambda: bool(_values(third)))
         assert (_values(latest), _values(third)) == ([5], [5])
 
-    def test_more_messages_than_a_response_has(self, source: SparkSession, server: JsonServer, tmp_path: Path) -> None:
+    def test_messages_of_several_responses_are_each_read_once(
+        self, source: SparkSession, server: JsonServer, tmp_path: Path
+    ) -> None:
         batches: Batches = {}
         url = server.stream("many")
         for first in range(0, 25_000, 5_000):
@@ -254,7 +258,7 @@ class TestStream:
             sum(range(25_000)),
         )
 
-    def test_several_streams_in_one_query(self, source: SparkSession, server: JsonServer, tmp_path: Path) -> None:
+    def test_query_reads_several_streams(self, source: SparkSession, server: JsonServer, tmp_path: Path) -> None:
         urls = [server.stream(f"several-{number}") for number in range(2)]
         found: set[tuple[str, str]] = set()
 
@@ -280,7 +284,9 @@ class TestStream:
                 _until(query, lambda: server.waiting() == 1)
             until(lambda: server.waiting() == 0)  # the server does not wait in vain
 
-    def test_closed_stream_does_not_end_it(self, source: SparkSession, server: JsonServer, tmp_path: Path) -> None:
+    def test_closed_stream_does_not_end_the_query(
+        self, source: SparkSession, server: JsonServer, tmp_path: Path
+    ) -> None:
         batches: Batches = {}
         url = server.stream("closed", 1)
         httpx.post(url, headers={"Stream-Closed": "true"}, timeout=60).raise_for_status()
@@ -325,7 +331,7 @@ class TestAvailableNow:
         ends = [_ends(progress) for progress in query.recentProgress if progress["numInputRows"]]
         assert ends == [(batch[-1][1] + 1, 250_000) for batch in found.values()]
 
-    def test_stream_that_grows_does_not_keep_it_from_ending(
+    def test_growing_stream_does_not_keep_available_now_from_ending(
         self, source: SparkSession, server: JsonServer, tmp_path: Path
     ) -> None:
         url = server.stream("growing", *range(3))
@@ -369,7 +375,7 @@ class TestAvailableNow:
             "4",
         ]
 
-    def test_closed_stream_and_stream_without_messages_end_it(
+    def test_closed_and_empty_streams_end_available_now(
         self, source: SparkSession, server: JsonServer, tmp_path: Path
     ) -> None:
         closed, empty = server.stream("over", 0, 1), server.stream("none")
@@ -384,7 +390,9 @@ class TestAvailableNow:
                 _available_now(source, url, tmp_path / str(number), collect, wait=300)
             assert _values(batches) == values
 
-    def test_deletion_of_the_stream_fails_it(self, source: SparkSession, server: JsonServer, tmp_path: Path) -> None:
+    def test_deletion_of_the_stream_fails_available_now(
+        self, source: SparkSession, server: JsonServer, tmp_path: Path
+    ) -> None:
         url = server.stream("deleted-now")
         for number in range(2):
             append(url, f"{number}{'x' * 2_000_000}")
@@ -435,7 +443,7 @@ class TestReferenceServer:
 
 
 class TestBatch:
-    def test_everything_as_the_server_has_it(self, source: SparkSession, server: JsonServer) -> None:
+    def test_batch_has_every_json_text_as_the_server_has_it(self, source: SparkSession, server: JsonServer) -> None:
         texts = [
             r'"quotes \" and \\ and \u0000"',
             '"Größe 漢字 🦉"',
@@ -452,7 +460,7 @@ class TestBatch:
             (url, number, text) for number, text in enumerate(texts)
         ]
 
-    def test_offset_at_which_it_starts(self, source: SparkSession, server: JsonServer) -> None:
+    def test_batch_starts_at_the_given_offset(self, source: SparkSession, server: JsonServer) -> None:
         url = server.stream("from")
         offset = append(url, "a", "b")
         append(url, "c")
@@ -487,7 +495,7 @@ class TestRefused:
             ({"topic": "news"}, "unknown option topic"),
         ],
     )
-    def test_options_that_cannot_be(self, options: dict[str, str], message: str) -> None:
+    def test_bad_options_are_refused(self, options: dict[str, str], message: str) -> None:
         with pytest.raises(PipelineError, match=message) as raised:
             StreamSource({"url": "http://127.0.0.1:9/v1/stream/news", **options})
         assert "secret" not in str(raised.value)

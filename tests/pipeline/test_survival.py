@@ -276,14 +276,14 @@ class TestTheChoice:
         assert choice == TimeoutChoice("test", "a", 0.1, 0.3, 0.2, 0.4, 0.5, 0.05)
         assert str(choice) == ("test / a: 300 ms so that at most 10 % time out; 200 ms to 400 ms by the 95 % band")
 
-    def test_a_rate_that_is_met_exactly_is_met(self, spark: SparkSession) -> None:
+    def test_rate_that_equals_the_target_meets_it(self, spark: SparkSession) -> None:
         """The rate is a product of many factors, and rounding does not matter."""
         times = [number / 1000 for number in range(1, 101)]
         for wanted in (0.01, 0.29, 0.57):
             [choice] = choose(by_operation(_table(spark, _sample("a", times, [True] * 100))), wanted)
             assert choice.timeout == round(100 * (1 - wanted)) / 1000
 
-    def test_a_band_that_does_not_get_there_is_open(self) -> None:
+    def test_band_that_does_not_reach_the_target_is_open(self) -> None:
         [choice] = choose(CURVE, 0.05)
         assert (choice.timeout, choice.earliest, choice.latest) == (0.4, 0.3, None)
         assert choice.reason.endswith("; 300 ms to more than 500 ms by the 95 % band")
@@ -293,17 +293,17 @@ class TestTheChoice:
         assert (choice.timeout, choice.longest, choice.rate_at_longest) == (None, 0.5, 0.05)
         assert choice.reason == ("not reachable from this trace: at 500 ms, the longest observed, still 5 % time out")
 
-    def test_without_settled_operations_the_reason_tells_what_to_do(self) -> None:
+    def test_choice_without_settled_operations_gives_no_answer_and_a_reason(self) -> None:
         [choice] = choose({("test", "a"): UNKNOWN}, 0.01)
         assert (choice.timeout, choice.longest, choice.rate_at_longest) == (None, 0.0, 1.0)
         assert choice.reason.startswith("no answer: the trace ends too soon after the arrivals")
 
-    def test_where_all_completed_at_once_there_is_no_band(self) -> None:
+    def test_band_is_undefined_where_all_completed_at_once(self) -> None:
         [choice] = choose(_curve(time=[0.0], timeout_rate=[0.0], low=[math.nan], high=[math.nan]), 0.01)
         assert (choice.timeout, choice.earliest, choice.latest) == (0.0, None, None)
         assert choice.reason == "0 s so that at most 1 % time out; the band is not defined there"
 
-    def test_where_only_the_last_step_gets_there_there_is_none_either(self) -> None:
+    def test_band_is_undefined_where_only_the_last_step_reaches_the_target(self) -> None:
         [choice] = choose(
             _curve(time=[0.1, 0.2], timeout_rate=[0.5, 0.0], low=[0.3, math.nan], high=[0.7, math.nan]), 0.1
         )

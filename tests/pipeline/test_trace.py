@@ -186,7 +186,7 @@ def test_rows_of_older_journals_are_read_with_a_warning_if_a_deadline_is_unknown
     assert warning.startswith("1 operations have no deadline_s")
 
 
-def test_files_that_are_being_written_are_no_part_of_it(spark: SparkSession, tmp_path: Path) -> None:
+def test_files_that_are_being_written_are_no_part_of_a_trace(spark: SparkSession, tmp_path: Path) -> None:
     file = traces.write(tmp_path, [traces.row(1)])
     shutil.copy(file, file.with_name(".x.parquet.unfinished"))
     file.with_name("_SUCCESS").touch()

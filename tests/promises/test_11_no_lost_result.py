@@ -156,7 +156,7 @@ async def test_on_undelivered_does_nothing_by_default() -> None:
         assert operation.result() == "result of flag"
 
 
-async def test_its_exception_is_reported_and_the_task_is_cancelled_all_the_same() -> None:
+async def test_exception_of_on_undelivered_is_reported_and_task_stays_cancelled() -> None:
     class Broken(Held):
         def on_undelivered(self, result: str) -> None:
             raise LookupError(result)
@@ -174,7 +174,7 @@ async def test_its_exception_is_reported_and_the_task_is_cancelled_all_the_same(
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
-async def test_a_request_to_exit_that_it_raises_gets_through(error: type[BaseException]) -> None:
+async def test_request_to_exit_raised_by_on_undelivered_gets_through(error: type[BaseException]) -> None:
     class Leaving(Held):
         def on_undelivered(self, result: str) -> None:
             raise error

@@ -229,25 +229,31 @@ PUT = [Takers.put, Takers.put_soon]
 
 @pytest.mark.parametrize("put", PUT)
 class TestOneItemForOneOfManyTakers:
-    def test_takes_one_try(self, clock: FaultLog, put: Callable[[Takers, int], None]) -> None:
+    def test_item_for_many_takers_takes_one_try(self, clock: FaultLog, put: Callable[[Takers, int], None]) -> None:
         takers = Takers(clock, IDLE)
         put(takers, 500)
         assert takers.tries == [500]
         assert takers.served == list(range(500)), "first come, first served"
         assert takers.purgatory.num_delayed == IDLE - 500
 
-    def test_copies_no_list(self, clock: FaultLog, put: Callable[[Takers, int], None]) -> None:
+    def test_item_for_many_takers_copies_no_list_of_them(
+        self, clock: FaultLog, put: Callable[[Takers, int], None]
+    ) -> None:
         takers = Takers(clock, IDLE)
         put(takers, 2)
         assert allocated(lambda: put(takers, 20)) < 8 * IDLE / 4, "a list of all would be 8 bytes for each"
 
-    def test_runs_as_many_lines_for_many_as_for_few(self, clock: FaultLog, put: Callable[[Takers, int], None]) -> None:
+    def test_item_for_many_takers_runs_as_many_lines_as_for_few(
+        self, clock: FaultLog, put: Callable[[Takers, int], None]
+    ) -> None:
         few, many = Takers(clock, 200), Takers(clock, IDLE)
         for takers in (few, many):
             put(takers, 2)
         assert lines(lambda: put(many, 100)) <= 1.1 * lines(lambda: put(few, 100))
 
-    def test_leaves_no_dead_entries_in_the_way(self, clock: FaultLog, put: Callable[[Takers, int], None]) -> None:
+    def test_served_takers_leave_no_dead_entries_in_the_way(
+        self, clock: FaultLog, put: Callable[[Takers, int], None]
+    ) -> None:
         takers = Takers(clock, 5000)
         costs = [lines(lambda: put(takers, 490)) for _ in range(10)]
         assert max(costs) <= 1.3 * min(costs), "the last ones cost what the first ones did"
@@ -255,7 +261,9 @@ class TestOneItemForOneOfManyTakers:
         clock.advance(0)
         assert takers.purgatory.watched - takers.purgatory.num_delayed <= 1000
 
-    def test_skips_cancelled_takers(self, clock: FaultLog, put: Callable[[Takers, int], None]) -> None:
+    def test_cancelled_takers_are_skipped_without_a_try(
+        self, clock: FaultLog, put: Callable[[Takers, int], None]
+    ) -> None:
         takers = Takers(clock, 2000)
         for taker in takers.takers[::2]:
             taker.cancel()
@@ -267,7 +275,7 @@ class TestOneItemForOneOfManyTakers:
 class TestALimit:
     @pytest.mark.parametrize("limit", [1, 2, 5, 100, None])
     @pytest.mark.parametrize("soon", [False, True])
-    def test_at_most_limit_operations_complete_first_come_first_served(
+    def test_limited_check_completes_the_first_operations_that_are_ready(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, limit: int | None, soon: bool
     ) -> None:
         flags = [purgatory.try_complete_else_watch(Flag(), ["key"]) for _ in range(10)]
@@ -325,7 +333,7 @@ class TestALimit:
 
 
 class TestACascade:
-    def test_costs_a_task_the_same_however_many_cascade(self, clock: FaultLog) -> None:
+    def test_cascade_costs_each_task_the_same_however_many_there_are(self, clock: FaultLog) -> None:
         """A bucket of 100,000 tasks has five dicts. To look through them for each task made a cascade quadratic."""
 
         def cascade(count: int) -> float:

@@ -30,7 +30,7 @@ class Expiring(Flag):
     wheel_size=st.integers(2, 50),
     timeouts=st.lists(st.floats(0, 3e8) | st.floats(0, 1) | st.integers(0, 1000).map(lambda n: n / 1000), min_size=1),
 )
-def test_at_any_tick_size_expiry_is_never_early_and_late_by_less_than_a_tick(
+def test_expiry_at_any_tick_is_never_early_and_late_by_less_than_a_tick(
     start: float, tick: float, wheel_size: int, timeouts: list[float]
 ) -> None:
     clock = FaultLog(start)
@@ -46,7 +46,7 @@ def test_at_any_tick_size_expiry_is_never_early_and_late_by_less_than_a_tick(
 
 
 @pytest.mark.parametrize("tick", [0.0001, 0.001, 0.0107])
-async def test_on_a_real_loop_expiry_is_never_early(tick: float) -> None:
+async def test_expiry_on_a_real_loop_is_never_early(tick: float) -> None:
     randomly = random.Random(1)
     async with DelayedOperationPurgatory(tick=tick) as purgatory:
         operations = []
@@ -61,7 +61,9 @@ async def test_on_a_real_loop_expiry_is_never_early(tick: float) -> None:
         assert early == []
 
 
-def test_a_wake_up_is_a_hint(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
+def test_early_wake_up_of_the_timer_completes_nothing(
+    purgatory: DelayedOperationPurgatory, clock: VirtualClock
+) -> None:
     operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
     clock.advance(0.9995)
     purgatory.timer._wake()

@@ -138,7 +138,7 @@ async def test_a_close_is_done_in_slices(purgatory: DelayedOperationPurgatory) -
 
 
 @pytest.mark.timeout(1200)
-def test_a_hundred_thousand_entries_on_a_real_loop() -> None:
+def test_work_on_a_hundred_thousand_entries_ends_on_a_real_loop() -> None:
     # The length of an iteration depends on the machine and is only shown. The tests above assert the slices.
     measured = []
     for work, _, slices, one_go in stalls.rows(stalls.OPERATIONS // 10, ["as it is"]):

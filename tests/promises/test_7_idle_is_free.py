@@ -28,16 +28,14 @@ def test_operations_an_hour_away_arm_one_call_and_nothing_runs_till_then(
     assert purgatory.timer.statistics().wake_ups <= 6 + 6 * 11
 
 
-def test_without_deadlines_nothing_is_armed_at_all(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+def test_operations_without_deadlines_arm_no_call(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
     for _ in range(100):
         purgatory.try_complete_else_watch(Flag(None), ["key"])
     clock.advance(1e6)
     assert clock.armed == []
 
 
-def test_after_everything_has_completed_the_clock_is_left_alone(
-    purgatory: DelayedOperationPurgatory, clock: FaultLog
-) -> None:
+def test_completed_operations_leave_the_clock_alone(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
     for n in range(100):
         purgatory.try_complete_else_watch(Flag(1.0 + n), ["key"]).force_complete()
     clock.advance(1000.0)
@@ -45,7 +43,7 @@ def test_after_everything_has_completed_the_clock_is_left_alone(
     assert "scheduled=0" in repr(clock)
 
 
-async def test_there_is_no_background_task() -> None:
+async def test_purgatory_has_no_background_task() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         purgatory.try_complete_else_watch(Flag(3600.0), ["key"])
         await turn()
@@ -64,7 +62,7 @@ class CountingSelector(selectors.DefaultSelector):
 
 
 @pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
-def test_a_hundred_thousand_an_hour_away_cost_nothing_for_ten_seconds(kind: str) -> None:
+def test_hundred_thousand_distant_deadlines_wake_nothing_for_ten_seconds(kind: str) -> None:
     selector = CountingSelector()
 
     def new_loop() -> asyncio.AbstractEventLoop:

@@ -39,7 +39,7 @@ async def test_the_awaiter_of_a_cancelled_operation_gets_an_ordinary_exception()
         assert issubclass(OperationCancelled, Exception)
 
 
-async def test_a_cancelled_task_leaves_alone() -> None:
+async def test_cancelled_task_leaves_the_operation_to_other_awaiters() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation = purgatory.try_complete_else_watch(Flag(), ["key"])
         tasks = [asyncio.ensure_future(operation) for _ in range(3)]

@@ -100,7 +100,7 @@ def test_an_exception_of_on_expiration_is_reported_and_the_result_stays(
     assert (purgatory.statistics().failed, purgatory.statistics().expired) == (0, 7)
 
 
-def test_of_two_faults_the_first_is_the_outcome_and_the_second_is_reported(
+def test_first_of_two_faults_is_the_outcome_and_the_second_is_reported(
     purgatory: DelayedOperationPurgatory, clock: FaultLog
 ) -> None:
     first, second = LookupError("first"), LookupError("second")
@@ -118,7 +118,7 @@ def test_of_two_faults_the_first_is_the_outcome_and_the_second_is_reported(
     assert clock.exceptions == [second]
 
 
-async def test_the_awaiter_gets_the_exception() -> None:
+async def test_awaiter_gets_the_exception_of_a_failed_operation() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         with pytest.raises(LookupError, match="fault"):
             await purgatory.try_complete_else_watch(Faulty("on_complete", timeout=0.001), ["key"])

@@ -217,7 +217,7 @@ async def test_an_idle_connection_is_pinged_and_kept(server: Server) -> None:
             assert here.relay.statistics().reconnects == 0
 
 
-async def test_leaving_leaves_nothing_behind(any_server: Server | Threads) -> None:
+async def test_relay_that_is_left_keeps_no_connection_and_no_task(any_server: Server | Threads) -> None:
     async with any_server.outside() as outside:
         async with Process({}, any_server.broker()) as here:
             here.grow("key")
@@ -391,7 +391,7 @@ class TestRedis:
         with pytest.raises(error):
             RedisBroker(url, channel)
 
-    def test_its_repr_does_not_tell_the_password(self) -> None:
+    def test_repr_of_redis_broker_does_not_tell_the_password(self) -> None:
         assert repr(RedisBroker("redis://:secret@localhost", "news")) == "<RedisBroker 'news'>"
 
 
@@ -463,5 +463,5 @@ class TestPostgres:
             with pytest.raises(RelayError, match='database "nowhere" does not exist'):
                 await Relay(purgatory, broker=PostgresBroker(postgres.dsn("nowhere"))).__aenter__()
 
-    def test_its_repr_does_not_tell_the_password(self) -> None:
+    def test_repr_of_postgres_broker_does_not_tell_the_password(self) -> None:
         assert repr(PostgresBroker("postgresql://me:secret@localhost", "news")) == "<PostgresBroker 'news'>"

@@ -34,7 +34,7 @@ class SeeingBroker(MemoryBroker):
             yield connection
 
 
-def test_callbacks_and_checks_are_not_in_the_context_of_the_request_that_opened_it() -> None:
+def test_relay_works_outside_the_context_of_the_request_that_opened_it() -> None:
     async def main() -> None:
         seen: list[Session | None] = []
         broker = SeeingBroker(seen)
@@ -68,7 +68,7 @@ def test_callbacks_and_checks_are_not_in_the_context_of_the_request_that_opened_
     run(main)
 
 
-def test_the_request_that_opened_it_is_not_kept_alive(broker: MemoryBroker) -> None:
+def test_request_that_opened_a_relay_is_not_kept_alive(broker: MemoryBroker) -> None:
     async def main() -> None:
         async with DelayedOperationPurgatory() as purgatory:
             relay = Relay(purgatory, broker=broker)

@@ -23,7 +23,7 @@ LONG = TEXT.map(lambda text: text * 500).filter(lambda text: len(json.dumps(text
 
 
 class TestInOneProcess:
-    async def test_without_a_broker_a_key_is_checked_on_the_next_iteration(self) -> None:
+    async def test_relay_without_a_broker_checks_a_key_on_the_next_iteration(self) -> None:
         first, second = DelayedOperationPurgatory(), DelayedOperationPurgatory()
         async with first, second, Relay(first, second) as relay:
             flags = [each.try_complete_else_watch(Flag(), ["key"]) for each in (first, second)]
@@ -37,7 +37,7 @@ class TestInOneProcess:
             assert not relay.connected
             assert relay.statistics().notified == 1
 
-    async def test_without_a_broker_there_is_nothing_in_the_background(self) -> None:
+    async def test_relay_without_a_broker_has_no_background_task(self) -> None:
         async with Relay():
             assert asyncio.all_tasks() == {asyncio.current_task()}
 
@@ -116,7 +116,7 @@ class TestBadInput:
         with pytest.raises(RelayError, match="<Relay 'fetch' closed>"):
             relay.notify("key")
 
-    async def test_another_thread_is_told_the_right_door(self) -> None:
+    async def test_call_from_another_thread_is_refused_and_names_the_right_one(self) -> None:
         async with Relay() as relay:
             with pytest.raises(RelayError, match="call_soon_threadsafe"):
                 await asyncio.to_thread(relay.notify, "key")
@@ -268,7 +268,7 @@ class TestBetweenProcesses:
 
         run(main)
 
-    def test_a_notification_while_the_key_is_looked_at_is_looked_at_again(
+    def test_key_notified_while_it_is_looked_up_is_looked_up_again(
         self, broker: MemoryBroker, state: dict[str, int]
     ) -> None:
         async def main() -> None:
@@ -365,7 +365,7 @@ class TestOpeningAndClosing:
 
         run(main)
 
-    def test_opening_may_be_cancelled(self, broker: MemoryBroker) -> None:
+    def test_opening_of_a_relay_may_be_cancelled(self, broker: MemoryBroker) -> None:
         async def main() -> None:
             opening = asyncio.create_task(Relay(broker=broker).__aenter__())
             await asyncio.sleep(0)
@@ -376,7 +376,7 @@ class TestOpeningAndClosing:
 
         run(main)
 
-    def test_leaving_waits_until_everything_is_published(self, broker: MemoryBroker) -> None:
+    def test_leaving_a_relay_waits_until_everything_is_published(self, broker: MemoryBroker) -> None:
         async def main() -> None:
             async with Relay(broker=broker) as relay:
                 relay.notify("a")
@@ -388,7 +388,7 @@ class TestOpeningAndClosing:
 
         run(main)
 
-    def test_leaving_does_not_wait_for_ever_for_a_broker_that_is_away_and_says_so(
+    def test_leaving_a_relay_gives_up_on_a_broker_that_is_away_and_says_so(
         self, broker: MemoryBroker, caplog: pytest.LogCaptureFixture
     ) -> None:
         async def main() -> None:
@@ -406,7 +406,7 @@ class TestOpeningAndClosing:
             run(main)
         assert "has not taken all" in caplog.records[-1].getMessage()
 
-    def test_an_exception_inside_is_raised_and_closes_the_relay(self, broker: MemoryBroker) -> None:
+    def test_exception_inside_the_context_is_raised_and_closes_the_relay(self, broker: MemoryBroker) -> None:
         async def main() -> None:
             with pytest.raises(LookupError):
                 async with Relay(broker=broker):

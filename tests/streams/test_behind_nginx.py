@@ -174,7 +174,7 @@ async def test_a_page_of_the_site_may_append_and_one_of_another_may_not(client: 
         assert (await client.post(f"{ROOT}/news", content="x", headers=headers)).status_code == status
 
 
-async def test_five_hundred_polls_at_once(tmp_path: Path) -> None:
+async def test_five_hundred_polls_are_answered_by_one_append(tmp_path: Path) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with (

@@ -45,13 +45,13 @@ def refused(*options: str) -> str:
         (["--database", "postgresql://u:secret@127.0.0.1:1/x"], "cannot use the database"),
     ],
 )
-def test_bad_options(options: list[str], message: str) -> None:
+def test_bad_options_are_refused(options: list[str], message: str) -> None:
     said = refused(*options)
     assert message in said
     assert "secret" not in said
 
 
-def test_a_run(tmp_path: Path) -> None:
+def test_command_serves_logs_and_locks_its_folder(tmp_path: Path) -> None:
     port = free_port()
     options = ["--data", str(tmp_path), "--port", str(port), "--access-log", "--allowed-origin", "*"]
     with subprocess.Popen([*COMMAND, *options], stdout=subprocess.PIPE, text=True) as server:
@@ -68,7 +68,7 @@ def test_a_run(tmp_path: Path) -> None:
     assert '"PUT /v1/stream/a HTTP/1.1" 201' in output
 
 
-def test_commands_of_the_readme(tmp_path: Path) -> None:
+def test_commands_of_the_readme_print_what_they_should(tmp_path: Path) -> None:
     """Those with curl, against another port."""
     text = (ROOT / "purgatory" / "streams" / "README.md").read_text()
     commands = [line for line in text.splitlines() if line.startswith("curl ")]
@@ -83,7 +83,7 @@ def test_commands_of_the_readme(tmp_path: Path) -> None:
     assert output[3].startswith("event: data\ndata:hello\n\nevent: control\n")
 
 
-def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_in_use_or_damaged_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Folder(tmp_path)
     with pytest.raises(BlockingIOError):
         Folder(tmp_path)
@@ -102,7 +102,7 @@ def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cannot use" in refused("--data", str(tmp_path))
 
 
-def test_workers(postgres: PostgresServer) -> None:
+def test_command_with_workers_serves_and_stops(postgres: PostgresServer) -> None:
     port = free_port()
     options = ["--database", postgres.create_database(), "--workers", "2", "--port", str(port)]
     with subprocess.Popen([*COMMAND, *options]) as server:

@@ -34,20 +34,20 @@ def check(url: str) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_sqlite(tmp_path: Path) -> None:
+def test_server_on_sqlite_conforms_to_the_protocol(tmp_path: Path) -> None:
     with serving(data=str(tmp_path), long_poll_timeout=2.0) as server:
         check(server.url)
 
 
 @pytest.mark.timeout(900)
-def test_postgresql(postgres: PostgresServer) -> None:
+def test_server_on_postgresql_conforms_to_the_protocol(postgres: PostgresServer) -> None:
     with serving(database=postgres.create_database(), long_poll_timeout=2.0) as server:
         check(server.url)
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not WHOLE, reason="takes long: HYPOTHESIS_PROFILE=searching")
-def test_server_that_cannot_park(tmp_path: Path) -> None:
+def test_server_that_cannot_park_conforms_to_the_protocol(tmp_path: Path) -> None:
     with serving(http=HttpToolsProtocol, data=str(tmp_path), long_poll_timeout=2.0) as server:
         check(server.url)
 
@@ -70,6 +70,6 @@ def workers(database: str, count: int) -> Iterator[str]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not WHOLE, reason="takes long: HYPOTHESIS_PROFILE=searching")
-def test_four_workers(postgres: PostgresServer) -> None:
+def test_four_workers_conform_to_the_protocol(postgres: PostgresServer) -> None:
     with workers(postgres.create_database(), 4) as url:
         check(url)

@@ -105,7 +105,7 @@ def test_demo_whose_purgatory_is_closed_makes_no_more(shown: Shown) -> None:
 
 
 class TestOverHttp:
-    def test_traffic_comes_and_goes(self, tmp_path: Path) -> None:
+    def test_demo_is_started_and_ended_over_http(self, tmp_path: Path) -> None:
         with serving(data=str(tmp_path), demo=True) as server, httpx.Client(base_url=server.url, timeout=60) as http:
 
             def waiting(wanted: int) -> None:

@@ -84,7 +84,7 @@ class TestBadRequests:
             ("/nothing", 404),
         ],
     )
-    def test_paths(self, http: httpx.Client, path: str, status: int) -> None:
+    def test_bad_paths_are_refused(self, http: httpx.Client, path: str, status: int) -> None:
         response = http.put(path)
         assert (response.status_code, bool(problem(response))) == (status, True)
 
@@ -102,7 +102,7 @@ class TestBadRequests:
             {"Stream-Forked-From": "/v1/stream/a", "Stream-Fork-Offset": "1"},
         ],
     )
-    def test_headers_of_a_new_stream(self, http: httpx.Client, headers: dict[str, str]) -> None:
+    def test_bad_headers_of_a_new_stream_are_refused(self, http: httpx.Client, headers: dict[str, str]) -> None:
         response = http.put("/v1/stream/bad", headers=headers)
         assert (response.status_code, bool(problem(response))) == (400, True)
         assert http.head("/v1/stream/bad").status_code == 404
@@ -116,32 +116,32 @@ class TestBadRequests:
         response = http.get(f"{stream}?{query}")
         assert (response.status_code, bool(problem(response))) == (400, True)
 
-    def test_an_offset_beyond_the_end(self, http: httpx.Client, stream: str) -> None:
+    def test_offset_beyond_the_end_is_refused(self, http: httpx.Client, stream: str) -> None:
         assert http.get(f"{stream}?offset={offset(1)}").status_code == 400
 
     @pytest.mark.parametrize("text", ["[" * 100_000, "[1] 2", "NaN", "[1,]", "\ufeff1", '"\\x"'])
-    def test_text_that_is_not_json(self, http: httpx.Client, messages: str, text: str) -> None:
+    def test_text_that_is_not_json_is_refused(self, http: httpx.Client, messages: str, text: str) -> None:
         response = append(http, messages, text, "application/json")
         assert (response.status_code, bool(problem(response))) == (400, True)
 
-    def test_numbers_are_kept_as_they_are(self, http: httpx.Client, messages: str) -> None:
+    def test_json_numbers_are_kept_as_they_are(self, http: httpx.Client, messages: str) -> None:
         text = "[1e999, 0.10000000000000000001, " + "9" * 5000 + "]"
         assert append(http, messages, text, "application/json").status_code == 204
         assert http.get(messages).text.replace(" ", "") == text.replace(" ", "")
 
-    def test_a_long_poll_at_the_end_of_a_closed_stream(self, http: httpx.Client, stream: str) -> None:
+    def test_long_poll_at_the_end_of_a_closed_stream_is_answered_at_once(self, http: httpx.Client, stream: str) -> None:
         http.post(stream, headers={"Stream-Closed": "true"})
         for place in ("now", ZERO):
             response = http.get(f"{stream}?live=long-poll&offset={place}")
             assert (response.status_code, response.headers["stream-closed"]) == (204, "true")
 
-    def test_methods(self, http: httpx.Client, stream: str) -> None:
+    def test_unknown_method_is_refused_with_the_allowed_ones(self, http: httpx.Client, stream: str) -> None:
         response = http.patch(stream)
         assert (response.status_code, response.headers["allow"]) == (405, "GET, HEAD, PUT, POST, DELETE, OPTIONS")
 
 
 class TestLimits:
-    def test_body(self, http: httpx.Client, stream: str) -> None:
+    def test_body_that_is_too_long_is_refused(self, http: httpx.Client, stream: str) -> None:
         assert append(http, stream, "x" * 100_001).status_code == 413
 
         def chunks() -> Iterator[bytes]:
@@ -151,16 +151,16 @@ class TestLimits:
         response = http.post(stream, content=chunks(), headers={"Content-Type": "text/plain"})
         assert (response.status_code, problem(response)) == (413, "the body has more than 100000 bytes")
 
-    def test_length_of_a_stream(self, http: httpx.Client, stream: str) -> None:
+    def test_append_beyond_the_length_of_a_stream_is_refused(self, http: httpx.Client, stream: str) -> None:
         assert append(http, stream, "x" * 1000).status_code == 204
         assert append(http, stream, "x").status_code == 413  # official producers take a 403 for a stale epoch
         assert http.get(stream).text == "x" * 1000
 
-    def test_number_of_streams(self, tmp_path: Path) -> None:
+    def test_stream_beyond_max_streams_is_refused(self, tmp_path: Path) -> None:
         with serving(data=str(tmp_path), max_streams=1) as server, httpx.Client(base_url=server.url) as http:
             assert [http.put(f"/v1/stream/{name}").status_code for name in "aba"] == [201, 403, 200]
 
-    def test_reads_that_wait(self, tmp_path: Path) -> None:
+    def test_read_beyond_max_pending_is_refused(self, tmp_path: Path) -> None:
         with serving(data=str(tmp_path), max_pending=1) as server, httpx.Client(base_url=server.url) as http:
             http.put("/v1/stream/a")
             with http.stream("GET", f"/v1/stream/a?live=sse&offset={ZERO}") as waiting:
@@ -211,7 +211,7 @@ class TestLiveReads:
         assert text.count("event: control") >= 3  # at the beginning, for each heartbeat
         assert "streamClosed" not in text
 
-    def test_shutdown_answers_all(self, tmp_path: Path) -> None:
+    def test_shutdown_answers_all_waiting_reads(self, tmp_path: Path) -> None:
         with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as http:
             http.put("/v1/stream/a")
 
@@ -323,7 +323,7 @@ class TestExpiry:
 
 
 class TestRestart:
-    def test_everything_is_there_again(self, tmp_path: Path) -> None:
+    def test_streams_forks_and_closes_survive_a_restart(self, tmp_path: Path) -> None:
         producer = {"Producer-Id": "p", "Producer-Epoch": "0"}
         with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url) as http:
             http.put("/v1/stream/a", headers={"Content-Type": "text/plain"})
@@ -344,7 +344,7 @@ class TestRestart:
 
 
 class TestOperators:
-    def test_list(self, http: httpx.Client) -> None:
+    def test_list_of_streams_takes_prefix_after_and_limit(self, http: httpx.Client) -> None:
         for name in ("list/a", "list/b", "list/c", "list%_"):
             http.put(f"/v1/stream/{name}")
         found = http.get("/v1/streams", params={"prefix": "list/", "after": "list/a", "limit": 1}).json()["streams"]
@@ -353,12 +353,12 @@ class TestOperators:
         assert http.head("/v1/streams").status_code == 200
         assert http.post("/v1/streams").status_code == 405
 
-    def test_metrics(self, http: httpx.Client) -> None:
+    def test_metrics_are_exported_as_text(self, http: httpx.Client) -> None:
         assert 'purgatory_lateness_seconds_count{purgatory="read"}' in http.get("/metrics").text
         odd = http.get("/metrics", headers={"Accept": "application/openmetrics-text; version=x"})
         assert odd.headers["content-type"].startswith("text/plain")
 
-    def test_hosts_and_origins(self, http: httpx.Client, stream: str) -> None:
+    def test_foreign_hosts_and_origins_are_refused(self, http: httpx.Client, stream: str) -> None:
         def status(**headers: str) -> int:
             return http.get(
                 stream, headers={name.replace("_", "-"): value for name, value in headers.items()}
@@ -376,14 +376,14 @@ class TestOperators:
         assert "access-control-allow-origin" not in preflight.headers
 
     @pytest.mark.parametrize(("allowed", "status"), [("*", 200), ("http://page.example", 200), ("http://x", 403)])
-    def test_allowed_origin(self, tmp_path: Path, allowed: str, status: int) -> None:
+    def test_allowed_origins_are_answered_and_others_refused(self, tmp_path: Path, allowed: str, status: int) -> None:
         with serving(data=str(tmp_path), allowed_origin=allowed) as server:
             response = httpx.get(f"{server.url}/v1/streams", headers={"Origin": "http://page.example"})
             assert response.status_code == status
 
 
 class TestTrouble:
-    def test_a_mistake_of_the_server(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_fault_of_the_server_is_answered_with_500(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as http:
             http.put("/v1/stream/a", headers={"Content-Type": "text/plain"})
 
@@ -408,7 +408,9 @@ class TestTrouble:
             assert http.get("/v1/stream/a").status_code == 500
             assert http.get("/v1/stream/__ds/subscriptions/a").status_code == 500
 
-    def test_a_client_that_leaves_while_it_sends(self, server: Server, http: httpx.Client, stream: str) -> None:
+    def test_client_that_leaves_while_it_sends_appends_nothing(
+        self, server: Server, http: httpx.Client, stream: str
+    ) -> None:
         port = int(server.url.rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.sendall(f"POST {stream} HTTP/1.1\r\nHost: localhost\r\n".encode())
@@ -417,7 +419,7 @@ class TestTrouble:
         time.sleep(0.2)
         assert http.get(stream).text == ""
 
-    def test_a_full_disk(self, tmp_path: Path) -> None:
+    def test_append_on_a_full_disk_is_answered_with_507(self, tmp_path: Path) -> None:
         with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as http:
             http.put("/v1/stream/a", headers={"Content-Type": "text/plain"})
             writing: Any = server.application.streams.store._writing
@@ -428,7 +430,7 @@ class TestTrouble:
             assert append(http, "/v1/stream/a", "y").status_code == 204
             assert http.get("/v1/stream/a").text == "y"
 
-    def test_a_broken_database(self, tmp_path: Path) -> None:
+    def test_append_to_a_broken_database_is_answered_with_500(self, tmp_path: Path) -> None:
         with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as http:
             http.put("/v1/stream/a", headers={"Content-Type": "text/plain"})
             with sqlite3.connect(tmp_path / "streams.sqlite") as other:

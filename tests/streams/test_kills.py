@@ -121,7 +121,7 @@ def check(server: Killed, kill: Callable[[int], None]) -> None:
 
 @pytest.mark.timeout(7200)
 @pytest.mark.skipif(not WHOLE, reason="takes long: HYPOTHESIS_PROFILE=searching; the other one kills servers too")
-def test_a_server_that_is_killed(tmp_path: Path) -> None:
+def test_server_that_is_killed_loses_no_stored_message(tmp_path: Path) -> None:
     server = Killed("--data", str(tmp_path))
 
     def kill(number: int) -> None:
@@ -135,7 +135,7 @@ def test_a_server_that_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(7200)
-def test_a_server_and_its_database_that_are_killed_in_turn(postgres: PostgresServer) -> None:
+def test_server_and_database_killed_in_turn_lose_no_stored_message(postgres: PostgresServer) -> None:
     server = Killed("--database", postgres.create_database())
 
     def kill(number: int) -> None:

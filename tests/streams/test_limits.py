@@ -84,9 +84,7 @@ class TestClients:
 
     @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.lists(st.sampled_from(["come", "come", "stream", "leave", "append"]), max_size=12))
-    async def test_as_many_wait_as_a_list_says_however_clients_come_and_go(
-        self, server: Server, steps: list[str]
-    ) -> None:
+    async def test_reads_wait_as_in_a_list_however_clients_come_and_go(self, server: Server, steps: list[str]) -> None:
         async with client_of(server) as client, client_of(server, "127.0.0.2") as other:
             await create(other, "steps")
             end = (await other.head(f"{ROOT}/steps")).headers["stream-next-offset"]
@@ -107,7 +105,7 @@ class TestClients:
                 await until_waiting(other, len(waiting))
             assert len(server.application.streams.clients) == 0
 
-    async def test_other_clients_are_not_concerned(self, server: Server, client: httpx.AsyncClient) -> None:
+    async def test_limit_of_one_client_does_not_concern_others(self, server: Server, client: httpx.AsyncClient) -> None:
         await create(client, "both")
         async with client_of(server, "127.0.0.2") as other, client_of(server, "127.0.0.3") as third:
             polls = [asyncio.create_task(poll(each, "both")) for each in (client, other) for _ in range(3)]
@@ -165,7 +163,7 @@ class TestClients:
                 waiting.remove(name)
             assert len(clients) == len(set(waiting))
 
-    async def test_addresses(self) -> None:
+    async def test_address_of_a_client_is_empty_unless_it_is_an_ip_address(self) -> None:
         found = [address({"client": client}) for client in (None, ("::1", 5), ("10.0.0.1", 5), ("<b>", 5))]
         assert found == ["", "::1", "10.0.0.1", ""]
         assert address({}) == ""

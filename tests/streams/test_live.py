@@ -56,7 +56,7 @@ def test_nothing_is_scheduled_without_a_poll(watched: Watched) -> None:
     assert watched.live.number == number
 
 
-def test_there_are_at_most_ten_snapshots_a_second(watched: Watched) -> None:
+def test_snapshots_are_made_at_most_ten_times_a_second(watched: Watched) -> None:
     numbers = watched.looked_at(2.0)
     assert numbers == list(range(1, len(numbers) + 1))
     assert 19 <= len(numbers) <= 21
@@ -256,7 +256,7 @@ def two(database: str) -> Iterator[list[tuple[Server, Follower]]]:
 
 
 class TestServersOnOneDatabase:
-    def test_each_one_shows_all(self, postgres: PostgresServer) -> None:
+    def test_each_server_on_a_database_shows_all_of_them(self, postgres: PostgresServer) -> None:
         with two(postgres.create_database()) as ((_, here), (other, there)):
             both = until(lambda: len(found := here.poll()) == 2 and found)
             assert until(lambda: there.poll().keys() == both.keys())

@@ -393,7 +393,7 @@ def test_a_stream_that_is_kept_for_its_forks_expires_no_more() -> None:
     assert (kept.deleted, kept.deadline) == (True, None)
 
 
-def test_repeated_appends_of_a_producer() -> None:
+def test_repeated_appends_of_a_producer_add_nothing() -> None:
     transaction = Transaction(Memory(), 0.0)
     Create("a", "text/plain").apply(transaction)
     found = []

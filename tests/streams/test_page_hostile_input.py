@@ -34,7 +34,7 @@ def calm(page: Page) -> None:
     assert page.run("return document.querySelectorAll('main img, main script, main b b, iframe, object').length") == 0
 
 
-def test_data(page: Page, page_http: httpx.Client) -> None:
+def test_hostile_json_is_shown_as_text(page: Page, page_http: httpx.Client) -> None:
     path = next(PATHS)
     page_http.put(f"/v1/stream/{path}", headers=JSON)
     page.follow(path)
@@ -46,7 +46,7 @@ def test_data(page: Page, page_http: httpx.Client) -> None:
     calm(page)
 
 
-def test_text(page: Page, page_http: httpx.Client) -> None:
+def test_hostile_html_is_shown_as_text(page: Page, page_http: httpx.Client) -> None:
     texts = [value for value in VALUES if isinstance(value, str)]
     for text in texts:
         path = next(PATHS)
@@ -76,7 +76,7 @@ PATHS_OF_OTHERS = (
 )
 
 
-def test_paths(page: Page) -> None:
+def test_hostile_paths_are_shown_as_text(page: Page) -> None:
     for path in PATHS_OF_OTHERS:
         assert page.create(path) == f"Created {path}."
         assert page.append(path, MARKUP).startswith(f"Stored in {path}, which has ")
@@ -98,7 +98,7 @@ def test_paths(page: Page) -> None:
 
 
 @pytest.mark.parametrize("path", ["..", ".", "a/../b", "../../demo", "a//b", "/", "__ds/subscriptions", "x" * 2000])
-def test_refused_paths(page: Page, path: str) -> None:
+def test_bad_paths_are_refused_with_a_message(page: Page, path: str) -> None:
     page.refusals = True
     assert page.create(path).startswith("Refused: ")
     assert page.append(path, "data").startswith("Refused: ")
@@ -121,7 +121,7 @@ def test_halves_of_characters_are_refused(page: Page) -> None:
     calm(page)
 
 
-def test_addresses(page: Page) -> None:
+def test_hostile_fragments_of_the_address_do_no_harm(page: Page) -> None:
     page.refusals = True
     for fragment in (
         "#follow=%zz",

@@ -54,7 +54,7 @@ def test_answers_of_one_server_hold_for_the_other(postgres: PostgresServer) -> N
             assert there.get(path).status_code == 404
 
 
-async def test_reads_that_wait_are_told(postgres: PostgresServer) -> None:
+async def test_waiting_reads_are_told_of_appends_to_another_server(postgres: PostgresServer) -> None:
     with two(postgres) as (here, there, streams):
         here.put("/v1/stream/a", headers=TEXT)
         async with httpx.AsyncClient(base_url=str(there.base_url), timeout=60) as reader:
@@ -97,7 +97,7 @@ async def test_readers_miss_nothing_and_see_nothing_twice(postgres: PostgresServ
         assert len(one) == 160
 
 
-def test_time_to_live_is_common(postgres: PostgresServer) -> None:
+def test_time_to_live_is_prolonged_by_reads_from_any_server(postgres: PostgresServer) -> None:
     with two(postgres) as (here, there, _):
         here.put("/v1/stream/a", headers={"Stream-TTL": "2"})
         here.put("/v1/stream/b", headers={"Stream-TTL": "2"})
@@ -109,7 +109,7 @@ def test_time_to_live_is_common(postgres: PostgresServer) -> None:
         assert [client.get("/v1/stream/b").status_code for client in (here, there)] == [404, 404]
 
 
-def test_streams_that_are_created_at_once(postgres: PostgresServer) -> None:
+def test_streams_created_by_two_servers_at_once_are_new_once(postgres: PostgresServer) -> None:
     async def create() -> None:
         database = postgres.create_database()
         async with opened(Settings(database=database)) as one, opened(Settings(database=database)) as other:
@@ -124,7 +124,7 @@ def test_streams_that_are_created_at_once(postgres: PostgresServer) -> None:
     asyncio.run(create())
 
 
-async def test_a_change_that_overtakes_a_look(postgres: PostgresServer) -> None:
+async def test_newer_change_prevails_over_an_older_look_up(postgres: PostgresServer) -> None:
     """The notification of a commit may be heard before the answer of a look that began earlier."""
     async with opened(Settings(database=postgres.create_database())) as streams:
         await streams.run(Create("a", "text/plain"))
@@ -188,7 +188,7 @@ def test_streams_are_listed_in_the_order_of_their_bytes(postgres: PostgresServer
             assert [each["path"] for each in found] == expected
 
 
-def test_number_of_streams(postgres: PostgresServer) -> None:
+def test_max_streams_holds_for_all_servers_together(postgres: PostgresServer) -> None:
     with two(postgres, max_streams=3) as (here, there, _):
         statuses = [here.put(f"/v1/stream/{number}", headers=TEXT).status_code for number in range(5)]
         assert statuses == [201, 201, 201, 403, 403]
@@ -197,7 +197,7 @@ def test_number_of_streams(postgres: PostgresServer) -> None:
         assert here.put("/v1/stream/x", headers=TEXT).status_code == 201
 
 
-def test_a_database_that_is_killed(postgres: PostgresServer, tmp_path: Path) -> None:
+def test_killed_database_causes_503_until_it_is_back(postgres: PostgresServer, tmp_path: Path) -> None:
     with serving(database=postgres.create_database()) as server, httpx.Client(base_url=server.url, timeout=60) as http:
         http.put("/v1/stream/a", headers=TEXT, content="a")
         for _ in range(3):
@@ -276,7 +276,7 @@ async def test_changes_of_other_processes_become_known(postgres: PostgresServer)
         assert isinstance(await read, NotFound)
 
 
-def test_a_database_that_does_not_answer(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_database_that_does_not_answer_causes_503(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("purgatory.streams.store.PATIENCE", 1.0)
     with serving(database=postgres.create_database()) as server, httpx.Client(base_url=server.url, timeout=60) as http:
         http.put("/v1/stream/a", headers=TEXT)
@@ -294,7 +294,7 @@ def test_a_database_that_does_not_answer(postgres: PostgresServer, monkeypatch: 
 
 
 @pytest.mark.parametrize("moment", ["before", "at the commit"])
-def test_a_connection_that_is_lost_in_a_transaction(postgres: PostgresServer, moment: str) -> None:
+def test_lost_connection_tells_whether_a_transaction_may_be_stored(postgres: PostgresServer, moment: str) -> None:
     found = opener(Settings(database=postgres.create_database()))
     database = found.writer()
     ((process,),) = database.execute("SELECT pg_backend_pid()")
@@ -318,6 +318,6 @@ def test_a_connection_that_is_lost_in_a_transaction(postgres: PostgresServer, mo
         (psycopg.errors.UndefinedTable("x"), StorageError),
     ],
 )
-def test_errors(error: psycopg.Error, kind: type[Exception]) -> None:
+def test_errors_of_the_driver_become_errors_of_the_storage(error: psycopg.Error, kind: type[Exception]) -> None:
     with pytest.raises(kind), errors():
         raise error

@@ -125,7 +125,7 @@ async def test_stream_of_events_ends_if_others_have_taken_its_place_meanwhile(tm
             assert [each.text for each in await asyncio.gather(*polls)] == ["y"] * 2
 
 
-async def test_shutdown_does_not_wait_for_them(tmp_path: Path) -> None:
+async def test_shutdown_does_not_wait_for_slow_readers(tmp_path: Path) -> None:
     with running(tmp_path) as server:
         async with server.client() as client:
             await fill(client)

@@ -79,7 +79,7 @@ async def test_failures_of_the_database_are_logged_once(tmp_path: Path, caplog: 
     assert caplog.messages == ["changes are not stored: the disk is full", "changes are stored again"] * 2
 
 
-async def test_a_store_that_was_not_opened(tmp_path: Path) -> None:
+async def test_store_that_was_not_opened_can_be_closed(tmp_path: Path) -> None:
     opener = FolderOpener(tmp_path)
     await Streams(opener).close()
     opener.close()
@@ -165,14 +165,14 @@ async def test_messages_of_an_append_are_split_by_a_thread_that_reads(
     assert [name.startswith("streams-reader") for name in threads] == [True, True]
 
 
-async def test_very_many_commands(tmp_path: Path) -> None:
+async def test_thousand_commands_at_once_are_done_in_order(tmp_path: Path) -> None:
     async with opened(Settings(data=str(tmp_path))) as streams:
         await streams.run(Create("a", "text/plain"))
         results = await asyncio.gather(*(streams.run(Append("a", "text/plain", b"x")) for _ in range(1000)))
         assert [each.tail for each in results] == list(range(1, 1001))
 
 
-async def test_data_that_is_deleted_while_it_is_read(tmp_path: Path) -> None:
+async def test_read_of_data_that_is_deleted_meanwhile_raises_not_found(tmp_path: Path) -> None:
     async with opened(Settings(data=str(tmp_path))) as streams:
         await streams.run(Create("a", "text/plain", body=b"hello"))
         known = await streams.find("a")
@@ -196,7 +196,7 @@ async def test_readers_at_the_same_place_share_a_read_of_the_database(tmp_path: 
         assert [each.body() for each in chunks if not isinstance(each, Exception)] == [b"hello"] * 3 + [b"llo"]
 
 
-async def test_a_database_that_fails_under_a_waiting_reader(tmp_path: Path) -> None:
+async def test_waiting_reader_gets_the_error_of_a_failing_database(tmp_path: Path) -> None:
     async with opened(Settings(data=str(tmp_path))) as streams:
         await streams.run(Create("a", "text/plain", body=b"hello"))
         known = await streams.find("a")
@@ -207,7 +207,7 @@ async def test_a_database_that_fails_under_a_waiting_reader(tmp_path: Path) -> N
         assert isinstance(await streams.wait(known, 0, 30.0), StorageError)
 
 
-async def test_a_read_of_a_stream_that_is_no_longer_in_memory(tmp_path: Path) -> None:
+async def test_read_of_a_stream_no_longer_in_memory_gets_new_data(tmp_path: Path) -> None:
     async with opened(Settings(data=str(tmp_path))) as streams:
         await streams.run(Create("a", "text/plain"))
         known = await streams.find("a")
@@ -252,7 +252,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
 
 
 @pytest.mark.parametrize("again", [False, True])
-async def test_a_stream_that_is_deleted_while_it_is_looked_up(tmp_path: Path, looks: Looks, again: bool) -> None:
+async def test_look_up_sees_a_deletion_that_happens_meanwhile(tmp_path: Path, looks: Looks, again: bool) -> None:
     async with opened(Settings(data=str(tmp_path))) as streams:
         await streams.run(Create("a", "text/plain", body=b"old"))
         streams._forget("a")
@@ -270,9 +270,7 @@ async def test_a_stream_that_is_deleted_while_it_is_looked_up(tmp_path: Path, lo
                 await finding
 
 
-async def test_readers_of_a_stream_that_is_no_longer_in_memory_are_told_when_it_is_deleted(
-    tmp_path: Path, looks: Looks
-) -> None:
+async def test_readers_of_a_stream_no_longer_in_memory_are_told_of_its_deletion(tmp_path: Path, looks: Looks) -> None:
     async with opened(Settings(data=str(tmp_path))) as streams:
         await streams.run(Create("a", "text/plain"))
         known = await streams.find("a")
@@ -294,7 +292,7 @@ async def test_readers_of_a_stream_that_is_no_longer_in_memory_are_told_when_it_
         assert chunk.body() == b"x"
 
 
-async def test_a_commit_counts_more_than_an_older_look(tmp_path: Path, looks: Looks) -> None:
+async def test_committed_stream_is_not_overridden_by_an_older_look_up(tmp_path: Path, looks: Looks) -> None:
     async with opened(Settings(data=str(tmp_path))) as streams:
         await streams.run(Create("a", "text/plain"))
         known = await streams.find("a")
@@ -313,7 +311,7 @@ async def test_a_commit_counts_more_than_an_older_look(tmp_path: Path, looks: Lo
         read.cancel()
 
 
-async def test_a_database_that_fails_while_a_reader_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reader_gets_the_error_of_a_look_up_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(Settings(data=str(tmp_path))) as streams:
         await streams.run(Create("a", "text/plain"))
         read = streams.wait(await streams.find("a"), 0, 60.0)
@@ -364,7 +362,9 @@ async def test_reads_prolong_a_stream_and_few_of_them_are_stored(tmp_path: Path)
     opener.close()
 
 
-async def test_very_many_streams_that_are_due_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_streams_that_expire_at_once_are_all_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("purgatory.streams.storage.database._DUE", 3)
     async with opened(Settings(data=str(tmp_path))) as streams:
         streams.look_for_due()
@@ -375,7 +375,7 @@ async def test_very_many_streams_that_are_due_at_once(tmp_path: Path, monkeypatc
             await asyncio.sleep(0.05)
 
 
-async def test_times_that_come_during_a_look_are_kept(tmp_path: Path) -> None:
+async def test_expiry_times_that_come_during_a_scan_are_kept(tmp_path: Path) -> None:
     async with opened(Settings(data=str(tmp_path))) as streams:
         streams.look_for_due()
         while not streams._looking:  # noqa: ASYNC110 - a callback's
@@ -388,7 +388,7 @@ async def test_times_that_come_during_a_look_are_kept(tmp_path: Path) -> None:
         assert 15 < streams._alarm_at - asyncio.get_running_loop().time() <= 20
 
 
-async def test_a_store_that_is_closed(tmp_path: Path) -> None:
+async def test_closed_store_refuses_commands(tmp_path: Path) -> None:
     async with opened(Settings(data=str(tmp_path))) as streams:
         pass
     with pytest.raises(StorageUnavailable):
@@ -397,7 +397,7 @@ async def test_a_store_that_is_closed(tmp_path: Path) -> None:
     assert not streams._looking
 
 
-async def test_a_look_that_fails_is_repeated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_failed_scan_for_expired_streams_is_repeated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with opened(Settings(data=str(tmp_path))) as streams:
         writing: Any = streams.store._writing
         writing.connection.execute("ALTER TABLE streams RENAME TO hidden")

@@ -47,7 +47,7 @@ T = TypeVar("T")
         ("a.c", "abc", False),
     ],
 )
-def test_patterns(pattern: str, path: str, expected: bool) -> None:
+def test_pattern_matches_whole_segments_of_a_path(pattern: str, path: str, expected: bool) -> None:
     assert matches(pattern, path) is expected
 
 
@@ -142,7 +142,7 @@ class TestWakes:
         with pytest.raises(core.Fenced):
             streams.run(core.Release("s", *first))
 
-    def test_a_wake_that_ends_with_nothing_left(self, streams: Core) -> None:
+    def test_wake_that_ends_with_nothing_left_cannot_be_claimed(self, streams: Core) -> None:
         streams.subscribe()
         streams.run(Create("e/1", "text/plain", body=b"ab"))
         view = streams.run(core.Claim("s", "worker"))
@@ -160,7 +160,7 @@ class TestWakes:
             streams.run(core.Claim("s", "worker"))
         assert len(streams.wakes()) == 1
 
-    def test_claims(self, streams: Core) -> None:
+    def test_claimed_subscription_cannot_be_claimed_by_another(self, streams: Core) -> None:
         streams.subscribe()
         streams.run(Create("e/1", "text/plain", body=b"ab"))
         streams.run(core.Claim("s", "one"))
@@ -183,7 +183,7 @@ class TestWakes:
         ("path", "offset"),
         [("e/2", encode(0)), ("e/1", "-1"), ("e/1", encode(3)), ("e/1", "x")],
     )
-    def test_offsets_that_cannot_be_acknowledged(self, streams: Core, path: str, offset: str) -> None:
+    def test_offsets_that_cannot_be_acknowledged_change_nothing(self, streams: Core, path: str, offset: str) -> None:
         streams.subscribe()
         streams.run(Create("e/1", "text/plain", body=b"ab"))
         streams.run(core.Claim("s", "worker"))
@@ -199,13 +199,13 @@ class TestWakes:
         with pytest.raises(core.InvalidOffset):
             streams.run(core.Acknowledge("s", *streams.wake(), (("e/1", encode(1)),)))
 
-    def test_subscriptions_whose_streams_are_each_others_wakes(self, streams: Core) -> None:
+    def test_subscriptions_to_each_others_wakes_wake_once(self, streams: Core) -> None:
         streams.run(core.Subscribe("s", "pull-wake", "**", (), None, "wakes", 10.0, None))
         streams.run(core.Subscribe("t", "pull-wake", "wakes", (), None, "wakes", 10.0, None))
         streams.run(Create("a", "text/plain", body=b"ab"))
         assert [each["subscription_id"] for each in streams.wakes()] == ["s", "t"]
 
-    def test_a_long_chain_of_wakes(self, streams: Core) -> None:
+    def test_long_chain_of_wakes_reaches_its_end(self, streams: Core) -> None:
         for number in range(500):
             streams.run(Create(f"{number + 1}", JSON))
             wakes = f"{number + 1}"
@@ -222,7 +222,7 @@ class TestWakes:
 
 
 class TestMembership:
-    def test_a_stream_that_is_named_no_longer_and_appended_to_at_once(self, streams: Core) -> None:
+    def test_append_in_the_transaction_of_an_unlink_wakes_nothing(self, streams: Core) -> None:
         streams.run(Create("x", "text/plain", body=b"ab"))
         streams.subscribe("pull-wake", None, "x")
         transaction = Transaction(streams.source, streams.now)
@@ -231,13 +231,13 @@ class TestMembership:
         streams.source.store(transaction)
         assert (streams.acked(), streams.wakes()) == ({}, [])
 
-    def test_a_stream_without_data_that_is_deleted(self, streams: Core) -> None:
+    def test_deleted_stream_without_data_leaves_its_subscription(self, streams: Core) -> None:
         streams.subscribe()
         streams.run(Create("e/1", "text/plain"))
         streams.run(Delete("e/1"))
         assert (streams.acked(), streams.wakes()) == ({}, [])
 
-    def test_explicit_streams(self, streams: Core) -> None:
+    def test_explicit_streams_can_be_linked_and_unlinked(self, streams: Core) -> None:
         streams.run(Create("x", "text/plain", body=b"ab"))
         streams.subscribe("pull-wake", "e/*", "x", "e/1")
         assert streams.acked() == {"x": 2, "e/1": 0}
@@ -251,14 +251,14 @@ class TestMembership:
         with pytest.raises(core.SubscriptionNotFound):
             streams.run(core.Unlink("t", "x"))
 
-    def test_a_stream_that_is_named_and_matched(self, streams: Core) -> None:
+    def test_unlinked_stream_stays_if_the_pattern_matches_it(self, streams: Core) -> None:
         streams.run(Create("e/1", "text/plain"))
         view = streams.subscribe("pull-wake", "e/*", "e/1")
         assert view.streams[0].short()["link_type"] == "explicit"
         streams.run(core.Unlink("s", "e/1"))
         assert streams.run(core.Look("s")).streams[0].short()["link_type"] == "glob"
 
-    def test_streams_that_are_deleted(self, streams: Core) -> None:
+    def test_deleted_streams_stay_only_if_they_are_named(self, streams: Core) -> None:
         streams.run(Create("x", "text/plain", body=b"ab"))
         streams.run(Create("e/1", "text/plain", body=b"ab"))
         streams.subscribe("pull-wake", "e/*", "x")
@@ -288,7 +288,7 @@ class TestMembership:
         wake = streams.wake()
         assert not streams.run(core.Acknowledge("s", *wake, (("e/1", encode(1)), ("e/2", encode(3))), True))
 
-    def test_configuration(self, streams: Core) -> None:
+    def test_subscription_can_be_repeated_but_not_changed(self, streams: Core) -> None:
         assert streams.subscribe().new
         assert not streams.subscribe().new
         with pytest.raises(core.AlreadyExists):
@@ -300,7 +300,7 @@ class TestMembership:
         streams.run(core.Unsubscribe("s"))
         assert (streams.source.known, streams.source.linked) == ({}, {})
 
-    def test_all_in_one_transaction(self) -> None:
+    def test_commands_in_one_transaction_see_each_other(self) -> None:
         memory = Memory()
         transaction = Transaction(memory, 0.0)
         commands: list[Command[Any]] = [
@@ -322,7 +322,7 @@ class TestMembership:
 
 
 class TestDelivery:
-    def test_retries(self, streams: Core) -> None:
+    def test_failed_deliveries_are_retried_after_growing_delays(self, streams: Core) -> None:
         streams.subscribe("webhook")
         streams.run(Create("e/1", "text/plain", body=b"ab"))
         delays = []
@@ -353,7 +353,7 @@ class TestDelivery:
         assert streams.run(core.Deliver("s", 5.0)) is None
         assert streams.run(core.Deliver("t", 5.0)) is None
 
-    def test_done_acknowledges_what_the_wake_had(self, streams: Core) -> None:
+    def test_delivery_that_is_done_acknowledges_what_the_wake_had(self, streams: Core) -> None:
         streams.subscribe("webhook")
         streams.run(Create("e/1", "text/plain", body=b"ab"))
         wake = streams.source.known["s"].wake
@@ -364,7 +364,7 @@ class TestDelivery:
         assert streams.acked() == {"e/1": 2, "y": 0}
         assert streams.source.known["s"].generation == 2  # for the rest
 
-    def test_a_wake_that_was_not_delivered_and_is_processed_all_the_same(self, streams: Core) -> None:
+    def test_acknowledgement_of_an_undelivered_wake_ends_its_retries(self, streams: Core) -> None:
         streams.subscribe("webhook")
         streams.run(Create("e/1", "text/plain", body=b"ab"))
         assert streams.run(core.Deliver("s", 5.0)) is not None
@@ -375,7 +375,7 @@ class TestDelivery:
         streams.run(Append("e/1", "text/plain", b"c"))
         assert streams.run(core.Deliver("s", 5.0)) is not None
 
-    def test_kinds_are_not_mixed(self, streams: Core) -> None:
+    def test_webhook_subscription_refuses_claim_and_release(self, streams: Core) -> None:
         streams.subscribe("webhook")
         streams.run(Create("e/1", "text/plain", body=b"ab"))
         with pytest.raises(Invalid):
@@ -389,7 +389,7 @@ class TestAddresses:
         "url",
         ["https://hooks.example/x?y=z", "https://93.184.216.34:8443/", "http://localhost:1234/", "http://127.0.0.2/"],
     )
-    def test_good(self, url: str) -> None:
+    def test_public_https_and_local_http_urls_are_accepted(self, url: str) -> None:
         check_url(url)
 
     @pytest.mark.parametrize(
@@ -428,15 +428,15 @@ class TestAddresses:
             "https://hooks.example/" + "x" * 2048,
         ],
     )
-    def test_bad(self, url: str) -> None:
+    def test_malformed_and_private_urls_are_refused(self, url: str) -> None:
         with pytest.raises(UrlRejected):
             check_url(url)
 
     @pytest.mark.parametrize("address", ["2002:a00:1::", "::ffff:10.0.0.1", "64:ff9b:1::1", "ff02::1"])
-    def test_addresses_within_others(self, address: str) -> None:
+    def test_private_addresses_within_others_are_not_public(self, address: str) -> None:
         assert not is_public(ip_address(address))
 
-    async def test_names_that_point_into_a_private_network(self) -> None:
+    async def test_names_in_a_private_network_are_not_resolved(self) -> None:
         class Names:
             async def resolve(self, host: str, port: int = 0, family: int = 0) -> list[dict[str, Any]]:
                 addresses = {"mixed": ["10.0.0.1", "93.184.216.34"], "inside": ["fd00::1"], "localhost": ["127.0.0.1"]}
@@ -483,7 +483,7 @@ class TestEndpoint:
             {**HOOK, "webhook": {}},
         ],
     )
-    def test_bad_configurations(self, http: httpx.Client, body: Any) -> None:
+    def test_bad_configurations_are_refused(self, http: httpx.Client, body: Any) -> None:
         text = body if isinstance(body, str) else json.dumps(body)
         response = http.put(f"{SUBSCRIPTIONS}/bad", content=text)
         assert (response.status_code, response.json()["error"]["code"]) == (400, "INVALID_REQUEST")
@@ -494,7 +494,7 @@ class TestEndpoint:
                 response = httpx.put(f"{server.url}{SUBSCRIPTIONS}/s", json=HOOK)
                 assert response.status_code == status
 
-    def test_methods_and_paths(self, http: httpx.Client) -> None:
+    def test_wrong_methods_and_paths_are_refused(self, http: httpx.Client) -> None:
         for method, path, status in (
             ("POST", "/v1/stream/__ds/jwks.json", 405),
             ("POST", f"{SUBSCRIPTIONS}/a", 405),
@@ -517,7 +517,7 @@ class TestEndpoint:
         assert http.get(path).json()["id"] == "a/b é"
         assert http.delete(path).status_code == 204
 
-    def test_tokens_and_bodies_of_workers(self, server: Server, http: httpx.Client) -> None:
+    def test_bad_tokens_and_bodies_of_workers_are_refused(self, server: Server, http: httpx.Client) -> None:
         http.put("/v1/stream/e/1", json=1)
         http.put(f"{SUBSCRIPTIONS}/w", json={**PULL, "pattern": "e/1"})
         http.put(f"{SUBSCRIPTIONS}/v", json=PULL)
@@ -597,7 +597,7 @@ class Hook:
         return response
 
 
-async def test_webhooks(tmp_path: Path) -> None:
+async def test_webhook_is_retried_after_bad_answers_and_faults(tmp_path: Path) -> None:
     hook = Hook()
     app = web.Application()
     app.router.add_post("/", hook.call)

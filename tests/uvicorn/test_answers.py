@@ -54,7 +54,7 @@ class TestAnswers:
             assert (response.body, response.headers["connection"]) == (b"[]", "Close")
             assert await client.ended()
 
-    async def test_headers_of_the_server_and_of_the_answer(self, board: Board, http: Any) -> None:
+    async def test_answer_has_headers_of_the_server_and_its_own(self, board: Board, http: Any) -> None:
         board.render = lambda notes: Response(b"x", 203, {"X-Own": "1"}, "image/own")
         async with serving(board.app, http, headers=[("x-server", "2")]) as server, connected(server) as client:
             response = await client.request("GET", "/look?timeout=0.01")
@@ -69,7 +69,7 @@ class TestAnswers:
             }
 
     @pytest.mark.parametrize("status", [204, 304])
-    async def test_status_without_a_body(self, board: Board, http: Any, status: int) -> None:
+    async def test_status_without_a_body_keeps_the_connection(self, board: Board, http: Any, status: int) -> None:
         board.render = lambda notes: Response(status_code=status)
         async with serving(board.app, http) as server, connected(server) as client:
             assert (await client.request("GET", "/look?timeout=0.01")).status == status
@@ -93,7 +93,7 @@ class TestAnswers:
             assert (await client.request("GET", "/look?timeout=0.01")).body == bytes(range(256)) * 20_000
             assert (await client.request("GET", "/now")).status == 200
 
-    async def test_bodies_of_requests(self, board: Board, http: Any) -> None:
+    async def test_request_bodies_are_accepted_whether_read_or_left(self, board: Board, http: Any) -> None:
         async with serving(board.app, http) as server, connected(server) as client:
             for body in (b"small", b"x" * 300_000):
                 for read in ("read", "left"):
@@ -101,7 +101,7 @@ class TestAnswers:
                     assert response.body == b"[]"
             assert (await client.request("POST", "/now", body=b"12345")).body == b"now 5"
 
-    async def test_body_that_comes_while_the_handler_waits(self, board: Board, http: Any) -> None:
+    async def test_body_that_comes_while_the_handler_waits_is_accepted(self, board: Board, http: Any) -> None:
         async with serving(board.app, http) as server, connected(server) as client:
             await client.write(b"POST /look HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\n12")
             await board.until_waiting(1)
@@ -113,7 +113,7 @@ class TestAnswers:
             assert (await client.request("POST", "/now", body=b"12345")).body == b"now 5"
 
     @pytest.mark.parametrize("read", ["read", "left"])
-    async def test_expect_100_continue(self, board: Board, http: Any, read: str) -> None:
+    async def test_request_that_expects_100_continue_is_answered(self, board: Board, http: Any, read: str) -> None:
         async with serving(board.app, http) as server, connected(server) as client:
             head = f"POST /look?timeout=0.2&body={read} HTTP/1.1\r\nHost: localhost\r\n"
             await client.write((head + "Content-Length: 5\r\nExpect: 100-continue\r\n\r\n").encode())
@@ -124,7 +124,7 @@ class TestAnswers:
                 await client.write(b"12345")
             assert b"200 OK" in await client.until(b"\r\n\r\n[]")
 
-    async def test_pipelined_requests_behind_one_that_waits(self, board: Board, http: Any) -> None:
+    async def test_pipelined_requests_stay_behind_one_that_waits(self, board: Board, http: Any) -> None:
         look, now = (f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() for path in ("/look", "/now"))
         for together in (True, False):
             board.notes.clear()
@@ -143,7 +143,7 @@ class TestAnswers:
                 assert [(await client.receive()).body for _ in range(3)] == [b'["hello"]', b"now 0", b"now 0"]
                 assert (await client.request("GET", "/now")).status == 200
 
-    async def test_beginning_of_the_next_request_in_the_same_packet(self, board: Board, http: Any) -> None:
+    async def test_next_request_that_begins_in_the_same_packet_is_answered(self, board: Board, http: Any) -> None:
         async with serving(board.app, http) as server, connected(server) as client:
             await client.write(b"GET /look HTTP/1.1\r\nHost: localhost\r\n\r\nPOST /now HTTP/1.1\r\nHost: localh")
             await board.until_waiting(1)
@@ -194,7 +194,7 @@ class TestOneAnswerForMany:
             assert (await one.receive()).headers["connection"] == "close"
             assert "connection" not in (await other.receive()).headers
 
-    async def test_without_a_key_each_is_rendered(self, board: Board, server: Server) -> None:
+    async def test_each_answer_without_a_key_is_rendered(self, board: Board, server: Server) -> None:
         async with connected(server) as one, connected(server) as other:
             for client in (one, other):
                 await client.send("GET", "/look")

@@ -112,7 +112,7 @@ async def nginx(server: Server, folder: Path) -> AsyncIterator[httpx.AsyncClient
             process.send_signal(signal.SIGTERM)
 
 
-async def test_long_polls_and_streams_behind_nginx(tmp_path: Path) -> None:
+async def test_long_polls_and_streams_work_behind_nginx(tmp_path: Path) -> None:
     board = Board()
     async with serving(board.app) as server, nginx(server, tmp_path) as client:
         for turn in range(2):  # the second time on connections that nginx has kept

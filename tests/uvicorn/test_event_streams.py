@@ -43,7 +43,7 @@ async def open_stream(board: Board, client: Client, *headers: str, target: str =
 
 
 class TestStreams:
-    async def test_head(self, board: Board, client: Client) -> None:
+    async def test_response_head_has_headers_of_an_event_stream(self, board: Board, client: Client) -> None:
         head = (await open_stream(board, client)).lower()
         assert head.startswith(b"http/1.1 200 ok\r\n")
         for line in (b"content-type: text/event-stream; charset=utf-8", b"cache-control: no-store", b"chunked"):
@@ -67,7 +67,7 @@ class TestStreams:
         await open_stream(board, client, "Last-Event-ID: 2")
         assert await chunk(client) == b"id: 3\ndata:c\n\n"
 
-    async def test_comment_is_the_heartbeat(self, board: Board, client: Client) -> None:
+    async def test_heartbeats_of_a_stream_are_comments(self, board: Board, client: Client) -> None:
         await open_stream(board, client, target="/events?timeout=0.01")
         assert [await chunk(client) for _ in range(3)] == [b":\n\n"] * 3
         board.pin("hello")
@@ -224,7 +224,7 @@ class TestParkedStreams:
 
 
 class TestEvents:
-    def test_fields(self) -> None:
+    def test_event_is_encoded_as_fields_and_lines_of_data(self) -> None:
         event = Event("a\nb\r\nc\rd", id="7", event="news", retry=1000)
         assert event.encode() == b"event: news\nid: 7\nretry: 1000\ndata:a\ndata:b\ndata:c\ndata:d\n\n"
         assert Event("").encode() == b"data:\n\n"
@@ -233,7 +233,7 @@ class TestEvents:
     @pytest.mark.parametrize(
         "fields", [{"id": ""}, {"id": "a\nb"}, {"id": "a\0"}, {"event": "a\rb"}, {"event": ""}, {"retry": -1}]
     )
-    def test_bad_fields_are_refused(self, fields: Any) -> None:
+    def test_bad_fields_of_an_event_are_refused(self, fields: Any) -> None:
         with pytest.raises(ValueError, match=next(iter(fields))):
             Event("data", **fields)
 

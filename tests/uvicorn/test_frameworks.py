@@ -70,7 +70,7 @@ def server() -> Iterator[Server]:
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])
 class TestRealClients:
-    async def test_curl(self, server: Server) -> None:
+    async def test_curl_gets_a_response_and_a_stream(self, server: Server) -> None:
         curl = program("curl", "curl")
         command = [curl, "-sN", f"{server.url}/wait", "-w", "%{http_code}", f"{server.url}/events"]
         process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
@@ -130,7 +130,7 @@ async def test_command_line_takes_uvicorns_options(options: list[str], tmp_path:
     assert answer.json() is True
 
 
-def test_very_many_clients_can_be_shown() -> None:
+def test_script_shows_many_clients_answered_by_one_publish() -> None:
     command = [sys.executable, "-m", "tests.support.parked", "--clients", "300", "--seconds", "0.5"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=100)
     assert done.stdout.startswith("300 clients wait: ")

@@ -186,7 +186,7 @@ async def test_next_request_runs_in_the_context_of_the_server() -> None:
     assert seen == ["the server's"] * 3
 
 
-async def test_keys_of_responses_and_streams_do_not_meet(board: Board) -> None:
+async def test_same_key_of_a_response_and_a_stream_shares_nothing(board: Board) -> None:
     board.key = lambda notes: "the same"
     async with serving(board.app) as server, connected(server) as one, connected(server) as other:
         await one.send("GET", "/look")
@@ -287,7 +287,7 @@ class TestTheExtension:
             await gone.wait()
             parked[0].send({"type": "http.response.start", "status": 200})
 
-    async def test_disconnect_between_the_response_and_the_next_request(self) -> None:
+    async def test_next_request_is_dropped_if_its_client_disconnects_before_it_runs(self) -> None:
         parked: list[Any] = []
 
         class Listener:
@@ -321,13 +321,13 @@ class TestTheExtension:
             gc.collect()
             assert freed() is None
 
-    async def test_not_modified_may_have_a_length(self, board: Board, client: Client) -> None:
+    async def test_response_of_status_304_may_have_a_length(self, board: Board, client: Client) -> None:
         board.render = lambda notes: Response(status_code=304, headers={"Content-Length": "5"})
         await client.send("GET", "/look?timeout=0.01")
         assert b"content-length: 5\r\n" in await client.until(b"\r\n\r\n")
         assert (await client.request("GET", "/now")).status == 200
 
-    async def test_no_continue_in_the_middle_of_a_response(self, board: Board) -> None:
+    async def test_continue_is_not_sent_in_the_middle_of_a_response(self, board: Board) -> None:
         async def receiving_later(scope: Scope, receive: Receive, send: Send) -> None:
             await board.app(scope, receive, send)
             if scope["type"] == "http":

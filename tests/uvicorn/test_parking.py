@@ -29,7 +29,7 @@ def no_collector() -> Iterator[None]:
 
 class TestWhatRemains:
     @pytest.mark.usefixtures("no_collector")
-    async def test_neither_task_nor_request_nor_parser_remains(
+    async def test_parked_request_keeps_neither_task_nor_request_nor_parser(
         self, board: Board, server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         alive: list[weakref.ref[object]] = []
@@ -85,7 +85,7 @@ class TestWhatRemains:
         await server.until(QUIET)
 
     @pytest.mark.parametrize("path", ["/now", "/look?timeout=0.01"])
-    async def test_keep_alive_ends(self, board: Board, path: str) -> None:
+    async def test_keep_alive_timeout_closes_the_connection(self, board: Board, path: str) -> None:
         async with serving(board.app, timeout_keep_alive=1) as server, connected(server) as client:
             began = asyncio.get_running_loop().time()
             assert (await client.request("GET", path)).status == 200

@@ -24,7 +24,7 @@ QUIET, BUSY = "QuietConnection", "ParkingProtocol"
 
 class TestClientsThatGo:
     @pytest.mark.parametrize("how", ["close", "reset", "half-closed"])
-    async def test_the_operation_is_cancelled(self, board: Board, http: Any, how: str) -> None:
+    async def test_operation_is_cancelled_when_its_client_goes(self, board: Board, http: Any, how: str) -> None:
         async with serving(board.app, http) as server, connected(server) as client:
             await client.send("GET", "/look")
             await board.until_waiting(1)
@@ -101,7 +101,9 @@ class TestTheServer:
             async with connected(server) as third:
                 assert (await third.request("GET", "/now")).status == 503
 
-    async def test_access_log_is_the_same(self, board: Board, http: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_access_log_is_the_same_as_without_parking(
+        self, board: Board, http: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
         caplog.set_level(logging.INFO, logger="uvicorn.access")
         async with serving(board.app, http) as server, connected(server) as client:
             port = client.writer.get_extra_info("sockname")[1]
@@ -115,7 +117,7 @@ class TestTheServer:
             f'127.0.0.1:{port} - "GET /look?timeout=0.01 HTTP/1.0" 200',
         ]
 
-    async def test_no_access_log_if_it_is_off(
+    async def test_access_log_is_not_written_if_it_is_off(
         self, board: Board, http: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(logging.getLogger("uvicorn.access"), "propagate", True)  # put back at the end
@@ -139,7 +141,7 @@ class TestTheServer:
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
             await server.until()
 
-    async def test_client_that_takes_its_answer_slowly_is_not(self, board: Board) -> None:
+    async def test_client_that_takes_its_answer_slowly_is_not_disconnected(self, board: Board) -> None:
         class Impatient(ParkingProtocol):
             write_timeout = 0.3
 
@@ -158,7 +160,7 @@ class TestTheServer:
             assert (await client.request("GET", "/now")).status == 200
             writer.close()
 
-    async def test_next_request_of_a_client_that_has_not_taken_its_answer(self, board: Board) -> None:
+    async def test_next_request_is_handled_before_client_has_taken_its_answer(self, board: Board) -> None:
         body = b"x" * 20_000_000
         board.render = lambda notes: Response(body)
         async with serving(board.app) as server, connected(server) as client:
