@@ -7,7 +7,7 @@
 - `simulate` runs operations through a purgatory, `replay` many of them at once on Spark;
 - `survival` estimates how the rate of timeouts depends on the timeout, `report` makes tables, plots and a page;
 - `session` starts Spark or connects to a server, `storage` reads and writes tables, `progress` shows how far a job is;
-- `stream` follows a journal while it grows, `source` reads a topic of the long-poll server.
+- `stream` follows a journal while it grows, `source` reads a stream of a Durable Streams server.
 
 It needs the extra `spark`, and Java 17 or newer.
 """

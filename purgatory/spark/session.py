@@ -15,13 +15,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession, is_remote
-from pyspark.sql import functions as F
-
 import purgatory
 from purgatory.spark.errors import PipelineError
+
+try:
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession, is_remote
+    from pyspark.sql import functions as F
+except ModuleNotFoundError as _error:
+    raise ModuleNotFoundError(f"{_error}: pip install 'asyncio-purgatory[spark]'", name=_error.name) from None
 
 __all__ = [
     "Tasks",

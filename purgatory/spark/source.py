@@ -48,16 +48,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from pyarrow import RecordBatch
-from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-from pyspark.sql.types import StructType
-from urllib3.exceptions import LocationParseError
-from urllib3.util import parse_url
-
 from purgatory.spark.errors import PipelineError
 from purgatory.spark.reading import BEGINNING, NOW, JsonStream, Page, Place, Plan
+
+try:
+    from pyarrow import RecordBatch
+    from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+    from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+    from pyspark.sql.types import StructType
+    from urllib3.exceptions import LocationParseError
+    from urllib3.util import parse_url
+except ModuleNotFoundError as _error:
+    raise ModuleNotFoundError(f"{_error}: pip install 'asyncio-purgatory[spark]'", name=_error.name) from None
 
 __all__ = ["StreamSource", "register"]
 

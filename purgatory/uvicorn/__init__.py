@@ -3,6 +3,9 @@
 `ParkingProtocol` is the protocol class: `uvicorn.Config(app, http=ParkingProtocol)`.
 """
 
-from purgatory.uvicorn.protocol import ParkingProtocol
+try:
+    from purgatory.uvicorn.protocol import ParkingProtocol
+except ModuleNotFoundError as _error:
+    raise ModuleNotFoundError(f"{_error}: pip install 'asyncio-purgatory[server]'", name=_error.name) from None
 
 __all__ = ["ParkingProtocol"]

@@ -24,6 +24,10 @@ from tests.support.paths import ROOT
         ("purgatory.relay.redis", "redis", "relay"),
         ("purgatory.relay.postgres", "asyncpg", "relay"),
         ("purgatory.relay.retries", "tenacity", "relay"),
+        ("purgatory.uvicorn", "uvicorn", "server"),
+        ("purgatory.spark.session", "pyspark", "spark"),
+        ("purgatory.spark.source", "pyspark", "spark"),
+        ("purgatory.spark.source", "urllib3", "spark"),
     ],
 )
 def test_a_missing_requirement_is_reported_with_its_extra(
@@ -31,7 +35,7 @@ def test_a_missing_requirement_is_reported_with_its_extra(
 ) -> None:
     importlib.import_module(module)
     for name in list(sys.modules):
-        if name == module or name.partition(".")[0] == missing:
+        if name == module or name.startswith(f"{module}.") or name.partition(".")[0] == missing:
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "path_importer_cache", {})
     monkeypatch.setattr(sys, "meta_path", [_Without(missing), *sys.meta_path])
