@@ -68,17 +68,21 @@ def watch() -> None:
     purgatory.try_complete_else_watch(Delay(0.0), ["messages"])
 
 
+def one() -> DelayedOperation[object]:
+    (operation,) = purgatory.watching("messages")
+    return operation
+
+
 @app.post("/wrong/{call}")
 def call_wrongly(call: str) -> None:
-    operation = next(iter(purgatory.watching("messages")))
     {
         "check": lambda: purgatory.check_and_complete("messages"),
         "check_soon": lambda: purgatory.check_and_complete_soon("messages"),
         "advance": lambda: index.advance(10),
         "advance_soon": lambda: index.advance_soon(10),
-        "force": operation.force_complete,
-        "cancel": operation.cancel,
-        "reschedule": lambda: operation.reschedule(1.0),
+        "force": lambda: one().force_complete(),
+        "cancel": lambda: one().cancel(),
+        "reschedule": lambda: one().reschedule(1.0),
         "cancel_for_key": lambda: purgatory.cancel_for_key("messages"),
         "complete_all": index.complete_all,
         "cancel_all": purgatory.cancel_all,

@@ -1,6 +1,7 @@
 """The code of every README runs as it stands there, and prints its comments; every command is known to a test."""
 
 import ast
+import code
 import contextlib
 import inspect
 import io
@@ -57,6 +58,28 @@ async def test_code_runs_and_prints_its_comments(
     assert printed
     for line in printed:
         assert f"# {line}\n" in block
+
+
+class Console(code.InteractiveConsole):
+    """`python -m asyncio`, without the execution of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.compile.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+
+    def runcode(self, code: object) -> None:
+        """Run nothing."""
+
+
+@pytest.mark.parametrize(
+    ("page", "block"), [pytest.param(page, each, id=name(page)) for page in PAGES for each in blocks(page, "python")]
+)
+def test_code_can_be_pasted_into_the_console(page: Path, block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Up to CPython 3.12 the console takes an empty line, and nothing else, as the end of a class or a loop."""
+    console = Console()
+    lines = [console.push(line) for line in [*block.splitlines(), ""]]
+    assert not lines[-1]  # complete
+    assert not capsys.readouterr().err
 
 
 PRINTED = {
