@@ -25,7 +25,8 @@
      holds an operation. A bucket has none to an operation that is held so, and an `Entry` of watcher lists has none: its
      operation clears it when it is done or freed. The garbage collector therefore meets an operation once, and in the
      order of memory: in the order of random deadlines it took three times as long. A timer has a reference to its owner
-     while that holds an operation: the loop keeps the timer, and so what waits in a purgatory that the program has dropped.
+     while there are such operations in it: the loop keeps the timer, and so the deadlines of a purgatory that the program
+     has dropped.
    - There is no call between two lines unless one of them calls Python, makes an object that the garbage collector
      tracks, or gives up a reference. A comment marks what was looked at before such a call and may have changed. */
 
@@ -46,6 +47,7 @@ typedef struct Operation Operation;
 /* ---- the timer ---- */
 
 typedef struct {
+    struct WheelTimer *timer;
     TimerEntry *first, *last;
     Py_ssize_t count, owned; /* Entries, and references to those that no owner holds. */
 } Bucket;
@@ -79,7 +81,7 @@ typedef struct {
     Wheel *wheel;
 } Due; /* An entry of the heap: a bucket, by its first tick. */
 
-typedef struct {
+typedef struct WheelTimer {
     PyObject_HEAD
     struct Core *core;
     PyObject *clock; /* NULL until it is known. */
@@ -87,11 +89,12 @@ typedef struct {
     double tick, rate, due, longest_slice;
     long long current, renewed;
     Wheel *lowest, *recent;
+    Py_ssize_t held;  /* Entries that an owner holds: their buckets have no references to them. */
+    PyObject *holder; /* The owner, while there are such entries. */
     Due *heap;
     Py_ssize_t heap_length, heap_room;
     unsigned long long epoch;
     PyObject *handle;
-    PyObject *holder; /* The owner, while it holds operations: a bucket has no reference to these. */
     double armed;
     Bucket *drained;
     int drained_level;
@@ -212,6 +215,22 @@ int is_exit(PyObject *exception);
 void keep_first(PyObject **leaving, PyObject *exception);
 int raise_kept(PyObject *leaving); /* As `raise leaving` does. Steals the reference. -1 if there is one. */
 int raise_again(PyObject *raised); /* The same, as a bare `raise` does, with its traceback and no other context. */
+
+/* An entry that an owner holds is in this timer from now on. */
+static inline void
+timer_keep(WheelTimer *self, Owner *owner)
+{
+    if (self->held++ == 0)
+        self->holder = Py_XNewRef((PyObject *)owner);
+}
+
+/* Such an entry has left, or is held no longer. The caller looks at it no more: it may be freed with its owner. */
+static inline void
+timer_unkeep(WheelTimer *self)
+{
+    if (--self->held == 0)
+        Py_CLEAR(self->holder);
+}
 
 void entry_leave(TimerEntry *); /* Take it out of its bucket, and give up the bucket's reference if it has one. */
 void hold(Owner *, Operation *);

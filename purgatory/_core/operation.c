@@ -169,11 +169,11 @@ hold(Owner *owner, Operation *self)
     Link *newest = owner->pending.older;
     self->link = (Link){newest, &owner->pending};
     newest->newer = owner->pending.older = &self->link;
-    if (newest == &owner->pending && owner->timer != NULL)
-        Py_XSETREF(owner->timer->holder, Py_NewRef(owner));
     self->base.held = true;
-    if (self->base.bucket != NULL)
+    if (self->base.bucket != NULL) {
         self->base.bucket->owned--; /* Its reference is the owner's now. */
+        timer_keep(self->base.bucket->timer, owner);
+    }
     else
         Py_INCREF(self);
 }
@@ -183,19 +183,14 @@ release(Operation *self)
 {
     if (!self->base.held)
         return;
-    Link *rest = self->link.older;
-    rest->newer = self->link.newer;
-    self->link.newer->older = rest;
+    self->link.older->newer = self->link.newer;
+    self->link.newer->older = self->link.older;
     self->base.held = false;
-    bool is_in_timer = self->base.bucket != NULL;
-    if (is_in_timer)
+    if (self->base.bucket != NULL) {
         self->base.bucket->owned++; /* The owner's reference is the bucket's now. */
-    if (rest->newer == rest) { /* The ring is the owner's own link: it holds no other operation. */
-        Owner *owner = (Owner *)((char *)rest - offsetof(Owner, pending));
-        if (owner->timer != NULL)
-            Py_CLEAR(owner->timer->holder);
+        timer_unkeep(self->base.bucket->timer);
     }
-    if (!is_in_timer)
+    else
         Py_DECREF(self);
 }
 

@@ -493,10 +493,6 @@ owner_check(Owner *self, PyObject *unused)
             return NULL;
         }
     }
-    if (self->timer->holder != (count > 0 ? (PyObject *)self : NULL)) {
-        PyErr_SetString(PyExc_AssertionError, "a timer refers to its owner while that holds operations");
-        return NULL;
-    }
     if (count != self->num_delayed) {
         PyErr_SetString(PyExc_AssertionError, "an owner holds as many operations as are pending");
         return NULL;

@@ -24,13 +24,15 @@ bucket_append(Bucket *bucket, TimerEntry *entry)
         bucket->first = entry;
     bucket->last = entry;
     bucket->count++;
-    if (!entry->held) {
+    if (entry->held)
+        timer_keep(bucket->timer, ((Operation *)entry)->owner);
+    else {
         bucket->owned++;
         Py_INCREF(entry);
     }
 }
 
-/* Take the entry out; the bucket's reference, if it has one, is the caller's now. */
+/* Take the entry out; the bucket's reference, or the timer's to the owner, is the caller's to give up. */
 static void
 unlink_entry(TimerEntry *entry)
 {
@@ -52,20 +54,26 @@ unlink_entry(TimerEntry *entry)
 void
 entry_leave(TimerEntry *entry)
 {
-    if (entry->bucket != NULL) {
-        unlink_entry(entry);
-        if (!entry->held)
-            Py_DECREF(entry);
-    }
+    if (entry->bucket == NULL)
+        return;
+    WheelTimer *timer = entry->bucket->timer;
+    unlink_entry(entry);
+    if (entry->held)
+        timer_unkeep(timer);
+    else
+        Py_DECREF(entry);
 }
 
 /* Move an entry to the end of another list. */
 static void
 move_entry(TimerEntry *entry, Bucket *bucket)
 {
+    WheelTimer *before = entry->bucket->timer;
     unlink_entry(entry);
     bucket_append(bucket, entry);
-    if (!entry->held)
+    if (entry->held)
+        timer_unkeep(before);
+    else
         Py_DECREF(entry);
 }
 
@@ -505,6 +513,7 @@ open_bucket(WheelTimer *self, long long tick, Bucket *expected)
         PyErr_NoMemory();
         return -1;
     }
+    bucket->timer = self;
     if (heap_push(self, (Due){start, wheel}) < 0) {
         PyMem_Free(bucket);
         return -1;
@@ -1025,10 +1034,17 @@ timer_check(WheelTimer *self, PyObject *unused)
             broken("the heap has starts of buckets of wheels of this timer"))
             return NULL;
     }
+    Py_ssize_t held = 0;
     for (Wheel *wheel = self->lowest; wheel != NULL; wheel = wheel->overflow)
         for (Py_ssize_t slot = 0; slot < wheel->size; slot++)
-            if (wheel->buckets[slot] != NULL && check_bucket_of_wheel(self, wheel, slot) < 0)
-                return NULL;
+            if (wheel->buckets[slot] != NULL) {
+                if (check_bucket_of_wheel(self, wheel, slot) < 0)
+                    return NULL;
+                held += wheel->buckets[slot]->count - wheel->buckets[slot]->owned;
+            }
+    if ((self->held != held || (self->holder == NULL) != (held == 0)) &&
+        broken("a timer refers to an owner while it has entries that the owner holds"))
+        return NULL;
     bool has_handle = self->handle != NULL && self->handle != Py_None;
     if ((has_handle == (self->armed == NEVER_ARMED) && broken("a clock that is armed has a handle")) ||
         (is_draining(self) && broken("no drain is in progress between two calls")))

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import threading
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import FrozenInstanceError
 from functools import partial
@@ -593,6 +593,36 @@ def test_operations_of_a_dropped_purgatory_complete_at_their_deadline(clock: Fau
     gc.collect()
     clock.advance(7200.0)
     assert state == ["completed"] * 10
+    assert not clock.faults
+
+
+LEAVE: dict[str, Callable[[Flag, VirtualClock], object]] = {
+    "expires": lambda _, clock: clock.advance(60.0),
+    "is cancelled": lambda operation, _: operation.cancel(),
+    "is forced": lambda operation, _: operation.force_complete(),
+    "gets no deadline": lambda operation, _: operation.reschedule(None),
+}
+
+
+@pytest.mark.parametrize("as_clock", [False, True])
+@pytest.mark.parametrize("leave", LEAVE)
+def test_operations_without_a_deadline_do_not_outlive_a_dropped_purgatory(
+    clock: FaultLog, leave: str, as_clock: bool
+) -> None:
+    purgatory = DelayedOperationPurgatory(clock=clock)
+    timer = purgatory.timer  # which a call that is armed keeps too
+    if as_clock:
+        DelayedOperationPurgatory(clock=timer).try_complete_else_watch(Flag(90.0), ["key"])
+    operation = purgatory.try_complete_else_watch(Flag(60.0), ["key"])
+    dropped = weakref.ref(purgatory.try_complete_else_watch(Flag(), ["key"]))
+    del purgatory
+    gc.collect()
+    assert dropped() is not None
+    LEAVE[leave](operation, clock)
+    del operation
+    gc.collect()
+    assert dropped() is None
+    assert len(timer) == as_clock
     assert not clock.faults
 
 
