@@ -10,6 +10,7 @@ from tests.support.sanitized import libraries, run
 
 TESTS = (
     "calls_in_odd_places",
+    "dropped_purgatory",
     "no_memory",
     "odd_keys",
     "operation",
