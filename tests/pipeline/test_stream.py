@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from glob import glob
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -202,14 +203,15 @@ class TestFollowing:
                     break
             _write(following.journal, number + 100, rows=1)
 
+        def written(pattern: str) -> list[str]:
+            # Path.glob raises if a directory goes while it is looked through, as that of a batch that is made again.
+            return glob(pattern, root_dir=following.output, recursive=True)
+
         def num_batches() -> int:
-            return len(list(following.output.glob("batch=*/*.parquet")))
+            return len(written("batch=*/*.parquet"))
 
         def is_writing() -> bool:
-            try:
-                return any(following.output.glob("batch=*/_temporary/**/*.parquet"))
-            except FileNotFoundError:  # a directory goes while it is looked through
-                return False
+            return bool(written("batch=*/_temporary/**/*.parquet"))
 
         writer = threading.Thread(target=write)
         writer.start()
