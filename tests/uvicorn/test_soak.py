@@ -13,10 +13,12 @@ from tests.support.figures import show
 
 WAVES = 40
 SETTLED = 6
-"""Waves in a row after which the memory is as before."""
-KILLED = 300
-PARKED = 2400
-"""Bytes of a parked client, rounded."""
+"""Waves in a row that keep less than a leak."""
+LEAK = 100
+"""Bytes kept for each client."""
+ANSWERED, GONE, RESET, KILLED = 400, 300, 300, 300
+CLIENTS = ANSWERED + GONE + RESET + KILLED
+"""Clients of a wave."""
 
 KILLED_CLIENTS = f"""
 import asyncio, sys
@@ -35,8 +37,8 @@ async def until_waiting(control: Client, count: int) -> None:
 
 
 async def wave(control: Client, port: int, number: int) -> None:
-    """1,300 clients, of which 400 are answered, 300 hang up, 300 reset their connections, and 300 are killed."""
-    answered, gone, reset = [await connect(count, port) for count in (400, 300, 300)]
+    """Clients that are answered, hang up, reset their connections, or are killed."""
+    answered, gone, reset = [await connect(count, port) for count in (ANSWERED, GONE, RESET)]
     for client in answered:
         client.ask("GET", f"/wait?topic=all&after={number}")
     for client in (*gone, *reset):
@@ -44,7 +46,7 @@ async def wave(control: Client, port: int, number: int) -> None:
     with subprocess.Popen([sys.executable, "-c", KILLED_CLIENTS, str(port)], stdout=subprocess.PIPE) as killed:
         assert killed.stdout is not None
         assert await asyncio.to_thread(killed.stdout.readline) == b"they wait\n"
-        await until_waiting(control, 1000 + KILLED)
+        await until_waiting(control, CLIENTS)
         killed.kill()
     for client in gone:
         client.answered.cancel()
@@ -63,18 +65,19 @@ async def wave(control: Client, port: int, number: int) -> None:
 async def test_waves_of_clients_leave_nothing_behind() -> None:
     with running(OURS) as (process, port):
         (control,) = await connect(1, port)
-        memory: list[float] = []
+        memory: list[int] = []
         for number in range(WAVES):
             await wave(control, port, number)
             while _connections(process) > 1:
                 await asyncio.sleep(0.05)
-            memory.append(process.memory_info().rss / 1e6)
+            memory.append(process.memory_info().rss)
             # The allocator takes its memory in a few steps, at any of the first waves. A leak grows at each wave.
-            if number >= SETTLED and memory[-1] - memory[-1 - SETTLED] < 1300 * PARKED / 1e6 / 4:
+            if number >= SETTLED and memory[-1] - memory[-1 - SETTLED] < SETTLED * CLIENTS * LEAK:
                 break
         else:
-            pytest.fail(f"memory has not settled in {WAVES} waves: {memory} MB")
-        show(f"soak of parked requests, 1,300 clients a wave: memory {', '.join(f'{each:.1f}' for each in memory)} MB")
+            pytest.fail(f"the memory has not settled in {WAVES} waves: {memory} bytes")
+        steps = ", ".join(f"{each / 1e6:.1f}" for each in memory)
+        show(f"soak of parked requests, {CLIENTS:,} clients a wave: memory {steps} MB")
 
 
 def _connections(process: psutil.Process) -> int:
