@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from purgatory.streams.http.app import journal
-from purgatory.streams.server import free_port, serve
+from purgatory.streams.server import bound, serve
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import StorageError
 from purgatory.streams.storage.opener import FolderOpener, PostgresOpener
@@ -121,8 +121,10 @@ def _run(options: argparse.Namespace) -> None:
     # A waiting client is an open file: take as many as the system lets us.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    reserved = None
     if not options.port:
-        options.port = free_port(options.host, 0)  # which the URL of webhooks has to name
+        reserved = bound(options.host, 0)  # the URL of webhooks has to name the port
+        options.port = reserved.getsockname()[1]
     if options.url is None:
         host = f"[{options.host}]" if ":" in options.host else options.host
         options.url = f"http://{host}:{options.port}"
@@ -143,6 +145,7 @@ def _run(options: argparse.Namespace) -> None:
         options.workers,
         options.host,
         options.port,
+        reserved,
         interface="asgi3",
         ws="none",
         loop="uvloop",

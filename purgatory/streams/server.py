@@ -25,7 +25,7 @@ from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import StorageUnavailable
 from purgatory.streams.storage.opener import PostgresOpener
 
-__all__ = ["Server", "free_port", "serve"]
+__all__ = ["Server", "bound", "serve"]
 
 STARTING: Final = 60.0
 """Seconds in which a worker starts."""
@@ -35,36 +35,41 @@ _UNSENT: Final = 128 * 1024
 logger: Final = logging.getLogger("uvicorn.error")
 
 
-def serve(settings: Settings, workers: int, host: str, port: int, **options: Any) -> None:
+def serve(
+    settings: Settings, workers: int, host: str, port: int, reserved: socket.socket | None = None, **options: Any
+) -> None:
     """Serve until SIGTERM or SIGINT. `options` are more of uvicorn's.
 
-    Exits with 1 if the address is in use, or if a worker cannot start.
+    `reserved` is a socket that is bound to the address already. Exits with 1 if the address is in use, or if a worker
+    cannot start.
     """
-    free_port(host, port)  # before the application starts
     options["http"] = BoundedProtocol
     if workers == 1:
+        if reserved is None:
+            bound(host, port).close()  # before the application starts
         app = application(settings)
-        Server(uvicorn.Config(app, host=host, port=port, **options), settings.write_timeout).run()
+        server = Server(uvicorn.Config(app, host=host, port=port, **options), settings.write_timeout)
+        server.run([reserved] if reserved is not None else None)
         return
     config = uvicorn.Config(partial(worker, settings), factory=True, host=host, port=port, workers=workers, **options)
     supervisor = Supervisor(config, [OwnSocket.bound(host, port, settings.write_timeout)])
+    if reserved is not None:
+        reserved.close()
     supervisor.run()
     if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
         sys.exit(1)
 
 
-def free_port(host: str, port: int) -> int:
-    """The port, or a free one instead of 0. Exits with a message if nothing can listen there."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as found:
-        _separate(found)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            found.bind((host, port))
-            found.listen()
-        except OSError as error:
-            sys.exit(f"cannot listen on {host}:{port}: {error.strerror}")
-        free: int = found.getsockname()[1]
-    return free
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that is bound to the address, and does not listen. Exits with a message if nothing can listen there."""
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    _separate(found)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+    except OSError as error:
+        sys.exit(f"cannot listen on {host}:{port}: {error.strerror}")
+    return found
 
 
 def application(settings: Settings) -> Application:
@@ -122,6 +127,8 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        if sockets:  # of which uvicorn says nothing
+            _log_address(sockets[0])
         for server in self.servers:
             for listening in server.sockets:
                 set_write_timeout(listening, self.write_timeout)
@@ -141,9 +148,13 @@ class Supervisor(Multiprocess):
     def init_processes(self) -> None:
         super().init_processes()
         if all(process.wait_until_ready(STARTING, self.should_exit) for process in self.processes):
-            host, port = self.sockets[0].getsockname()[:2]
-            at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            logger.info("Uvicorn running on http://%s with %d workers (Press CTRL+C to quit)", at, len(self.processes))
+            _log_address(self.sockets[0], f" with {len(self.processes)} workers")
+
+
+def _log_address(listening: socket.socket, more: str = "") -> None:
+    host, port = listening.getsockname()[:2]
+    at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    logger.info("Uvicorn running on http://%s%s (Press CTRL+C to quit)", at, more)
 
 
 class OwnSocket(socket.socket):

@@ -8,11 +8,11 @@ import httpx
 
 from tests.streams.processes import TEXT, running
 from tests.support.paths import ROOT
-from tests.support.servers import free_port
+from tests.support.servers import reserved_port
 
 
 def test_follower_goes_on_over_a_restart_and_ends_with_the_stream(tmp_path: Path) -> None:
-    port = str(free_port())
+    port = str(reserved_port())
     url = f"http://127.0.0.1:{port}/v1/stream/news"
     command = [sys.executable, "-m", "examples.follow_stream", url]
     with running(tmp_path, "--port", port):

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from tests.support.servers import free_port
+from tests.support.servers import reserved_port
 
 JSON = {"Content-Type": "application/json"}
 
@@ -22,7 +22,7 @@ class JsonServer:
     """The server, on SQLite. `stop` and `start` as often as you like: the port stays."""
 
     def __init__(self, data: Path, *options: str) -> None:
-        port = free_port()
+        port = reserved_port()
         self.url = f"http://127.0.0.1:{port}"
         self._command = [sys.executable, "-m", "purgatory", "serve", "--port", str(port), "--data", str(data)]
         self._command += ["--access-log", *options]

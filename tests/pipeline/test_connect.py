@@ -17,7 +17,7 @@ from purgatory.spark.session import check_remote, session
 from purgatory.spark.traffic import PRESETS
 from tests.pipeline import connect
 from tests.support.paths import ROOT
-from tests.support.servers import free_port
+from tests.support.servers import reserved_port
 
 TRAFFIC = PRESETS["high"].with_changes(rate=500.0, seconds=4.0, instances=3, seed=3)
 
@@ -104,7 +104,7 @@ def test_a_remote_that_is_no_connect_server_is_refused() -> None:
 
 def test_a_server_that_does_not_answer_is_named(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("purgatory.spark.session._PATIENCE", 0.5)
-    silent = f"sc://127.0.0.1:{free_port()}"
+    silent = f"sc://127.0.0.1:{reserved_port()}"
     with (
         pytest.raises(PipelineError, match=f"no Spark Connect server has answered at {silent} for 0.5 s"),
         session(remote=silent),

@@ -22,7 +22,7 @@ from tests.relay.relays import Grown, Process, Proxy
 from tests.relay.writer import SharedNumbers, broker
 from tests.support.operations import turn
 from tests.support.paths import ROOT
-from tests.support.servers import PostgresServer, RedisServer, free_port
+from tests.support.servers import PostgresServer, RedisServer, reserved_port
 
 ON_ASYNCIO = pytest.mark.asyncio(loop_factories=["asyncio"])
 
@@ -229,7 +229,7 @@ async def test_relay_that_is_left_keeps_no_connection_and_no_task(any_server: Se
 
 async def test_a_broker_that_is_not_there_is_an_error_at_the_start(server: Server) -> None:
     with pytest.raises(RelayError, match="the broker cannot be reached: Conn"):
-        await Relay(broker=server.broker(server.url_by(free_port()))).__aenter__()
+        await Relay(broker=server.broker(server.url_by(reserved_port()))).__aenter__()
     async with Proxy(server.process.port) as proxy:
         proxy.freeze()
         with pytest.raises(RelayError, match=r"the broker has not answered for 0\.2 seconds"):

@@ -23,10 +23,10 @@ class ServerProcess:
 
     def __init__(self, *options: str) -> None:
         command = [sys.executable, "-m", "purgatory", "serve", "--port", "0", *options]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        self.process = subprocess.Popen(command, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True)
         self.output: list[str] = []
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
             self.output.append(line)
             if found := re.search(r"running on http://127\.0\.0\.1:(\d+)", line):
                 self.port = int(found[1])
@@ -55,7 +55,7 @@ class ServerProcess:
     def stop(self, number: signal.Signals = signal.SIGTERM, seconds: float = 60) -> int:
         """Send the signal and return the exit code."""
         self.process.send_signal(number)
-        _, rest = self.process.communicate(timeout=seconds)
+        rest, _ = self.process.communicate(timeout=seconds)
         self.output.append(rest)
         return self.process.returncode
 

@@ -1,6 +1,7 @@
 """A server in a thread of the test's process, with a loop of its own."""
 
 import asyncio
+import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -14,18 +15,17 @@ from purgatory.streams.http.protocol import BoundedProtocol
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage.opener import opener
 from purgatory.streams.streams import Streams
-from tests.support.servers import free_port
 
 
 class Server(uvicorn.Server):
     """uvicorn without handlers of signals, which are the test's."""
 
-    def __init__(self, settings: Settings, port: int, http: type[Any], timeout_keep_alive: int) -> None:
+    def __init__(self, settings: Settings, http: type[Any], timeout_keep_alive: int) -> None:
         self.application = Application(settings)
         options: dict[str, Any] = {"http": http, "ws": "none", "log_config": None, "loop": "none"}
-        super().__init__(uvicorn.Config(self.application, port=port, timeout_keep_alive=timeout_keep_alive, **options))
+        super().__init__(uvicorn.Config(self.application, timeout_keep_alive=timeout_keep_alive, **options))
         self.url = settings.url
-        self.port = port
+        self.port = int(settings.url.rpartition(":")[2])
         self.up = threading.Event()
         self.thread: threading.Thread
 
@@ -41,12 +41,13 @@ class Server(uvicorn.Server):
 @contextmanager
 def serving(*, http: type[Any] = BoundedProtocol, timeout_keep_alive: int = 75, **settings: Any) -> Iterator[Server]:
     """Run a server with these settings until the end of the block."""
-    port = free_port()
-    server = Server(Settings(url=f"http://127.0.0.1:{port}", **settings), port, http, timeout_keep_alive)
+    listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    server = Server(Settings(url=url, **settings), http, timeout_keep_alive)
 
     def run() -> None:
         try:
-            uvloop.run(server.serve())
+            uvloop.run(server.serve([listening]))
         finally:
             server.up.set()
 

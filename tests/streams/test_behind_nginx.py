@@ -14,7 +14,7 @@ import pytest
 
 from tests.streams.processes import ROOT, ZERO, ServerProcess, append, create, metric, poll, running, until_waiting
 from tests.support.paths import ROOT as PROJECT
-from tests.support.servers import LOOPBACK, free_port, program
+from tests.support.servers import LOOPBACK, program, reserved_port
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
@@ -45,7 +45,7 @@ http {{
 def nginx(server: ServerProcess, folder: Path, site: str = SITE, connections: int = 768) -> Iterator[str]:
     """nginx before the server, for as long as the context lasts, and its URL."""
     executable = program("nginx", "nginx")
-    port = free_port()
+    port = reserved_port()
     site = _replaced(site, "server 127.0.0.1:4437;", f"server {server.url.removeprefix('http://')};")
     (folder / "site.conf").write_text(_replaced(site, "listen 80;", f"listen {LOOPBACK}:{port};"))
     (folder / "nginx.conf").write_text(AROUND.format(folder=folder, connections=connections))

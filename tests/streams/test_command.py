@@ -10,9 +10,10 @@ import pytest
 
 from purgatory.streams.storage.database import StorageError
 from purgatory.streams.storage.sqlite import FileDatabase, Folder, WritingDatabase
+from tests.streams.processes import running
 from tests.streams.serving import serving
 from tests.support.paths import ROOT
-from tests.support.servers import PostgresServer, free_port, program
+from tests.support.servers import PostgresServer, program
 
 COMMAND = [sys.executable, "-m", "purgatory", "serve"]
 
@@ -52,20 +53,13 @@ def test_bad_options_are_refused(options: list[str], message: str) -> None:
 
 
 def test_command_serves_logs_and_locks_its_folder(tmp_path: Path) -> None:
-    port = free_port()
-    options = ["--data", str(tmp_path), "--port", str(port), "--access-log", "--allowed-origin", "*"]
-    with subprocess.Popen([*COMMAND, *options], stdout=subprocess.PIPE, text=True) as server:
-        try:
-            with httpx.Client(transport=httpx.HTTPTransport(retries=20), timeout=60) as http:
-                url = f"http://127.0.0.1:{port}/v1/stream/a"
-                response = http.put(url, headers={"Origin": "http://page.example"})
-                assert response.headers["access-control-allow-origin"] == "*"
-                assert "Stream-Next-Offset" in response.headers["access-control-expose-headers"]
-                assert f"another server uses {tmp_path}" in refused("--data", str(tmp_path))
-        finally:
-            server.send_signal(signal.SIGTERM)
-            output, _ = server.communicate(timeout=60)
-    assert '"PUT /v1/stream/a HTTP/1.1" 201' in output
+    with running(tmp_path, "--access-log", "--allowed-origin", "*") as server:
+        response = httpx.put(f"{server.url}/v1/stream/a", headers={"Origin": "http://page.example"}, timeout=60)
+        assert response.headers["access-control-allow-origin"] == "*"
+        assert "Stream-Next-Offset" in response.headers["access-control-expose-headers"]
+        assert f"another server uses {tmp_path}" in refused("--data", str(tmp_path))
+        assert server.stop() == 0
+    assert '"PUT /v1/stream/a HTTP/1.1" 201' in "".join(server.output)
 
 
 def test_commands_of_the_readme_print_what_they_should(tmp_path: Path) -> None:
@@ -103,12 +97,6 @@ def test_folder_in_use_or_damaged_is_refused(tmp_path: Path, monkeypatch: pytest
 
 
 def test_command_with_workers_serves_and_stops(postgres: PostgresServer) -> None:
-    port = free_port()
-    options = ["--database", postgres.create_database(), "--workers", "2", "--port", str(port)]
-    with subprocess.Popen([*COMMAND, *options]) as server:
-        try:
-            with httpx.Client(transport=httpx.HTTPTransport(retries=20), timeout=60) as http:
-                assert http.put(f"http://127.0.0.1:{port}/v1/stream/a").status_code == 201
-        finally:
-            server.terminate()
-    assert server.returncode in (0, -signal.SIGTERM)
+    with running(None, "--database", postgres.create_database(), "--workers", "2") as server:
+        assert httpx.put(f"{server.url}/v1/stream/a", timeout=60).status_code == 201
+        assert server.stop() in (0, -signal.SIGTERM)

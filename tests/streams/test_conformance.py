@@ -3,18 +3,15 @@
 import os
 import re
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tests.streams.node import installed
+from tests.streams.processes import running
 from tests.streams.serving import serving
-from tests.support.servers import PostgresServer, free_port, program
+from tests.support.servers import PostgresServer, program
 
 ALL = 338
 WHOLE = os.environ.get("HYPOTHESIS_PROFILE") == "searching"
@@ -52,24 +49,10 @@ def test_server_that_cannot_park_conforms_to_the_protocol(tmp_path: Path) -> Non
         check(server.url)
 
 
-@contextmanager
-def workers(database: str, count: int) -> Iterator[str]:
-    """A server of several processes."""
-    port = free_port()
-    command = [sys.executable, "-m", "purgatory", "serve", "--port", str(port), "--workers", str(count)]
-    command += ["--database", database, "--long-poll-timeout", "2"]
-    with subprocess.Popen(command) as server:
-        try:
-            transport = httpx.HTTPTransport(retries=20)
-            with httpx.Client(transport=transport, timeout=60) as client:
-                client.get(f"http://127.0.0.1:{port}/health").raise_for_status()
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.terminate()
-
-
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not WHOLE, reason="takes long: HYPOTHESIS_PROFILE=searching")
 def test_four_workers_conform_to_the_protocol(postgres: PostgresServer) -> None:
-    with workers(postgres.create_database(), 4) as url:
-        check(url)
+    with running(
+        None, "--database", postgres.create_database(), "--workers", "4", "--long-poll-timeout", "2"
+    ) as server:
+        check(server.url)

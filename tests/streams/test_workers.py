@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from purgatory.streams.server import OwnSocket, free_port
+from purgatory.streams.server import OwnSocket, bound
 from tests.streams.processes import ServerProcess, append, create, poll, running, waiting
 from tests.streams.test_command import COMMAND
 from tests.support.journals import partitions
@@ -191,7 +191,7 @@ async def test_an_address_is_in_use_before_workers_listen() -> None:
     with OwnSocket.bound("127.0.0.1", 0, 1.0) as held:
         port = held.getsockname()[1]
         with pytest.raises(SystemExit, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
-            free_port("127.0.0.1", port)
+            bound("127.0.0.1", port)
 
 
 async def test_an_address_of_ipv6_takes_no_ipv4() -> None:

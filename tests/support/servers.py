@@ -5,7 +5,6 @@
 """
 
 import os
-import random
 import shutil
 import socket
 import subprocess
@@ -37,16 +36,20 @@ def program(name: str, package: str) -> str:
     pytest.skip(message)
 
 
-def free_port() -> int:
-    """A port without a listener, which stays free while its server is away.
+_RESERVATIONS: list[socket.socket] = []
 
-    It lies below those that the system gives to outgoing connections.
+
+def reserved_port() -> int:
+    """A port for a server that is stopped and started again, or that nothing listens on. No other process gets it.
+
+    The socket that is bound to it never listens, so a server may bind the port too: both have SO_REUSEADDR.
     """
-    while True:
-        port = random.randrange(15_000, 32_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind((LOOPBACK, port))
-            return port
+    reservation = socket.socket()
+    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reservation.bind((LOOPBACK, 0))
+    _RESERVATIONS.append(reservation)
+    port: int = reservation.getsockname()[1]
+    return port
 
 
 class RedisServer:
@@ -54,7 +57,7 @@ class RedisServer:
 
     def __init__(self) -> None:
         self._program = program("redis-server", "redis-server")
-        self.port = free_port()
+        self.port = reserved_port()
         self.url = f"redis://{LOOPBACK}:{self.port}"
         self._process: subprocess.Popen[str] | None = None
         self.restart()
@@ -97,7 +100,7 @@ class PostgresServer:
         if self._user is not None:
             shutil.chown(directory, self._user)
         self._numbers = count()
-        self.port = free_port()
+        self.port = reserved_port()
         options = "--auth=trust --username=postgres --encoding=UTF8 --locale=C --no-sync"
         self._run(self._pg_ctl, "init", "-D", str(self._data), "-o", options)
         self.restart()

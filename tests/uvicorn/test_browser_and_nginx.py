@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from tests.support.browser import browser
-from tests.support.servers import LOOPBACK, free_port, program
+from tests.support.servers import LOOPBACK, program, reserved_port
 from tests.uvicorn.board import Board
 from tests.uvicorn.serving import Server, serving
 
@@ -94,7 +94,7 @@ http {{
 async def nginx(server: Server, folder: Path) -> AsyncIterator[httpx.AsyncClient]:
     """A client of nginx, which is before the server."""
     executable = program("nginx", "nginx")
-    port = free_port()
+    port = reserved_port()
     configuration = folder / "nginx.conf"
     configuration.write_text(NGINX.format(folder=folder, upstream=server.port, port=port, address=LOOPBACK))
     user = ["-g", "user root;"] if os.geteuid() == 0 else []

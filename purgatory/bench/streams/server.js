@@ -1,7 +1,7 @@
-// The reference server with its file-backed store: node server.js FOLDER PORT
+// The reference server with its file-backed store on a free port: node server.js FOLDER. Prints its URL.
 "use strict";
 
 const { DurableStreamTestServer } = require("@durable-streams/server");
 
-const [dataDir, port] = process.argv.slice(2);
-new DurableStreamTestServer({ dataDir, port: Number(port) }).start();
+const [dataDir] = process.argv.slice(2);
+new DurableStreamTestServer({ dataDir, port: 0 }).start().then((url) => console.error(`running on ${url}`));

@@ -3,19 +3,18 @@
 import fcntl
 import json
 import os
-import random
+import re
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 import psutil
 
@@ -91,36 +90,23 @@ def running(implementation: str) -> Iterator[Running]:
         command = [sys.executable, "-m", "purgatory", "serve"]
     FOLDER.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="data-", dir=FOLDER, ignore_cleanup_errors=True) as data:
-        port = _free_port()
-        if implementation == REFERENCE:
-            command += [data, str(port)]
-        else:
-            command += ["--data", data, "--port", str(port)]
+        command += [data] if implementation == REFERENCE else ["--data", data, "--port", "0"]
+        log = Path(data) / "log"
         with (
-            (Path(data) / "log").open("w+") as log,
-            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, env=environment) as process,
+            log.open("w") as written,
+            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=written, env=environment) as process,
         ):
             try:
-                _wait_for(process, port, log)
-                yield Running(psutil.Process(process.pid), port)
+                yield Running(psutil.Process(process.pid), _port(process, log))
             finally:
                 process.kill()
 
 
-def _free_port() -> int:
-    # Below those that the system gives to outgoing connections: neither server takes a port of 0 from its command.
-    while True:
-        port = random.randrange(15_000, 32_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-
-
-def _wait_for(process: "subprocess.Popen[bytes]", port: int, log: IO[str]) -> None:
+def _port(process: "subprocess.Popen[bytes]", log: Path) -> int:
+    """The port on which the server says that it listens."""
     until = time.monotonic() + _PATIENCE
     while time.monotonic() < until and process.poll() is None:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-            return
+        if found := re.search(r"running on http://(?:127\.0\.0\.1|localhost):(\d+)", log.read_text()):
+            return int(found[1])
         time.sleep(0.02)
-    log.seek(0)
-    raise RuntimeError(f"{process.args!r} has not started: {log.read()}")
+    raise RuntimeError(f"{process.args!r} has not started: {log.read_text()}")

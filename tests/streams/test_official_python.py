@@ -1,10 +1,6 @@
-"""The clients of the protocol's authors against `purgatory serve`, in a process of its own."""
+"""The Python client of the protocol's authors against a server in this process."""
 
 import asyncio
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -23,8 +19,7 @@ from durable_streams import (
     stream,
 )
 
-from tests.streams.node import installed
-from tests.support.servers import free_port, program
+from tests.streams.serving import Server, serving
 
 Live: TypeAlias = Literal["auto", "long-poll", "sse"]
 
@@ -32,38 +27,16 @@ _NUMBERS = count()
 
 
 @pytest.fixture(scope="module")
-def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a server, which must not fail in any test."""
-    port = free_port()
-    command = [sys.executable, "-m", "purgatory", "serve", "--port", str(port)]
-    command += ["--data", str(tmp_path_factory.mktemp("data")), "--long-poll-timeout", "1"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
-        try:
-            with httpx.Client(transport=httpx.HTTPTransport(retries=20), timeout=60) as client:
-                client.get(f"http://127.0.0.1:{port}/health").raise_for_status()
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.terminate()
-            _, output = server.communicate(timeout=60)
-    assert "Traceback" not in output
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server for all tests."""
+    with serving(data=str(tmp_path_factory.mktemp("data")), long_poll_timeout=1.0) as server:
+        yield server
 
 
 @pytest.fixture
-def url(server_url: str) -> str:
+def url(server: Server) -> str:
     """The URL of a stream for one test."""
-    return f"{server_url}/v1/stream/python/{next(_NUMBERS)}"
-
-
-def test_typescript_client_appends_reads_and_follows(server_url: str) -> None:
-    folder = installed()
-    command = [program("npx", "npm"), "vitest", "run", "client.test.ts", "--no-color", "--retry", "0"]
-    environment = {**os.environ, "STREAMS_URL": server_url}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500, check=False
-    )
-    said = done.stdout[-10_000:] + done.stderr
-    assert done.returncode == 0, said
-    assert re.search(r"Tests +12 passed \(12\)", done.stdout), said
+    return f"{server.url}/v1/stream/python/{next(_NUMBERS)}"
 
 
 def test_python_reads_what_it_has_appended(url: str) -> None:
