@@ -34,7 +34,7 @@ def _without_a_tracer() -> Iterator[None]:
     sys.settrace(tracer)
 
 
-ROUNDS = 3000
+ROUNDS = 600
 
 
 class Connection:

@@ -10,7 +10,7 @@ from tests.support.memory import own_bytes
 from tests.support.operations import FaultLog, Waiting
 
 HOURS = 3 * 3600.0
-PENDING = 30_000
+PENDING = 10_000
 A_TASK = 200
 """Bytes that a timer may take for each task that waits in it: an entry of a `dict`, which may be sparsely filled."""
 

@@ -14,7 +14,6 @@ from purgatory import DelayedOperation, DelayedOperationPurgatory, Handle, Opera
 from purgatory._owner import NESTING
 from tests.support import naive
 from tests.support.cores import set_nesting
-from tests.support.figures import show
 from tests.support.invariants import check_purgatory
 from tests.support.naive import EXITS, Action, Event, NaivePurgatory, Plan, perform
 from tests.support.operations import FaultLog
@@ -72,8 +71,7 @@ def plans(draw: st.DrawFn, depth: int) -> Plan:
 @pytest.fixture(autouse=True, scope="module")
 def _enough_steps() -> Iterator[None]:
     yield
-    show(f"the purgatory against a naive one: {len(STEPS)} steps")
-    assert len(STEPS) >= 2_500
+    assert len(STEPS) >= 25 * settings().max_examples
 
 
 class Real(DelayedOperation[str]):

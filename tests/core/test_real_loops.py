@@ -1,4 +1,4 @@
-"""20,000 operations with random deadlines on real loops under load: none early, none lost."""
+"""5,000 operations with random deadlines on real loops under load: none early, none lost."""
 
 import asyncio
 import random
@@ -6,11 +6,10 @@ import random
 import pytest
 
 from purgatory import DelayedOperationPurgatory
-from tests.support.figures import show, spread
 from tests.support.operations import Flag, turn
 
-OPERATIONS = 20_000
-SECONDS = 2.0
+OPERATIONS = 5_000
+SECONDS = 0.5
 
 
 class Timed(Flag):
@@ -36,7 +35,7 @@ def busy(seconds: float) -> None:
         pass
 
 
-@pytest.mark.parametrize("blocked", [False, True], ids=["under load", "blocked for 300 ms at times"])
+@pytest.mark.parametrize("blocked", [False, True], ids=["under load", "blocked for 100 ms at times"])
 async def test_no_operation_is_early_and_none_is_lost(blocked: bool) -> None:
     randomly = random.Random(blocked)
     loop = asyncio.get_running_loop()
@@ -44,7 +43,7 @@ async def test_no_operation_is_early_and_none_is_lost(blocked: bool) -> None:
         operations = []
         if blocked:
             for _ in range(5):
-                loop.call_later(randomly.random() * SECONDS, busy, 0.3)
+                loop.call_later(randomly.random() * SECONDS, busy, 0.1)
         for n in range(OPERATIONS):
             operation = Timed(randomly.random() * SECONDS)
             operations.append(purgatory.try_complete_else_watch(operation, [n % 100]))
@@ -58,5 +57,3 @@ async def test_no_operation_is_early_and_none_is_lost(blocked: bool) -> None:
         assert len(lateness) == OPERATIONS
         assert [late for late in lateness if late < 0] == [], "early"
         assert purgatory.statistics().expired == OPERATIONS
-        kind = f"{type(loop).__module__.partition('.')[0]}, {'blocked at times' if blocked else 'under load'}"
-        show(f"lateness of {OPERATIONS} operations on {kind}: {spread(lateness)}")

@@ -12,7 +12,6 @@ import pytest
 import uvloop
 
 from purgatory import DelayedOperationPurgatory, PurgatoryError, ThresholdPurgatory, VirtualClock
-from tests.support.figures import show
 from tests.support.invariants import check_purgatory
 from tests.support.operations import Flag, turn
 
@@ -98,11 +97,6 @@ async def test_every_operation_is_completed_exactly_once_and_none_is_lost() -> N
         await turn()
         assert all(bucket is None for wheel in purgatory.timer.wheels[:1] for bucket in wheel.buckets)
         check_purgatory(purgatory)
-        kind = type(asyncio.get_running_loop()).__module__.partition(".")[0]
-        show(
-            f"{OPERATIONS} operations against {THREADS} threads on {kind}: {outcomes[0] - forced} completed by threads,"
-            f" {forced} forced, {outcomes[1]} expired, {outcomes[2]} cancelled, 0 twice, 0 lost"
-        )
 
 
 def _call(method: str, purgatory: DelayedOperationPurgatory, _: Flag) -> object:

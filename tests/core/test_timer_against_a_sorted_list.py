@@ -1,4 +1,4 @@
-"""A million random inserts, cancels, moves and advances: the timer runs the tasks of a sorted list, at their times."""
+"""Random inserts, cancels, moves and advances: the timer runs the tasks of a sorted list, at their times."""
 
 import random
 from bisect import bisect_left, insort
@@ -6,10 +6,9 @@ from bisect import bisect_left, insort
 import pytest
 
 from purgatory import TimerTask, VirtualClock, WheelTimer
-from tests.support.figures import show
 from tests.support.invariants import check_timer
 
-STEPS = 150_000
+STEPS = 30_000
 TEN_YEARS = 3.2e8
 
 
@@ -37,7 +36,6 @@ def test_tasks_run_in_order_never_early_and_late_by_less_than_a_tick(tick: float
     # The model: (deadline, number) in order, and the task of each number.
     expected: list[tuple[float, int]] = []
     tasks: dict[int, Numbered] = {}
-    done = 0
 
     def seconds() -> float:
         """A delay from a fraction of a tick to ten years, on all scales alike; at times a whole number of ticks."""
@@ -75,7 +73,6 @@ def test_tasks_run_in_order_never_early_and_late_by_less_than_a_tick(tick: float
                 assert when < max(now, deadline) + slack, "late"
                 assert tick_before <= when, "out of order"
                 tick_before = when
-            done += len(ran)
             ran.clear()
             assert not expected or expected[0][0] > clock.time() - slack, "missed"
         if step % 5000 == 0:
@@ -84,4 +81,3 @@ def test_tasks_run_in_order_never_early_and_late_by_less_than_a_tick(tick: float
     clock.advance(2 * TEN_YEARS)
     assert sorted(task.number for _, task in ran) == sorted(tasks)
     assert len(timer) == 0
-    show(f"timer against a sorted list, tick {tick:g} s: {STEPS} steps, {done + len(ran)} tasks ran in order")

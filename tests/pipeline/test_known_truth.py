@@ -23,7 +23,6 @@ from purgatory import DelayedOperation, DelayedOperationPurgatory, FinishedOpera
 from purgatory.journal.columns import columns_by_day
 from purgatory.spark.survival import Floats, by_operation, choose, curve, rate_at, settled
 from tests.pipeline.traces import START
-from tests.support.figures import show
 
 WORLDS: Final = int(os.environ.get("WORLDS", "20"))
 
@@ -175,10 +174,6 @@ def test_the_band_of_a_timeout_has_the_truth_as_often_as_it_says(curves: dict[st
     choices = choose({("world", seed): points for seed, points in curves[kind].items()}, WANTED)
     bands = [(choice.earliest or math.inf, choice.latest or math.inf) for choice in choices]
     _check(kind, f"the timeout for {WANTED}", sum(low <= truth <= high for low, high in bands))
-    timeouts = [choice.timeout for choice in choices if choice.timeout is not None]
-    show(
-        f"{kind}: the median of the timeouts for {WANTED:.0%} is {np.median(timeouts):.2f} s, of {truth:.2f} s in truth"
-    )
 
 
 def test_a_curve_ends_at_the_last_deadline(curves: dict[str, Curves]) -> None:

@@ -6,8 +6,6 @@ from itertools import pairwise
 import pytest
 
 from purgatory import DelayedOperationPurgatory, VirtualClock
-from tests.support import stalls
-from tests.support.figures import show
 from tests.support.operations import Flag
 
 MANY = 20_000
@@ -135,13 +133,3 @@ async def test_a_close_is_done_in_slices(purgatory: DelayedOperationPurgatory) -
     steps = [sum(operation.done() for operation in operations) for _ in closing]
     # Then the dead entries are removed, in slices too.
     assert steps == [1000, 2000, 3000, 4000, 5000, *[5000] * 5]
-
-
-@pytest.mark.timeout(1200)
-def test_work_on_a_hundred_thousand_entries_ends_on_a_real_loop() -> None:
-    # The length of an iteration depends on the machine and is only shown. The tests above assert the slices.
-    measured = []
-    for work, _, slices, one_go in stalls.rows(stalls.OPERATIONS // 10, ["as it is"]):
-        measured.append(work)
-        show(f"longest turn, 100,000: {work}: {stalls.describe(slices)}; in one go {stalls.describe(one_go)}")
-    assert measured == list(stalls.WORK), "all work was done to its end"

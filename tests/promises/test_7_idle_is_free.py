@@ -3,13 +3,11 @@
 import asyncio
 import gc
 import selectors
-import time
 
 import pytest
 import uvloop
 
 from purgatory import DelayedOperationPurgatory
-from tests.support.figures import show
 from tests.support.operations import FaultLog, Flag, turn
 
 
@@ -62,7 +60,7 @@ class CountingSelector(selectors.DefaultSelector):
 
 
 @pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
-def test_hundred_thousand_distant_deadlines_wake_nothing_for_ten_seconds(kind: str) -> None:
+def test_distant_deadlines_wake_nothing_for_two_seconds(kind: str) -> None:
     selector = CountingSelector()
 
     def new_loop() -> asyncio.AbstractEventLoop:
@@ -71,19 +69,17 @@ def test_hundred_thousand_distant_deadlines_wake_nothing_for_ten_seconds(kind: s
     async def idle() -> None:
         loop = asyncio.get_running_loop()
         async with DelayedOperationPurgatory() as purgatory:
-            for n in range(100_000):
+            for n in range(10_000):
                 purgatory.try_complete_else_watch(Flag(3600.0), [n % 1000])
             gc.collect()
             await turn()
-            selects, cpu = selector.selects, time.process_time()
-            await asyncio.wait({loop.create_future()}, timeout=10.0)
-            cpu = time.process_time() - cpu
+            selects = selector.selects
+            await asyncio.wait({loop.create_future()}, timeout=2.0)
             selects = selector.selects - selects
             assert purgatory.timer.statistics().wake_ups == 0
             assert asyncio.all_tasks() == {asyncio.current_task()}
-            # Only the end of these ten seconds wakes the loop; it may wake once more, for the rest.
+            # Only the end of these two seconds wakes the loop; it may wake once more, for the rest.
             assert selects <= 3
-            show(f"100,000 operations pending for 10 s on {kind}: 0 wake-ups, {1e3 * cpu:.1f} ms of CPU")
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(idle())

@@ -1,15 +1,18 @@
-"""The fixtures of the tests of streams."""
+"""The fixtures of the tests of streams. Selenium is imported where a browser is needed: fast tests do without."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from selenium.webdriver import Chrome
 
-from tests.streams.pages import Page, opened
 from tests.streams.serving import Server, serving
-from tests.support.browser import browser
 from tests.support.servers import PostgresServer, running_postgres
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
+
+    from tests.streams.pages import Page
 
 
 @pytest.fixture(scope="session")
@@ -34,8 +37,10 @@ def http(server: Server) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="session")
-def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
+def chrome(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Chrome]":
     """One browser for all tests of a process."""
+    from tests.support.browser import browser
+
     with browser(tmp_path_factory.mktemp("profile")) as driver:
         yield driver
 
@@ -55,7 +60,9 @@ def page_http(page_server: Server) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture
-def page(chrome: Chrome, page_server: Server) -> Iterator[Page]:
+def page(chrome: "Chrome", page_server: Server) -> "Iterator[Page]":
     """The page, open in the browser, which must find nothing wrong with it."""
+    from tests.streams.pages import opened
+
     with opened(chrome, page_server.url) as page:
         yield page

@@ -15,8 +15,7 @@ import httpx
 import pytest
 
 from tests.streams.node import installed
-from tests.support.figures import show
-from tests.support.servers import PostgresServer, free_port, program
+from tests.support.servers import PostgresServer, program, reserved_port
 
 WHOLE = os.environ.get("HYPOTHESIS_PROFILE") == "searching"
 KILLS = int(os.environ.get("KILLS", "200" if WHOLE else "3"))
@@ -27,7 +26,7 @@ class Killed:
     """A server that can be killed."""
 
     def __init__(self, *options: str) -> None:
-        self.port = free_port()
+        self.port = reserved_port()
         self._command = [sys.executable, "-m", "purgatory", "serve", "--port", str(self.port), *options]
         self._command += ["--long-poll-timeout", "1"]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -116,7 +115,7 @@ def check(server: Killed, kill: Callable[[int], None]) -> None:
         read[name].append(number)
     assert read == {f"producer-{number}": list(range(count)) for number, count in enumerate(counts)}
     assert min(counts) > 0
-    show(f"{KILLS} kills under {PRODUCERS} producers: {sum(counts):,} messages, each stored and read once, in order")
+    sys.stdout.write(f"{KILLS} kills, {sum(counts):,} messages\n")  # pytest -s shows it
 
 
 @pytest.mark.timeout(7200)

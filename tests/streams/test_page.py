@@ -1,6 +1,5 @@
 """The page, in a real browser on a real server."""
 
-import itertools
 import re
 import socket
 from collections.abc import Iterator
@@ -16,8 +15,7 @@ from selenium.webdriver import Chrome, Keys
 from tests.streams.pages import PATHS, Page, is_idle, live, opened
 from tests.streams.processes import running
 from tests.streams.serving import Server
-from tests.support.figures import show, spread
-from tests.support.servers import PostgresServer, free_port
+from tests.support.servers import PostgresServer, reserved_port
 
 TEXT = {"Content-Type": "text/plain"}
 JSON = {"Content-Type": "application/json"}
@@ -275,7 +273,7 @@ def test_more_streams_are_followed_than_a_browser_has_connections(page: Page, pa
 
 
 def test_page_comes_back_after_a_restart_without_loss_or_repetition(chrome: Chrome, tmp_path: Path) -> None:
-    port = str(free_port())
+    port = str(reserved_port())
     with ExitStack() as stack:
         with running(tmp_path, "--port", port) as server:
             page = stack.enter_context(opened(chrome, server.url))
@@ -377,17 +375,6 @@ def test_slider_brings_ten_thousand_and_none(page: Page, page_http: httpx.Client
     page.until(lambda: pending() > 9_800)
     page.until(lambda: page.number("[data-counter=num_delayed]") > 9_800)
     assert page.run("return document.querySelector('#choice input:checked').value") == "demo"
-    times = page.run_async(
-        """
-        const done = arguments[0], times = [];
-        requestAnimationFrame(function frame(now) {
-          times.push(now);
-          if (times.length <= 150) requestAnimationFrame(frame); else done(times);
-        });
-        """
-    )
-    frames = [(later - earlier) / 1000 for earlier, later in itertools.pairwise(times)]
-    show(f"the page with 10,000 operations pending, time of a frame: {spread(frames)}")
     page.element("#demo").send_keys(Keys.HOME)
     assert page.text("#demo-output") == "0"
     page.until(lambda: pending() == 0)

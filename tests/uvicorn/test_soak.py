@@ -9,7 +9,6 @@ import pytest
 
 from purgatory.bench.case import OURS
 from purgatory.bench.web.client import Client, connect, running
-from tests.support.figures import show
 
 WAVES = 40
 SETTLED = 6
@@ -76,8 +75,6 @@ async def test_waves_of_clients_leave_nothing_behind() -> None:
                 break
         else:
             pytest.fail(f"the memory has not settled in {WAVES} waves: {memory} bytes")
-        steps = ", ".join(f"{each / 1e6:.1f}" for each in memory)
-        show(f"soak of parked requests, {CLIENTS:,} clients a wave: memory {steps} MB")
 
 
 def _connections(process: psutil.Process) -> int:
