@@ -7,6 +7,7 @@ from importlib import import_module
 
 import purgatory.errors  # noqa: F401 - first: it tells of another distribution of this name
 from purgatory import __core__, __version__
+from purgatory._extras import install
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -23,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             import_module(f"purgatory.{package}.command").add_to(subcommands)
         except ModuleNotFoundError as error:
-            missing[name] = f"needs {error.name}: pip install 'asyncio-purgatory[{extra}]'"
+            missing[name] = f"needs {error.name}: {install(extra)}"
             subcommands.add_parser(name, help=missing[name])
     given = sys.argv[1:] if arguments is None else arguments
     if given and given[0] in missing:  # its options are not known

@@ -29,10 +29,12 @@ A journal belongs to the process that has opened it: after a fork, the child ope
 It needs the extra `journal`.
 """
 
+from purgatory._extras import missing
+
 try:
     import pyarrow.parquet  # noqa: F401 - columns and files need it
 except ModuleNotFoundError as _error:
-    raise ModuleNotFoundError(f"{_error}: pip install 'asyncio-purgatory[journal]'", name=_error.name) from None
+    raise missing(_error, "journal") from None
 
 from purgatory.journal.columns import SCHEMA
 from purgatory.journal.errors import JournalError, JournalFull

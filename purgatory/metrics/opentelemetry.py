@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from weakref import WeakSet
 
+from purgatory._extras import missing
 from purgatory.listeners import FinishedOperation, Listener
 from purgatory.metrics.measures import LATENESS, LATENESS_BOUNDS, MEASURES, WAIT, WAIT_BOUNDS, Exporter, Measure
 from purgatory.purgatory import DelayedOperationPurgatory
@@ -18,7 +19,7 @@ try:
         get_meter_provider,
     )
 except ModuleNotFoundError as _error:
-    raise ModuleNotFoundError(f"{_error}: pip install 'asyncio-purgatory[metrics]'", name=_error.name) from None
+    raise missing(_error, "metrics") from None
 
 __all__ = ["PurgatoryInstruments"]
 

@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from purgatory._extras import missing
 from purgatory.listeners import FinishedOperation
 from purgatory.metrics.measures import LATENESS, LATENESS_BOUNDS, MEASURES, WAIT, WAIT_BOUNDS, WAITED, Exporter, Measure
 
@@ -11,7 +12,7 @@ try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
     from prometheus_client.registry import Collector
 except ModuleNotFoundError as _error:
-    raise ModuleNotFoundError(f"{_error}: pip install 'asyncio-purgatory[metrics]'", name=_error.name) from None
+    raise missing(_error, "metrics") from None
 
 if TYPE_CHECKING:
     from purgatory.journal import Journal

@@ -10,12 +10,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
+from purgatory._extras import missing
 from purgatory.relay.broker import Connection
 
 try:
     import asyncpg
 except ModuleNotFoundError as _error:
-    raise ModuleNotFoundError(f"{_error}: pip install 'asyncio-purgatory[relay]'", name=_error.name) from None
+    raise missing(_error, "relay") from None
 
 __all__ = ["PostgresBroker"]
 

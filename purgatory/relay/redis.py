@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
+from purgatory._extras import missing
 from purgatory.relay.broker import Connection
 
 try:
@@ -14,7 +15,7 @@ try:
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
 except ModuleNotFoundError as _error:
-    raise ModuleNotFoundError(f"{_error}: pip install 'asyncio-purgatory[relay]'", name=_error.name) from None
+    raise missing(_error, "relay") from None
 
 __all__ = ["RedisBroker"]
 

@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from purgatory._extras import missing
+
 try:
     from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
 except ModuleNotFoundError as _error:
-    raise ModuleNotFoundError(f"{_error}: pip install 'asyncio-purgatory[relay]'", name=_error.name) from None
+    raise missing(_error, "relay") from None
 
 __all__ = ["LONGEST", "is_cancelled", "retrying"]
 

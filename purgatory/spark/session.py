@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 import purgatory
+from purgatory._extras import missing
 from purgatory.spark.errors import PipelineError
 
 try:
@@ -24,7 +25,7 @@ try:
     from pyspark.sql import SparkSession, is_remote
     from pyspark.sql import functions as F
 except ModuleNotFoundError as _error:
-    raise ModuleNotFoundError(f"{_error}: pip install 'asyncio-purgatory[spark]'", name=_error.name) from None
+    raise missing(_error, "spark") from None
 
 __all__ = [
     "Tasks",

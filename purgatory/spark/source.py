@@ -48,6 +48,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
+from purgatory._extras import missing
 from purgatory.spark.errors import PipelineError
 from purgatory.spark.reading import BEGINNING, NOW, JsonStream, Page, Place, Plan
 
@@ -60,7 +61,7 @@ try:
     from urllib3.exceptions import LocationParseError
     from urllib3.util import parse_url
 except ModuleNotFoundError as _error:
-    raise ModuleNotFoundError(f"{_error}: pip install 'asyncio-purgatory[spark]'", name=_error.name) from None
+    raise missing(_error, "spark") from None
 
 __all__ = ["StreamSource", "register"]
 

@@ -3,9 +3,11 @@
 `ParkingProtocol` is the protocol class: `uvicorn.Config(app, http=ParkingProtocol)`.
 """
 
+from purgatory._extras import missing
+
 try:
     from purgatory.uvicorn.protocol import ParkingProtocol
 except ModuleNotFoundError as _error:
-    raise ModuleNotFoundError(f"{_error}: pip install 'asyncio-purgatory[server]'", name=_error.name) from None
+    raise missing(_error, "server") from None
 
 __all__ = ["ParkingProtocol"]

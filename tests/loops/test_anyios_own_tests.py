@@ -14,7 +14,7 @@ from tests.loops import anyio_tests
 def test_anyios_own_tests_pass_as_on_the_usual_loops(tmp_path: Path) -> None:
     for package in ("pytest_mock", "trustme"):
         if importlib.util.find_spec(package) is None:
-            message = f"needs {package}: pip install 'asyncio-purgatory[test]'"
+            message = f"needs {package}: pip install -e '.[dev]'"
             if os.environ.get("CI"):
                 pytest.fail(message)
             pytest.skip(message)

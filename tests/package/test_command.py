@@ -35,11 +35,11 @@ def test_missing_extra_is_named_whatever_the_options(bare_python: Path, argument
     command = [str(bare_python), "-m", "purgatory", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 1
-    assert f"pip install 'asyncio-purgatory[{extra}]'" in done.stderr
+    assert f"pip install -e '.[{extra}]' in a clone, or pip install 'asyncio-purgatory[{extra}] @ git+" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_help_lists_commands_with_their_missing_extras(bare_python: Path) -> None:
     command = [str(bare_python), "-m", "purgatory", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.count("asyncio-purgatory[") == 3
+    assert done.stdout.count("asyncio-purgatory[") == done.stdout.count("pip install -e") == 3

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from purgatory.__main__ import main
 from purgatory.spark import replay
 from purgatory.spark.trace import read
 from tests.pipeline import cluster, traces
-from tests.streams.processes import running
 from tests.support.paths import ROOT
 
 SMALL = ("--rate", "500", "--seconds", "4", "--instances", "3")
@@ -39,36 +39,6 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.timeout(1200)
-def test_readmes_commands_make_a_report_of_a_running_server(tmp_path: Path) -> None:
-    page = (ROOT / "purgatory" / "spark" / "README.md").read_text()
-    lines = re.findall(r"^\.venv/bin/purgatory pipeline (.*)$", page, re.MULTILINE)
-    commands = {line.split()[0]: line.split() for line in lines}
-    journal = ["--journal", str(tmp_path / "journal"), "--instance", "web-1", "--long-poll-timeout", "1"]
-    with running(tmp_path / "data", *journal) as server:
-        traffic = [sys.executable, "-m", "examples.stream_traffic", "--seconds", "6", "--url", server.url]
-        subprocess.run([*traffic, "--clients", "60"], cwd=ROOT, check=True, timeout=60)
-    places = {name: str(tmp_path / name) for name in ("journal", "replayed", "report")}
-    _pipeline("replay", *(places.get(word, word) for word in commands["replay"][1:]))
-    found = _pipeline("report", *(places.get(word, word) for word in commands["report"][1:]))
-    assert f"written to {places['report']}/index.html" in found.stdout
-    assert "read / Read: " in found.stdout
-    assert "timeouts as recorded: tick " in found.stdout
-    outcomes = {row["operation"]: row for row in pq.read_table(tmp_path / "report/tables/outcomes").to_pylist()}
-    assert outcomes.keys() == {"Read"}
-    assert min(outcomes["Read"][outcome] for outcome in ("satisfied", "expired")) > 0
-    replayed = pq.read_table(tmp_path / "replayed" / "summary").to_pylist()
-    assert {(row["instance"], row["purgatory"]) for row in replayed} == {("web-1", "read")}
-    assert {row["operations"] for row in replayed} == {outcomes["Read"]["operations"]}
-    assert "data:image/png;base64," in (tmp_path / "report" / "index.html").read_text()
-    windows = tmp_path / "windows"
-    options: list[str | Path] = ["--checkpoint", tmp_path / "checkpoint", "--once", "--window", "1", "--watermark", "0"]
-    assert "windows written, watermark" in _pipeline("stream", places["journal"], windows, *options).stderr
-    followed = pq.read_table(windows).to_pylist()
-    assert {row["operation"] for row in followed} == {"Read"}
-    assert len({row["window_start"] for row in followed}) > 1
-
-
 def test_a_trace_is_generated_as_asked(trace: Path) -> None:
     rows = pq.read_table(trace)
     assert sorted({str(value) for value in rows["instance"].to_pylist()}) == ["instance-0", "instance-1", "instance-2"]
@@ -86,7 +56,6 @@ def test_outcomes_with_many_timeouts_are_counted(trace: Path, tmp_path: Path) ->
     assert counted["wake_ups"].null_count == len(counted)
 
 
-@pytest.mark.timeout(1200)
 def test_a_cluster_gives_the_same_replay_as_this_machine(spark: SparkSession, trace: Path, tmp_path: Path) -> None:
     file = next(trace.glob("date=*/instance=instance-1/*.parquet"))
     corrupt = file.with_name("corrupt.parquet")
@@ -124,58 +93,62 @@ def test_a_cluster_gives_the_same_replay_as_this_machine(spark: SparkSession, tr
         (("replay", "trace", "out", "--conf", "spark.x"), "--conf takes NAME=VALUE, not 'spark.x'"),
     ],
 )
-def test_impossible_options_are_refused_before_spark_starts(arguments: tuple[str, ...], said: str) -> None:
-    found = _pipeline(*arguments, environment={"JAVA_HOME": "/nonexistent"}, code=1)
-    assert found.stderr.startswith("purgatory pipeline: ")
-    assert said in found.stderr
+def test_impossible_options_are_refused_before_spark_starts(
+    arguments: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nonexistent")
+    with pytest.raises(SystemExit, match=r"^purgatory pipeline: ") as refused:
+        main(["pipeline", *arguments])
+    assert said in str(refused.value)
 
 
-@pytest.mark.timeout(1200)
 def test_a_corrupt_page_is_told_of_in_a_line(trace: Path, tmp_path: Path) -> None:
     shutil.copytree(trace, tmp_path / "trace", ignore=shutil.ignore_patterns("*.crc"))
     corrupt = next((tmp_path / "trace").glob("date=*/instance=instance-1/*.parquet"))
     content = bytearray(corrupt.read_bytes())
     content[100:4000] = b"\xff" * 3900
     corrupt.write_bytes(content)
-    for command in (
-        ("report", tmp_path / "trace", tmp_path / "report"),
-        ("stream", tmp_path / "trace", tmp_path / "windows", "--checkpoint", tmp_path / "checkpoint", "--once"),
-    ):
-        said = _pipeline(*command, code=1).stderr
-        last = said.splitlines()[-1]
-        assert re.match(rf"purgatory pipeline: .*{corrupt.name}.*--skip-corrupt leaves such files out", last)
-        assert not re.search(r" ERROR \w+: ", said), said
-        assert not re.search(r"^\s+at ", said, re.MULTILINE), said
+    checkpoint = tmp_path / "checkpoint"
+    said = _pipeline("stream", tmp_path / "trace", tmp_path / "windows", "--checkpoint", checkpoint, "--once", code=1)
+    last = said.stderr.splitlines()[-1]
+    assert re.match(rf"purgatory pipeline: .*{corrupt.name}.*--skip-corrupt leaves such files out", last)
+    assert not re.search(r" ERROR \w+: ", said.stderr), said.stderr
+    assert not re.search(r"^\s+at ", said.stderr, re.MULTILINE), said.stderr
 
 
-def test_small_files_are_joined(tmp_path: Path) -> None:
+def test_small_files_are_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nonexistent")
     for number in range(3):
         traces.write(tmp_path / "journal", [traces.row(number)])
-    command = [sys.executable, "-m", "purgatory", "pipeline", "compact", str(tmp_path / "journal")]
-    environment = {**os.environ, "JAVA_HOME": "/nonexistent"}
     for said in ("3 small files joined into 1; 0 deleted", "0 small files joined into 0; 0 deleted"):
-        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=True)
-        assert said in found.stderr
-    found = _pipeline("compact", tmp_path / "none", code=1)
-    assert found.stderr == f"purgatory pipeline: there is no directory {tmp_path}/none\n"
-    found = _pipeline("compact", tmp_path, "--keep", "-1", code=1)
-    assert "keep must be a number of seconds from 0, not -1.0" in found.stderr
+        main(["pipeline", "compact", str(tmp_path / "journal")])
+        assert said in capsys.readouterr().err
+    with pytest.raises(SystemExit, match=f"^purgatory pipeline: there is no directory {tmp_path}/none$"):
+        main(["pipeline", "compact", str(tmp_path / "none")])
+    with pytest.raises(SystemExit, match=r"keep must be a number of seconds from 0, not -1\.0"):
+        main(["pipeline", "compact", str(tmp_path), "--keep", "-1"])
 
 
-def test_options_that_are_no_numbers_are_refused() -> None:
-    found = _pipeline("replay", "trace", "out", "--tick", "fast", code=2)
-    assert "must be numbers with commas between them, not 'fast'" in found.stderr
+def test_options_that_are_no_numbers_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["pipeline", "replay", "trace", "out", "--tick", "fast"])
+    assert "must be numbers with commas between them, not 'fast'" in capsys.readouterr().err
 
 
-def test_missing_java_is_reported_with_how_to_get_it(tmp_path: Path) -> None:
+def test_missing_java_is_reported_with_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = tmp_path / "bin" / "java"
     old.parent.mkdir()
     old.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")
     old.chmod(0o755)
-    for environment, said in (
+    for variables, said in (
         ({"JAVA_HOME": "", "PATH": str(tmp_path)}, "there is none on the PATH"),
         ({"JAVA_HOME": str(tmp_path)}, 'java is openjdk version "11.0.2"'),
     ):
-        found = _pipeline("replay", "trace", "out", environment=environment, code=1)
-        assert re.match(r"purgatory pipeline: Spark needs Java 17 or newer.*apt install openjdk", found.stderr)
-        assert said in found.stderr
+        for variable, value in variables.items():
+            monkeypatch.setenv(variable, value)
+        wanted = "^purgatory pipeline: Spark needs Java 17 or newer.*apt install openjdk"
+        with pytest.raises(SystemExit, match=wanted) as refused:
+            main(["pipeline", "replay", "trace", "out"])
+        assert said in str(refused.value)
