@@ -9,8 +9,10 @@ from purgatory.bench.every import SCENARIOS
 from purgatory.bench.summary import summary
 from tests.support.paths import ROOT
 
+README = (ROOT / "README.md").read_text()
 LIBRARY = (ROOT / "purgatory" / "README.md").read_text()
 BENCH = (ROOT / "purgatory" / "bench" / "README.md").read_text()
+MEASURED = ROOT / "purgatory" / "bench" / "measured"
 
 
 def test_every_public_name_is_documented() -> None:
@@ -28,9 +30,19 @@ def test_parameters_in_the_page_are_those_of_the_constructor() -> None:
     assert [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY] == ["name"]
 
 
-def test_figures_in_the_readmes_are_those_that_were_measured() -> None:
-    measured = ROOT / "purgatory" / "bench" / "measured"
-    about, cases = report.load(measured / "results.json")
+def test_figures_in_the_readme_are_those_that_were_measured() -> None:
+    about, cases = report.load(MEASURED / "readme" / "results.json")
+    assert about["machine"]["asyncio-purgatory"].endswith("core in C")
+    assert f"`{about['command']}`" in BENCH
+    table = report.markdown(summary(cases, "asyncio"))
+    rows = re.findall(r"^\| .* \| ([\d.]+ \w+) \| ([\d.,]+) times \((.*)\) \|$", README, re.MULTILINE)
+    assert len(rows) == 5
+    for figure, ratio, rival in rows:
+        assert re.search(rf"\| {figure} \| .*\b{re.escape(rival)} \*\*{ratio}\*\* ", table), (figure, ratio, rival)
+
+
+def test_figures_of_the_benchmark_are_those_that_were_measured() -> None:
+    about, cases = report.load(MEASURED / "results.json")
     assert list(cases) == list(SCENARIOS)
     assert (about["rounds"], about["missing"]) == (3, {})
     for name in cases:
@@ -43,4 +55,4 @@ def test_figures_in_the_readmes_are_those_that_were_measured() -> None:
     assert http is not None
     assert set(http[1].splitlines()[2:]) <= set(table.splitlines())
     for picture in re.findall(r"measured/(\S+\.png)\)", BENCH):
-        assert (measured / picture).exists()
+        assert (MEASURED / picture).exists()
