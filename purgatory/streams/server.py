@@ -68,6 +68,7 @@ def bound(host: str, port: int) -> socket.socket:
     try:
         found.bind((host, port))
     except OSError as error:
+        found.close()
         sys.exit(f"cannot listen on {host}:{port}: {error.strerror}")
     return found
 
