@@ -1,5 +1,6 @@
-"""Clocks that jump far ahead, stand still, call early or call late."""
+"""Clocks of users' own: they jump far ahead, stand still, call early or call late."""
 
+import asyncio
 import random
 from collections.abc import Callable
 from itertools import pairwise
@@ -9,7 +10,7 @@ import pytest
 
 from purgatory import DelayedOperationPurgatory, Handle, VirtualClock, WheelTimer
 from tests.support.invariants import check_timer
-from tests.support.operations import CallingClock, FaultLog, Flag, Note
+from tests.support.operations import CallingClock, FaultLog, Flag, Note, Waiting, turn
 
 Ts = TypeVarTuple("Ts")
 YEAR = 365.25 * 86_400
@@ -36,6 +37,36 @@ class Shifted(FaultLog):
 
     def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> Handle:
         return super().call_at(max(when + self.shift(), self.time()), callback, *args)
+
+
+class Small:
+    """All that a clock needs."""
+
+    def __init__(self) -> None:
+        self.virtual = VirtualClock()
+
+    def time(self) -> float:
+        return self.virtual.time()
+
+    def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> Handle:
+        return self.virtual.call_at(when, callback, *args)
+
+
+async def test_tasks_await_operations_on_a_clock_of_two_methods() -> None:
+    clock = Small()
+    operation = DelayedOperationPurgatory(clock=clock).try_complete_else_watch(Waiting(30.0), ["key"])
+
+    async def wait() -> None:
+        await operation
+
+    task = asyncio.create_task(wait())
+    await turn()
+    clock.virtual.advance(29.0)
+    await turn()
+    assert not task.done()
+    clock.virtual.advance(1.0)
+    await task
+    assert operation.outcome == "expired"
 
 
 @pytest.mark.parametrize("jump", [1.0, 3600.0, 10 * YEAR, 1000 * YEAR])

@@ -35,7 +35,7 @@ def test_figures_in_the_readme_are_those_that_were_measured() -> None:
     assert about["machine"]["asyncio-purgatory"].endswith("core in C")
     assert f"`{about['command']}`" in BENCH
     table = report.markdown(summary(cases, "asyncio"))
-    rows = re.findall(r"^\| .* \| ([\d.]+ \w+) \| ([\d.,]+) times \((.*)\) \|$", README, re.MULTILINE)
+    rows = re.findall(r"^\| .* \| ([\d.]+ \w+) \| ([\d.,]+) \((.*)\) \|$", README, re.MULTILINE)
     assert len(rows) == 5
     for figure, ratio, rival in rows:
         assert re.search(rf"\| {figure} \| .*\b{re.escape(rival)} \*\*{ratio}\*\* ", table), (figure, ratio, rival)
