@@ -47,6 +47,15 @@ def test_a_trace_is_generated_as_asked(trace: Path) -> None:
     assert expired / len(rows) == pytest.approx(0.5, abs=0.05)
 
 
+def test_outcomes_with_many_timeouts_are_counted(trace: Path, tmp_path: Path) -> None:
+    timeouts = ",".join(f"{n / 1000:g}" for n in range(500))
+    told = _pipeline("replay", trace, tmp_path / "counted", "--no-costs", "--timeout", timeouts)
+    assert "counting the outcomes with 500 configurations" in told.stderr
+    counted = pq.read_table(tmp_path / "counted" / "summary")
+    assert len(counted) == 500 * len(set(counted["instance"].to_pylist()))
+    assert counted["wake_ups"].null_count == len(counted)
+
+
 def test_a_cluster_gives_the_same_replay_as_this_machine(spark: SparkSession, trace: Path, tmp_path: Path) -> None:
     file = next(trace.glob("date=*/instance=instance-1/*.parquet"))
     corrupt = file.with_name("corrupt.parquet")

@@ -76,7 +76,8 @@ def test_a_connect_server_gives_the_same_answers_as_this_machine(
 
     settings = stream.Settings(window=1.0, watermark=0.0, once=True)
     options: list[str | Path] = ["--window", "1", "--watermark", "0", "--once", "--checkpoint", there / "checkpoint"]
-    _pipeline(server, "stream", there / "trace", there / "windows", *options)
+    for _ in range(2):
+        said = _pipeline(server, "stream", there / "trace", there / "windows", *options)
     stream.follow(spark, str(here / "trace"), str(here / "windows"), str(here / "checkpoint"), settings)
     assert len(_rows(here / "windows")) > 4
     assert _rows(there / "windows") == _rows(here / "windows")
@@ -86,6 +87,8 @@ def test_a_corrupt_file_and_a_missing_one_are_named_in_a_line(server: str, tmp_p
     file = tmp_path / "trace" / "date=2026-11-21" / "instance=web-1" / "corrupt.parquet"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"PAR1 and no more")
+    said = _pipeline(server, "report", tmp_path / "trace", tmp_path / "report", code=1).stderr
+    assert re.search(r"^purgatory pipeline: .*/corrupt.parquet: cannot be read.*--skip-corrupt", said, re.MULTILINE)
     options = ("--checkpoint", tmp_path / "checkpoint", "--once")
     said = _pipeline(server, "stream", tmp_path / "trace", tmp_path / "windows", *options, code=1).stderr
     assert re.search(r"^purgatory pipeline: following .* failed: .*/corrupt.parquet", said, re.MULTILINE)
