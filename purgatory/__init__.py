@@ -3,19 +3,19 @@
 __version__ = "0.3.0.dev0"
 __distribution__ = "asyncio-purgatory"
 
-from purgatory._core import __core__ as __core__
-from purgatory.clock import Clock, Handle, VirtualClock
-from purgatory.delay import Delay
-from purgatory.errors import OperationCancelled, PurgatoryClosed, PurgatoryError, PurgatoryFull, PurgatoryMisuse
-from purgatory.futures import DelayedFutures
-from purgatory.idle import IdleTracker
-from purgatory.listeners import FinishedOperation
-from purgatory.operation import DelayedOperation
-from purgatory.purgatory import DelayedOperationPurgatory
-from purgatory.statistics import PurgatoryStatistics
-from purgatory.threshold import ThresholdPurgatory
-from purgatory.timer import TimerStatistics, TimerTask, TimingWheel, WheelTimer
-from purgatory.versions import VersionedValues
+from purgatory._core.clock import Clock, Handle, VirtualClock
+from purgatory._core.errors import OperationCancelled, PurgatoryClosed, PurgatoryError, PurgatoryFull, PurgatoryMisuse
+from purgatory._core.listeners import FinishedOperation
+from purgatory._core.operation import DelayedOperation
+from purgatory._core.purgatory import DelayedOperationPurgatory
+from purgatory._core.statistics import PurgatoryStatistics
+from purgatory._delay import Delay
+from purgatory._futures import DelayedFutures
+from purgatory._idle import IdleTracker
+from purgatory._speedups import __core__ as __core__
+from purgatory._threshold import ThresholdPurgatory
+from purgatory._timer import TimerStatistics, TimerTask, TimingWheel, WheelTimer
+from purgatory._versions import VersionedValues
 
 __all__ = [
     "Clock",

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-import purgatory.errors  # noqa: F401 - first: it tells of another distribution of this name
+import purgatory._core.errors  # noqa: F401 - first: it tells of another distribution of this name
 from purgatory import __core__, __version__
 from purgatory._extras import install
 

@@ -21,10 +21,10 @@ from importlib import import_module
 from typing import Any, Final, NoReturn, TypeVarTuple, Unpack, cast
 from weakref import proxy
 
-from purgatory._core import python_of
-from purgatory.clock import Handle
-from purgatory.timer import WheelTimer
-from purgatory.timer.task import Bucket
+from purgatory._core.clock import Handle
+from purgatory._speedups import python_of
+from purgatory._timer import WheelTimer
+from purgatory._timer.entry import Bucket
 
 __all__ = ["new_event_loop", "new_uvloop"]
 

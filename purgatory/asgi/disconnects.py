@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
+from purgatory._core.errors import OperationCancelled
+from purgatory._core.operation import DelayedOperation
 from purgatory.asgi.parking import Receive
-from purgatory.errors import OperationCancelled
-from purgatory.operation import DelayedOperation
 
 __all__ = ["ClientDisconnected", "unless_disconnected"]
 

@@ -9,7 +9,9 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-from purgatory._checks import check_callback
+from purgatory._core.arguments import check_callback
+from purgatory._core.errors import OperationCancelled, PurgatoryClosed
+from purgatory._core.operation import DelayedOperation
 from purgatory.asgi.disconnects import ClientDisconnected, unless_disconnected
 from purgatory.asgi.parking import (
     Answers,
@@ -23,8 +25,6 @@ from purgatory.asgi.parking import (
     logger,
     park,
 )
-from purgatory.errors import OperationCancelled, PurgatoryClosed
-from purgatory.operation import DelayedOperation
 
 __all__ = ["Event", "EventStream"]
 

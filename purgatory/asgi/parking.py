@@ -15,9 +15,9 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, ref
 
-from purgatory._slices import Slice
-from purgatory.clock import report
-from purgatory.operation import DelayedOperation
+from purgatory._core.clock import report
+from purgatory._core.operation import DelayedOperation
+from purgatory._core.slices import Slice
 
 __all__ = [
     "EXTENSION",

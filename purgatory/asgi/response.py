@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
-from purgatory._checks import check_callback
+from purgatory._core.arguments import check_callback
+from purgatory._core.errors import OperationCancelled
+from purgatory._core.operation import DelayedOperation
 from purgatory.asgi.disconnects import ClientDisconnected, unless_disconnected
 from purgatory.asgi.parking import (
     Answers,
@@ -18,8 +20,6 @@ from purgatory.asgi.parking import (
     logger,
     park,
 )
-from purgatory.errors import OperationCancelled
-from purgatory.operation import DelayedOperation
 
 __all__ = ["Answer", "DelayedResponse"]
 

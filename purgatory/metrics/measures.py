@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, Literal, TypeVar
 
-from purgatory.listeners import Listener, Outcome
-from purgatory.purgatory import DelayedOperationPurgatory
-from purgatory.statistics import PurgatoryStatistics
-from purgatory.timer import TimerStatistics
+from purgatory._core.listeners import Listener, Outcome
+from purgatory._core.purgatory import DelayedOperationPurgatory
+from purgatory._core.statistics import PurgatoryStatistics
+from purgatory._timer import TimerStatistics
 
 __all__ = ["LATENESS", "LATENESS_BOUNDS", "MEASURES", "WAIT", "WAITED", "WAIT_BOUNDS", "Exporter", "Measure"]
 

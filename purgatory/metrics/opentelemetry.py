@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable
 from weakref import WeakSet
 
+from purgatory._core.listeners import FinishedOperation, Listener
+from purgatory._core.purgatory import DelayedOperationPurgatory
 from purgatory._extras import missing
-from purgatory.listeners import FinishedOperation, Listener
 from purgatory.metrics.measures import LATENESS, LATENESS_BOUNDS, MEASURES, WAIT, WAIT_BOUNDS, Exporter, Measure
-from purgatory.purgatory import DelayedOperationPurgatory
 
 try:
     from opentelemetry.metrics import (

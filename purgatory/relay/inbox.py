@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Container, Hashable, Iterable, Iterator
 from typing import Final
 
-from purgatory._slices import SLICE, Slice
-from purgatory.clock import report
-from purgatory.purgatory import DelayedOperationPurgatory
+from purgatory._core.clock import report
+from purgatory._core.purgatory import DelayedOperationPurgatory
+from purgatory._core.slices import SLICE, Slice
 from purgatory.relay.backlog import Backlog
 from purgatory.relay.retries import is_cancelled, retrying
 

@@ -11,10 +11,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
-from purgatory._checks import check_callback, check_count, seconds
-from purgatory.clock import report
-from purgatory.errors import PurgatoryError
-from purgatory.purgatory import DelayedOperationPurgatory
+from purgatory._core.arguments import check_callback, check_count, seconds
+from purgatory._core.clock import report
+from purgatory._core.errors import PurgatoryError
+from purgatory._core.purgatory import DelayedOperationPurgatory
 from purgatory.relay.broker import Broker
 from purgatory.relay.payload import check_key, decode, encode
 

@@ -15,7 +15,7 @@ from time import thread_time
 from typing import Final, TypeVarTuple, Unpack
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory, TimerTask, VirtualClock, WheelTimer
-from purgatory.clock import Handle
+from purgatory._core.clock import Handle
 
 __all__ = ["UNITS", "UnitCosts", "measure"]
 

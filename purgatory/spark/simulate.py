@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory, VirtualClock
-from purgatory._checks import seconds
-from purgatory.listeners import Outcome
+from purgatory._core.arguments import seconds
+from purgatory._core.listeners import Outcome
 from purgatory.spark.errors import PipelineError
 
 __all__ = [

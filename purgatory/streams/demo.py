@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory, PurgatoryClosed
-from purgatory.clock import Clock, Handle
+from purgatory._core.clock import Clock, Handle
 
 __all__ = ["MAX_PENDING", "Demo"]
 

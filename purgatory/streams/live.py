@@ -18,7 +18,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory, FinishedOperation, ThresholdPurgatory
-from purgatory.clock import Handle
+from purgatory._core.clock import Handle
 from purgatory.streams.demo import Demo
 from purgatory.streams.storage.database import StorageError
 from purgatory.streams.storage.snapshots import exchange

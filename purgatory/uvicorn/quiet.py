@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.protocols.utils import get_path_with_query_string
 
+from purgatory._timer.entry import TimerEntry
 from purgatory.asgi.parking import Listener, Message
-from purgatory.timer.task import TimerEntry
 from purgatory.uvicorn.framing import CHUNKED, CLOSE, HEAD, HTTP_1_0, PAUSED, STARTED
 from purgatory.uvicorn.shared import Shared
 

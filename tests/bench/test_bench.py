@@ -57,7 +57,7 @@ def results(directory: Path) -> dict[str, Any]:
     return content
 
 
-@pytest.mark.skipif(extension is None, reason="needs the extension: python purgatory/_core/build.py")
+@pytest.mark.skipif(extension is None, reason="needs the extension: python purgatory/_speedups/build.py")
 def test_both_cores_are_measured_where_the_one_in_c_is_used(tmp_path: Path) -> None:
     subprocess.run(
         [*COMMAND, "memory", "--quick", "--rounds", "1", "--loop", "asyncio", "--output", str(tmp_path)],

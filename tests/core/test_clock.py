@@ -153,7 +153,7 @@ def test_cancelled_calls_are_dropped_seldom_but_in_time(live: int, monkeypatch: 
         rebuilt.append(len(heap))
         heapq.heapify(heap)
 
-    monkeypatch.setattr("purgatory.clock.heapify", heapify)
+    monkeypatch.setattr("purgatory._core.clock.heapify", heapify)
     clock = VirtualClock()
     for n in range(live):
         clock.call_at(2.0 + n, int)

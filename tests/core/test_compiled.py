@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from purgatory import DelayedOperation, DelayedOperationPurgatory, VirtualClock, WheelTimer, _core
-from purgatory._core import python_of
-from purgatory.timer.handle import TimerHandle
+from purgatory import DelayedOperation, DelayedOperationPurgatory, VirtualClock, WheelTimer, _speedups
+from purgatory._speedups import python_of
+from purgatory._timer.handle import TimerHandle
 from tests.support.operations import Flag, Note
 from tests.support.paths import ROOT
 
 CLASSES = [DelayedOperation, DelayedOperationPurgatory, TimerHandle, WheelTimer]
 
-in_c = pytest.mark.skipif(_core.c is None, reason="the core is the one in Python")
+in_c = pytest.mark.skipif(_speedups.c is None, reason="the core is the one in Python")
 
 
 def _parameters(method: Any) -> list[tuple[str, Any, Any]]:
@@ -37,9 +37,9 @@ def test_methods_in_c_are_documented_as_in_python(made: type) -> None:
 @in_c
 @pytest.mark.skipif(not (ROOT / "purgatory").is_dir(), reason="needs the source of the package")
 def test_docstrings_in_c_are_those_of_the_python() -> None:
-    from purgatory._core.build import docs
+    from purgatory._speedups.build import docs
 
-    assert (ROOT / "purgatory" / "_core" / "docs.h").read_text() == docs()
+    assert (ROOT / "purgatory" / "_speedups" / "docs.h").read_text() == docs()
 
 
 def test_arguments_may_be_named() -> None:
@@ -131,7 +131,7 @@ def test_attributes_that_c_relies_on_are_not_deleted(attribute: str) -> None:
 
 @in_c
 def test_functions_in_c_refuse_other_objects() -> None:
-    c = _core.c
+    c = _speedups.c
     assert c is not None
     purgatory = DelayedOperationPurgatory(clock=VirtualClock())
     operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])

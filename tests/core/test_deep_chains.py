@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from purgatory import DelayedOperationPurgatory, PurgatoryError
-from purgatory._owner import NESTING
+from purgatory._core.owner import NESTING
 from tests.support.operations import FaultLog, Flag
 
 DEEP = 10_000

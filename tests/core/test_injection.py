@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from purgatory import _core
+from purgatory import _speedups
 from tests.support.injection import inject_everywhere
 from tests.support.worlds import PARTS
 
@@ -33,6 +33,6 @@ def test_any_call_may_come_at_any_step(name: str, variant: str, outer: str) -> N
     part = PARTS[name]
     share = 1 if SEARCHING else 5 if variant == "plain" else 17
     report = inject_everywhere(part, variant, outer, every=lambda step, call: (step + call) % share == 0)
-    assert report.combinations or _core.c is not None  # some calls have no step there at which another may come
+    assert report.combinations or _speedups.c is not None  # some calls have no step there at which another may come
     if report.failures:
         pytest.fail(str(report), pytrace=False)

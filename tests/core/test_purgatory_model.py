@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory, Handle, OperationCancelled, PurgatoryError
-from purgatory._owner import NESTING
+from purgatory._core.owner import NESTING
 from tests.support import naive
 from tests.support.cores import set_nesting
 from tests.support.invariants import check_purgatory

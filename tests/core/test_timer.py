@@ -196,7 +196,7 @@ class TestLongBuckets:
     def test_a_bucket_whose_first_dicts_are_empty_is_not_forgotten(
         self, monkeypatch: pytest.MonkeyPatch, clock: VirtualClock
     ) -> None:
-        monkeypatch.setattr("purgatory.timer.timer._LONG", 4)
+        monkeypatch.setattr("purgatory._timer.timer._LONG", 4)
         timer = WheelTimer(clock)
         handles = [timer.call_at(10.0, print, "cancelled") for _ in range(12)]
         note = Note(clock)
@@ -239,7 +239,7 @@ class TestLongBuckets:
     def test_bucket_left_by_tasks_at_any_step_of_its_growth_loses_no_task(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("purgatory.timer.timer._LONG", 4)
+        monkeypatch.setattr("purgatory._timer.timer._LONG", 4)
         for injector in each_step():
             clock = VirtualClock()
             timer = WheelTimer(clock)
@@ -267,7 +267,7 @@ class TestLongBuckets:
     def test_bucket_drained_at_any_step_of_its_growth_loses_no_task(
         self, monkeypatch: pytest.MonkeyPatch, tasks: int
     ) -> None:
-        monkeypatch.setattr("purgatory.timer.timer._LONG", 4)
+        monkeypatch.setattr("purgatory._timer.timer._LONG", 4)
         for injector in each_step():
             clock = VirtualClock()
             timer = WheelTimer(clock)
@@ -283,7 +283,7 @@ class TestLongBuckets:
             assert [len(note.ran) for note in notes] == [1] * tasks
 
     def test_bucket_drained_at_any_step_of_a_move_into_it_loses_no_task(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("purgatory.timer.timer._LONG", 2)
+        monkeypatch.setattr("purgatory._timer.timer._LONG", 2)
         for injector in each_step():
             clock = VirtualClock()
             timer = WheelTimer(clock)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-import purgatory.timer.timer
+import purgatory._timer.timer
 from purgatory import TimingWheel, WheelTimer
-from purgatory._slices import Slice
+from purgatory._core.slices import Slice
 from tests.support.cores import looks_inside
 from tests.support.invariants import check_timer
 from tests.support.operations import FaultLog, Note, RefusingClock
@@ -129,7 +129,7 @@ def test_closes_while_wheels_are_made_do_not_lose_the_task(
             if left and level > 1:
                 left.pop()()
 
-    monkeypatch.setattr(purgatory.timer.timer, "TimingWheel", Closing)
+    monkeypatch.setattr(purgatory._timer.timer, "TimingWheel", Closing)
     note = Note(clock)
     timer.add(note, 50.0)
     assert not left

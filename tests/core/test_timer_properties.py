@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from purgatory import WheelTimer
-from purgatory.timer import timer
-from purgatory.timer.timer import _LONG
+from purgatory._timer import timer
+from purgatory._timer.timer import _LONG
 from tests.support.invariants import check_timer
 from tests.support.operations import FaultLog, Note
 

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from purgatory.watchers import Entry, WatcherLists
+from purgatory._core.watchers import Entry, WatcherLists
 from tests.support.injection import each_step
 
 KEYS = st.integers(0, 4)

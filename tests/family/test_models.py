@@ -5,11 +5,11 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-import purgatory.threshold
+import purgatory._threshold
 from purgatory import DelayedOperation, DelayedOperationPurgatory, IdleTracker, ThresholdPurgatory, VersionedValues
 from tests.support.operations import FaultLog
 
-SPARED = purgatory.threshold._SPARED
+SPARED = purgatory._threshold._SPARED
 THRESHOLDS = st.integers(-3, 40)
 SECONDS = st.one_of(st.sampled_from([0.0, 0.001, 0.25, 1.0]), st.floats(0, 5), st.floats(0, 3e6))
 KEYS = st.sampled_from("abcdef")
@@ -25,7 +25,7 @@ class AgainstANaiveThresholdPurgatory(RuleBasedStateMachine):
         spared=st.sampled_from([0, 2, SPARED]),
     )
     def start(self, value: int, tick: float, purge_interval: int, spared: int) -> None:
-        vars(purgatory.threshold)["_SPARED"] = spared
+        vars(purgatory._threshold)["_SPARED"] = spared
         self.clock = FaultLog()
         self.tick = tick
         self.real = ThresholdPurgatory(
@@ -108,7 +108,7 @@ class AgainstANaiveThresholdPurgatory(RuleBasedStateMachine):
         assert {threshold for threshold, _ in self.waiting.values()} <= set(heaps)
 
     def teardown(self) -> None:
-        vars(purgatory.threshold)["_SPARED"] = SPARED
+        vars(purgatory._threshold)["_SPARED"] = SPARED
 
 
 class AgainstANaiveIdleTracker(RuleBasedStateMachine):

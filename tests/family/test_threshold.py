@@ -22,7 +22,7 @@ from purgatory import (
     PurgatoryMisuse,
     ThresholdPurgatory,
 )
-from purgatory.listeners import FinishedOperation
+from purgatory._core.listeners import FinishedOperation
 from tests.support.injection import each_step
 from tests.support.operations import FaultLog, RefusingClock
 
@@ -256,7 +256,7 @@ def _one_call(clock: FaultLog) -> None:
 
 
 def test_an_advance_at_any_step_of_a_sweep_completes_the_waits_that_it_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("purgatory.threshold._SPARED", 0)
+    monkeypatch.setattr("purgatory._threshold._SPARED", 0)
     for injector in each_step():
         clock = FaultLog()
         index = ThresholdPurgatory(0, DelayedOperationPurgatory(clock=clock))
@@ -274,7 +274,7 @@ def test_an_advance_at_any_step_of_a_sweep_completes_the_waits_that_it_passes(mo
 
 
 def test_a_wait_that_comes_at_any_step_of_a_sweep_is_completed_by_an_advance(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("purgatory.threshold._SPARED", 0)
+    monkeypatch.setattr("purgatory._threshold._SPARED", 0)
     for injector in each_step():
         clock = FaultLog()
         index = ThresholdPurgatory(0, DelayedOperationPurgatory(clock=clock))

@@ -5,9 +5,9 @@ import sys
 from asyncio import unix_events
 
 from purgatory import loops
-from purgatory._core import python_of
-from purgatory.timer import WheelTimer
-from purgatory.timer.task import TimerEntry
+from purgatory._speedups import python_of
+from purgatory._timer import WheelTimer
+from purgatory._timer.entry import TimerEntry
 
 timers = 0
 """How many timers the loops have set."""

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-import purgatory.errors
+import purgatory
+from purgatory._core import errors
 from tests.support.paths import ROOT
 
 
@@ -84,7 +85,7 @@ def test_each_extra_is_in_the_table() -> None:
     assert shown | {"all", "dev", "test", "test-core"} == set(extras)
 
 
-@pytest.mark.parametrize("module", ["purgatory.asgi", "purgatory.relay", "purgatory.operation"])
+@pytest.mark.parametrize("module", ["purgatory.asgi", "purgatory.relay", "purgatory._core.operation"])
 def test_import_names_the_other_distribution_that_has_overwritten_this_one(
     wheel: Path, tmp_path: Path, module: str
 ) -> None:
@@ -101,7 +102,7 @@ def test_import_names_the_other_distribution_that_has_overwritten_this_one(
 
 def test_an_import_without_the_mark_of_this_distribution_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(purgatory, "__distribution__")
-    before = purgatory.errors.PurgatoryError
+    before = purgatory.PurgatoryError
     with pytest.raises(ImportError, match="a circuit breaker, has overwritten a part of asyncio-purgatory"):
-        importlib.reload(purgatory.errors)
-    assert purgatory.errors.PurgatoryError is before
+        importlib.reload(errors)
+    assert purgatory.PurgatoryError is before

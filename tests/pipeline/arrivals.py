@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from purgatory.listeners import Outcome
+from purgatory._core.listeners import Outcome
 from purgatory.spark.simulate import OUTCOMES, Rows
 
 

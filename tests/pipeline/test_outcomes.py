@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from purgatory.listeners import Outcome
+from purgatory._core.listeners import Outcome
 from purgatory.spark import trace
 from purgatory.spark.generate import generate, write
 from purgatory.spark.outcomes import Counted, Outcomes, Recorded, ends, percentiles

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from purgatory import Delay, DelayedOperationPurgatory
-from purgatory.listeners import FinishedOperation, Outcome
+from purgatory._core.listeners import FinishedOperation, Outcome
 from purgatory.spark.errors import PipelineError
 from purgatory.spark.simulate import OUTCOMES, Configuration, Ended, Simulation, simulate
 from tests.pipeline.arrivals import Arrival, columns

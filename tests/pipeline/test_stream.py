@@ -21,9 +21,9 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from purgatory._core.listeners import Outcome
 from purgatory.journal import Journal
 from purgatory.journal.compact import compact
-from purgatory.listeners import Outcome
 from purgatory.spark import trace
 from purgatory.spark.errors import PipelineError
 from purgatory.spark.simulate import OUTCOMES

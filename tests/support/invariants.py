@@ -4,12 +4,12 @@ import math
 from itertools import chain
 from typing import Any, cast
 
-from purgatory import DelayedOperationPurgatory, WheelTimer, _core
+from purgatory import DelayedOperationPurgatory, WheelTimer, _speedups
 
 
 def check_timer(timer: WheelTimer) -> None:
     """The heap holds each bucket, one call is armed for the first, and each task is where its deadline puts it."""
-    if _core.c is not None and isinstance(timer, _core.c.WheelTimer):
+    if _speedups.c is not None and isinstance(timer, _speedups.c.WheelTimer):
         timer._check()
         return
     used = {
@@ -42,7 +42,7 @@ def check_purgatory(purgatory: DelayedOperationPurgatory) -> None:
     check_timer(purgatory.timer)
     owner = purgatory._owner
     lists = owner.lists
-    if _core.c is not None:
+    if _speedups.c is not None:
         cast(Any, owner)._check()
     assert {id(watchers) for watchers in lists._by_key.values()} == {id(watchers) for watchers in lists._register}
     assert lists._size == len(lists._register) == len(lists._by_key)

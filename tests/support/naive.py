@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import purgatory.operation
+import purgatory._core.operation
 from purgatory import PurgatoryClosed, PurgatoryFull
 
 Event = tuple[Any, ...]
@@ -295,7 +295,7 @@ class NaivePurgatory:
         return operation.state != "pending" and (claimed or operation.state in ("completing", "satisfied"))
 
     def complete(self, operation: NaiveOperation) -> None:
-        if self.depth >= vars(purgatory.operation)["NESTING"]:
+        if self.depth >= vars(purgatory._core.operation)["NESTING"]:
             self.put_off.append(operation)
             return
         expires = operation.state == "expiring"

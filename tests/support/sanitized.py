@@ -37,7 +37,7 @@ def run(arguments: list[str], folder: Path) -> int:
     shutil.copytree(ROOT / "purgatory", folder / "purgatory", ignore=ignored)
     shutil.copytree(ROOT / "tests", folder / "tests", ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", folder)
-    build = [sys.executable, "purgatory/_core/build.py", "--sanitized"]
+    build = [sys.executable, "purgatory/_speedups/build.py", "--sanitized"]
     subprocess.run(build, cwd=folder, check=True, stdout=subprocess.DEVNULL)
     check = "import purgatory; assert (purgatory.__core__, purgatory.__path__[0]) == ('C', {!r}), purgatory.__path__"
     environment = {

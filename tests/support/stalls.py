@@ -18,10 +18,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from itertools import product
 from typing import Any
 
-import purgatory._owner
-import purgatory._slices
-import purgatory.timer.timer
-import purgatory.watchers
+import purgatory._core.owner
+import purgatory._core.slices
+import purgatory._core.watchers
+import purgatory._timer.timer
 from purgatory import DelayedOperation, DelayedOperationPurgatory
 from purgatory.bench.stalls import Heartbeat
 from tests.support.paths import ROOT
@@ -105,7 +105,7 @@ def _soon(ready: Callable[[int, int], bool]) -> "Callable[[DelayedOperationPurga
 async def _grow(held: DelayedOperationPurgatory, operations: int) -> Prepared:
     loop = asyncio.get_running_loop()
     _watch(held, [3600.0] * operations, lambda _: False)
-    slice_ = min(vars(purgatory._slices)["SLICE"], operations // 2)
+    slice_ = min(vars(purgatory._core.slices)["SLICE"], operations // 2)
 
     def come() -> None:
         for _ in range(slice_):
@@ -177,12 +177,12 @@ def main() -> None:
         work, collector, way = arguments.one
         if way == "one go":
             for module, name in (
-                (purgatory._slices, "SLICE"),
-                (purgatory._slices, "SLICE_SECONDS"),
-                (purgatory._owner, "SLICE"),
-                (purgatory.timer.timer, "SLICE_SECONDS"),
-                (purgatory.watchers, "_SHORT"),
-                (purgatory.timer.timer, "_LONG"),
+                (purgatory._core.slices, "SLICE"),
+                (purgatory._core.slices, "SLICE_SECONDS"),
+                (purgatory._core.owner, "SLICE"),
+                (purgatory._timer.timer, "SLICE_SECONDS"),
+                (purgatory._core.watchers, "_SHORT"),
+                (purgatory._timer.timer, "_LONG"),
             ):
                 vars(module)[name] = 2**60
         sys.stdout.write(json.dumps(asyncio.run(measure(work, arguments.operations, collector))))

@@ -2,7 +2,7 @@
 
 pip builds the core in C with the package. Where that fails, as without a compiler, the package has the core in Python
 alone. With `PURGATORY_C=1` in the environment a failure is an error; with `PURGATORY_C=0` nothing is built, and the
-package is the same for all platforms. `python purgatory/_core/build.py` builds the extension in place, beside the
+package is the same for all platforms. `python purgatory/_speedups/build.py` builds the extension in place, beside the
 source, and writes `docs.h`.
 """
 
@@ -20,10 +20,10 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 HERE = Path(__file__).parent
 SOURCES = ["module.c", "timer.c", "operation.c", "purgatory.c"]
 DOCUMENTED = {
-    "operation.py": ("DelayedOperation", "force_complete cancel done expired cancelled"),
-    "purgatory.py": ("DelayedOperationPurgatory", "try_complete_else_watch check_and_complete"),
-    "timer/handle.py": ("TimerHandle", "cancel cancelled when"),
-    "timer/timer.py": ("WheelTimer", "add cancel reschedule time call_at call_later close clock"),
+    "_core/operation.py": ("DelayedOperation", "force_complete cancel done expired cancelled"),
+    "_core/purgatory.py": ("DelayedOperationPurgatory", "try_complete_else_watch check_and_complete"),
+    "_timer/handle.py": ("TimerHandle", "cancel cancelled when"),
+    "_timer/timer.py": ("WheelTimer", "add cancel reschedule time call_at call_later close clock"),
 }
 CHECKED = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
 

@@ -140,7 +140,7 @@ static PyType_Slot entry_slots[] = {
 };
 
 PyType_Spec entry_spec = {
-    .name = "purgatory._core.c.Entry",
+    .name = "purgatory._speedups.c.Entry",
     .basicsize = sizeof(Entry),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = entry_slots,
@@ -757,7 +757,7 @@ static PyType_Slot operation_slots[] = {
 };
 
 PyType_Spec operation_spec = {
-    .name = "purgatory._core.c.Operation",
+    .name = "purgatory._speedups.c.Operation",
     .basicsize = sizeof(Operation),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = operation_slots,
@@ -1079,7 +1079,7 @@ static PyType_Slot await_slots[] = {
 };
 
 PyType_Spec await_spec = {
-    .name = "purgatory._core.c.Await",
+    .name = "purgatory._speedups.c.Await",
     .basicsize = sizeof(Await),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = await_slots,

@@ -16,14 +16,14 @@ from heapq import heappop, heappush
 from time import perf_counter
 from typing import Any, Final, NoReturn, TypeVarTuple, Unpack
 
-from purgatory._affinity import check_loop
-from purgatory._checks import check_count, refuse_copy, seconds
-from purgatory._core import compiled, provide
-from purgatory._slices import SLICE_SECONDS, Slice, call_neutral
-from purgatory.clock import Clock, Handle, report
-from purgatory.timer.handle import TimerHandle
-from purgatory.timer.task import Bucket, TimerEntry
-from purgatory.timer.wheel import TimingWheel
+from purgatory._core.arguments import check_count, refuse_copy, seconds
+from purgatory._core.clock import Clock, Handle, report
+from purgatory._core.slices import SLICE_SECONDS, Slice, call_neutral
+from purgatory._core.threads import check_loop
+from purgatory._speedups import compiled, provide
+from purgatory._timer.entry import Bucket, TimerEntry
+from purgatory._timer.handle import TimerHandle
+from purgatory._timer.wheel import TimingWheel
 
 __all__ = ["TimerStatistics", "WheelTimer"]
 

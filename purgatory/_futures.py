@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from contextvars import Context
 from typing import Any, TypeAlias, TypeVar
 
-from purgatory._checks import check_callback
-from purgatory._slices import Slice, call_next
-from purgatory.operation import DelayedOperation
+from purgatory._core.arguments import check_callback
+from purgatory._core.operation import DelayedOperation
+from purgatory._core.slices import Slice, call_next
 
 __all__ = ["DelayedFutures"]
 

@@ -2,7 +2,7 @@
 
 from asyncio import AbstractEventLoop, _get_running_loop
 
-from purgatory.errors import PurgatoryMisuse
+from purgatory._core.errors import PurgatoryMisuse
 
 __all__ = ["check_loop", "running_loop", "wrong_thread"]
 

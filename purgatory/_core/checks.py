@@ -8,12 +8,12 @@ from contextlib import suppress
 from contextvars import Context
 from typing import Final
 
-from purgatory import _core
-from purgatory._owner import Owned, Owner
-from purgatory._slices import Slice, call_next
-from purgatory.clock import Handle, report
-from purgatory.operation import PENDING
-from purgatory.watchers import Entry, Watchers
+from purgatory import _speedups
+from purgatory._core.clock import Handle, report
+from purgatory._core.operation import PENDING
+from purgatory._core.owner import Owned, Owner
+from purgatory._core.slices import Slice, call_next
+from purgatory._core.watchers import Entry, Watchers
 
 __all__ = ["CheckQueue", "Pass", "try_all", "walk"]
 
@@ -241,8 +241,8 @@ def try_all(owner: Owner, watchers: Watchers[Owned]) -> int:
             owner.compact(watchers)
 
 
-if _core.c is not None:  # pragma: no cover - where that was built
-    try_each, try_all = _core.c.try_each, _core.c.try_all
+if _speedups.c is not None:  # pragma: no cover - where that was built
+    try_each, try_all = _speedups.c.try_each, _speedups.c.try_all
 
 
 def walk(owner: Owner, current: Pass) -> Iterator[int]:

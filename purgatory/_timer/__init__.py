@@ -39,8 +39,8 @@ of keys that is walked while a bucket is drained keeps no task alive.
 of their own, which knows nothing of operations.
 """
 
-from purgatory.timer.task import TimerTask
-from purgatory.timer.timer import TimerStatistics, WheelTimer
-from purgatory.timer.wheel import TimingWheel
+from purgatory._timer.entry import TimerTask
+from purgatory._timer.timer import TimerStatistics, WheelTimer
+from purgatory._timer.wheel import TimingWheel
 
 __all__ = ["TimerStatistics", "TimerTask", "TimingWheel", "WheelTimer"]

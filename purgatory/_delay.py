@@ -1,7 +1,7 @@
 """A delay: an operation that only waits."""
 
-from purgatory._checks import seconds as check_seconds
-from purgatory.operation import DelayedOperation
+from purgatory._core.arguments import seconds as check_seconds
+from purgatory._core.operation import DelayedOperation
 
 __all__ = ["Delay"]
 

@@ -192,7 +192,7 @@ static PyModuleDef_Slot core_slots[] = {
 
 PyModuleDef core_module = {
     PyModuleDef_HEAD_INIT,
-    .m_name = "purgatory._core.c",
+    .m_name = "purgatory._speedups.c",
     .m_doc = "The core in C. Not for users: the classes of `purgatory` are made of its types.",
     .m_size = sizeof(Core),
     .m_methods = core_methods,

@@ -3,8 +3,8 @@
 from abc import ABC, abstractmethod
 from typing import NoReturn, TypeAlias
 
-from purgatory._checks import refuse_copy
-from purgatory._core import compiled
+from purgatory._core.arguments import refuse_copy
+from purgatory._speedups import compiled
 
 __all__ = ["Bucket", "TimerEntry", "TimerTask"]
 

@@ -14,7 +14,7 @@ from contextvars import Context
 from time import perf_counter
 from typing import Final, TypeVarTuple, Unpack
 
-from purgatory.clock import Clock, Handle
+from purgatory._core.clock import Clock, Handle
 
 __all__ = ["SLICE", "SLICE_SECONDS", "Slice", "call_neutral", "call_next"]
 

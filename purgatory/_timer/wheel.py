@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from purgatory._core import provide
-from purgatory.timer.task import Bucket, TimerEntry
+from purgatory._speedups import provide
+from purgatory._timer.entry import Bucket, TimerEntry
 
 __all__ = ["TimingWheel"]
 

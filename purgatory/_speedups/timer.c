@@ -144,7 +144,7 @@ static PyType_Slot timer_entry_slots[] = {
 };
 
 PyType_Spec timer_entry_spec = {
-    .name = "purgatory._core.c.TimerEntry",
+    .name = "purgatory._speedups.c.TimerEntry",
     .basicsize = sizeof(TimerEntry),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = timer_entry_slots,
@@ -252,7 +252,7 @@ static PyType_Slot timer_handle_slots[] = {
 };
 
 PyType_Spec timer_handle_spec = {
-    .name = "purgatory._core.c.TimerHandle",
+    .name = "purgatory._speedups.c.TimerHandle",
     .basicsize = sizeof(TimerHandle),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = timer_handle_slots,
@@ -1321,7 +1321,7 @@ static PyType_Slot wheel_timer_slots[] = {
 };
 
 PyType_Spec wheel_timer_spec = {
-    .name = "purgatory._core.c.WheelTimer",
+    .name = "purgatory._speedups.c.WheelTimer",
     .basicsize = sizeof(WheelTimer),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = wheel_timer_slots,

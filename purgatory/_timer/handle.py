@@ -4,8 +4,8 @@ from collections.abc import Callable
 from contextvars import Context, copy_context
 from typing import Any
 
-from purgatory._core import compiled, provide
-from purgatory.timer.task import TimerEntry
+from purgatory._speedups import compiled, provide
+from purgatory._timer.entry import TimerEntry
 
 __all__ = ["TimerHandle"]
 

@@ -96,7 +96,7 @@ static PyType_Slot watchers_slots[] = {
 };
 
 PyType_Spec watchers_spec = {
-    .name = "purgatory._core.c.Watchers",
+    .name = "purgatory._speedups.c.Watchers",
     .basicsize = sizeof(Watchers),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = watchers_slots,
@@ -381,7 +381,7 @@ static PyType_Slot watcher_lists_slots[] = {
 };
 
 PyType_Spec watcher_lists_spec = {
-    .name = "purgatory._core.c.WatcherLists",
+    .name = "purgatory._speedups.c.WatcherLists",
     .basicsize = sizeof(WatcherLists),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = watcher_lists_slots,
@@ -553,7 +553,7 @@ static PyType_Slot owner_slots[] = {
 };
 
 PyType_Spec owner_spec = {
-    .name = "purgatory._core.c.Owner",
+    .name = "purgatory._speedups.c.Owner",
     .basicsize = sizeof(Owner),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = owner_slots,
@@ -1036,7 +1036,7 @@ static PyType_Slot purgatory_slots[] = {
 };
 
 PyType_Spec purgatory_spec = {
-    .name = "purgatory._core.c.Purgatory",
+    .name = "purgatory._speedups.c.Purgatory",
     .basicsize = sizeof(Purgatory),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = purgatory_slots,

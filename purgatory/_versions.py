@@ -16,9 +16,9 @@ from collections.abc import Callable, Hashable, Mapping
 from types import TracebackType
 from typing import Generic, NoReturn, TypeVar
 
-from purgatory._checks import check_callback, check_count, refuse_copy
-from purgatory.operation import DelayedOperation
-from purgatory.purgatory import DelayedOperationPurgatory
+from purgatory._core.arguments import check_callback, check_count, refuse_copy
+from purgatory._core.operation import DelayedOperation
+from purgatory._core.purgatory import DelayedOperationPurgatory
 
 __all__ = ["VersionedValues"]
 

@@ -1,7 +1,7 @@
 /* The core in C: the classes of the Python core, with what is called often done in C.
 
    The Python is the reference. Each structure here stands for a class there, and a field has the name of its attribute;
-   each function has the name of its method. Methods that are called seldom are the Python ones: `purgatory/_core`
+   each function has the name of its method. Methods that are called seldom are the Python ones: `purgatory/_speedups`
    makes the classes that users see of the types here and of those methods.
 
        here            there                                        in

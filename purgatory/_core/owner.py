@@ -13,13 +13,13 @@ from threading import get_ident
 from time import monotonic
 from typing import Any, Final, NoReturn, Protocol
 
-from purgatory._affinity import running_loop, wrong_thread
-from purgatory._core import compiled, provide
-from purgatory._slices import SLICE, call_next
-from purgatory.clock import Clock, Handle, report
-from purgatory.listeners import Listeners
-from purgatory.timer import WheelTimer
-from purgatory.watchers import Entry, WatcherLists, Watchers
+from purgatory._core.clock import Clock, Handle, report
+from purgatory._core.listeners import Listeners
+from purgatory._core.slices import SLICE, call_next
+from purgatory._core.threads import running_loop, wrong_thread
+from purgatory._core.watchers import Entry, WatcherLists, Watchers
+from purgatory._speedups import compiled, provide
+from purgatory._timer import WheelTimer
 
 __all__ = ["NESTING", "Owned", "Owner"]
 

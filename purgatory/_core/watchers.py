@@ -26,7 +26,7 @@ from contextlib import suppress
 from operator import length_hint
 from typing import Final, Generic, TypeAlias, TypeVar
 
-from purgatory._core import compiled, provide
+from purgatory._speedups import compiled, provide
 
 __all__ = ["Entry", "WatcherLists", "Watchers"]
 

@@ -11,8 +11,8 @@ from contextvars import Context, copy_context
 from heapq import heapify, heappop, heappush
 from typing import Any, Final, NoReturn, Protocol, TypeVarTuple, Unpack
 
-from purgatory._checks import refuse_copy, seconds
-from purgatory._standstill import Standstill
+from purgatory._core.arguments import refuse_copy, seconds
+from purgatory._core.standstill import Standstill
 
 __all__ = ["Clock", "Handle", "VirtualClock", "report"]
 

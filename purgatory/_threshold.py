@@ -20,11 +20,11 @@ from heapq import heappop, heappush
 from types import TracebackType
 from typing import Final, Generic, NoReturn, TypeVar, cast
 
-from purgatory._checks import refuse_copy
-from purgatory._slices import call_next
-from purgatory.errors import PurgatoryError
-from purgatory.operation import DelayedOperation
-from purgatory.purgatory import DelayedOperationPurgatory
+from purgatory._core.arguments import refuse_copy
+from purgatory._core.errors import PurgatoryError
+from purgatory._core.operation import DelayedOperation
+from purgatory._core.purgatory import DelayedOperationPurgatory
+from purgatory._core.slices import call_next
 
 __all__ = ["ThresholdPurgatory"]
 

@@ -28,17 +28,17 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar, cast, overload
 
-from purgatory._affinity import running_loop
-from purgatory._checks import is_async, seconds
-from purgatory._core import compiled, provide, python_of
-from purgatory._failures import Failure, clear_frames, own_frames
-from purgatory._owner import NESTING, Owned, Owner
-from purgatory._slices import call_next
-from purgatory.clock import VirtualClock, report
-from purgatory.errors import OperationCancelled, PurgatoryError, PurgatoryMisuse
-from purgatory.listeners import Outcome
-from purgatory.timer.task import TimerEntry
-from purgatory.watchers import Entry
+from purgatory._core.arguments import is_async, seconds
+from purgatory._core.clock import VirtualClock, report
+from purgatory._core.errors import OperationCancelled, PurgatoryError, PurgatoryMisuse
+from purgatory._core.failures import Failure, clear_frames, own_frames
+from purgatory._core.listeners import Outcome
+from purgatory._core.owner import NESTING, Owned, Owner
+from purgatory._core.slices import call_next
+from purgatory._core.threads import running_loop
+from purgatory._core.watchers import Entry
+from purgatory._speedups import compiled, provide, python_of
+from purgatory._timer.entry import TimerEntry
 
 __all__ = ["PENDING", "DelayedOperation"]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 from math import inf
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-from purgatory.clock import Clock, report
+from purgatory._core.clock import Clock, report
 
 __all__ = ["FinishedOperation", "Listener", "Listeners", "Outcome"]
 

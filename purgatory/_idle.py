@@ -11,12 +11,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, NoReturn, TypeVar
 
-from purgatory._affinity import check_loop
-from purgatory._checks import check_callback, refuse_copy, seconds
-from purgatory.clock import Clock, report
-from purgatory.errors import PurgatoryClosed
-from purgatory.timer import WheelTimer
-from purgatory.timer.task import TimerEntry
+from purgatory._core.arguments import check_callback, refuse_copy, seconds
+from purgatory._core.clock import Clock, report
+from purgatory._core.errors import PurgatoryClosed
+from purgatory._core.threads import check_loop
+from purgatory._timer import WheelTimer
+from purgatory._timer.entry import TimerEntry
 
 __all__ = ["IdleTracker"]
 

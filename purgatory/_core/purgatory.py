@@ -7,17 +7,17 @@ from collections.abc import Hashable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Final, NoReturn, TypeVar, cast
 
-from purgatory._checks import check_callback, check_count, refuse_copy
-from purgatory._core import compiled
-from purgatory._owner import Owned, Owner
-from purgatory._passes import CheckQueue, Pass, try_all, walk
-from purgatory.clock import Clock
-from purgatory.errors import PurgatoryClosed, PurgatoryError, PurgatoryFull, PurgatoryMisuse
-from purgatory.listeners import Listener, Listeners, Outcome
-from purgatory.operation import PENDING, DelayedOperation
-from purgatory.statistics import PurgatoryStatistics
-from purgatory.timer import WheelTimer
-from purgatory.watchers import Entry
+from purgatory._core.arguments import check_callback, check_count, refuse_copy
+from purgatory._core.checks import CheckQueue, Pass, try_all, walk
+from purgatory._core.clock import Clock
+from purgatory._core.errors import PurgatoryClosed, PurgatoryError, PurgatoryFull, PurgatoryMisuse
+from purgatory._core.listeners import Listener, Listeners, Outcome
+from purgatory._core.operation import PENDING, DelayedOperation
+from purgatory._core.owner import Owned, Owner
+from purgatory._core.statistics import PurgatoryStatistics
+from purgatory._core.watchers import Entry
+from purgatory._speedups import compiled
+from purgatory._timer import WheelTimer
 
 __all__ = ["DelayedOperationPurgatory"]
 

@@ -4,7 +4,7 @@ from collections.abc import Set
 from contextlib import suppress
 from types import CodeType, FrameType
 
-from purgatory.clock import Clock, report
+from purgatory._core.clock import Clock, report
 
 __all__ = ["Failure", "clear_frames", "own_frames"]
 
@@ -56,7 +56,8 @@ def own_frames(exception: BaseException, operation: object, ours: Set[CodeType])
     back = None if exception.__traceback__ is None else exception.__traceback__.tb_frame.f_back
     while back is not None:
         is_own = back.f_code in codes or (
-            back.f_code.co_name == "try_complete_else_watch" and back.f_globals.get("__name__") == "purgatory.purgatory"
+            back.f_code.co_name == "try_complete_else_watch"
+            and back.f_globals.get("__name__") == "purgatory._core.purgatory"
         )
         if not is_own:
             break
