@@ -8,11 +8,12 @@ import asyncio
 from asyncio import _get_running_loop
 from collections.abc import Callable, Iterable
 from contextvars import Context
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
+from weakref import WeakValueDictionary
 
 from purgatory._core.arguments import check_callback
 from purgatory._core.operation import DelayedOperation
-from purgatory._core.slices import Slice, call_next
+from purgatory._core.slices import ExitRequests, Slice, call_next
 
 __all__ = ["DelayedFutures"]
 
@@ -24,40 +25,39 @@ Futures: TypeAlias = set[asyncio.Future[T]]
 class _Awaited:
     """A future, and the operations that wait for it."""
 
-    __slots__ = ("_left", "future", "operations", "table")
+    __slots__ = ("__weakref__", "_left", "future", "operations")
 
-    def __init__(self, future: "asyncio.Future[Any]", table: "dict[int, _Awaited]") -> None:
+    def __init__(self, future: "asyncio.Future[Any]") -> None:
         self.future = future
-        self.table = table
-        """The table of the purgatory, by `id` of the future, in which this is while an operation waits."""
         self.operations: dict[int, DelayedFutures[Any]] = {}
         """The operations by `id`, in the order of their arrival."""
         self._left: list[int] = []
         """The operations that are still to be notified, by `id`, the next one last."""
 
     def done(self, future: "asyncio.Future[Any]") -> None:
-        """The future is done. Called by its loop."""
-        self.table.pop(id(future), None)
-        self._left = list(self.operations)
-        self._left.reverse()
+        """Notify the operations: the future is done. Called by its loop."""
+        _AWAITED.pop(id(future), None)
+        self._left = list(reversed(self.operations))
         self._notify()
 
     def _notify(self) -> None:
-        part = Slice(bounded=True)
-        leaving: BaseException | None = None
-        while self._left:
+        slice_ = Slice(bounded=True)
+        exits = ExitRequests()
+        is_over = False
+        while self._left and not is_over:
             operation = self.operations.pop(self._left.pop(), None)
             if operation is not None:
-                try:
+                with exits:
                     operation._note(self.future)
-                except (SystemExit, KeyboardInterrupt) as exception:
-                    leaving = leaving or exception
                 del operation
-            if part.is_over() and self._left:
-                call_next(self.future.get_loop(), self._notify)
-                break
-        if leaving is not None:
-            raise leaving
+            is_over = slice_.is_over()
+        if self._left:
+            call_next(self.future.get_loop(), self._notify)
+        exits.raise_first()
+
+
+_AWAITED: Final[WeakValueDictionary[int, _Awaited]] = WeakValueDictionary()
+"""The futures that are awaited, by `id`. Each is kept by its own list of callbacks."""
 
 
 class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
@@ -109,10 +109,8 @@ class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
     def try_complete(self) -> bool:
         if all(future.done() for future in self._futures):
             return self.force_complete()
-        # The first try only looks: the purgatory may refuse the operation yet.
-        owner = self._purgatory_owner
-        if owner is not None and self._purgatory_entry is not None and self._awaits is None:
-            self._wait(owner.awaited)
+        if self._awaits is None:
+            self._wait()
         return False
 
     def on_complete(self) -> tuple[Futures[T], Futures[T]]:
@@ -131,46 +129,31 @@ class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
         self._let_go()
         return True
 
-    def _wait(self, table: dict[int, _Awaited]) -> None:
+    def _wait(self) -> None:
         """Add the operation to each future that is not done."""
-        self._awaits = awaits = {}
-        for future in [future for future in self._futures if not future.done()]:
-            number, key = id(future), id(self)
-            fresh = _Awaited(future, table)
-            # No call from here: an entry that loses its last operation is found with this one, or it is not found.
-            if number in table:
-                awaited = table[number]
-            else:
-                awaited = table[number] = fresh
-            awaited.operations[key] = self
-            awaits[number] = awaited
-            # To here.
-            if awaited is fresh:
-                future.add_done_callback(awaited.done, context=Context())
-        if self.done():  # finished meanwhile, for instance by a finalizer
-            self._awaits = awaits
-            self._let_go()
-        elif not awaits:  # all were done meanwhile
-            self.force_complete()
+        self._awaits = {}
+        for future in self._futures:
+            if not future.done():
+                awaited = _AWAITED.get(id(future))
+                if awaited is None:
+                    awaited = _AWAITED[id(future)] = _Awaited(future)
+                    future.add_done_callback(awaited.done, context=Context())
+                awaited.operations[id(self)] = self
+                self._awaits[id(future)] = awaited
 
     def _note(self, future: "asyncio.Future[Any]") -> None:
         """`future` is done."""
-        awaits = self._awaits
-        if awaits is not None:
-            awaits.pop(id(future), None)
-            if not awaits:
-                self.force_complete()
+        awaits = self._awaits or {}
+        awaits.pop(id(future), None)
+        if not awaits:
+            self.force_complete()
 
     def _let_go(self) -> None:
         """Drop the references between the operation and its futures."""
-        awaits, self._awaits = self._awaits, None
-        key = id(self)
-        for number, awaited in list((awaits or {}).items()):
-            awaited.operations.pop(key, None)
-            # No call from here: a future without an operation leaves the table.
-            table = awaited.table
-            if not awaited.operations and number in table and table[number] is awaited:
-                del table[number]
+        awaits, self._awaits = self._awaits or {}, None
+        for awaited in awaits.values():
+            awaited.operations.pop(id(self), None)
+            if not awaited.operations and _AWAITED.pop(id(awaited.future), None) is not None:
                 awaited.future.remove_done_callback(awaited.done)
         if self._cancel_late:
             for future in self._futures:

@@ -15,27 +15,25 @@ from purgatory._core.arguments import check_callback, refuse_copy, seconds
 from purgatory._core.clock import Clock, report
 from purgatory._core.errors import PurgatoryClosed
 from purgatory._core.threads import check_loop
-from purgatory._timer import WheelTimer
-from purgatory._timer.entry import TimerEntry
+from purgatory._timer import TimerTask, WheelTimer
 
 __all__ = ["IdleTracker"]
 
 K = TypeVar("K", bound=Hashable)
 
 
-class _Tracked(TimerEntry, Generic[K]):
+class _Tracked(TimerTask, Generic[K]):
     """A tracked key."""
 
     __slots__ = ("_tracker", "key", "seen")
 
-    def __init__(self, tracker: "IdleTracker[K]", key: K, seen: float, deadline: float) -> None:
-        self._timer_bucket = None
-        self._timer_deadline = deadline
+    def __init__(self, tracker: "IdleTracker[K]", key: K, seen: float) -> None:
+        super().__init__()
         self._tracker = tracker
         self.key = key
         self.seen = seen
 
-    def _timer_expire(self) -> None:
+    def run(self) -> None:
         self._tracker._look(self)
 
 
@@ -51,7 +49,18 @@ class IdleTracker(Generic[K]):
     A tracker belongs to one event loop and its thread.
     """
 
-    __slots__ = ("__weakref__", "_closed", "_idle", "_on_idle", "_time", "_timeout", "_tracked", "_waiters", "timer")
+    __slots__ = (
+        "__weakref__",
+        "_closed",
+        "_idle",
+        "_loop",
+        "_on_idle",
+        "_time",
+        "_timeout",
+        "_tracked",
+        "_waiters",
+        "timer",
+    )
 
     def __init__(
         self,
@@ -77,6 +86,7 @@ class IdleTracker(Generic[K]):
         """The timer: for its statistics."""
         self._on_idle = on_idle
         self._time = self.timer.time
+        self._loop: AbstractEventLoop | None = None
         self._tracked: dict[K, _Tracked[K]] = {}
         self._idle: OrderedDict[K, None] = OrderedDict()
         """Idle keys that the iteration has not yielded yet, the first one first."""
@@ -110,19 +120,22 @@ class IdleTracker(Generic[K]):
     def touch(self, key: K) -> None:
         """Note a sign of life of `key`, and track it if it is new.
 
-        Raises `TypeError` if it is not hashable, `PurgatoryClosed` after `close`, and `PurgatoryMisuse` if a new key is
-        touched on another event loop.
+        Raises `TypeError` if it is not hashable, `PurgatoryClosed` after `close`, and `PurgatoryMisuse` from another
+        event loop or thread.
         """
-        try:
-            self._tracked[key].seen = self._time()
-        except KeyError:
+        tracked = self._tracked.get(key)
+        if tracked is None:
             self._track(key)
+        else:
+            check_loop(self, self._loop, "tracker.touch(key)")
+            tracked.seen = self._time()
 
     def discard(self, key: K) -> bool:
         """Stop tracking `key`. Returns whether it was tracked, or idle and not yielded yet."""
-        tracked = self._tracked.pop(key, None)
+        tracked = self._tracked.get(key)
         if tracked is not None:
-            self.timer.cancel(tracked)
+            self.timer.cancel(tracked)  # it refuses other threads
+            del self._tracked[key]
             return True
         try:
             del self._idle[key]
@@ -141,24 +154,20 @@ class IdleTracker(Generic[K]):
             if self._closed:
                 raise StopAsyncIteration
             waiter: asyncio.Future[None] = loop.create_future()
-            waiters = [waiter]
-            # No call from here: a key that becomes idle finds the future, or is found.
-            if not self._idle and not self._closed:
-                self._waiters += waiters
-                # To here. (`asyncio.Event` makes its future after its own look.)
-                try:
-                    await waiter
-                finally:
-                    if waiter in self._waiters:
-                        self._waiters.remove(waiter)
+            self._waiters.append(waiter)
+            try:
+                await waiter
+            finally:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
         key, _ = self._idle.popitem(last=False)
         return key
 
     def close(self) -> None:
         """Stop tracking all keys, and end the iteration after those already idle. Harmless when repeated."""
+        self.timer.close()  # it refuses other threads
         self._closed = True
-        self.timer.close()
-        self._tracked = {}  # clear() inside a key's own __eq__ breaks a dict of CPython 3.13.0
+        self._tracked.clear()
         self._wake_waiters()
 
     def _wake_waiters(self) -> None:
@@ -168,46 +177,43 @@ class IdleTracker(Generic[K]):
                 waiter.set_result(None)
 
     def _track(self, key: K) -> None:
-        if self._closed:
-            raise PurgatoryClosed(f"{self!r} is closed")
         clock = self.timer.clock
         if isinstance(clock, AbstractEventLoop):
             check_loop(self, clock, "tracker.touch(key)")
+            self._loop = clock
         self._time = clock.time
         now = clock.time()
-        self._idle.pop(key, None)  # alive after all, before it was yielded
-        deadline = now + self._timeout
-        fresh = _Tracked(self, key, now, deadline)
-        tracked = self._tracked.setdefault(key, fresh)
-        tracked.seen = now
-        if tracked is not fresh:  # tracked meanwhile, for instance by the key's own methods
+        # The clock may have called anything.
+        if self._closed:
+            raise PurgatoryClosed(f"{self!r} is closed")
+        if key in self._tracked:
+            self._tracked[key].seen = now
             return
+        self._idle.pop(key, None)  # alive after all, before it was yielded
+        tracked = self._tracked[key] = _Tracked(self, key, now)
         try:
-            self.timer._place(tracked, deadline, None)
+            self.timer.add(tracked, now + self._timeout)
         except BaseException:
             self._tracked.pop(key, None)
             raise
-        if self._tracked.get(key) is not tracked:  # discarded or closed meanwhile
-            self.timer.cancel(tracked)
+        if self._tracked.get(key) is not tracked:
+            self.timer.cancel(tracked)  # the clock has discarded it
 
     def _look(self, tracked: _Tracked[K]) -> None:
         """Pass the key on as idle, unless it was touched since the timer was set."""
         key = tracked.key
         now = self._time()
+        due = tracked.seen + self._timeout
         try:
-            is_tracked = self._tracked.get(key) is tracked
-        except BaseException:  # from the key's own __hash__: tried again after another timeout
+            if self._tracked.get(key) is not tracked:
+                return  # the clock has discarded it
+            if due <= now:
+                del self._tracked[key]
+        except BaseException:  # of the key's own __hash__: tried again after another timeout
             self.timer.add(tracked, now + self._timeout)
             raise
-        if not is_tracked or tracked._timer_bucket is not None:
-            return  # discarded meanwhile
-        due = tracked.seen + self._timeout
         if due > now:
             self.timer.add(tracked, due)
-            if self._tracked.get(key) is not tracked:
-                self.timer.cancel(tracked)
-            return
-        if self._tracked.pop(key, None) is not tracked:
             return
         if self._on_idle is None:
             self._idle[key] = None

@@ -13,8 +13,6 @@ removes a few from the end of the old one, which leaves the order of the heap as
 wait move into the new one. So no iteration of the loop looks at all of them.
 """
 
-from collections import deque
-from contextvars import Context
 from copy import copy
 from heapq import heappop, heappush
 from types import TracebackType
@@ -24,7 +22,9 @@ from purgatory._core.arguments import refuse_copy
 from purgatory._core.errors import PurgatoryError
 from purgatory._core.operation import DelayedOperation
 from purgatory._core.purgatory import DelayedOperationPurgatory
-from purgatory._core.slices import call_next
+from purgatory._core.slices import ExitRequests, call_next
+from purgatory._core.threads import Mailbox
+from purgatory.lowlevel import loop_for_threads
 
 __all__ = ["ThresholdPurgatory"]
 
@@ -81,9 +81,8 @@ class ThresholdPurgatory(Generic[Number]):
     __slots__ = (
         "__weakref__",
         "_advancing",
-        "_foreign",
-        "_foreign_due",
         "_heap",
+        "_mailbox",
         "_old",
         "_thresholds",
         "_value",
@@ -111,10 +110,8 @@ class ThresholdPurgatory(Generic[Number]):
         self._old: list[Number] = []
         self._advancing = False
         """Whether an advance in slices is under way."""
-        self._foreign: deque[Number] = deque()
-        """Values from advance_threadsafe: at most one for each thread that calls it at that moment."""
-        self._foreign_due = False
-        """Whether the loop will call back to take them."""
+        self._mailbox: Mailbox[Number] = Mailbox(self._take_mail)
+        """Values from `advance_threadsafe`."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__qualname__} {self.purgatory.name!r} value={self.value!r} waiting={self.num_waiting}>"
@@ -124,7 +121,7 @@ class ThresholdPurgatory(Generic[Number]):
 
     async def __aenter__(self) -> "ThresholdPurgatory[Number]":
         await self.purgatory.__aenter__()
-        self._take_foreign()
+        self._take_mail()
         return self
 
     async def __aexit__(
@@ -158,8 +155,8 @@ class ThresholdPurgatory(Generic[Number]):
                 self.purgatory.check_and_complete(threshold)
             if self._old or len(self._heap) > 2 * self.num_waiting + _SPARED:
                 self._sweep()
-        if self._foreign:  # from a time when no loop was known
-            self._take_foreign()
+        if self._mailbox.values:  # from a time when no loop was known
+            self._take_mail()
         return operation
 
     def advance(self, value: Number) -> int:
@@ -169,16 +166,13 @@ class ThresholdPurgatory(Generic[Number]):
         """
         self._grow_to(value, "advance")
         completed = 0
-        leaving: BaseException | None = None
+        exits = ExitRequests()
         while heap := self._passed():
             threshold = heap[0]
-            try:
+            with exits:
                 completed += self.purgatory.check_and_complete(threshold)
-            except (SystemExit, KeyboardInterrupt) as exception:
-                leaving = leaving or exception
             self._forget(heap, threshold)
-        if leaving is not None:
-            raise leaving
+        exits.raise_first()
         return completed
 
     def advance_soon(self, value: Number) -> None:
@@ -198,29 +192,14 @@ class ThresholdPurgatory(Generic[Number]):
         clock that is no event loop, `RuntimeError` if its loop is closed and the purgatory is not.
         """
         _check_number("value", value)
-        self.purgatory._loop_for_threads()
-        foreign = self._foreign
-        try:
-            highest = foreign.pop()
-        except IndexError:
-            foreign.append(value)
-        else:  # not taken yet: it goes back, or gives way to a higher one
-            try:
-                if value > highest:
-                    highest = value
-            finally:
-                foreign.append(highest)
+        loop_for_threads(self.purgatory)
+        if self.purgatory.closed:
+            return
+        self._mailbox.values.append(value)
         # After the value is there: a reach that makes the loop known finds the value, or this call finds the loop.
-        loop = self.purgatory._loop_for_threads()
-        # The flag is set before the loop is called, and reset before values are taken: no value is left behind.
-        if loop is not None and (not self._foreign_due or loop.is_closed()):
-            self._foreign_due = True
-            try:
-                loop.call_soon_threadsafe(self._take_foreign, context=Context())
-            except BaseException:
-                self._foreign_due = False
-                foreign.clear()
-                raise
+        loop = loop_for_threads(self.purgatory)
+        if loop is not None:
+            self._mailbox.wake(loop)
 
     def complete_all(self) -> int:
         """Complete all waits with the value as it is. Returns their number."""
@@ -238,15 +217,12 @@ class ThresholdPurgatory(Generic[Number]):
         if not ordinary or isinstance(exception, StopIteration):
             raise TypeError(f"exception must be an Exception other than StopIteration, not {exception!r}")
         failed = 0
-        leaving: BaseException | None = None
+        exits = ExitRequests()
         for threshold in sorted(self._thresholds):
             for operation in self.purgatory.watching(threshold):
-                try:
+                with exits:
                     failed += cast("DelayedReach[Number]", operation).fail(exception)
-                except (SystemExit, KeyboardInterrupt) as request:
-                    leaving = leaving or request
-        if leaving is not None:
-            raise leaving
+        exits.raise_first()
         return failed
 
     async def aclose(self) -> None:
@@ -267,16 +243,13 @@ class ThresholdPurgatory(Generic[Number]):
         if value > self._value:
             self._value = value
 
-    def _take_foreign(self) -> None:
+    def _take_mail(self) -> None:
         """Take the values of `advance_threadsafe`."""
-        self._foreign_due = False
-        foreign = self._foreign
-        for _ in range(len(foreign)):  # for later ones the loop is called again
-            try:
-                value = foreign.popleft()
-            except IndexError:
-                return  # another thread has taken it, to put it back or a higher one in its place
-            self.advance_soon(value)
+        values = self._mailbox.values
+        highest = self._value
+        while values:
+            highest = max(highest, values.popleft())
+        self.advance_soon(highest)
 
     def _passed(self) -> list[Number]:
         """The heap with the lowest threshold, if the value exceeds that; else an empty one."""
@@ -313,16 +286,13 @@ class ThresholdPurgatory(Generic[Number]):
         if not self._old:
             self._old, self._heap = self._heap, []
         for _ in range(_SWEPT):
-            # No call from here to pop().
             if not self._old:
                 break
             threshold = self._old.pop()
             if self.purgatory.is_watched(threshold):
                 heappush(self._heap, threshold)
-                if self._value > threshold:  # advanced meanwhile
-                    self.purgatory.check_and_complete(threshold)
             else:
-                self._thresholds.discard(threshold)  # no call comes before this one
+                self._thresholds.discard(threshold)
 
 
 def _another(exception: Exception) -> Exception:

@@ -19,6 +19,7 @@ from typing import Generic, NoReturn, TypeVar
 from purgatory._core.arguments import check_callback, check_count, refuse_copy
 from purgatory._core.operation import DelayedOperation
 from purgatory._core.purgatory import DelayedOperationPurgatory
+from purgatory._core.slices import ExitRequests
 
 __all__ = ["VersionedValues"]
 
@@ -242,38 +243,31 @@ class VersionedValues(Generic[K, V]):
     def _change(self, values: dict[K, V]) -> int:
         """Set values, and try the waits of their keys. Returns the last version."""
         changes: dict[K, tuple[int, V]] = {}
-        version = self._version
-        leaving: BaseException | None = None
-        for key, value in values.items():
-            try:
+        fault: Exception | None = None
+        try:
+            for key, value in values.items():
                 current = self._values.get(key)
                 if current is None:
                     current = self._values.setdefault(key, _Current())
-            except BaseException as exception:  # from the key's own __hash__ or __eq__
-                leaving = exception  # raised when the waits of the keys that were set have been tried
-                break
-            while True:
-                version = self._version + 1
-                change = (version, value)
-                # No call from here: the version is given and the value is stored, or neither. Up to CPython 3.11 the
-                # collector may run while the tuple is made.
-                if self._version < version:  # pragma: no branch
-                    self._version = version
-                    current.now = change
-                    # To here.
-                    break
-            changes[key] = change
+                self._version += 1
+                changes[key] = current.now = (self._version, value)
+        except Exception as exception:  # of the key's own __hash__ or __eq__
+            fault = exception  # raised when the waits of the keys that were set have been tried
+        version = self._version
+        exits = ExitRequests()
         outer, self._announced = self._announced, changes
         try:
             for key in changes:
-                try:
-                    self.purgatory.check_and_complete(key)
-                except BaseException as exception:  # a request to exit, or from the key's own __hash__
-                    leaving = leaving or exception
+                with exits:
+                    try:
+                        self.purgatory.check_and_complete(key)
+                    except Exception as exception:  # of the key's own __hash__ or __eq__
+                        fault = fault or exception
         finally:
             self._announced = outer
-        if leaving is not None:
-            raise leaving
+        if fault is not None:
+            raise fault
+        exits.raise_first()
         return version
 
     def _now(self, key: K, since: int) -> tuple[int, V] | None:

@@ -1,34 +1,39 @@
-"""Checks of arguments, in one place for the whole package, before anything changes."""
+"""Checks of arguments, made before anything changes."""
 
 import math
 from collections.abc import Callable
 from inspect import isasyncgenfunction, iscoroutinefunction
 from types import WrapperDescriptorType
-from typing import Literal, NoReturn, SupportsFloat, TypeAlias
+from typing import Literal, NoReturn, TypeAlias
 
 __all__ = ["check_callback", "check_count", "is_async", "refuse_copy", "seconds"]
 
 Bound: TypeAlias = Literal["not negative", "positive", ""]
 
 
-def seconds(name: str, value: SupportsFloat, bound: Bound = "not negative", *, none: bool = False) -> float:
+def seconds(name: str, value: float, bound: Bound = "not negative", *, none: bool = False) -> float:
     """Return `value`, a number of seconds, as a `float`.
 
-    Any real number will do, a `Decimal` for one. Raises `TypeError` for anything else, and `ValueError` for NaN,
-    infinity and values out of `bound`. With `none` the messages mention that `None` will do too.
+    Args:
+        name: The argument's name, for the message.
+        value: An `int` or a `float`.
+        bound: What it must be besides finite.
+        none: Whether the messages mention that `None` is possible too.
+
+    Raises:
+        TypeError: `value` is neither an `int` nor a `float`, for example a `Decimal`.
+        ValueError: `value` is NaN, infinite or out of `bound`.
     """
+    if type(value) is float and 0.0 < value < math.inf:
+        return value
+    if not isinstance(value, (int, float)):
+        hint = f": call float({name}) first" if hasattr(value, "__float__") else ""
+        raise TypeError(f"{name} must be a number of seconds{', or None' if none else ''}, not {value!r}{hint}")
     try:
-        if isinstance(value, (str, bytes, bytearray)):
-            raise TypeError
         number = float(value)
     except OverflowError:
         number = math.inf
-    except TypeError:
-        raise TypeError(f"{name} must be a number of seconds{' or None' if none else ''}, not {value!r}") from None
-    except ValueError:  # a signalling NaN of `decimal`
-        number = math.nan
-    valid = math.isfinite(number) and (bound == "" or number > 0.0 or (number == 0.0 and bound == "not negative"))
-    if not valid:
+    if not math.isfinite(number) or (bound and number < 0.0) or (bound == "positive" and number == 0.0):
         expected = f"finite and {bound}" if bound else "finite"
         raise ValueError(f"{name} must be {expected}{', or None for never' if none else ''}, not {value!r}")
     return number
@@ -52,9 +57,9 @@ def check_callback(name: str, callback: Callable[..., object]) -> None:
     if not callable(callback):
         raise TypeError(f"{name} must be callable, not {callback!r}")
     call = type(callback).__call__
-    # Of functions, methods and partials the call is C's own: no second look is worth its microsecond.
+    # Functions, methods and partials have a call in C, which tells nothing and takes a microsecond to look at.
     if is_async(callback) or (type(call) is not WrapperDescriptorType and is_async(call)):
-        raise TypeError(f"{name} must not be async, as its result is not awaited: {callback!r}")
+        raise TypeError(f"{name} must not be async, because its result is not awaited: {callback!r}")
 
 
 def refuse_copy(what: object) -> NoReturn:

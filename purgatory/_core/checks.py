@@ -1,31 +1,27 @@
-"""Passes over the operations that watch a key, and the queue of those that are due on the next iteration."""
+"""Checks of one key in slices or with a limit, and the queue of those that are due on the next iteration."""
 
 import math
-from asyncio import AbstractEventLoop
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator
-from contextlib import suppress
-from contextvars import Context
+from collections.abc import Hashable, Iterator
 from typing import Final
 
-from purgatory import _speedups
 from purgatory._core.clock import Handle, report
-from purgatory._core.operation import PENDING
-from purgatory._core.owner import Owned, Owner
-from purgatory._core.slices import Slice, call_next
-from purgatory._core.watchers import Entry, Watchers
+from purgatory._core.owner import Owner
+from purgatory._core.slices import ExitRequests, Slice, call_next
+from purgatory._core.threads import Mailbox
+from purgatory._core.watchers import compact_in_slices, skip_dead
 
-__all__ = ["CheckQueue", "Pass", "try_all", "walk"]
+__all__ = ["Check", "CheckQueue"]
 
-_NEVER: Final = math.inf
+_NO_LIMIT: Final = math.inf
 _TRIES: Final = 50
 """Tries between two looks at the time: one takes a fraction of a microsecond, unless it completes the operation."""
 
 
-class Pass:
-    """A check of one key in slices, or with a limit."""
+class Check:
+    """A check of one key, in slices or with a limit."""
 
-    __slots__ = ("completed", "key", "limit", "queued", "requested", "walk")
+    __slots__ = ("completed", "key", "limit", "queued", "requested", "steps")
 
     def __init__(self, key: Hashable, limit: float = 0) -> None:
         self.key = key
@@ -33,246 +29,154 @@ class Pass:
         """The most operations that may complete in this pass; infinity without a limit."""
         self.completed = 0
         """The operations that have completed in this pass."""
-        self.walk: Iterator[int] | None = None
+        self.steps: Iterator[int] | None = None
         """The rest of the pass, if it has begun."""
         self.requested: float = 0
         """The limit of the next pass: the sum of those requested since the last one began."""
         self.queued = False
         """Whether it is in the queue."""
 
+    def run(self, owner: Owner) -> Iterator[int]:
+        """Try the operations that watch the key now; yield after each part how many entries it had.
+
+        A request to exit is raised at the end.
+        """
+        watchers = owner.lists.find(self.key)
+        if watchers is None:
+            return
+        entries = watchers.entries
+        length = len(entries)
+        at = head = watchers.head
+        size = _TRIES if self.limit == _NO_LIMIT else 1
+        has_dead = False
+        exits = ExitRequests()
+        while at < length and self.completed < self.limit:
+            part = entries[at : min(at + size, length)]
+            self.completed += owner.try_each(part, exits)
+            alive = sum(entry.operation is not None for entry in part)
+            has_dead = has_dead or alive < len(part)
+            if head == at and not alive:
+                head += len(part)  # dead at the front: skipped from now on
+            at += len(part)
+            yield len(part)
+        if skip_dead(watchers, entries, head) or (has_dead and at == length):
+            yield from compact_in_slices(owner, watchers)
+        exits.raise_first()
+
 
 class CheckQueue:
     """The keys that are to be checked on the next iterations of the loop, each in slices."""
 
-    __slots__ = ("_foreign", "_foreign_due", "_handle", "_is_due", "_owner", "_passes", "_queue")
+    __slots__ = ("_checks", "_handle", "_is_due", "_owner", "_queue", "mailbox")
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
-        # The passes that were requested, in the order in which they go on, and by key.
-        self._queue: deque[Pass] = deque()
-        self._passes: dict[Hashable, Pass] = {}
+        # The checks that were requested, in the order in which they go on, and by key.
+        self._queue: deque[Check] = deque()
+        self._checks: dict[Hashable, Check] = {}
         self._is_due = False
         """Whether the clock will call back to go on with the queue."""
         self._handle: Handle | None = None
-        self._foreign: deque[Hashable] = deque()
-        """Keys from check_and_complete_threadsafe."""
-        self._foreign_due = False
-        """Whether the loop will call back to take them."""
+        self.mailbox: Mailbox[Hashable] = Mailbox(self._take_mail)
+        """Keys from `check_and_complete_threadsafe`."""
 
     def request(self, key: Hashable, limit: int | None = None) -> None:
         """Check `key` on the next iteration. Calls for the same key make one pass, whose limit is the sum of theirs."""
-        wanted = self._passes.get(key)
-        if wanted is None:
-            if key not in self._owner.lists:
+        check = self._checks.get(key)
+        if check is None:
+            if self._owner.lists.find(key) is None:
                 return
-            wanted = self._passes[key] = Pass(key)
-        # No call from here: it is in the queue, which alone matters, or this call puts it there.
-        wanted.requested += _NEVER if limit is None else limit
-        is_queued = wanted.queued
-        wanted.queued = True
-        # To here.
-        if not is_queued:
-            self._queue.append(wanted)
+            check = self._checks[key] = Check(key)
+        check.requested += _NO_LIMIT if limit is None else limit
+        if not check.queued:
+            check.queued = True
+            self._queue.append(check)
         if not self._is_due:
-            self._schedule_check()
-
-    def request_threadsafe(self, key: Hashable, loop: AbstractEventLoop) -> None:
-        """`request`, for other threads. Many calls wake the loop once."""
-        foreign = self._foreign
-        with suppress(IndexError):
-            if foreign[-1] is key:
-                return  # not taken yet: it will be checked after this call
-        foreign.append(key)
-        # The flag is set before the loop is called, and reset before keys are taken: no key is left behind.
-        if not self._foreign_due or loop.is_closed():
-            self._foreign_due = True
-            try:
-                loop.call_soon_threadsafe(self._take_foreign, context=Context())
-            except BaseException:
-                self._foreign_due = False
-                foreign.clear()
-                raise
+            self._schedule()
 
     def close(self) -> None:
         """Forget all requests."""
         self._queue.clear()
-        self._passes = {}  # clear() inside a key's own __eq__ breaks a dict of CPython 3.13.0
+        self._checks.clear()
         handle, self._handle = self._handle, None
         self._is_due = False
         if handle is not None:
             handle.cancel()
 
-    def _schedule_check(self) -> None:
+    def _schedule(self) -> None:
         self._is_due = True
         try:
-            self._handle = call_next(self._owner.timer.clock, self._check_queue)
+            self._handle = call_next(self._owner.timer.clock, self._run)
         except BaseException:
             self._is_due = False
             raise
 
-    def _check_queue(self) -> None:
-        """Go on with the passes, a slice of each, so that a long one does not hold up the others."""
+    def _run(self) -> None:
+        """Go on with the checks, a slice of each, so that a long one does not hold up the others."""
         self._is_due = False
         self._handle = None
-        queue = self._queue
-        part = self._owner.timer.new_slice()
-        left = len(queue)  # those requested meanwhile come after this slice
-        leaving: BaseException | None = None
+        slice_ = self._owner.timer.new_slice()
+        left = len(self._queue)  # those requested meanwhile come after this slice
+        exits = ExitRequests()
+        is_over = False
         try:
-            while left > 0 and queue:
+            while left > 0 and self._queue and not is_over:
                 left -= 1
-                try:
-                    over = self._continue_pass(queue.popleft(), part)
-                except (SystemExit, KeyboardInterrupt) as exception:
-                    leaving = leaving or exception
-                    over = part.is_over()
-                if over:
-                    break
+                with exits:
+                    self._continue(self._queue.popleft(), slice_)
+                is_over = slice_.is_over()
         finally:
             if self._owner.closed:
-                queue.clear()
-            if queue and not self._is_due:
-                self._schedule_check()
-            self._owner.timer.note_slice(part)
-        if leaving is not None:
-            raise leaving
+                self._queue.clear()
+            if self._queue and not self._is_due:
+                self._schedule()
+        self._owner.timer.note_slice(slice_)
+        exits.raise_first()
 
-    def _continue_pass(self, current: Pass, part: Slice) -> bool:
-        """Go on with a pass, until it or the slice ends. Returns whether the slice is over."""
+    def _continue(self, check: Check, slice_: Slice) -> None:
+        """Go on with a check, until it or the slice ends."""
         try:
-            if current.walk is None:
-                current.limit, current.requested = current.requested, 0
-                watchers = self._owner.lists.find(current.key)
-                length = 0 if watchers is None else len(watchers.entries)
-                if length <= _TRIES and current.limit == _NEVER:
-                    if watchers is not None:
-                        try_all(self._owner, watchers)
-                    part.left -= length
-                else:
-                    current.completed = 0
-                    current.walk = walk(self._owner, current)
-            for entries in current.walk or ():
-                if part.is_over(entries):
-                    self._queue.append(current)
-                    return True
-        except Exception as exception:  # from the key's own __hash__ or __eq__
-            report(self._owner.timer.clock, "a watch key cannot be looked up", exception)
+            if check.steps is None:
+                check.limit, check.requested = check.requested, 0
+                check.completed = 0
+                check.steps = check.run(self._owner)
+            for entries in check.steps:
+                if slice_.is_over(entries):
+                    self._queue.append(check)
+                    return
+        except Exception as exception:  # of the key's own __hash__ or __eq__
+            self._owner.report_key(exception)
         except BaseException:
-            self._end_pass(current)
+            self._end(check)
             raise
-        self._end_pass(current)
-        return part.is_over()
+        self._end(check)
 
-    def _end_pass(self, current: Pass) -> None:
-        """Put a pass at the end of the queue if it was requested again, else forget it."""
-        current.walk = None
-        # No call from here: a request finds it in the queue, or puts it there.
-        again = current.requested > 0
-        current.queued = again
-        # To here.
-        if again:
-            self._queue.append(current)
-        else:
-            try:
-                self._passes.pop(current.key, None)
-            except Exception as exception:
-                report(self._owner.timer.clock, "a watch key cannot be looked up", exception)
-
-    def _take_foreign(self) -> None:
-        """Take the keys of `check_and_complete_threadsafe`, in slices."""
-        self._foreign_due = False
-        foreign = self._foreign
-        part = self._owner.timer.new_slice()
-        leaving: BaseException | None = None
-        while foreign:
-            try:
-                self.request(foreign.popleft())
-            except (SystemExit, KeyboardInterrupt) as exception:
-                leaving = leaving or exception
-            except Exception as exception:
-                report(self._owner.timer.clock, "a watch key cannot be looked up", exception)
-            if part.is_over_cheaply() and foreign:
-                self._foreign_due = True
-                call_next(self._owner.timer.clock, self._take_foreign)
-                break
-        self._owner.timer.note_slice(part)
-        if leaving is not None:
-            raise leaving
-
-
-def try_each(owner: Owner, entries: Iterable[Entry[Owned]]) -> int:
-    """Try the operations of `entries` that are alive. Returns how many of them that completed.
-
-    A request to exit is raised at the end.
-    """
-    completed = 0
-    leaving: BaseException | None = None
-    operation: Owned | None = None
-    try:
-        for entry in entries:
-            if entry:
-                operation = entry[0]
-                # As _purgatory_attempt, without its call: a third of a try.
-                try:
-                    if (claimed := operation.try_complete()) and operation._purgatory_state is PENDING:
-                        operation._purgatory_fail_false_claim(claimed)
-                except BaseException as exception:
-                    claimed = False
-                    try:
-                        operation._purgatory_fail_attempt(exception, owner)
-                    except (SystemExit, KeyboardInterrupt) as request:
-                        leaving = leaving or request
-                if not entry and (claimed or operation.outcome == "satisfied"):  # completed, and has not said so
-                    completed += 1
-    finally:
-        operation = None  # a traceback that is kept holds this frame
-    if leaving is not None:
-        raise leaving
-    return completed
-
-
-def try_all(owner: Owner, watchers: Watchers[Owned]) -> int:
-    """Try the operations of a list in one go, and compact it. Returns how many of them that completed."""
-    entries = watchers.entries.copy()
-    try:
-        return try_each(owner, entries)
-    finally:
-        if not all(entries):
-            owner.compact(watchers)
-
-
-if _speedups.c is not None:  # pragma: no cover - where that was built
-    try_each, try_all = _speedups.c.try_each, _speedups.c.try_all
-
-
-def walk(owner: Owner, current: Pass) -> Iterator[int]:
-    """Try the operations that watch a key now; yield after each piece of work how many entries it had.
-
-    A request to exit is raised at the end.
-    """
-    watchers = owner.lists.find(current.key)
-    if watchers is None:
-        return
-    entries = watchers.entries
-    length = len(entries)
-    at = head = watchers.head
-    size = _TRIES if current.limit == _NEVER else 1
-    is_dead = False
-    leaving: BaseException | None = None
-    while at < length and current.completed < current.limit:
-        part = entries[at : min(at + size, length)]
+    def _end(self, check: Check) -> None:
+        """Put a check at the end of the queue if it was requested again, else forget it."""
+        check.steps = None
+        check.queued = check.requested > 0
+        if check.queued:
+            self._queue.append(check)
+            return
         try:
-            current.completed += try_each(owner, part)
-        except (SystemExit, KeyboardInterrupt) as exception:
-            leaving = leaving or exception
-            current.completed += not all(part)  # with a limit, each part is one entry
-        if not all(part):
-            is_dead = True
-            if head == at and not any(part):
-                head += len(part)  # dead at the front: skipped from now on
-        at += len(part)
-        yield len(part)
-    if owner.lists.skip(watchers, entries, head) or (is_dead and at == length):
-        yield from owner.compact_in_slices(watchers)
-    if leaving is not None:
-        raise leaving
+            self._checks.pop(check.key, None)
+        except Exception as exception:
+            self._owner.report_key(exception)
+
+    def _take_mail(self) -> None:
+        """Take the keys of `check_and_complete_threadsafe`, in slices."""
+        keys = self.mailbox.values
+        slice_ = self._owner.timer.new_slice()
+        exits = ExitRequests()
+        is_over = False
+        while keys and not is_over:
+            with exits:
+                try:
+                    self.request(keys.popleft())
+                except Exception as exception:
+                    report(self._owner.timer.clock, "a watch key cannot be looked up", exception)
+            is_over = slice_.is_over_cheaply()
+        if keys and self._owner.loop is not None:
+            self.mailbox.take_rest(self._owner.loop)
+        self._owner.timer.note_slice(slice_)
+        exits.raise_first()

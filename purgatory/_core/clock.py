@@ -9,7 +9,7 @@ from asyncio import AbstractEventLoop, Future
 from collections.abc import Callable
 from contextvars import Context, copy_context
 from heapq import heapify, heappop, heappush
-from typing import Any, Final, NoReturn, Protocol, TypeVarTuple, Unpack
+from typing import Any, NoReturn, Protocol, TypeVarTuple, Unpack
 
 from purgatory._core.arguments import refuse_copy, seconds
 from purgatory._core.standstill import Standstill
@@ -19,8 +19,6 @@ __all__ = ["Clock", "Handle", "VirtualClock", "report"]
 Ts = TypeVarTuple("Ts")
 
 _log = logging.getLogger("purgatory")
-
-_ALL: Final = slice(None)
 
 
 class Handle(Protocol):
@@ -47,10 +45,13 @@ class Clock(Protocol):
 def report(clock: Clock | None, message: str, exception: BaseException, **context: Any) -> None:
     """Hand an exception that has no caller to the clock's exception handler (a loop has one), else to the log."""
     handler = getattr(clock, "call_exception_handler", None)
-    if handler is None:
-        _log.error(message, exc_info=exception)
-    else:
-        handler({"message": message, "exception": exception, **context})
+    try:
+        if handler is not None:
+            handler({"message": message, "exception": exception, **context})
+            return
+    except Exception:
+        _log.exception("the exception handler of %r raised", clock)
+    _log.error(message, exc_info=exception)
 
 
 class _VirtualHandle:
@@ -85,8 +86,8 @@ class VirtualClock:
     __slots__ = (
         "__weakref__",
         "_advancing",
+        "_calls",
         "_cancelled",
-        "_changes",
         "_heap",
         "_moves",
         "_now",
@@ -98,8 +99,8 @@ class VirtualClock:
         """Start at `start` seconds. Raises `ValueError` unless it is finite, `TypeError` if it is not a number."""
         self._now = seconds("start", start, "")
         self._heap: list[tuple[float, int, _VirtualHandle]] = []
-        self._changes = 0
-        """Changes of the heap so far: the order of its entries, and a sign that it has changed."""
+        self._calls = 0
+        """Calls of `call_at` so far: the order of callbacks with the same time."""
         self._cancelled = 0
         """Entries of the heap that have been cancelled."""
         self._advancing = False
@@ -128,8 +129,8 @@ class VirtualClock:
         if when != when:
             raise ValueError("when must be a number of seconds, not NaN")
         handle = _VirtualHandle(self, callback, args, copy_context())
-        self._changes = changes = self._changes + 1
-        heappush(self._heap, (when, changes, handle))
+        self._calls += 1
+        heappush(self._heap, (when, self._calls, handle))
         return handle
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
@@ -154,23 +155,17 @@ class VirtualClock:
         self._advancing = True
         self._moves += 1
         try:
-            heap = self._heap
-            while heap and heap[0][0] <= when:
-                at, _, handle = heap[0]
+            while self._heap and self._heap[0][0] <= when:
+                at, _, handle = heappop(self._heap)
                 callback, args, context = handle.callback, handle.args, handle.context
-                # Cleared before the handle leaves the heap: a cancel from here on does not count it.
                 handle.callback = handle.context = None
                 handle.args = ()
-                if callback is None:
-                    self._cancelled -= 1
-                self._changes += 1
-                heappop(heap)
                 if callback is None or context is None:
+                    self._cancelled -= 1
                     continue
-                if at > self._now:
-                    self._now = at
+                self._now = max(self._now, at)
                 context.run(callback, *args)
-                # A kept traceback would keep this frame, and with it these objects.
+                # A traceback that is kept would keep this frame, and with it these objects.
                 del handle, callback, args, context
             self._now = when
         finally:
@@ -192,11 +187,7 @@ class VirtualClock:
         """Count an entry that was cancelled, and drop these entries when they are most of the heap."""
         self._cancelled += 1
         if self._cancelled > 64 and self._cancelled * 2 > len(self._heap):
-            changes, cancelled = self._changes, self._cancelled
-            alive = [entry for entry in self._heap if entry[2].callback is not None]
-            heapify(alive)
-            # Unless a finalizer has changed the heap meanwhile: then the next cancel tries again.
-            if changes == self._changes and cancelled == self._cancelled:
-                self._changes += 1
-                self._heap[_ALL] = alive  # in place: `advance_to` may be looking at this very list
-                self._cancelled = 0
+            # In place, because `advance_to` may be in the middle of this very list.
+            self._heap[:] = [entry for entry in self._heap if entry[2].callback is not None]
+            heapify(self._heap)
+            self._cancelled = 0

@@ -1,7 +1,7 @@
 """The errors of the purgatory.
 
 Wrong values raise `ValueError` and wrong types `TypeError`, as everywhere in Python; a wrong state of a purgatory or an
-operation raises one of these.
+operation raises one of these. Tracebacks and logs name them by the module that users import them from.
 """
 
 import purgatory
@@ -19,17 +19,25 @@ if getattr(purgatory, "__distribution__", None) != "asyncio-purgatory":
 class PurgatoryError(RuntimeError):
     """Base of all errors of this package."""
 
+    __module__ = "purgatory"
+
 
 class PurgatoryMisuse(PurgatoryError):
     """A bug of the caller: an operation is used twice, the wrong event loop or thread calls."""
+
+    __module__ = "purgatory"
 
 
 class PurgatoryClosed(PurgatoryError):
     """The purgatory has been closed and takes no new operations."""
 
+    __module__ = "purgatory"
+
 
 class PurgatoryFull(PurgatoryError):
     """`max_pending` operations are pending already; the refused one was not registered and may be tried again."""
+
+    __module__ = "purgatory"
 
 
 class OperationCancelled(PurgatoryError):
@@ -37,3 +45,5 @@ class OperationCancelled(PurgatoryError):
 
     An ordinary exception on purpose: `asyncio.CancelledError` is only ever the awaiting task's own.
     """
+
+    __module__ = "purgatory"

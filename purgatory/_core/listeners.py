@@ -10,6 +10,7 @@ from math import inf
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from purgatory._core.clock import Clock, report
+from purgatory._core.slices import ExitRequests
 
 __all__ = ["FinishedOperation", "Listener", "Listeners", "Outcome"]
 
@@ -29,14 +30,14 @@ class FinishedOperation(NamedTuple):
     arrived: float
     """The time at which it was handed to the purgatory, by the purgatory's clock."""
     timeout: float | None
-    """The most seconds that it waits, from its arrival or its last reschedule on; `None` is for ever."""
+    """Seconds that it waits at most, from its arrival or its last reschedule on; `None` is no limit."""
     waited: float
     """Seconds from its arrival until it had its outcome, `on_complete` included; 0.0 if it completed at once."""
     outcome: Outcome
     late: float | None
     """Seconds from its deadline until it had its outcome, if that is *expired*."""
     deadline: float | None
-    """Seconds from its arrival to its last deadline: the timeout, unless it was rescheduled; `None` is for ever."""
+    """Seconds from its arrival to its last deadline: the timeout, unless it was rescheduled; `None` is no limit."""
 
 
 Listener: TypeAlias = Callable[[FinishedOperation], object]
@@ -63,41 +64,29 @@ class Listeners:
         seconds from the time."""
         self._calling = False
         self._waiting: deque[FinishedOperation] = deque()
-        """Records of operations that finished while the listeners were being called with another one."""
+        """Records that the listeners have not been called with yet."""
 
     def remove(self, listener: Listener) -> bool:
         """Call `listener` no more. Returns whether it was a listener."""
-        while True:
-            listeners = self.all
-            remaining = list(listeners)
-            if listener not in remaining:
-                return False
-            remaining.remove(listener)
-            fewer = tuple(remaining)
-            # No call from here.
-            if self.all is listeners:
-                self.all = fewer
-                return True
+        remaining = list(self.all)
+        if listener not in remaining:
+            return False
+        remaining.remove(listener)
+        self.all = tuple(remaining)
+        return True
 
-    def arrive(self, operation: object, keys: tuple[Hashable, ...], now: float, timeout: float | None) -> None:
-        """Note the arrival of an operation."""
-        self._arrivals[id(operation)] = (now, keys, timeout, timeout)
+    def arrive(self, operation: object, keys: tuple[Hashable, ...], now: float, timeout: float) -> None:
+        """Note the arrival of an operation; a `timeout` of infinity is none."""
+        seconds = timeout if timeout < inf else None
+        self._arrivals[id(operation)] = (now, keys, seconds, seconds)
 
     def reschedule(self, operation: _Timed, timeout: float | None) -> None:
         """Note that a deadline has been moved to `timeout` seconds from now."""
-        number = id(operation)
-        arrival = self._arrivals.get(number)
+        arrival = self._arrivals.get(id(operation))
         if arrival is not None:
             arrived, keys, _, _ = arrival
             deadline = operation._timer_deadline
-            moved = (arrived, keys, timeout, deadline - arrived if deadline < inf else None)
-            # No call from here.
-            if number in self._arrivals:
-                self._arrivals[number] = moved
-
-    def reject(self, operation: object) -> None:
-        """Forget the arrival of a refused operation."""
-        self._arrivals.pop(id(operation), None)
+            self._arrivals[id(operation)] = (arrived, keys, timeout, deadline - arrived if deadline < inf else None)
 
     def finish(self, operation: _Timed, outcome: Outcome, now: float) -> None:
         """Call the listeners with the record of a finished operation, one record after the other."""
@@ -108,35 +97,25 @@ class Listeners:
         waited = 0.0 if outcome == "completed_at_once" else now - arrived
         late = now - operation._timer_deadline if outcome == "expired" else None
         name = type(operation).__qualname__
-        record = (self._name, name, keys, arrived, timeout, waited, outcome, late, deadline)
-        finished = tuple.__new__(FinishedOperation, record)  # as FinishedOperation(...), in half the time
-        if self._calling:
-            # Not inside another call: a listener that finishes operations would recurse.
-            self._waiting.append(finished)
-        else:
+        self._waiting.append(
+            FinishedOperation(self._name, name, keys, arrived, timeout, waited, outcome, late, deadline)
+        )
+        if not self._calling:  # a listener that finishes operations must not recurse
             self._calling = True
-            self._call_listeners(finished)
+            try:
+                self._call_listeners()
+            finally:
+                self._calling = False
 
-    def _call_listeners(self, finished: FinishedOperation) -> None:
+    def _call_listeners(self) -> None:
         """Call the listeners. Exceptions go to the exception handler of the clock, requests to exit are raised last."""
-        leaving: BaseException | None = None
-        try:
-            while True:
-                for listener in self.all:
+        exits = ExitRequests()
+        while self._waiting:
+            finished = self._waiting.popleft()
+            for listener in self.all:
+                with exits:
                     try:
                         listener(finished)
-                    except (SystemExit, KeyboardInterrupt) as exception:
-                        leaving = leaving or exception
-                    except BaseException as exception:
-                        try:
-                            report(self._clock, f"a listener of the purgatory {self._name!r} raised", exception)
-                        except (SystemExit, KeyboardInterrupt) as request:
-                            leaving = leaving or request
-                # No call from here: a record that is appended from now on makes a call of its own.
-                if not self._waiting:
-                    break
-                finished = self._waiting.popleft()
-        finally:
-            self._calling = False
-        if leaving is not None:
-            raise leaving
+                    except Exception as exception:
+                        report(self._clock, f"a listener of the purgatory {self._name!r} raised", exception)
+        exits.raise_first()

@@ -14,8 +14,6 @@ class PurgatoryStatistics:
     """Operations pending now."""
     watched: int
     """Entries in the watcher lists now, the dead ones of finished operations included."""
-    estimated_total: int
-    """Entries living and dead, by the counts that decide when to purge; no list is looked at for them."""
     completed_at_once: int
     """Operations whose condition held on arrival, so that they never waited."""
     satisfied: int
@@ -44,4 +42,4 @@ class PurgatoryStatistics:
     """The most entries in the watcher lists at a time."""
     longest_slice: float = field(compare=False)
     """Seconds of the longest slice of work so far (expiry, cascade, purge, `check_and_complete_soon`, `aclose`): the
-    longest time for which the purgatory by itself has held up the loop."""
+    longest time for which the purgatory has held up the loop on its own."""

@@ -1,18 +1,40 @@
-"""Which event loop and which thread may call, in one place for the whole package."""
+"""Which event loop and which thread may call, and the mailbox, the one door for all other callers.
+
+A purgatory belongs to one event loop. Callbacks of that loop may call everything. Other threads, handlers of
+`signal.signal`, finalizers and weakref callbacks may interrupt the loop's thread in the middle of a change, so they
+have one door, as with asyncio's `call_soon_threadsafe` and trio's `run_sync_soon`: they append to a mailbox, and the
+loop takes out what is in it when it comes round.
+
+A call through another door is refused where that can be seen: if the purgatory's loop runs in another thread, or if
+another loop runs in this one. While the loop does not run, for example before it is closed, anybody may call.
+"""
 
 from asyncio import AbstractEventLoop, _get_running_loop
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import Context
+from typing import Final, Generic, TypeVar
 
 from purgatory._core.errors import PurgatoryMisuse
 
-__all__ = ["check_loop", "running_loop", "wrong_thread"]
+__all__ = ["Mailbox", "check_loop", "running_loop"]
+
+T = TypeVar("T")
 
 
 def running_loop(what: object, loop: AbstractEventLoop | None, call: str, instead: str = "") -> AbstractEventLoop:
-    """Return the running loop, which must be `loop`, the one that `what` belongs to, unless that is `None`.
+    """Return the running loop, which must be `loop` unless that is `None`.
 
-    Raises `PurgatoryMisuse` if that is closed, if another loop runs or if no loop runs in this thread, `RuntimeError`,
-    as asyncio does, if no loop runs and `what` belongs to none yet. `call` is what was called, as code, and `instead`
-    the right call where it is not `call_soon_threadsafe` of that.
+    Args:
+        what: The object that was called, for the message.
+        loop: The loop that it belongs to, if it belongs to one yet.
+        call: The call, as code.
+        instead: The right call for other threads, if it is not `call_soon_threadsafe` of this one.
+
+    Raises:
+        PurgatoryMisuse: `loop` is closed, another loop runs in this thread, or no loop runs in it.
+        RuntimeError: No loop runs in this thread and `loop` is `None`.
     """
     if loop is not None and loop.is_closed():
         raise PurgatoryMisuse(f"{what!r} belongs to an event loop that is closed")
@@ -20,27 +42,74 @@ def running_loop(what: object, loop: AbstractEventLoop | None, call: str, instea
     if running is None:
         if loop is None:
             raise RuntimeError("no running event loop")
-        raise wrong_thread(call, instead)
+        raise _wrong_thread(call, instead)
     if loop is not None and running is not loop:
+        if loop.is_running():
+            raise _wrong_thread(call, instead)
         raise PurgatoryMisuse(f"{what!r} belongs to another event loop than the running one")
     return running
 
 
-def check_loop(what: object, loop: AbstractEventLoop, call: str) -> None:
-    """Raise `PurgatoryMisuse` if `call` would not run on `loop`, the one that `what` belongs to.
+def check_loop(what: object, loop: AbstractEventLoop | None, call: str, instead: str = "") -> None:
+    """Refuse a call from the wrong thread: `loop` runs in another one, or another loop runs in this one.
 
-    That is so if `loop` is closed or runs in another thread, or if another loop runs in this one. No loop need run.
+    Unlike `running_loop` it lets callers pass while no loop runs. Arguments and errors are the same.
     """
     running = _get_running_loop()
-    if loop.is_closed() or (running is not loop and (running is not None or loop.is_running())):
-        running_loop(what, loop, call)
+    if running is not loop and loop is not None and (running is not None or loop.is_running()):
+        running_loop(what, loop, call, instead)
 
 
-def wrong_thread(call: str, instead: str = "") -> PurgatoryMisuse:
-    """The error for a `call` that came from another thread than the loop's; `instead` is the right one, as code."""
+def _wrong_thread(call: str, instead: str) -> PurgatoryMisuse:
     called, _, arguments = call.rstrip(")").partition("(")
     if not instead:
         instead = f"loop.call_soon_threadsafe({', '.join(filter(None, (called, arguments)))})"
     return PurgatoryMisuse(
         f"{called.rpartition('.')[2]}() is not for other threads than that of its event loop: use {instead}"
     )
+
+
+class Mailbox(Generic[T]):
+    """Values from any thread, handler or finalizer, for a callback of the event loop."""
+
+    __slots__ = ("_is_due", "_take", "values")
+
+    def __init__(self, take: Callable[[], object]) -> None:
+        """Call `take()` on the loop when there are values. It takes them out of `values`."""
+        self.values: Final[deque[T]] = deque()
+        self._take = take
+        self._is_due = False
+
+    def put(self, value: T, loop: AbstractEventLoop) -> None:
+        """Append `value`, and wake `loop` unless it has been woken for an earlier one.
+
+        Raises:
+            RuntimeError: `loop` is closed. The mailbox is empty then.
+        """
+        with suppress(IndexError):
+            if self.values[-1] is value:
+                return  # it has not been taken yet
+        self.values.append(value)
+        self.wake(loop)
+
+    def wake(self, loop: AbstractEventLoop) -> None:
+        """Wake `loop`, unless it has been woken already. Raises as `put`."""
+        # The flag is set before the loop is called, and reset before values are taken: no value stays behind.
+        if not self._is_due or loop.is_closed():
+            self._is_due = True
+            try:
+                loop.call_soon_threadsafe(self._deliver, context=Context())
+            except BaseException:
+                self._is_due = False
+                self.values.clear()
+                raise
+
+    def take_rest(self, loop: AbstractEventLoop) -> None:
+        """Call `take()` once more on the next iteration of `loop`, which is running."""
+        if not self._is_due:
+            self._is_due = True
+            loop.call_soon(self._deliver, context=Context())
+
+    def _deliver(self) -> None:
+        self._is_due = False
+        self._take()

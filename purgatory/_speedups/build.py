@@ -2,8 +2,8 @@
 
 pip builds the core in C with the package. Where that fails, as without a compiler, the package has the core in Python
 alone. With `PURGATORY_C=1` in the environment a failure is an error; with `PURGATORY_C=0` nothing is built, and the
-package is the same for all platforms. `python purgatory/_speedups/build.py` builds the extension in place, beside the
-source, and writes `docs.h`.
+package is the same for all platforms. `python purgatory/_speedups/build.py [FLAG...]` builds the extension in place,
+beside the source; flags are the compiler's.
 """
 
 import ast
@@ -20,29 +20,28 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 HERE = Path(__file__).parent
 SOURCES = ["module.c", "timer.c", "operation.c", "purgatory.c"]
 DOCUMENTED = {
-    "_core/operation.py": ("DelayedOperation", "force_complete cancel done expired cancelled"),
-    "_core/purgatory.py": ("DelayedOperationPurgatory", "try_complete_else_watch check_and_complete"),
-    "_timer/handle.py": ("TimerHandle", "cancel cancelled when"),
-    "_timer/timer.py": ("WheelTimer", "add cancel reschedule time call_at call_later close clock"),
+    "_timer/_base.py": ["TimerBase"],
+    "_core/_base.py": ["OperationBase", "PurgatoryBase"],
 }
-CHECKED = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
 
 
 def docs() -> str:
-    """The signatures and docstrings of public methods that are in C, from the Python core, as macros."""
-    lines = ["/* The docstrings of the Python core. build.py writes this file. */\n"]
-    for file, (name, methods) in DOCUMENTED.items():
+    """Return the signatures and docstrings of the public methods of the base classes in Python, as macros."""
+    lines = []
+    for file, names in DOCUMENTED.items():
         tree = ast.parse((HERE.parent / file).read_text())
-        body = next(each.body for each in tree.body if isinstance(each, ast.ClassDef) and each.name == name)
-        for method in [each for each in body if isinstance(each, ast.FunctionDef) and each.name in methods.split()]:
-            for argument in ast.walk(method.args):
-                if isinstance(argument, ast.arg):
-                    argument.annotation = None
-            is_property = any(isinstance(each, ast.Name) and each.id == "property" for each in method.decorator_list)
-            signature = "" if is_property else f"{method.name}(${ast.unparse(method.args)})\n--\n\n"
-            text = (signature + (ast.get_docstring(method) or "")).replace("\\", "\\\\").replace('"', '\\"')
-            lines.append(f"#define DOC_{name}_{method.name} \\")
-            lines.append(" \\\n".join(f'    "{line}"' for line in text.replace("\n", "\\n\n").split("\n")) + "\n")
+        for class_ in [each for each in tree.body if isinstance(each, ast.ClassDef) and each.name in names]:
+            for method in [each for each in class_.body if isinstance(each, ast.FunctionDef) and each.name[0] != "_"]:
+                for argument in ast.walk(method.args):
+                    if isinstance(argument, ast.arg):
+                        argument.annotation = None
+                is_property = any(
+                    isinstance(each, ast.Name) and each.id == "property" for each in method.decorator_list
+                )
+                signature = "" if is_property else f"{method.name}(${ast.unparse(method.args)})\n--\n\n"
+                text = (signature + (ast.get_docstring(method) or "")).replace("\\", "\\\\").replace('"', '\\"')
+                lines.append(f"#define DOC_{class_.name}_{method.name} \\")
+                lines.append(" \\\n".join(f'    "{line}"' for line in text.replace("\n", "\\n\n").split("\n")) + "\n")
     return "\n".join(lines)
 
 
@@ -51,16 +50,19 @@ def build(folder: Path = HERE, flags: list[str] | None = None) -> Path:
     from setuptools import Distribution, Extension
     from setuptools.command.build_ext import build_ext
 
-    extension = Extension(
-        "c",
-        [str(HERE / source) for source in SOURCES],
-        depends=[str(HERE / "core.h"), str(HERE / "docs.h")],
-        extra_compile_args=flags or [],
-        extra_link_args=flags or [],
-    )
-    command = build_ext(Distribution({"ext_modules": [extension]}))
     built = folder / f"c{sysconfig.get_config_var('EXT_SUFFIX')}"
+    strip = ["-Wl,--strip-all"] if sys.platform == "linux" and not flags else []
     with tempfile.TemporaryDirectory() as temporary:
+        Path(temporary, "docs.h").write_text(docs())
+        extension = Extension(
+            "c",
+            [str(HERE / source) for source in SOURCES],
+            depends=[str(HERE / "core.h")],
+            include_dirs=[temporary],
+            extra_compile_args=flags or [],
+            extra_link_args=flags or strip,
+        )
+        command = build_ext(Distribution({"ext_modules": [extension]}))
         command.build_lib = command.build_temp = temporary
         command.ensure_finalized()
         command.run()
@@ -93,5 +95,4 @@ class CustomBuildHook(BuildHookInterface[Any]):
 
 
 if __name__ == "__main__":
-    (HERE / "docs.h").write_text(docs())
-    sys.stdout.write(f"{build(flags=CHECKED if '--sanitized' in sys.argv else None)}\n")
+    sys.stdout.write(f"{build(flags=sys.argv[1:])}\n")

@@ -1,51 +1,65 @@
-/* The module `purgatory._core.c`: the types, and what they need of the Python core. */
+/* The module `purgatory._speedups.c`: its types, what it needs of Python modules, and helpers of all files. */
 
 #include "core.h"
 
-/* provide(name=object, ...): the classes and functions of the Python core that are called here. */
-static PyObject *
-provide(PyObject *module, PyObject *args, PyObject *kwargs)
+/* ---- exceptions ---- */
+
+/* As an `except` block does: of this generator, coroutine or thread. PyErr_GetHandledException finds that of a caller. */
+void
+handle(Handled *now)
 {
-    Core *core = PyModule_GetState(module);
-    struct {
-        const char *name;
-        PyObject **place;
-    } places[] = {
-        {"check_loop", &core->check_loop},
-        {"seconds", &core->seconds},
-        {"get_running_loop", &core->get_running_loop},
-        {"TimerHandle", &core->TimerHandleClass},
-        {"Watchers", &core->WatchersClass},
-        {"shown_wheels", &core->shown_wheels},
-    };
-    PyObject *name, *value;
-    Py_ssize_t at = 0;
-    while (kwargs != NULL && PyDict_Next(kwargs, &at, &name, &value)) {
-        if (PyUnicode_CompareWithASCIIString(name, "states") == 0) {
-            for (Py_ssize_t i = 0; i < STATES - PENDING; i++)
-                Py_XSETREF(core->states[PENDING + i], Py_NewRef(PyTuple_GET_ITEM(value, i)));
-            continue;
-        }
-        if (PyUnicode_CompareWithASCIIString(name, "nesting") == 0) {
-            core->nesting = PyLong_AsSsize_t(value);
-            continue;
-        }
-        if (PyUnicode_CompareWithASCIIString(name, "slice_seconds") == 0) {
-            core->slice_seconds = PyFloat_AsDouble(value);
-            continue;
-        }
-        for (size_t i = 0; i < Py_ARRAY_LENGTH(places); i++)
-            if (PyUnicode_CompareWithASCIIString(name, places[i].name) == 0)
-                Py_XSETREF(*places[i].place, Py_NewRef(value));
-    }
-    if (PyErr_Occurred())
-        return NULL;
-    Py_RETURN_NONE;
+    PyObject *type, *traceback;
+    PyErr_Fetch(&type, &now->exception, &traceback);
+    PyErr_NormalizeException(&type, &now->exception, &traceback);
+    if (traceback != NULL)
+        PyException_SetTraceback(now->exception, traceback);
+    Py_XDECREF(type);
+    Py_XDECREF(traceback);
+    _PyErr_StackItem *here = PyThreadState_Get()->exc_info;
+    now->before = here->exc_value;
+    here->exc_value = Py_NewRef(now->exception);
+}
+
+void
+handled(Handled *now)
+{
+    _PyErr_StackItem *here = PyThreadState_Get()->exc_info;
+    Py_XSETREF(here->exc_value, now->before);
+    now->before = NULL;
+    Py_CLEAR(now->exception);
+}
+
+void
+raise_again(PyObject *raised)
+{
+    PyErr_Restore(Py_NewRef(Py_TYPE(raised)), raised, PyException_GetTraceback(raised));
 }
 
 int
+is_exit(PyObject *exception)
+{
+    return PyErr_GivenExceptionMatches(exception, PyExc_SystemExit) ||
+           PyErr_GivenExceptionMatches(exception, PyExc_KeyboardInterrupt);
+}
+
+int
+keep_exit(PyObject **first)
+{
+    if (!PyErr_ExceptionMatches(PyExc_SystemExit) && !PyErr_ExceptionMatches(PyExc_KeyboardInterrupt))
+        return 0;
+    Handled now;
+    handle(&now);
+    if (*first == NULL)
+        *first = Py_NewRef(now.exception);
+    handled(&now);
+    return 1;
+}
+
+/* ---- arguments ---- */
+
+int
 take_arguments(const char *call, const char *const *wanted, int needed, PyObject *const *args, Py_ssize_t count,
-               PyObject *const *named, PyObject *names, PyObject **values)
+               PyObject *names, PyObject **values)
 {
     Py_ssize_t most = 0;
     for (; wanted[most] != NULL; most++)
@@ -66,7 +80,7 @@ take_arguments(const char *call, const char *const *wanted, int needed, PyObject
                          call, name);
             return -1;
         }
-        values[at] = named[i];
+        values[at] = args[count + i];
     }
     for (int i = 0; i < needed; i++)
         if (values[i] == NULL) {
@@ -74,6 +88,70 @@ take_arguments(const char *call, const char *const *wanted, int needed, PyObject
             return -1;
         }
     return 0;
+}
+
+/* ---- event loops ---- */
+
+int
+is_running(Core *core, PyObject *loop)
+{
+#if PY_VERSION_HEX < 0x030C0000
+    /* There, _get_running_loop() asks the system whether the process was forked: a quarter of an operation. A loop of
+       asyncio's has the thread that it runs in, or None; others have no such attribute. */
+    PyObject *thread;
+    if (_PyObject_LookupAttr(loop, core->_thread_id, &thread) < 0)
+        return -1;
+    bool is_here = thread != NULL && PyLong_CheckExact(thread) && PyLong_AsUnsignedLong(thread) == PyThread_get_thread_ident();
+    Py_XDECREF(thread);
+    if (is_here)
+        return 1;
+#endif
+    PyObject *running = PyObject_CallNoArgs(core->get_running_loop);
+    Py_XDECREF(running); /* The thread holds it. */
+    return running == NULL ? -1 : running == loop;
+}
+
+int
+check_loop(Core *core, void *what, PyObject *loop, const char *call, const char *instead)
+{
+    if (IS_NONE(loop))
+        return 0;
+    Py_INCREF(loop);
+    int is_here = is_running(core, loop);
+    if (is_here == 0) {
+        PyObject *done = PyObject_CallFunction(core->check_loop, "OOss", what, loop, call, instead);
+        is_here = done == NULL ? -1 : 1;
+        Py_XDECREF(done);
+    }
+    Py_DECREF(loop);
+    return is_here < 0 ? -1 : 0;
+}
+
+/* ---- the module ---- */
+
+static const char *const STATE_NAMES[STATES] = {
+    "unmade",     "new",     "arriving", "pending",           "completing at once", "completing", "closing",
+    "expiring",   "completed at once",   "completed",         "closed",             "expired",    "cancelled",
+    "failed",
+};
+
+static const char *const OUTCOME_NAMES[OUTCOMES] = {"completed_at_once", "satisfied", "expired",
+                                                    "closed",            "cancelled", "failed"};
+
+static int
+intern(PyObject **place, const char *name)
+{
+    *place = PyUnicode_InternFromString(name);
+    return *place == NULL ? -1 : 0;
+}
+
+static int
+import(PyObject **place, const char *module, const char *name)
+{
+    PyObject *imported = PyImport_ImportModule(module);
+    *place = imported == NULL ? NULL : PyObject_GetAttrString(imported, name);
+    Py_XDECREF(imported);
+    return *place == NULL ? -1 : 0;
 }
 
 static int
@@ -87,9 +165,19 @@ static int
 core_exec(PyObject *module)
 {
     Core *core = PyModule_GetState(module);
+    PyObject *slice_seconds = NULL;
+    if (import(&core->check_loop, "purgatory._core.threads", "check_loop") < 0 ||
+        import(&core->seconds, "purgatory._core.arguments", "seconds") < 0 ||
+        import(&core->ExitRequests, "purgatory._core.slices", "ExitRequests") < 0 ||
+        import(&core->PurgatoryMisuse, "purgatory._core.errors", "PurgatoryMisuse") < 0 ||
+        import(&core->get_running_loop, "asyncio", "_get_running_loop") < 0 ||
+        import(&core->monotonic, "time", "monotonic") < 0 ||
+        import(&slice_seconds, "purgatory._core.slices", "SLICE_SECONDS") < 0)
+        return -1;
+    core->slice_seconds = PyFloat_AsDouble(slice_seconds);
+    Py_DECREF(slice_seconds);
     if (make_type(module, &core->TimerEntry, &timer_entry_spec, NULL) < 0 ||
-        make_type(module, &core->TimerHandle, &timer_handle_spec, core->TimerEntry) < 0 ||
-        make_type(module, &core->WheelTimer, &wheel_timer_spec, NULL) < 0 ||
+        make_type(module, &core->Timer, &timer_spec, NULL) < 0 ||
         make_type(module, &core->Entry, &entry_spec, NULL) < 0 ||
         make_type(module, &core->Watchers, &watchers_spec, NULL) < 0 ||
         make_type(module, &core->WatcherLists, &watcher_lists_spec, NULL) < 0 ||
@@ -98,47 +186,30 @@ core_exec(PyObject *module)
         make_type(module, &core->Await, &await_spec, NULL) < 0 ||
         make_type(module, &core->Purgatory, &purgatory_spec, NULL) < 0)
         return -1;
-    struct {
-        const char *name;
-        PyObject **place;
-    } names[] = {
-        {"time", &core->time},
-        {"is_running", &core->is_running},
-        {"left", &core->left},
-        {"bounded", &core->bounded},
-        {"_report_task", &core->_report_task},
-        {"_timer_expire", &core->_timer_expire},
-        {"try_complete", &core->try_complete},
-        {"on_complete", &core->on_complete},
-        {"on_expiration", &core->on_expiration},
-        {"create_future", &core->create_future},
-        {"done", &core->done},
-        {"set_result", &core->set_result},
-        {"pop", &core->pop},
-        {"_thread_id", &core->_thread_id},
-    };
-    for (size_t i = 0; i < Py_ARRAY_LENGTH(names); i++)
-        if ((*names[i].place = PyUnicode_InternFromString(names[i].name)) == NULL)
+    for (int i = 0; i < STATES; i++)
+        if (intern(&core->states[i], STATE_NAMES[i]) < 0)
             return -1;
-    return 0;
+    for (int i = 0; i < OUTCOMES; i++)
+        if (intern(&core->outcomes[i], OUTCOME_NAMES[i]) < 0)
+            return -1;
+    return intern(&core->time, "time") | intern(&core->keep, "keep") | intern(&core->_timer_expire, "_timer_expire") |
+           intern(&core->try_complete, "try_complete") | intern(&core->on_complete, "on_complete") |
+           intern(&core->on_expiration, "on_expiration") | intern(&core->create_future, "create_future") |
+           intern(&core->done, "done") | intern(&core->set_result, "set_result") | intern(&core->_thread_id, "_thread_id");
 }
 
 static int
 core_traverse(PyObject *module, visitproc visit, void *arg)
 {
     Core *core = PyModule_GetState(module);
-    PyTypeObject *types[] = {core->TimerEntry,   core->TimerHandle, core->WheelTimer, core->Entry, core->Watchers,
-                             core->WatcherLists, core->Owner,       core->Operation,  core->Await, core->Purgatory};
+    PyTypeObject *types[] = {core->TimerEntry, core->Timer, core->Entry, core->Watchers, core->WatcherLists,
+                             core->Owner,      core->Operation, core->Await, core->Purgatory};
     for (size_t i = 0; i < Py_ARRAY_LENGTH(types); i++)
         Py_VISIT(types[i]);
-    for (int i = 0; i < STATES; i++)
-        Py_VISIT(core->states[i]);
-    Py_VISIT(core->check_loop);
-    Py_VISIT(core->seconds);
-    Py_VISIT(core->get_running_loop);
-    Py_VISIT(core->TimerHandleClass);
-    Py_VISIT(core->WatchersClass);
-    Py_VISIT(core->shown_wheels);
+    PyObject *imported[] = {core->check_loop, core->seconds, core->get_running_loop, core->monotonic, core->ExitRequests,
+                            core->PurgatoryMisuse};
+    for (size_t i = 0; i < Py_ARRAY_LENGTH(imported); i++)
+        Py_VISIT(imported[i]);
     return 0;
 }
 
@@ -146,19 +217,14 @@ static int
 core_clear(PyObject *module)
 {
     Core *core = PyModule_GetState(module);
-    PyTypeObject **types[] = {&core->TimerEntry, &core->TimerHandle,  &core->WheelTimer, &core->Entry,
-                              &core->Watchers,   &core->WatcherLists, &core->Owner,      &core->Operation,
-                              &core->Await,      &core->Purgatory};
+    PyTypeObject **types[] = {&core->TimerEntry, &core->Timer, &core->Entry, &core->Watchers, &core->WatcherLists,
+                              &core->Owner,      &core->Operation, &core->Await, &core->Purgatory};
     for (size_t i = 0; i < Py_ARRAY_LENGTH(types); i++)
         Py_CLEAR(*types[i]);
-    for (int i = 0; i < STATES; i++)
-        Py_CLEAR(core->states[i]);
-    Py_CLEAR(core->check_loop);
-    Py_CLEAR(core->seconds);
-    Py_CLEAR(core->get_running_loop);
-    Py_CLEAR(core->TimerHandleClass);
-    Py_CLEAR(core->WatchersClass);
-    Py_CLEAR(core->shown_wheels);
+    PyObject **imported[] = {&core->check_loop, &core->seconds, &core->get_running_loop, &core->monotonic,
+                             &core->ExitRequests, &core->PurgatoryMisuse};
+    for (size_t i = 0; i < Py_ARRAY_LENGTH(imported); i++)
+        Py_CLEAR(*imported[i]);
     return 0;
 }
 
@@ -167,20 +233,16 @@ core_free(void *module)
 {
     core_clear(module);
     Core *core = PyModule_GetState(module);
-    PyObject **names[] = {&core->time,         &core->is_running,    &core->left,         &core->bounded,
-                          &core->_report_task, &core->_timer_expire, &core->try_complete, &core->on_complete,
-                          &core->on_expiration, &core->create_future, &core->done,         &core->set_result,
-                          &core->pop,          &core->_thread_id};
+    PyObject **names[] = {&core->time,        &core->keep,          &core->_timer_expire, &core->try_complete,
+                          &core->on_complete, &core->on_expiration, &core->create_future, &core->done,
+                          &core->set_result,  &core->_thread_id};
     for (size_t i = 0; i < Py_ARRAY_LENGTH(names); i++)
         Py_CLEAR(*names[i]);
+    for (int i = 0; i < STATES; i++)
+        Py_CLEAR(core->states[i]);
+    for (int i = 0; i < OUTCOMES; i++)
+        Py_CLEAR(core->outcomes[i]);
 }
-
-static PyMethodDef core_methods[] = {
-    {"provide", (PyCFunction)(void (*)(void))provide, METH_VARARGS | METH_KEYWORDS, NULL},
-    {"try_each", (PyCFunction)(void (*)(void))try_each, METH_FASTCALL, NULL},
-    {"try_all", (PyCFunction)(void (*)(void))try_all, METH_FASTCALL, NULL},
-    {NULL},
-};
 
 static PyModuleDef_Slot core_slots[] = {
     {Py_mod_exec, core_exec},
@@ -193,9 +255,8 @@ static PyModuleDef_Slot core_slots[] = {
 PyModuleDef core_module = {
     PyModuleDef_HEAD_INIT,
     .m_name = "purgatory._speedups.c",
-    .m_doc = "The core in C. Not for users: the classes of `purgatory` are made of its types.",
+    .m_doc = "The base classes of the core in C. Not for users: the classes of `purgatory` inherit from them.",
     .m_size = sizeof(Core),
-    .m_methods = core_methods,
     .m_slots = core_slots,
     .m_traverse = core_traverse,
     .m_clear = core_clear,

@@ -1,126 +1,51 @@
-/* Operations: operation.py. */
+/* Operations: OperationBase of `_core/_base.py`, and the generator of its `__await__`. */
 
 #include "core.h"
 
-#include <math.h>
+#define NESTING 16
 
-#define IS_NONE(object) ((object) == NULL || (object) == Py_None)
-
-static const char AFTER[STATES] = {
-    [COMPLETING] = COMPLETED,
-    [CLOSING] = CLOSED,
-    [EXPIRING] = EXPIRED,
-    [FAILING] = FAILED,
+/* The table of `states.py`: the next state, by state and event; 0 if there is no such step. */
+static const unsigned char NEXT[STATES][EVENTS] = {
+    [NEW] = {[HAND_OVER] = ARRIVING, [COMPLETE] = COMPLETING_AT_ONCE, [CANCEL] = CANCELLED},
+    [ARRIVING] = {[WATCH] = PENDING, [COMPLETE] = COMPLETING_AT_ONCE, [CANCEL] = CANCELLED, [FAIL] = FAILED},
+    [PENDING] = {[COMPLETE] = COMPLETING, [CLOSE] = CLOSING, [EXPIRE] = EXPIRING, [CANCEL] = CANCELLED, [FAIL] = FAILED},
+    [COMPLETING_AT_ONCE] = {[RETURN] = COMPLETED_AT_ONCE, [RAISE] = FAILED},
+    [COMPLETING] = {[RETURN] = COMPLETED, [RAISE] = FAILED},
+    [CLOSING] = {[RETURN] = CLOSED, [RAISE] = FAILED},
+    [EXPIRING] = {[RETURN] = EXPIRED, [RAISE] = FAILED},
 };
 
-/* ---- exceptions ---- */
+static const signed char OUTCOME[STATES] = {
+    [UNMADE] = NONE,
+    [NEW] = NONE,
+    [ARRIVING] = NONE,
+    [PENDING] = NONE,
+    [COMPLETING_AT_ONCE] = AT_ONCE_O,
+    [COMPLETING] = SATISFIED_O,
+    [CLOSING] = CLOSED_O,
+    [EXPIRING] = EXPIRED_O,
+    [COMPLETED_AT_ONCE] = AT_ONCE_O,
+    [COMPLETED] = SATISFIED_O,
+    [CLOSED] = CLOSED_O,
+    [EXPIRED] = EXPIRED_O,
+    [CANCELLED] = CANCELLED_O,
+    [FAILED] = FAILED_O,
+};
 
-/* As an `except` block does: of this generator, coroutine or thread. PyErr_GetHandledException finds that of a caller. */
-void
-handle(Handled *now)
-{
-    PyObject *type, *traceback;
-    PyErr_Fetch(&type, &now->exception, &traceback);
-    PyErr_NormalizeException(&type, &now->exception, &traceback);
-    if (traceback != NULL)
-        PyException_SetTraceback(now->exception, traceback);
-    Py_XDECREF(type);
-    Py_XDECREF(traceback);
-    _PyErr_StackItem *here = PyThreadState_Get()->exc_info;
-    now->before = here->exc_value;
-    here->exc_value = Py_NewRef(now->exception);
-}
-
-void
-handled(Handled *now)
-{
-    _PyErr_StackItem *here = PyThreadState_Get()->exc_info;
-    Py_XSETREF(here->exc_value, now->before);
-    now->before = NULL;
-    Py_CLEAR(now->exception);
-}
+#define IS_DONE(operation) ((operation)->base.state >= COMPLETED_AT_ONCE)
 
 int
-is_exit(PyObject *exception)
+outcome_of(Operation *self)
 {
-    return PyErr_GivenExceptionMatches(exception, PyExc_SystemExit) ||
-           PyErr_GivenExceptionMatches(exception, PyExc_KeyboardInterrupt);
-}
-
-void
-keep_first(PyObject **leaving, PyObject *exception)
-{
-    if (*leaving == NULL)
-        *leaving = Py_NewRef(exception);
-}
-
-int
-raise_kept(PyObject *leaving)
-{
-    if (leaving == NULL)
-        return 0;
-    PyErr_SetObject((PyObject *)Py_TYPE(leaving), leaving);
-    Py_DECREF(leaving);
-    return -1;
-}
-
-/* An exception leaves a step after which others follow, as in `finally`: it is raised after them, unless they raise. */
-static void
-put_aside(PyObject **raised)
-{
-    Handled now;
-    handle(&now);
-    if (*raised != NULL && *raised != now.exception && PyException_GetContext(now.exception) == NULL)
-        PyException_SetContext(now.exception, Py_NewRef(*raised));
-    Py_XSETREF(*raised, Py_NewRef(now.exception));
-    handled(&now);
-}
-
-int
-raise_again(PyObject *raised)
-{
-    if (raised == NULL)
-        return 0;
-    PyErr_Restore(Py_NewRef(Py_TYPE(raised)), raised, PyException_GetTraceback(raised));
-    return -1;
+    return OUTCOME[self->base.state];
 }
 
 /* ---- entries of watcher lists ---- */
 
-static void
-entry_empty(Entry *self)
-{
-    Operation *operation = self->operation;
-    self->operation = NULL;
-    if (operation != NULL)
-        release(operation);
-}
-
-static Py_ssize_t
-entry_length(Entry *self)
-{
-    return self->operation != NULL;
-}
-
 static PyObject *
-entry_item(Entry *self, Py_ssize_t at)
+entry_get_operation(Entry *self, void *closure)
 {
-    if (self->operation == NULL || at != 0) {
-        PyErr_SetString(PyExc_IndexError, "the entry is dead");
-        return NULL;
-    }
-    return Py_NewRef(self->operation);
-}
-
-static int
-entry_set_item(Entry *self, Py_ssize_t at, PyObject *value)
-{
-    if (self->operation == NULL || at != 0 || value != NULL) {
-        PyErr_SetString(PyExc_IndexError, "the entry is dead, or is not to be emptied");
-        return -1;
-    }
-    entry_empty(self);
-    return 0;
+    return Py_NewRef(self->operation == NULL ? Py_None : (PyObject *)self->operation);
 }
 
 static void
@@ -131,11 +56,21 @@ entry_dealloc(Entry *self)
     Py_DECREF(type);
 }
 
+static PyGetSetDef entry_getset[] = {
+    {"operation", (getter)entry_get_operation, NULL, NULL, NULL},
+    {NULL},
+};
+
+static PyMemberDef entry_members[] = {
+    {"lists", T_PYSSIZET, offsetof(Entry, lists), READONLY},
+    {NULL},
+};
+
 static PyType_Slot entry_slots[] = {
+    {Py_tp_doc, "An operation in watcher lists, shared by all that watch it."},
     {Py_tp_dealloc, entry_dealloc},
-    {Py_sq_length, entry_length},
-    {Py_sq_item, entry_item},
-    {Py_sq_ass_item, entry_set_item},
+    {Py_tp_getset, entry_getset},
+    {Py_tp_members, entry_members},
     {0, NULL},
 };
 
@@ -147,21 +82,17 @@ PyType_Spec entry_spec = {
 };
 
 Entry *
-entry_of(Core *core, Operation *operation)
+entry_of(Core *core, Operation *operation, Py_ssize_t lists)
 {
     Entry *entry = PyObject_New(Entry, core->Entry);
-    if (entry != NULL)
+    if (entry != NULL) {
         entry->operation = operation;
+        entry->lists = lists;
+    }
     return entry;
 }
 
-/* ---- operations ---- */
-
-int
-is_operation(Core *core, PyObject *object)
-{
-    return PyObject_TypeCheck(object, core->Operation);
-}
+/* ---- the owner's reference ---- */
 
 void
 hold(Owner *owner, Operation *self)
@@ -194,26 +125,22 @@ release(Operation *self)
         Py_DECREF(self);
 }
 
+/* ---- the life of an operation ---- */
+
 static Core *
 core_of(Operation *self)
 {
     return self->owner != NULL ? self->owner->core : CORE_OF(self);
 }
 
+/* A method of the operation in Python, of which nothing is returned. */
 static int
-check_thread(Owner *owner, const char *call)
+call(Operation *self, const char *method, PyObject *argument)
 {
-    if (owner == NULL || IS_NONE(owner->thread))
-        return 0;
-    PyObject *done = PyObject_CallMethod((PyObject *)owner, "check_thread", "s", call);
+    PyObject *done = argument == NULL ? PyObject_CallMethod((PyObject *)self, method, NULL)
+                                      : PyObject_CallMethod((PyObject *)self, method, "O", argument);
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
-}
-
-static PyObject *
-owner_or_none(Owner *owner)
-{
-    return owner == NULL ? Py_None : (PyObject *)owner;
 }
 
 static int
@@ -225,30 +152,25 @@ operation_init(Operation *self, PyObject *args, PyObject *kwargs)
         timeout = PyTuple_GET_ITEM(args, 0);
     else if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:__init__", names, &timeout))
         return -1;
-    double seconds;
-    if (timeout == Py_None)
-        seconds = Py_HUGE_VAL;
-    else if (PyFloat_CheckExact(timeout) && PyFloat_AS_DOUBLE(timeout) >= 0 && PyFloat_AS_DOUBLE(timeout) < Py_HUGE_VAL)
+    double seconds = Py_HUGE_VAL;
+    if (PyFloat_CheckExact(timeout) && PyFloat_AS_DOUBLE(timeout) >= 0 && PyFloat_AS_DOUBLE(timeout) < Py_HUGE_VAL)
         seconds = PyFloat_AS_DOUBLE(timeout);
-    else {
-        PyObject *checked = PyObject_CallFunction(CORE_OF(self)->seconds, "sO", "timeout", timeout);
+    else if (timeout != Py_None) {
+        PyObject *given = Py_BuildValue("sO", "timeout", timeout), *none = Py_BuildValue("{s:O}", "none", Py_True);
+        PyObject *checked = given == NULL || none == NULL ? NULL : PyObject_Call(CORE_OF(self)->seconds, given, none);
+        Py_XDECREF(given);
+        Py_XDECREF(none);
         if (checked == NULL)
             return -1;
         seconds = PyFloat_AsDouble(checked);
         Py_DECREF(checked);
     }
-    if (self->owner != NULL || self->base.bucket != NULL || self->base.held) {
-        PyErr_SetString(PyExc_RuntimeError, "an operation that waits is not made anew");
+    if (self->base.state > NEW) {
+        PyErr_SetString(PyExc_RuntimeError, "an operation that was handed over is not made anew");
         return -1;
     }
-    self->base.deadline = seconds;
-    self->state = PENDING;
-    self->keys = 0;
-    Py_CLEAR(self->outcome);
-    if (self->entry != NULL)
-        self->entry->operation = NULL;
-    Py_CLEAR(self->entry);
-    Py_CLEAR(self->waiters);
+    self->timeout = seconds;
+    self->base.state = NEW;
     return 0;
 }
 
@@ -284,214 +206,238 @@ operation_dealloc(Operation *self)
     Py_DECREF(type);
 }
 
-/* _purgatory_claim: step from PENDING to `state`, unless the deadline is later than `now`. No Python is called unless
-   the caller has no reference. */
-static int
-claim(Operation *self, State state, double now)
+/* _purgatory_step. The caller has a reference to the operation. */
+int
+take_step(Operation *self, Event event)
 {
-    if (self->state != PENDING || self->base.deadline > now)
+    unsigned char before = self->base.state, after = NEXT[before][event];
+    if (after == 0)
         return 0;
-    self->state = (char)state;
-    if (self->entry != NULL && self->owner != NULL) {
+    self->base.state = after;
+    if (before == PENDING && self->owner != NULL && self->entry != NULL) {
         self->entry->operation = NULL;
         self->owner->num_delayed--;
-        self->owner->lists->dead += self->keys;
+        self->owner->lists->dead += self->entry->lists;
+        entry_leave(&self->base);
+        release(self);
     }
-    entry_leave(&self->base);
-    release(self);
     return 1;
 }
 
+/* The outcome of an operation that fails with the exception that is set; a request to exit is kept, too. */
 static int
-call(Operation *self, const char *method, PyObject *exception, Owner *owner)
+fail(Operation *self, PyObject **exit)
 {
-    PyObject *done = PyObject_CallMethod((PyObject *)self, method, "OO", exception, owner_or_none(owner));
+    Handled now;
+    handle(&now);
+    PyObject *failure = PyObject_CallMethod((PyObject *)self, "_purgatory_fail", "O", now.exception);
+    if (failure != NULL) {
+        Py_XSETREF(self->outcome, failure);
+        if (*exit == NULL && is_exit(now.exception))
+            *exit = Py_NewRef(now.exception);
+    }
+    handled(&now);
+    return failure == NULL ? -1 : 0;
+}
+
+/* A method of the operation has raised, which has its outcome without it. A request to exit is raised. */
+static int
+report(Operation *self, Owner *owner)
+{
+    Handled now;
+    handle(&now);
+    PyObject *done = PyObject_CallMethod((PyObject *)self, "_purgatory_report", "OO", now.exception,
+                                         owner == NULL ? Py_None : (PyObject *)owner);
+    handled(&now);
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
 }
 
-/* An exception was raised by a method of the operation: `method` says what follows from it. */
+/* The first request to exit is raised at the end, as ExitRequests.raise_first() does. */
 static int
-call_handling(Operation *self, const char *method, Owner *owner)
+raise_exit(PyObject *exit)
 {
-    Handled now;
-    handle(&now);
-    int done = call(self, method, now.exception, owner);
-    handled(&now);
-    return done;
+    if (exit == NULL)
+        return 0;
+    raise_again(exit);
+    return -1;
 }
 
 static int
-wake_waiter(Core *core, Operation *self, PyObject *waiter)
+wake_waiter(Core *core, Operation *self, PyObject *waiter, PyObject **exit)
 {
     PyObject *done = PyObject_CallMethodNoArgs(waiter, core->done);
     int is_done = done == NULL ? -1 : PyObject_IsTrue(done);
     Py_XDECREF(done);
-    if (is_done)
-        return is_done < 0 ? -1 : 0;
-    PyObject *set = PyObject_CallMethodOneArg(waiter, core->set_result, Py_None);
-    if (set == NULL) {
-        /* Cancelled meanwhile, or of a closed loop. */
-        Handled now;
-        handle(&now);
-        set = PyObject_CallMethod((PyObject *)self, "_purgatory_wake_failed", "OO", waiter, now.exception);
-        handled(&now);
+    if (is_done == 0) {
+        PyObject *set = PyObject_CallMethodOneArg(waiter, core->set_result, Py_None);
+        Py_XDECREF(set);
+        is_done = set == NULL ? -1 : 1;
     }
-    Py_XDECREF(set);
-    return set == NULL ? -1 : 0;
+    if (is_done >= 0 || keep_exit(exit))
+        return 0;
+    Handled now;
+    handle(&now);
+    PyObject *failed = PyObject_CallMethod((PyObject *)self, "_purgatory_wake_failed", "OO", waiter, now.exception);
+    handled(&now);
+    Py_XDECREF(failed);
+    return failed == NULL ? -1 : 0;
 }
 
 static int
-wake_waiters(Core *core, Operation *self)
+wake(Core *core, Operation *self, PyObject **exit)
 {
-    if (PyList_CheckExact(self->waiters) && PyList_GET_SIZE(self->waiters) == 0) {
+    if (!PyList_CheckExact(self->waiters)) {
+        PyObject *waiter = Py_NewRef(self->waiters);
+        int failed = wake_waiter(core, self, waiter, exit);
+        Py_DECREF(waiter);
+        return failed;
+    }
+    if (PyList_GET_SIZE(self->waiters) == 0) { /* All have left while it was being completed. */
         Py_CLEAR(self->waiters);
-        PyObject *done = PyObject_CallMethod((PyObject *)self, "_purgatory_undelivered", NULL);
-        Py_XDECREF(done);
-        return done == NULL ? -1 : 0;
+        return call(self, "_purgatory_undeliver", NULL);
     }
-    PyObject *waiters = Py_NewRef(self->waiters);
-    if (PyList_CheckExact(waiters)) { /* A collection in between may let go of the list, or shorten it. */
-        PyObject *copy = PyList_New(0);
-        if (copy != NULL && PyList_SetSlice(copy, 0, 0, waiters) < 0)
-            Py_CLEAR(copy);
-        Py_SETREF(waiters, copy);
-        if (waiters == NULL)
-            return -1;
-    }
-    int failed = 0;
-    if (!PyList_CheckExact(waiters))
-        failed = wake_waiter(core, self, waiters);
-    else
-        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(waiters) && !failed; i++)
-            failed = wake_waiter(core, self, PyList_GET_ITEM(waiters, i));
-    Py_DECREF(waiters);
+    PyObject *held = Py_NewRef(self->waiters), *waiters = PyList_New(0); /* The collector may run here, and not below. */
+    int failed = waiters == NULL ? -1 : PyList_SetSlice(waiters, 0, 0, held);
+    Py_DECREF(held);
+    for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(waiters); i++)
+        failed = wake_waiter(core, self, PyList_GET_ITEM(waiters, i), exit);
+    Py_XDECREF(waiters);
     return failed;
 }
 
-/* The waiters as a list, for what Python does with it. NULL without an exception if there is none. */
-static PyObject *
-waiters_as_list(Operation *self)
-{
-    while (self->waiters != NULL && !PyList_CheckExact(self->waiters)) {
-        PyObject *list = PyList_New(1);
-        if (list == NULL)
-            return NULL;
-        if (self->waiters != NULL && !PyList_CheckExact(self->waiters)) { /* The new list may have been a collection's. */
-            PyList_SET_ITEM(list, 0, self->waiters);
-            self->waiters = list;
-        }
-        else {
-            PyList_SET_ITEM(list, 0, Py_NewRef(Py_None));
-            Py_DECREF(list);
-        }
-    }
-    return self->waiters;
-}
-
-/* _purgatory_announce: tell awaiting tasks and listeners that the operation is done. A purge begins if it is due. */
+/* _purgatory_end: count the operation, which is done, and tell awaiting tasks and listeners. */
 static int
-announce(Core *core, Operation *self, Owner *owner)
+end(Core *core, Operation *self)
 {
-    if (self->waiters != NULL && wake_waiters(core, self) < 0)
+    Owner *owner = self->owner;
+    self->owner = NULL;
+    PyObject *exit = NULL;
+    int failed = 0;
+    if (owner != NULL)
+        owner->finished[OUTCOME[self->base.state]]++;
+    if (self->waiters != NULL && wake(core, self, &exit) < 0 && !keep_exit(&exit))
+        failed = -1;
+    if (!failed && owner != NULL && (!IS_NONE(owner->listeners) || is_purge_due(owner))) {
+        PyObject *done = PyObject_CallMethod((PyObject *)owner, "note_end", "O", self);
+        Py_XDECREF(done);
+        failed = done == NULL && !keep_exit(&exit) ? -1 : 0;
+    }
+    Py_XDECREF(owner);
+    if (failed) {
+        Py_XDECREF(exit);
         return -1;
-    if (owner == NULL || owner->lists->dead <= owner->fast_path_limit)
-        return 0;
-    PyObject *raised = NULL;
-    if (owner->lists->dead > owner->purge_interval && 2 * owner->lists->dead > owner->lists->watched) {
-        PyObject *done = PyObject_CallMethod((PyObject *)owner, "purge_if_due", NULL);
-        if (done == NULL)
-            put_aside(&raised);
-        Py_XDECREF(done);
     }
-    if (!IS_NONE(owner->listeners)) {
-        PyObject *listeners = Py_NewRef(owner->listeners);
-        PyObject *now = PyObject_CallNoArgs(owner->time), *done = NULL;
-        PyObject *outcome = now == NULL ? NULL : PyObject_GetAttrString((PyObject *)self, "outcome");
-        if (outcome != NULL)
-            done = PyObject_CallMethod(listeners, "finish", "OOO", self, outcome, now);
-        if (done == NULL)
-            put_aside(&raised);
-        Py_XDECREF(done);
-        Py_XDECREF(outcome);
-        Py_XDECREF(now);
-        Py_DECREF(listeners);
-    }
-    return raise_again(raised);
+    return raise_exit(exit);
 }
 
-/* _purgatory_run: run on_complete, for the winner of the compare-and-set, and then the completions that were put off. */
+/* _purgatory_run */
 static int
 run(Core *core, Operation *self)
 {
-    State state = self->state;
-    Owner *owner = (Owner *)Py_XNewRef(self->owner);
-    Py_ssize_t depth = 0;
-    if (owner != NULL) {
-        depth = owner->depth;
-        if (depth >= core->nesting) {
-            PyObject *done = PyObject_CallMethod(owner->deferred, "append", "O", self);
-            Py_XDECREF(done);
-            Py_DECREF(owner);
-            return done == NULL ? -1 : 0;
-        }
-        owner->depth = depth + 1;
-    }
-    PyObject *raised = NULL;
-    PyObject *outcome = PyObject_CallMethodNoArgs((PyObject *)self, core->on_complete);
+    bool is_expiring = self->base.state == EXPIRING;
+    PyObject *exit = NULL, *outcome = PyObject_CallMethodNoArgs((PyObject *)self, core->on_complete);
+    Event event = RETURN;
     if (outcome != NULL)
         Py_XSETREF(self->outcome, outcome);
-    else if (call_handling(self, "_purgatory_fail", owner) < 0)
-        put_aside(&raised);
-    if (state == EXPIRING) {
+    else {
+        event = RAISE;
+        if (fail(self, &exit) < 0 && !keep_exit(&exit))
+            PyErr_WriteUnraisable((PyObject *)self); /* There is no memory for its outcome. */
+    }
+    if (is_expiring) {
         PyObject *done = PyObject_CallMethodNoArgs((PyObject *)self, core->on_expiration);
-        if (done == NULL && call_handling(self, "_purgatory_report", owner) < 0)
-            put_aside(&raised);
+        if (done == NULL && report(self, self->owner) < 0 && !keep_exit(&exit))
+            PyErr_WriteUnraisable((PyObject *)self);
         Py_XDECREF(done);
     }
-    /* Done and counted, or neither. */
-    State after = AFTER[(int)self->state];
-    if (after)
-        self->state = (char)after;
-    if (owner != NULL) {
-        if (after == COMPLETED) {
-            if (self->entry == NULL)
-                owner->completed_at_once++;
-            else
-                owner->satisfied++;
-        }
-        else if (after == EXPIRED)
-            owner->expired++;
-        else if (after == CLOSED)
-            owner->closed_operations++;
-        else
-            owner->failed++;
+    take_step(self, event);
+    if (end(core, self) < 0 && !keep_exit(&exit)) {
+        Py_XDECREF(exit);
+        return -1;
     }
-    Py_CLEAR(self->owner); /* `owner` is held here. */
-    if ((self->waiters != NULL || (owner != NULL && owner->lists->dead > owner->fast_path_limit)) &&
-        announce(core, self, owner) < 0)
-        put_aside(&raised);
-    if (owner != NULL) {
-        if (depth == 0 && owner->deferred != NULL && PyObject_Size(owner->deferred) > 0) {
-            PyObject *done = PyObject_CallMethod((PyObject *)owner, "complete_deferred", NULL);
-            if (done == NULL)
-                put_aside(&raised);
-            Py_XDECREF(done);
-        }
-        owner->depth = depth;
+    return raise_exit(exit);
+}
+
+/* _purgatory_complete: run on_complete, for the winner of the compare-and-set, and then the completions put off. */
+static int
+complete(Core *core, Operation *self)
+{
+    Owner *owner = (Owner *)Py_XNewRef(self->owner);
+    if (owner == NULL) /* It was never handed over. */
+        return run(core, self);
+    int failed = 0;
+    if (owner->depth >= NESTING) {
+        if (owner->deferred == NULL)
+            owner->deferred = PyList_New(0);
+        failed = owner->deferred == NULL ? -1 : PyList_Append(owner->deferred, (PyObject *)self);
         Py_DECREF(owner);
+        return failed;
     }
-    return raise_again(raised);
+    PyObject *exit = NULL;
+    owner->depth++;
+    failed = run(core, self) < 0 && !keep_exit(&exit) ? -1 : 0;
+    while (owner->depth == 1 && owner->deferred != NULL && !failed) {
+        PyObject *deferred = owner->deferred;
+        owner->deferred = NULL;
+        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(deferred) && !failed; i++)
+            failed = run(core, (Operation *)PyList_GET_ITEM(deferred, i)) < 0 && !keep_exit(&exit) ? -1 : 0;
+        Py_DECREF(deferred);
+    }
+    owner->depth--;
+    Py_DECREF(owner);
+    if (failed) {
+        Py_XDECREF(exit);
+        return -1;
+    }
+    return raise_exit(exit);
+}
+
+/* _purgatory_try: 1 if the try has completed the operation, 0 if not, -1 if an exception leaves. */
+int
+try_operation(Core *core, Operation *self)
+{
+    Owner *owner = (Owner *)Py_XNewRef(self->owner);
+    PyObject *claimed = PyObject_CallMethodNoArgs((PyObject *)self, core->try_complete);
+    int completed = claimed == NULL ? -1 : claimed == Py_False ? 0 : PyObject_IsTrue(claimed);
+    Py_XDECREF(claimed);
+    if (completed > 0 && OUTCOME[self->base.state] == NONE)
+        completed = call(self, "_purgatory_misuse", NULL); /* It raises. */
+    PyObject *exit = NULL;
+    if (completed < 0 && !take_step(self, FAIL)) {
+        completed = report(self, owner);
+        Py_XDECREF(owner);
+        return completed;
+    }
+    Py_XDECREF(owner);
+    if (completed >= 0)
+        return completed;
+    if (fail(self, &exit) < 0 && !keep_exit(&exit))
+        PyErr_WriteUnraisable((PyObject *)self);
+    if (end(core, self) < 0 && !keep_exit(&exit)) {
+        Py_XDECREF(exit);
+        return -1;
+    }
+    return raise_exit(exit);
+}
+
+static int
+check_owner(Core *core, Operation *self, const char *call)
+{
+    if (self->owner == NULL)
+        return 0;
+    return check_loop(core, self, self->owner->loop, call, "") < 0 ? -1 : refuse_change(core, self->owner->lists);
 }
 
 static PyObject *
 operation_force_complete(Operation *self, PyObject *unused)
 {
-    if (check_thread(self->owner, "operation.force_complete()") < 0)
+    Core *core = core_of(self);
+    if (check_owner(core, self, "operation.force_complete()") < 0)
         return NULL;
-    if (!claim(self, COMPLETING, Py_HUGE_VAL))
+    if (!take_step(self, COMPLETE))
         Py_RETURN_FALSE;
-    if (run(core_of(self), self) < 0)
+    if (complete(core, self) < 0)
         return NULL;
     Py_RETURN_TRUE;
 }
@@ -499,18 +445,12 @@ operation_force_complete(Operation *self, PyObject *unused)
 static PyObject *
 operation_cancel(Operation *self, PyObject *unused)
 {
-    if (check_thread(self->owner, "operation.cancel()") < 0)
-        return NULL;
     Core *core = core_of(self);
-    if (!claim(self, CANCELLED, Py_HUGE_VAL))
+    if (check_owner(core, self, "operation.cancel()") < 0)
+        return NULL;
+    if (!take_step(self, CANCEL))
         Py_RETURN_FALSE;
-    Owner *owner = self->owner;
-    self->owner = NULL;
-    if (owner != NULL)
-        owner->cancelled++;
-    int announced = announce(core, self, owner);
-    Py_XDECREF(owner);
-    if (announced < 0)
+    if (end(core, self) < 0)
         return NULL;
     Py_RETURN_TRUE;
 }
@@ -519,232 +459,194 @@ static PyObject *
 operation_close(Operation *self, PyObject *unused)
 {
     Core *core = core_of(self);
-    if (!claim(self, CLOSING, Py_HUGE_VAL))
+    if (!take_step(self, CLOSE))
         Py_RETURN_FALSE;
-    if (run(core, self) < 0)
+    if (complete(core, self) < 0)
         return NULL;
     Py_RETURN_TRUE;
 }
 
 static PyObject *
-operation_run(Operation *self, PyObject *unused)
+operation_try(Operation *self, PyObject *unused)
 {
-    if (run(core_of(self), self) < 0)
+    int completed = try_operation(core_of(self), self);
+    return completed < 0 ? NULL : PyBool_FromLong(completed);
+}
+
+/* _timer_expire: the deadline has come. Try once more, and expire if that does not complete the operation. */
+static PyObject *
+operation_timer_expire(Operation *self, PyObject *unused)
+{
+    Core *core = core_of(self);
+    Owner *owner = (Owner *)Py_XNewRef(self->owner);
+    int failed = try_operation(core, self) < 0;
+    if (OUTCOME[self->base.state] == SATISFIED_O && owner != NULL)
+        owner->missed++;
+    else if (!failed && self->base.bucket == NULL && self->base.deadline < Py_HUGE_VAL && take_step(self, EXPIRE))
+        failed = complete(core, self) < 0;
+    Py_XDECREF(owner);
+    if (failed)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+/* ---- waiters ---- */
+
+/* _purgatory_add_waiter: whether it waits; -1 on error. */
+static int
+add_waiter(Operation *self, PyObject *waiter)
+{
+    if (IS_DONE(self))
+        return 0;
+    if (self->waiters == NULL) {
+        self->waiters = Py_NewRef(waiter);
+        return 1;
+    }
+    if (!PyList_CheckExact(self->waiters)) {
+        PyObject *list = Py_BuildValue("[O]", self->waiters);
+        if (list == NULL)
+            return -1;
+        Py_XSETREF(self->waiters, list);
+    }
+    return PyList_Append(self->waiters, waiter) < 0 ? -1 : 1;
+}
+
+/* _purgatory_remove_waiter */
+static int
+remove_waiter(Operation *self, PyObject *waiter)
+{
+    if (self->waiters == NULL)
+        return 0; /* Another one has taken the result. */
+    if (!PyList_CheckExact(self->waiters)) {
+        if (self->waiters != waiter) {
+            PyErr_SetString(PyExc_ValueError, "not a waiter of this operation");
+            return -1;
+        }
+        PyObject *none = PyList_New(0);
+        if (none == NULL)
+            return -1;
+        Py_XSETREF(self->waiters, none);
+    }
+    else {
+        Py_ssize_t at = PyList_GET_SIZE(self->waiters) - 1;
+        while (at >= 0 && PyList_GET_ITEM(self->waiters, at) != waiter)
+            at--;
+        if (at < 0) {
+            PyErr_SetString(PyExc_ValueError, "not a waiter of this operation");
+            return -1;
+        }
+        if (PyList_SetSlice(self->waiters, at, at + 1, NULL) < 0)
+            return -1;
+    }
+    if (self->waiters == NULL || PyList_GET_SIZE(self->waiters) > 0)
+        return 0;
+    if (OUTCOME[self->base.state] == NONE) {
+        Py_CLEAR(self->waiters);
+        return call(self, "cancel", NULL); /* Which a subclass may extend. */
+    }
+    if (!IS_DONE(self))
+        return 0; /* It is being completed, and finds the empty list at its end. */
+    Py_CLEAR(self->waiters);
+    return call(self, "_purgatory_undeliver", NULL);
+}
+
+static PyObject *
+operation_add_waiter(Operation *self, PyObject *waiter)
+{
+    int waits = add_waiter(self, waiter);
+    return waits < 0 ? NULL : PyBool_FromLong(waits);
+}
+
+static PyObject *
+operation_remove_waiter(Operation *self, PyObject *waiter)
+{
+    if (remove_waiter(self, waiter) < 0)
         return NULL;
     Py_RETURN_NONE;
 }
 
 static PyObject *
+operation_taken(Operation *self, PyObject *unused)
+{
+    Py_CLEAR(self->waiters);
+    Py_RETURN_NONE;
+}
+
+/* ---- the type ---- */
+
+static PyObject *
 operation_done(Operation *self, PyObject *unused)
 {
-    return PyBool_FromLong(self->state != NEW && self->state != PENDING && !AFTER[(int)self->state]);
+    return PyBool_FromLong(IS_DONE(self));
 }
 
 static PyObject *
 operation_expired(Operation *self, PyObject *unused)
 {
-    return PyBool_FromLong(self->state == EXPIRING || self->state == EXPIRED);
+    return PyBool_FromLong(OUTCOME[self->base.state] == EXPIRED_O);
 }
 
 static PyObject *
 operation_cancelled(Operation *self, PyObject *unused)
 {
-    return PyBool_FromLong(self->state == CANCELLED);
-}
-
-static int
-state_of(Core *core, PyObject *state)
-{
-    for (int i = PENDING; i < STATES; i++)
-        if (core->states[i] == state)
-            return i;
-    PyErr_SetString(PyExc_TypeError, "not a state of an operation");
-    return -1;
+    return PyBool_FromLong(OUTCOME[self->base.state] == CANCELLED_O);
 }
 
 static PyObject *
-operation_claim(Operation *self, PyObject *args)
+operation_get_outcome(Operation *self, void *closure)
 {
-    PyObject *wanted;
-    double now = Py_HUGE_VAL;
-    if (!PyArg_ParseTuple(args, "O|d:_purgatory_claim", &wanted, &now))
-        return NULL;
-    int state = state_of(core_of(self), wanted);
-    return state < 0 ? NULL : PyBool_FromLong(claim(self, state, now));
-}
-
-/* _purgatory_attempt: 1 if the try has completed the operation, 0 if not, -1 if an exception leaves. */
-int
-try_operation(Core *core, Operation *self, Owner *owner)
-{
-    PyObject *claimed = PyObject_CallMethodNoArgs((PyObject *)self, core->try_complete);
-    int is_claimed = claimed == NULL ? -1 : claimed == Py_False ? 0 : PyObject_IsTrue(claimed);
-    if (is_claimed > 0 && self->state == PENDING) {
-        PyObject *failed = PyObject_CallMethod((PyObject *)self, "_purgatory_fail_false_claim", "O", claimed);
-        Py_XDECREF(failed); /* It raises. */
-        is_claimed = -1;
-    }
-    Py_XDECREF(claimed);
-    if (is_claimed < 0)
-        return call_handling(self, "_purgatory_fail_attempt", owner) < 0 ? -1 : 0;
-    return is_claimed;
-}
-
-static int
-check_owner(Core *core, PyObject *owner)
-{
-    if (owner == Py_None || PyObject_TypeCheck(owner, core->Owner))
-        return 0;
-    PyErr_SetString(PyExc_TypeError, "owner must be an Owner or None");
-    return -1;
+    int outcome = OUTCOME[self->base.state];
+    return Py_NewRef(outcome == NONE ? Py_None : core_of(self)->outcomes[outcome]);
 }
 
 static PyObject *
-operation_attempt(Operation *self, PyObject *owner)
+operation_get_state_name(Operation *self, void *closure)
 {
-    Core *core = core_of(self);
-    if (check_owner(core, owner) < 0)
-        return NULL;
-    int completed = try_operation(core, self, owner == Py_None ? NULL : (Owner *)owner);
-    return completed < 0 ? NULL : PyBool_FromLong(completed);
-}
-
-static PyObject *
-operation_announce(Operation *self, PyObject *owner)
-{
-    Core *core = CORE_OF(self);
-    if (check_owner(core, owner) < 0 || announce(core, self, owner == Py_None ? NULL : (Owner *)owner) < 0)
-        return NULL;
-    Py_RETURN_NONE;
-}
-
-/* _timer_expire: the deadline has come. Try once more, and expire if that does not complete the operation. */
-int
-operation_expire(Core *core, Operation *self)
-{
-    Owner *owner = (Owner *)Py_XNewRef(self->owner);
-    /* Rescheduled on the way here, or in the try, it is not due any more. */
-    double now = owner == NULL ? Py_HUGE_VAL : owner->timer->due;
-    int failed = 0;
-    if (self->state == PENDING && self->base.deadline <= now) {
-        int completed = try_operation(core, self, owner);
-        failed = completed < 0;
-        if (completed > 0) {
-            if (owner != NULL && self->entry != NULL && (self->state == COMPLETING || self->state == COMPLETED))
-                owner->missed++;
-        }
-        else if (!failed && claim(self, EXPIRING, now))
-            failed = run(core, self) < 0;
-    }
-    Py_XDECREF(owner);
-    return failed ? -1 : 0;
-}
-
-static PyObject *
-operation_timer_expire(Operation *self, PyObject *unused)
-{
-    if (operation_expire(core_of(self), self) < 0)
-        return NULL;
-    Py_RETURN_NONE;
-}
-
-static PyObject *operation_await(Operation *self);
-
-static PyMethodDef operation_methods[] = {
-    {"force_complete", (PyCFunction)operation_force_complete, METH_NOARGS, DOC_DelayedOperation_force_complete},
-    {"cancel", (PyCFunction)operation_cancel, METH_NOARGS, DOC_DelayedOperation_cancel},
-    {"done", (PyCFunction)operation_done, METH_NOARGS, DOC_DelayedOperation_done},
-    {"expired", (PyCFunction)operation_expired, METH_NOARGS, DOC_DelayedOperation_expired},
-    {"cancelled", (PyCFunction)operation_cancelled, METH_NOARGS, DOC_DelayedOperation_cancelled},
-    {"_purgatory_claim", (PyCFunction)operation_claim, METH_VARARGS, NULL},
-    {"_purgatory_run", (PyCFunction)operation_run, METH_NOARGS, NULL},
-    {"_purgatory_attempt", (PyCFunction)operation_attempt, METH_O, NULL},
-    {"_purgatory_announce", (PyCFunction)operation_announce, METH_O, NULL},
-    {"_purgatory_close", (PyCFunction)operation_close, METH_NOARGS, NULL},
-    {"_timer_expire", (PyCFunction)operation_timer_expire, METH_NOARGS, NULL},
-    {NULL},
-};
-
-static PyObject *
-operation_get_state(Operation *self, void *closure)
-{
-    if (self->state == NEW) {
-        PyErr_SetString(PyExc_AttributeError, "_purgatory_state");
+    if (self->base.state == UNMADE) {
+        PyErr_SetString(PyExc_AttributeError, "_purgatory_state_name");
         return NULL;
     }
-    return Py_NewRef(core_of(self)->states[(int)self->state]);
-}
-
-static int
-operation_set_state(Operation *self, PyObject *value, void *closure)
-{
-    int state = state_of(core_of(self), value);
-    if (state < 0)
-        return -1;
-    self->state = (char)state;
-    return 0;
+    return Py_NewRef(core_of(self)->states[self->base.state]);
 }
 
 static PyObject *
 operation_get_owner(Operation *self, void *closure)
 {
-    return Py_NewRef(owner_or_none(self->owner));
+    return Py_NewRef(self->owner == NULL ? Py_None : (PyObject *)self->owner);
 }
 
-static PyObject *
-operation_get_entry(Operation *self, void *closure)
-{
-    return self->entry == NULL ? Py_NewRef(Py_None) : Py_NewRef(self->entry);
-}
+static PyObject *operation_await(Operation *self);
 
-static int
-operation_set_none(Operation *self, PyObject *value, void *closure)
-{
-    if (value != Py_None) {
-        PyErr_SetString(PyExc_AttributeError, "only None is set here");
-        return -1;
-    }
-    if (closure == NULL) {
-        release(self);
-        Py_CLEAR(self->owner);
-    }
-    else {
-        if (self->entry != NULL)
-            entry_empty(self->entry);
-        Py_CLEAR(self->entry);
-    }
-    return 0;
-}
-
-static PyObject *
-operation_get_waiters(Operation *self, void *closure)
-{
-    PyObject *waiters = waiters_as_list(self);
-    return waiters != NULL ? Py_NewRef(waiters) : PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
-}
-
-static int
-operation_set_waiters(Operation *self, PyObject *value, void *closure)
-{
-    Py_XSETREF(self->waiters, value == Py_None ? NULL : Py_XNewRef(value));
-    return 0;
-}
+static PyMethodDef operation_methods[] = {
+    {"force_complete", (PyCFunction)operation_force_complete, METH_NOARGS, DOC_OperationBase_force_complete},
+    {"cancel", (PyCFunction)operation_cancel, METH_NOARGS, DOC_OperationBase_cancel},
+    {"done", (PyCFunction)operation_done, METH_NOARGS, DOC_OperationBase_done},
+    {"expired", (PyCFunction)operation_expired, METH_NOARGS, DOC_OperationBase_expired},
+    {"cancelled", (PyCFunction)operation_cancelled, METH_NOARGS, DOC_OperationBase_cancelled},
+    {"_purgatory_try", (PyCFunction)operation_try, METH_NOARGS, NULL},
+    {"_purgatory_close", (PyCFunction)operation_close, METH_NOARGS, NULL},
+    {"_purgatory_add_waiter", (PyCFunction)operation_add_waiter, METH_O, NULL},
+    {"_purgatory_remove_waiter", (PyCFunction)operation_remove_waiter, METH_O, NULL},
+    {"_purgatory_taken", (PyCFunction)operation_taken, METH_NOARGS, NULL},
+    {"_timer_expire", (PyCFunction)operation_timer_expire, METH_NOARGS, NULL},
+    {NULL},
+};
 
 static PyGetSetDef operation_getset[] = {
-    {"_purgatory_waiters", (getter)operation_get_waiters, (setter)operation_set_waiters, NULL, NULL},
-    {"_purgatory_state", (getter)operation_get_state, (setter)operation_set_state, NULL, NULL},
-    {"_purgatory_owner", (getter)operation_get_owner, (setter)operation_set_none, NULL, NULL},
-    {"_purgatory_entry", (getter)operation_get_entry, (setter)operation_set_none, NULL, "entry"},
+    {"outcome", (getter)operation_get_outcome, NULL, DOC_OperationBase_outcome, NULL},
+    {"_purgatory_state_name", (getter)operation_get_state_name, NULL, NULL, NULL},
+    {"_purgatory_owner", (getter)operation_get_owner, NULL, NULL, NULL},
     {NULL},
 };
 
 static PyMemberDef operation_members[] = {
-    {"_purgatory_outcome", T_OBJECT_EX, offsetof(Operation, outcome), 0},
-    {"_purgatory_keys", T_INT, offsetof(Operation, keys), 0},
+    {"_purgatory_outcome", T_OBJECT_EX, offsetof(Operation, outcome), READONLY},
+    {"_purgatory_timeout", T_DOUBLE, offsetof(Operation, timeout), READONLY},
     {NULL},
 };
 
 static PyType_Slot operation_slots[] = {
+    {Py_tp_doc, "OperationBase(timeout)\n--\n\nAn operation: its state, its place in a purgatory, its awaiting tasks."},
     {Py_tp_init, operation_init},
     {Py_tp_traverse, operation_traverse},
     {Py_tp_clear, operation_clear},
@@ -757,7 +659,7 @@ static PyType_Slot operation_slots[] = {
 };
 
 PyType_Spec operation_spec = {
-    .name = "purgatory._speedups.c.Operation",
+    .name = "purgatory._speedups.c.OperationBase",
     .basicsize = sizeof(Operation),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = operation_slots,
@@ -787,49 +689,23 @@ operation_await(Operation *self)
     return (PyObject *)await;
 }
 
-/* _purgatory_add_waiter(): 1 with a future, 0 if the operation is done already. */
+/* Begin to wait: 1 with a future, 0 if the operation is done already. */
 static int
-add_waiter(Core *core, Operation *self, PyObject **waiter)
+begin(Core *core, Operation *self, PyObject **waiter)
 {
-    Owner *owner = self->owner;
-    *waiter = NULL;
-    Py_XINCREF(owner);
-    int is_running = owner == NULL ? 0 : is_loop_running(core, owner);
-    PyObject *loop = is_running > 0 ? Py_NewRef(owner->loop) : NULL;
-    bool is_left = self->owner != owner;
-    Py_XDECREF(owner);
-    if (is_running < 0)
-        return -1;
-    if (loop == NULL || is_left) {
-        Py_XDECREF(loop);
-        *waiter = PyObject_CallMethod((PyObject *)self, "_purgatory_add_waiter", NULL); /* A rare case, or it raises. */
-        if (*waiter == Py_None)
-            Py_CLEAR(*waiter);
-        else if (*waiter == NULL)
-            return -1;
-        return *waiter != NULL;
-    }
-    PyObject *future = PyObject_CallMethodNoArgs(loop, core->create_future);
-    Py_DECREF(loop);
-    if (future == NULL)
-        return -1;
-    int added = 0;
-    if (self->waiters == NULL)
-        self->waiters = Py_NewRef(future);
-    else {
-        PyObject *waiters = waiters_as_list(self);
-        if (waiters == NULL && !PyErr_Occurred())
-            self->waiters = Py_NewRef(future);
-        else
-            added = waiters == NULL ? -1 : PyList_Append(waiters, future);
-    }
-    /* The future is seen by the completion, or the completion by the caller. */
-    if (added < 0 || !(self->state == PENDING || AFTER[(int)self->state])) {
-        Py_DECREF(future);
-        return added;
-    }
-    *waiter = future;
-    return 1;
+    PyObject *future = NULL, *loop = self->owner == NULL || IS_NONE(self->owner->loop) ? NULL : Py_NewRef(self->owner->loop);
+    int is_here = loop == NULL ? 0 : is_running(core, loop);
+    if (is_here > 0)
+        future = PyObject_CallMethodNoArgs(loop, core->create_future);
+    else if (is_here == 0) /* A rare case, or it raises. */
+        future = PyObject_CallMethod((PyObject *)self, "_purgatory_new_waiter", NULL);
+    Py_XDECREF(loop);
+    int waits = future == NULL ? -1 : add_waiter(self, future);
+    if (waits <= 0)
+        Py_XDECREF(future);
+    else
+        *waiter = future;
+    return waits;
 }
 
 static PyObject *
@@ -841,7 +717,7 @@ take_result(Await *self)
     Py_CLEAR(self->waiter);
     Py_CLEAR(operation->waiters); /* It is delivered, even if the others leave. */
     PyObject *result;
-    if ((operation->state == COMPLETED || operation->state == EXPIRED) && operation->outcome != NULL)
+    if (IS_DONE(operation) && operation->base.state < CANCELLED && operation->outcome != NULL)
         result = Py_NewRef(operation->outcome);
     else
         result = PyObject_CallMethod((PyObject *)operation, "result", NULL);
@@ -849,7 +725,7 @@ take_result(Await *self)
     return result;
 }
 
-/* The awaiting task was cancelled, or its coroutine closed. */
+/* The awaiting task was cancelled, with its exception set, or its coroutine is closed. */
 static void
 leave(Await *self)
 {
@@ -859,21 +735,23 @@ leave(Await *self)
     self->waiter = NULL;
     Py_CLEAR(self->iterator);
     if (operation != NULL && waiter != NULL) {
-        PyObject *raised = NULL;
+        Handled raised = {NULL, NULL};
+        bool is_closed = !PyErr_Occurred() || PyErr_ExceptionMatches(PyExc_GeneratorExit);
         if (PyErr_Occurred())
-            put_aside(&raised);
-        PyObject *done = PyObject_CallMethod((PyObject *)operation, "_purgatory_remove_waiter", "O", waiter);
-        if (done == NULL)
-            put_aside(&raised);
-        Py_XDECREF(done);
-        raise_again(raised);
+            handle(&raised);
+        int failed = is_closed ? call(operation, "_purgatory_leave_soon", waiter) : remove_waiter(operation, waiter);
+        if (raised.exception != NULL) {
+            if (!failed)
+                raise_again(Py_NewRef(raised.exception));
+            handled(&raised);
+        }
     }
     Py_XDECREF(operation);
     Py_XDECREF(waiter);
 }
 
 static PySendResult
-step(Await *self, PyObject *value, PyObject **result)
+step_await(Await *self, PyObject *value, PyObject **result)
 {
     if (self->iterator == NULL) {
         Operation *operation = self->operation;
@@ -881,16 +759,11 @@ step(Await *self, PyObject *value, PyObject **result)
             PyErr_SetString(PyExc_TypeError, "can't send non-None value to a just-started generator");
             return PYGEN_ERROR;
         }
-        if (operation->state == PENDING || AFTER[(int)operation->state] || operation->state == NEW) {
-            Core *core = core_of(operation);
-            int added = add_waiter(core, operation, &self->waiter);
-            if (added > 0) {
-                PyTypeObject *type = Py_TYPE(self->waiter);
-                self->iterator = type->tp_as_async != NULL && type->tp_as_async->am_await != NULL
-                                     ? type->tp_as_async->am_await(self->waiter)
-                                     : PyObject_CallMethod(self->waiter, "__await__", NULL);
-            }
-            if (added < 0 || (added > 0 && self->iterator == NULL)) {
+        if (!IS_DONE(operation)) {
+            int waits = begin(core_of(operation), operation, &self->waiter);
+            if (waits > 0)
+                self->iterator = PyObject_GetIter(self->waiter);
+            if (waits < 0 || (waits > 0 && self->iterator == NULL)) {
                 leave(self);
                 return PYGEN_ERROR;
             }
@@ -931,7 +804,7 @@ await_send(Await *self, PyObject *value, PyObject **result)
         return PYGEN_RETURN;
     }
     self->running = true;
-    PySendResult sent = step(self, value, result);
+    PySendResult sent = step_await(self, value, result);
     self->running = false;
     return sent;
 }

@@ -31,12 +31,12 @@ Tick 1, wheel size 10, the time is 0, tasks due at 9, 88 and 222:
 Six wake-ups, and none in between: a heap holds the buckets that have tasks (never the tasks), and *one* `call_at` on
 the clock is armed for the earliest. With nothing to do, nothing happens.
 
-A bucket is a `dict`, or several when it gets long: it keeps insertion order and inserts and deletes in C; a linked list
-in Python was several times slower. Its keys are `id(task)`: a task may define what equality it likes, and the snapshot
-of keys that is walked while a bucket is drained keeps no task alive.
+A bucket is one `dict`, because a `dict` keeps insertion order and inserts and deletes in C. A linked list in Python was
+several times slower. Its keys are `id(task)`, so a task may define what equality it likes, and the snapshot of keys
+that is walked while a bucket is drained keeps no task alive. (In the core in C a bucket is a linked list.)
 
-`timer/` is a folder though it needs nothing but the standard library: the wheel, the driver and the task are a library
-of their own, which knows nothing of operations.
+`_base.py` has the wheels, their heap and the tasks, and `timer.py` the one `call_at` that drives them. `entry.py` has
+the tasks that users make, and `wheel.py` the view of one level. None of them knows what an operation is.
 """
 
 from purgatory._timer.entry import TimerTask

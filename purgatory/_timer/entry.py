@@ -1,52 +1,71 @@
-"""The tasks of a timer."""
+"""The tasks of a timer, and the handle of a call that a timer was asked for."""
 
 from abc import ABC, abstractmethod
-from typing import NoReturn, TypeAlias
+from collections.abc import Callable
+from contextvars import Context, copy_context
+from typing import Any, NoReturn
 
 from purgatory._core.arguments import refuse_copy
-from purgatory._speedups import compiled
+from purgatory._timer._base import TimerEntry
 
-__all__ = ["Bucket", "TimerEntry", "TimerTask"]
+__all__ = ["TimerHandle", "TimerTask"]
 
 
-@compiled("TimerEntry")
-class TimerEntry(ABC):
-    """The part of an object by which it is in a timer. Its names begin with `_timer_`, for subclasses are users'."""
+class TimerTask(TimerEntry, ABC):
+    """Something that runs at a deadline unless it is cancelled first. Subclasses define it in `run`.
 
-    __slots__ = ("_timer_bucket", "_timer_deadline")
+    class Ping(TimerTask):
+        def run(self) -> None:
+            print("ping")
 
-    _timer_bucket: "Bucket | None"
-    """The dict that the entry is in, if it is in a timer."""
-    _timer_deadline: float
+    timer.add(Ping(), timer.time() + 5.0)
+    """
+
+    __slots__ = ()
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         refuse_copy(self)
 
     @abstractmethod
-    def _timer_expire(self) -> None:
-        """The deadline has come. Called by the timer, with the entry taken out."""
-
-
-Bucket: TypeAlias = dict[int, TimerEntry]
-"""Entries of one bucket by `id`, mostly in the order in which they came."""
-
-
-class TimerTask(TimerEntry):
-    """Something that runs at a deadline unless it is cancelled first. Subclasses define it in `run`.
-
-    A subclass that calls no `super().__init__()` cannot be put into a timer.
-    """
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        self._timer_bucket = None
-        self._timer_deadline = 0.0
-
-    @abstractmethod
     def run(self) -> None:
-        """Called once by the timer, at the deadline or after it, never before."""
+        """Do what is due. The timer calls it once, at the deadline or after it, never before."""
 
     def _timer_expire(self) -> None:
-        if self._timer_bucket is None:  # else it was put into a timer again on the way here
-            self.run()
+        self.run()
+
+
+class TimerHandle(TimerEntry):
+    """A callback asked for by `WheelTimer.call_at` or `call_later`, with the methods of `asyncio.TimerHandle`."""
+
+    __slots__ = ("__weakref__", "_args", "_callback", "_context")
+
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None) -> None:
+        super().__init__()
+        self._callback: Callable[..., object] | None = callback
+        self._args = args
+        self._context = copy_context() if context is None else context
+
+    def __repr__(self) -> str:
+        state = "cancelled" if self.cancelled() else f"when={self._timer_deadline!r}"
+        return f"<TimerHandle {state}>"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        refuse_copy(self)
+
+    def when(self) -> float:
+        """Return the time asked for, in seconds of the clock."""
+        return self._timer_deadline
+
+    def cancelled(self) -> bool:
+        """Return whether it was cancelled."""
+        return self._callback is None
+
+    def cancel(self) -> None:
+        """Forget the callback, at once. Harmless when it has run or has been cancelled before."""
+        self._timer_leave()
+        self._callback = None
+        self._args = ()
+
+    def _timer_expire(self) -> None:
+        if self._callback is not None:
+            self._context.run(self._callback, *self._args)

@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from purgatory._core.errors import OperationCancelled
-from purgatory._core.operation import DelayedOperation
+from purgatory import DelayedOperation, OperationCancelled
 from purgatory.asgi.parking import Receive
 
 __all__ = ["ClientDisconnected", "unless_disconnected"]

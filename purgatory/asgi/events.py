@@ -9,9 +9,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-from purgatory._core.arguments import check_callback
-from purgatory._core.errors import OperationCancelled, PurgatoryClosed
-from purgatory._core.operation import DelayedOperation
+from purgatory import DelayedOperation, OperationCancelled, PurgatoryClosed
 from purgatory.asgi.disconnects import ClientDisconnected, unless_disconnected
 from purgatory.asgi.parking import (
     Answers,
@@ -25,6 +23,7 @@ from purgatory.asgi.parking import (
     logger,
     park,
 )
+from purgatory.lowlevel import check_callback, take_result
 
 __all__ = ["Event", "EventStream"]
 
@@ -212,7 +211,7 @@ class _WaitingStream(Waiting, Generic[T]):
             return  # disconnected meanwhile
         operation = self.take()
         try:
-            result = operation.result()
+            result = take_result(operation)
             if self.key is None:
                 chunk, last = _encoded(self.render(result))
             else:

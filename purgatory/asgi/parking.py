@@ -15,9 +15,8 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, ref
 
-from purgatory._core.clock import report
-from purgatory._core.operation import DelayedOperation
-from purgatory._core.slices import Slice
+from purgatory import DelayedOperation
+from purgatory.lowlevel import Slice, add_waiter, close_operation, remove_waiter, report
 
 __all__ = [
     "EXTENSION",
@@ -133,21 +132,20 @@ class Waiting(ABC):
     def wait(self, operation: DelayedOperation[Any]) -> None:
         """Let `answer` be called when `operation` is done. Raises `PurgatoryMisuse` if it cannot be awaited here."""
         self.operation = operation
-        if operation._purgatory_add_waiter(self) is None:
+        if not add_waiter(operation, self):
             self.answers.add(self)
 
     def take(self) -> DelayedOperation[Any]:
-        """The operation, which is done, and whose result counts as delivered."""
+        """The operation, which is done. Its result counts as delivered when `take_result` was called."""
         operation, self.operation = self.operation, None
         assert operation is not None
-        operation._purgatory_waiters = None
         return operation
 
     def leave(self) -> None:
         """Stop waiting, as a task does that is cancelled."""
         operation, self.operation = self.operation, None
         if operation is not None:
-            operation._purgatory_remove_waiter(self)
+            remove_waiter(operation, self)
 
     def fail(self) -> None:
         """Close the connection, as no response can be sent."""
@@ -174,7 +172,7 @@ class Waiting(ABC):
 
     def shutdown(self) -> None:
         if self.operation is not None:
-            self.operation._purgatory_close()
+            close_operation(self.operation)
 
     @abstractmethod
     def pause_writing(self) -> None: ...
@@ -215,7 +213,7 @@ class Answers:
 
     def _answer(self) -> None:
         due = self._due
-        part = Slice(bounded=True)
+        slice_ = Slice(bounded=True)
         try:
             while due:
                 waiting = due[0]
@@ -228,7 +226,7 @@ class Answers:
                     report(self._loop(), "the answer of a parked request could not be sent", exception, request=waiting)
                 finally:
                     due.popleft()
-                if part.is_over():
+                if slice_.is_over():
                     break
         finally:
             self._shared = {}

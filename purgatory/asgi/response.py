@@ -4,9 +4,7 @@ import asyncio
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
-from purgatory._core.arguments import check_callback
-from purgatory._core.errors import OperationCancelled
-from purgatory._core.operation import DelayedOperation
+from purgatory import DelayedOperation, OperationCancelled
 from purgatory.asgi.disconnects import ClientDisconnected, unless_disconnected
 from purgatory.asgi.parking import (
     Answers,
@@ -20,6 +18,7 @@ from purgatory.asgi.parking import (
     logger,
     park,
 )
+from purgatory.lowlevel import check_callback, take_result
 
 __all__ = ["Answer", "DelayedResponse"]
 
@@ -119,7 +118,7 @@ _CANCELLED: Final = _text(503, "Service Unavailable")
 def _rendered(operation: DelayedOperation[T], render: Callable[[T], Answer]) -> Rendered:
     """The response for the outcome of `operation`, which is done."""
     try:
-        answer = render(operation.result())
+        answer = render(take_result(operation))
         return answer.status_code, tuple(answer.raw_headers), answer.body
     except OperationCancelled:
         return _CANCELLED
@@ -191,7 +190,7 @@ class _WaitingResponse(Waiting, Generic[T]):
         if self.key is None or operation.cancelled() or operation.exception() is not None:
             return _rendered(operation, self.render)
         try:
-            key = (DelayedResponse, self.key(operation.result()))
+            key = (DelayedResponse, self.key(take_result(operation)))
             return self.answers.shared(key, lambda: _rendered(operation, self.render))
         except _FAULTS:
             logger.exception("key raised")

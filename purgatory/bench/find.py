@@ -27,7 +27,6 @@ LIBRARY: Final = {
     "queue": "scenarios.queue",
     "threads": "scenarios.threads",
     "versions": "scenarios.versions",
-    "timeouts": "scenarios.timeouts",
 }
 """Those of the library."""
 

@@ -6,7 +6,7 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from purgatory._core.listeners import FinishedOperation
+from purgatory import FinishedOperation
 
 __all__ = ["SCHEMA", "Row", "columns_by_day"]
 

@@ -1,6 +1,6 @@
 """The errors of a journal."""
 
-from purgatory._core.errors import PurgatoryError
+from purgatory import PurgatoryError
 
 __all__ = ["JournalError", "JournalFull"]
 

@@ -17,11 +17,11 @@ from typing import Final, Literal
 
 import pyarrow as pa
 
-from purgatory._core.arguments import check_callback, check_count, seconds
-from purgatory._core.listeners import FinishedOperation
+from purgatory import FinishedOperation
 from purgatory.journal.columns import Row, columns_by_day
 from purgatory.journal.errors import JournalError, JournalFull
 from purgatory.journal.files import Files
+from purgatory.lowlevel import check_callback, check_count, seconds
 
 __all__ = ["Journal", "JournalStatistics"]
 

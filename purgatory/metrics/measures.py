@@ -5,10 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, Literal, TypeVar
 
-from purgatory._core.listeners import Listener, Outcome
-from purgatory._core.purgatory import DelayedOperationPurgatory
-from purgatory._core.statistics import PurgatoryStatistics
-from purgatory._timer import TimerStatistics
+from purgatory import DelayedOperationPurgatory, PurgatoryStatistics, TimerStatistics
+from purgatory.lowlevel import Listener, Outcome
 
 __all__ = ["LATENESS", "LATENESS_BOUNDS", "MEASURES", "WAIT", "WAITED", "WAIT_BOUNDS", "Exporter", "Measure"]
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable
 from weakref import WeakSet
 
-from purgatory._core.listeners import FinishedOperation, Listener
-from purgatory._core.purgatory import DelayedOperationPurgatory
+from purgatory import DelayedOperationPurgatory, FinishedOperation
 from purgatory._extras import missing
+from purgatory.lowlevel import Listener
 from purgatory.metrics.measures import LATENESS, LATENESS_BOUNDS, MEASURES, WAIT, WAIT_BOUNDS, Exporter, Measure
 
 try:

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from purgatory._core.listeners import FinishedOperation
+from purgatory import FinishedOperation
 from purgatory._extras import missing
 from purgatory.metrics.measures import LATENESS, LATENESS_BOUNDS, MEASURES, WAIT, WAIT_BOUNDS, WAITED, Exporter, Measure
 

@@ -4,9 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Container, Hashable, Iterable, Iterator
 from typing import Final
 
-from purgatory._core.clock import report
-from purgatory._core.purgatory import DelayedOperationPurgatory
-from purgatory._core.slices import SLICE, Slice
+from purgatory import DelayedOperationPurgatory
+from purgatory.lowlevel import SLICE, Slice, report
 from purgatory.relay.backlog import Backlog
 from purgatory.relay.retries import is_cancelled, retrying
 

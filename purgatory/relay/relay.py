@@ -11,10 +11,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
-from purgatory._core.arguments import check_callback, check_count, seconds
-from purgatory._core.clock import report
-from purgatory._core.errors import PurgatoryError
-from purgatory._core.purgatory import DelayedOperationPurgatory
+from purgatory import DelayedOperationPurgatory, PurgatoryError
+from purgatory.lowlevel import check_callback, check_count, report, seconds
 from purgatory.relay.broker import Broker
 from purgatory.relay.payload import check_key, decode, encode
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from contextvars import Context
 from typing import Final
 
-from purgatory._core.slices import Slice
+from purgatory.lowlevel import Slice
 from purgatory.relay.broker import Connection
 
 __all__ = ["ThreadBroker"]

@@ -14,8 +14,7 @@ from functools import partial
 from time import thread_time
 from typing import Final, TypeVarTuple, Unpack
 
-from purgatory import DelayedOperation, DelayedOperationPurgatory, TimerTask, VirtualClock, WheelTimer
-from purgatory._core.clock import Handle
+from purgatory import DelayedOperation, DelayedOperationPurgatory, Handle, TimerTask, VirtualClock, WheelTimer
 
 __all__ = ["UNITS", "UnitCosts", "measure"]
 

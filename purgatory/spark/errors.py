@@ -5,7 +5,7 @@ import re
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from purgatory._core.errors import PurgatoryError
+from purgatory import PurgatoryError
 
 __all__ = ["PipelineError", "first_line"]
 

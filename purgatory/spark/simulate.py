@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory, VirtualClock
-from purgatory._core.arguments import seconds
-from purgatory._core.listeners import Outcome
+from purgatory.lowlevel import Outcome, seconds
 from purgatory.spark.errors import PipelineError
 
 __all__ = [
@@ -131,7 +130,7 @@ class _Failed(Exception):
 class _Replayed(DelayedOperation[None]):
     """An operation that is satisfied at its end, if that is known."""
 
-    __slots__ = ("arrived", "reference", "simulation", "timeout")
+    __slots__ = ("arrived", "entries", "reference", "simulation", "timeout")
 
     ending: ClassVar[Outcome] = "satisfied"
 
@@ -141,6 +140,8 @@ class _Replayed(DelayedOperation[None]):
         self.arrived: float = arrived
         self.reference: object = reference
         self.simulation: Simulation = simulation
+        self.entries: int = 0
+        """Its entries in watcher lists."""
 
     def try_complete(self) -> bool:
         # The last try at its deadline completes nothing: `play` completes an operation whose end comes before that.
@@ -246,7 +247,8 @@ class Simulation:
         """Seconds that operations have waited, all together."""
         self.closed: int = 0
         """Operations that ended as a close had ended them. The purgatory counts them as satisfied."""
-        self._lists = self.purgatory._owner.lists
+        self._living = 0
+        """The entries of pending operations."""
         self._counting = False
         self._before: dict[str, int] = {}
         """The totals when counting began."""
@@ -286,6 +288,7 @@ class Simulation:
 
     def has_expired(self, operation: _Replayed) -> None:
         """Called by an operation that has expired."""
+        self._living -= operation.entries
         if not self._counting:
             return
         self._look()
@@ -300,7 +303,7 @@ class Simulation:
 
     def _look(self) -> None:
         """Note how many entries are dead: to be called before they may become fewer."""
-        self.peak_dead = max(self.peak_dead, self._lists.dead)
+        self.peak_dead = max(self.peak_dead, self.purgatory.watched - self._living)
 
     def _play(self, rows: Rows) -> None:
         count = len(rows.arrived)
@@ -362,21 +365,20 @@ class Simulation:
         clock, watch, record = self._clock, self.purgatory.try_complete_else_watch, self._record
         if not self._counting:
             record = None
-        scheduled = clock._heap
         before = len(held) - len(rows.arrived)
         kinds = [_CLASSES[ending] for ending in rows.ending.tolist()]
         keys, references = rows.keys, rows.references
         waited = 0.0
         for when, event in events:
-            if scheduled and scheduled[0][0] <= when:
-                self._look()
-                clock.advance_to(when)
-            else:
-                clock._now = when  # as advance_to() would, without its call
+            self._look()
+            clock.advance_to(when)
             if event >= 0:
                 operation = kinds[event](timeouts[event], when, references[event], self)
                 watch(operation, keys[event])
                 held[before + event] = operation
+                if operation.outcome is None:
+                    operation.entries = len(set(keys[event]))
+                    self._living += operation.entries
                 if record is not None and operation.outcome is not None:
                     record(Ended(operation.reference, operation.ending, operation.timeout, 0.0, None))
             else:
@@ -384,6 +386,7 @@ class Simulation:
                 held[~event] = None
                 if ended is None or not ended.end():
                     continue
+                self._living -= ended.entries
                 waited += when - ended.arrived
                 if record is not None:
                     record(Ended(ended.reference, ended.ending, ended.timeout, when - ended.arrived, None))
@@ -407,7 +410,7 @@ class Simulation:
         if self._start > self._clock.time():
             self._clock.advance_to(self._start)
         self._counting = True
-        self.peak_dead = self._lists.dead
+        self.peak_dead = self.purgatory.watched - self._living
         self._before = self._totals()
 
     def _totals(self) -> dict[str, int]:

@@ -4,8 +4,7 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from purgatory import DelayedOperation, DelayedOperationPurgatory, PurgatoryClosed
-from purgatory._core.clock import Clock, Handle
+from purgatory import Clock, DelayedOperation, DelayedOperationPurgatory, Handle, PurgatoryClosed
 
 __all__ = ["MAX_PENDING", "Demo"]
 

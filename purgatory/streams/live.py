@@ -17,8 +17,7 @@ from dataclasses import asdict
 from typing import Any, Final
 from uuid import uuid4
 
-from purgatory import DelayedOperation, DelayedOperationPurgatory, FinishedOperation, ThresholdPurgatory
-from purgatory._core.clock import Handle
+from purgatory import DelayedOperation, DelayedOperationPurgatory, FinishedOperation, Handle, ThresholdPurgatory
 from purgatory.streams.demo import Demo
 from purgatory.streams.storage.database import StorageError
 from purgatory.streams.storage.snapshots import exchange

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.protocols.utils import get_path_with_query_string
 
-from purgatory._timer.entry import TimerEntry
+from purgatory import TimerTask
 from purgatory.asgi.parking import Listener, Message
 from purgatory.uvicorn.framing import CHUNKED, CLOSE, HEAD, HTTP_1_0, PAUSED, STARTED
 from purgatory.uvicorn.shared import Shared
@@ -26,7 +26,7 @@ _LARGE: Final = 16_384
 """Bytes of a body from which on it is not copied behind its head: many connections may be sent the same one."""
 
 
-class QuietConnection(asyncio.Protocol, TimerEntry):
+class QuietConnection(asyncio.Protocol, TimerTask):
     """A connection that is idle or has a parked request, in few bytes.
 
     As a timer's entry it waits for one of two: the end of keep-alive, or of the patience with a client that does not
@@ -37,8 +37,7 @@ class QuietConnection(asyncio.Protocol, TimerEntry):
     __slots__ = ("buffered", "client", "flags", "held", "listener", "remaining", "request", "shared", "transport")
 
     def __init__(self, shared: Shared, transport: asyncio.Transport, paused: bool) -> None:
-        self._timer_bucket = None
-        self._timer_deadline = 0.0
+        super().__init__()
         self.shared: Shared = shared
         self.transport: asyncio.Transport = transport
         self.flags: int = 0
@@ -218,7 +217,7 @@ class QuietConnection(asyncio.Protocol, TimerEntry):
 
     # As the timer sees it.
 
-    def _timer_expire(self) -> None:
+    def run(self) -> None:
         if not self.flags & PAUSED:
             self._close()  # the end of keep-alive
             return

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from purgatory._idle import IdleTracker
-from purgatory._timer import WheelTimer
+from purgatory import IdleTracker, WheelTimer
 from purgatory.uvicorn.framing import Framing
 
 if TYPE_CHECKING:

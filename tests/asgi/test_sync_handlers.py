@@ -57,10 +57,7 @@ async def test_calls_from_a_synchronous_handler_wake_long_polls(command: list[st
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-async def test_wrong_calls_in_debug_mode_are_errors_that_name_the_right_ones(
-    loop: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONASYNCIODEBUG", "1")
+async def test_wrong_calls_are_errors_that_name_the_right_ones(loop: str) -> None:
     with serving(*UVICORN, "--loop", loop, APP) as server:
         ending = asyncio.create_task(server.end())  # reads the log meanwhile, which is more than a pipe holds
         async with server.client() as client:
@@ -77,5 +74,5 @@ async def test_wrong_calls_in_debug_mode_are_errors_that_name_the_right_ones(
             assert ((await poll).json(), (await reach).json()) == (["hello"], 1)
         server.process.terminate()
         output = await ending
-    errors = re.findall(r"^purgatory\.errors\.PurgatoryMisuse: .* use (.*)$", output, re.MULTILINE)
+    errors = re.findall(r"^purgatory\.PurgatoryMisuse: .* use (.*)$", output, re.MULTILINE)
     assert errors == list(WRONG.values())

@@ -4,14 +4,11 @@ import heapq
 import logging
 import math
 import re
-from functools import partial
 from typing import Any
 
 import pytest
 
 from purgatory import VirtualClock
-from tests.support.injection import each_step
-from tests.support.operations import FaultLog
 
 
 def test_time_moves_only_by_advance_and_advance_to(clock: VirtualClock) -> None:
@@ -19,9 +16,6 @@ def test_time_moves_only_by_advance_and_advance_to(clock: VirtualClock) -> None:
     clock.advance(1.5)
     clock.advance_to(4.0)
     assert clock.time() == 4.0
-
-
-def test_the_time_starts_at_start() -> None:
     assert VirtualClock(-7.5).time() == -7.5
 
 
@@ -65,17 +59,6 @@ def test_a_cancelled_callback_does_not_run_and_may_be_cancelled_again(clock: Vir
     clock.advance(1.0)
     kept.cancel()
     assert ran == [2]
-
-
-def test_cancelled_callbacks_do_not_pile_up(clock: VirtualClock) -> None:
-    ran: list[int] = []
-    clock.call_at(1.0, ran.append, 1)
-    for _ in range(10_000):
-        clock.call_at(1.0, ran.append, 2).cancel()
-    assert len(clock._heap) < 200
-    assert repr(clock) == "<VirtualClock time=0.0 scheduled=1>"
-    clock.advance(1.0)
-    assert ran == [1]
 
 
 def test_an_exception_is_raised_by_advance_and_the_rest_stays_scheduled(clock: VirtualClock) -> None:
@@ -125,26 +108,6 @@ def test_uncaught_exceptions_go_to_the_log(caplog: pytest.LogCaptureFixture) -> 
     assert caplog.records[0].exc_info[1] is error
 
 
-def test_the_clock_of_the_tests_collects_exceptions_instead(clock: FaultLog) -> None:
-    clock.call_exception_handler({"message": "", "exception": LookupError()})
-    assert [type(exception) for exception in clock.exceptions] == [LookupError]
-
-
-def test_a_call_asked_for_at_any_step_of_a_cancellation_is_not_dropped() -> None:
-    for injector in each_step():
-        clock = VirtualClock()
-        ran: list[int] = []
-        handles = [clock.call_at(1.0, ran.append, n) for n in range(65)]
-        for handle in handles[1:]:
-            handle.cancel()
-        injector.inject = partial(clock.call_at, 1.0, ran.append, 65)
-        with injector:
-            handles[0].cancel()  # most of the heap is cancelled: it is made anew
-        clock.advance(1.0)
-        assert ran == [65] * (injector.where != "nowhere")
-        assert repr(clock) == "<VirtualClock time=1.0 scheduled=0>"
-
-
 @pytest.mark.parametrize("live", [0, 10, 1000])
 def test_cancelled_calls_are_dropped_seldom_but_in_time(live: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rebuilt: list[int] = []
@@ -155,10 +118,14 @@ def test_cancelled_calls_are_dropped_seldom_but_in_time(live: int, monkeypatch: 
 
     monkeypatch.setattr("purgatory._core.clock.heapify", heapify)
     clock = VirtualClock()
+    ran: list[int] = []
     for n in range(live):
-        clock.call_at(2.0 + n, int)
+        clock.call_at(2.0 + n, ran.append, n)
     for _ in range(10_000):
-        clock.call_at(1.0, int).cancel()
+        clock.call_at(1.0, ran.append, -1).cancel()
         assert len(clock._heap) <= max(2 * live, live + 64) + 1
     assert set(rebuilt) == {live}
     assert len(rebuilt) == 10_000 // (max(live, 64) + 1)
+    assert repr(clock) == f"<VirtualClock time=0.0 scheduled={live}>"
+    clock.advance(2000.0)
+    assert ran == list(range(live))

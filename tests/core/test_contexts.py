@@ -87,20 +87,6 @@ async def test_a_deadline_is_not_in_the_context_of_the_first_request() -> None:
     await purgatory.aclose()
 
 
-async def test_a_pass_is_not_in_the_context_of_the_first_call() -> None:
-    async with DelayedOperationPurgatory() as purgatory:
-        operations = {}
-        for name in ("first", "second"):
-            operations[name] = as_user(name, lambda: purgatory.try_complete_else_watch(Seeing(), [name]))  # noqa: B023
-        for name, operation in operations.items():
-            operation.seen.clear()
-            operation.ready = True
-            as_user(name, lambda: purgatory.check_and_complete_soon(name))  # noqa: B023
-        for operation in operations.values():
-            await operation
-            assert operation.seen == ["no user"] * 2
-
-
 async def test_a_check_is_in_the_context_of_its_caller() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation = as_user("first", lambda: purgatory.try_complete_else_watch(Seeing(), ["key"]))
@@ -199,12 +185,12 @@ def run_in(context: contextvars.Context, name: str) -> None:
 
 
 class TestCallsOfATimer:
-    @pytest.mark.parametrize("method", ["call_at", "call_later"])
+    @pytest.mark.parametrize("method", ["call_at", "call_later", "call_at of the clock"])
     def test_a_call_runs_in_a_copy_of_the_callers_context(self, clock: VirtualClock, method: str) -> None:
-        timer = WheelTimer(clock)
+        call_at = clock.call_at if method.endswith("clock") else getattr(WheelTimer(clock), method)
         seen: list[str] = []
         for name in ("first", "second"):
-            as_user(name, lambda: getattr(timer, method)(1.0, lambda: seen.append(USER.get())))
+            as_user(name, lambda: call_at(1.0, lambda: seen.append(USER.get())))
         as_user("third", lambda: clock.advance(2.0))
         assert seen == ["first", "second"]
 
@@ -223,26 +209,6 @@ class TestCallsOfATimer:
         clock.advance(2.0)
         assert seen == ["given"]
         assert context[USER] == "given again", "in the context itself, and not in a copy"
-
-    async def test_calls_run_in_their_contexts_on_an_event_loop(self) -> None:
-        timer = WheelTimer()
-        context = contextvars.Context()
-        run_in(context, "given")
-        seen: list[str] = []
-        as_user("first", lambda: timer.call_later(0.001, lambda: seen.append(USER.get()), context=context))
-        as_user("second", lambda: timer.call_later(0.001, lambda: seen.append(USER.get())))
-        await until(lambda: len(seen) == 2)
-        assert sorted(seen) == ["given", "second"]
-        timer.close()
-
-
-class TestCallsOfAVirtualClock:
-    def test_a_call_runs_in_a_copy_of_the_callers_context(self) -> None:
-        clock = VirtualClock()
-        seen: list[str] = []
-        as_user("first", lambda: clock.call_at(1.0, lambda: seen.append(USER.get())))
-        as_user("second", lambda: clock.advance(2.0))
-        assert seen == ["first"]
 
 
 async def in_a_task(name: str, coroutine: Coroutine[Any, Any, Any]) -> Any:

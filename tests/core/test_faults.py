@@ -1,178 +1,217 @@
-"""Faults of operations, keys and clocks: all other operations go on, counts are right, and no operation is lost."""
+"""Faults of keys, clocks and loops, and requests to exit: all other operations go on, and counts are right."""
 
 import asyncio
 import gc
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
 import uvloop
 
-from purgatory import DelayedOperationPurgatory, PurgatoryError
+from purgatory import DelayedOperationPurgatory, ThresholdPurgatory, VirtualClock
 from tests.support.invariants import check_purgatory
 from tests.support.operations import FaultLog, Flag, RefusingClock, turn
 
 EXITS = (SystemExit, KeyboardInterrupt)
-ERRORS = [Exception, BaseException, asyncio.CancelledError, StopIteration, GeneratorExit, MemoryError, *EXITS]
 
 
-class Faulty(Flag):
-    """Raises in one of its methods."""
-
-    def __init__(self, method: str, error: type[BaseException]) -> None:
-        super().__init__(10.0)
-        self.method = method
-        self.error = error
-
-    def try_complete(self) -> bool:
-        if self.method == "try_complete" and self.ready:
-            raise self.error
-        return super().try_complete()
-
-    def on_complete(self) -> str:
-        if self.method == "on_complete":
-            raise self.error
-        return super().on_complete()
-
-    def on_expiration(self) -> None:
-        if self.method == "on_expiration":
-            raise self.error
+def fail() -> None:
+    raise LookupError
 
 
-def _check_soon(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+Way = Callable[[DelayedOperationPurgatory, VirtualClock], object]
+
+
+def soon(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
     purgatory.check_and_complete_soon("key")
     clock.advance(0)
 
 
-Trigger = Callable[[DelayedOperationPurgatory, FaultLog], object]
-TRIGGERS: dict[str, Trigger] = {
-    "check": lambda purgatory, clock: purgatory.check_and_complete("key"),
-    "check soon": _check_soon,
-    "deadline": lambda purgatory, clock: clock.advance(10.0),
-    "complete all": lambda purgatory, clock: purgatory.complete_all(),
+WAYS: dict[str, Way] = {
+    "check_and_complete": lambda purgatory, clock: purgatory.check_and_complete("key"),
+    "check_and_complete with a limit": lambda purgatory, clock: purgatory.check_and_complete("key", limit=5),
+    "check_and_complete_soon": soon,
+    "complete_all": lambda purgatory, clock: purgatory.complete_all(),
     "close": lambda purgatory, clock: purgatory.close(),
-    "nested": lambda purgatory, clock: purgatory.try_complete_else_watch(
-        Flag(ready=True, then=purgatory.complete_all), ["key"]
-    ),
+    "aclose": lambda purgatory, clock: list(purgatory.aclose().__await__()),
+    "deadline": lambda purgatory, clock: clock.advance(1.0),
+    "cancel_for_key": lambda purgatory, clock: purgatory.cancel_for_key("key"),
+    "cancel_all": lambda purgatory, clock: purgatory.cancel_all(),
+}
+OF_THRESHOLDS: dict[str, Callable[[ThresholdPurgatory[int]], object]] = {
+    "advance": lambda thresholds: thresholds.advance(10),
+    "complete_all": lambda thresholds: thresholds.complete_all(),
+    "fail_all": lambda thresholds: thresholds.fail_all(LookupError()),
+    "close": lambda thresholds: thresholds.close(),
 }
 
 
-@pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("trigger", TRIGGERS)
-@pytest.mark.parametrize("method", ["try_complete", "on_complete", "on_expiration"])
-def test_any_error_of_any_method_is_contained_under_any_trigger(
-    purgatory: DelayedOperationPurgatory, clock: FaultLog, method: str, trigger: str, error: type[BaseException]
-) -> None:
-    operations: list[Flag] = []
-    for _ in range(3):
-        operations += [Flag(10.0), Faulty(method, error), Faulty(method, error), Flag(10.0)]
-    for operation in operations:
-        purgatory.try_complete_else_watch(operation, ["key", id(operation)])
-        # An operation is tried at its deadline too: it must not be ready if it is to expire.
-        operation.ready = trigger != "deadline" or method == "try_complete"
-    try:  # a request to exit is raised when all others are done
-        TRIGGERS[trigger](purgatory, clock)
-    except EXITS:
-        assert error in EXITS
-    clock.advance(0)
-    assert [operation.done() for operation in operations] == [True] * 12
-    failing = method == "try_complete" and (trigger.startswith("check") or trigger == "deadline")
-    for operation in operations:
-        if isinstance(operation, Faulty) and (failing or method == "on_complete"):
-            outcome = operation.exception()
-            wrapped = error in (asyncio.CancelledError, StopIteration)
-            assert type(outcome) is (PurgatoryError if wrapped else error)
-        else:
+class TestRequestsToExit:
+    """The first one is raised when all others are done."""
+
+    @pytest.mark.parametrize("error", EXITS)
+    @pytest.mark.parametrize("way", WAYS)
+    def test_the_request_of_a_listener_is_raised_after_the_others_are_done(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, way: str, error: type[BaseException]
+    ) -> None:
+        heard: list[object] = []
+
+        def listen(finished: object) -> None:
+            heard.append(finished)
+            if len(heard) in (2, 3):
+                raise error(str(len(heard)))
+
+        purgatory.add_listener(listen)
+        operations = [purgatory.try_complete_else_watch(Flag(1.0), ["key"]) for _ in range(4)]
+        for operation in operations:
+            operation.ready = True
+        with pytest.raises(error, match="2"):
+            WAYS[way](purgatory, clock)
+        assert [operation.done() for operation in operations] == [True] * 4
+        assert len(heard) == 4
+        clock.advance(10.0)
+        assert (purgatory.num_delayed, len(purgatory.timer), clock.faults) == (0, 0, []), "raised, and not reported"
+
+    @pytest.mark.parametrize("error", EXITS)
+    @pytest.mark.parametrize("way", OF_THRESHOLDS)
+    def test_waits_for_thresholds_end_before_a_request_to_exit_is_raised(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, way: str, error: type[BaseException]
+    ) -> None:
+        heard: list[object] = []
+
+        def listen(finished: object) -> None:
+            heard.append(finished)
+            if len(heard) == 2:
+                raise error
+
+        thresholds = ThresholdPurgatory(0, purgatory)
+        purgatory.add_listener(listen)
+        waits = [thresholds.reach(n // 2, 1.0) for n in range(8)]
+        with pytest.raises(error):
+            OF_THRESHOLDS[way](thresholds)
+        assert [wait.done() for wait in waits] == [True] * 8
+        if way == "fail_all":
+            assert [type(wait.exception()) for wait in waits] == [LookupError] * 8
+
+    @pytest.mark.parametrize("error", EXITS)
+    def test_further_keys_and_buckets_come_after_a_request_to_exit(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, error: type[BaseException]
+    ) -> None:
+        def leave() -> None:
+            raise error
+
+        operations = [
+            purgatory.try_complete_else_watch(Flag(1.0 + n / 2, then=int if n % 2 else leave), [n]) for n in range(4)
+        ]
+        for n in range(2):
+            operations[n].ready = True
+            purgatory.check_and_complete_soon(n)
+        with pytest.raises(error):
+            clock.advance(0)
+        clock.advance(0)
+        with pytest.raises(error):
+            clock.advance(2.0)
+        clock.advance(0.5)
+        assert [operation.outcome for operation in operations] == ["failed", "satisfied", "failed", "expired"]
+        for operation in operations[::2]:
+            assert isinstance(operation.exception(), error)
+
+    @pytest.mark.parametrize("error", [*EXITS, GeneratorExit])
+    def test_a_purge_that_an_exit_has_ended_is_begun_again(self, error: type[BaseException]) -> None:
+        class Key:
+            """A key whose `__hash__` raises the errors in `errors`."""
+
+            def __hash__(self) -> int:
+                if errors:
+                    raise errors.pop()
+                return 1
+
+        errors: list[type[BaseException]] = []
+        clock = VirtualClock()
+        purgatory = DelayedOperationPurgatory(purge_interval=10, clock=clock)
+
+        def leave(count: int) -> None:
+            for _ in range(count):
+                purgatory.try_complete_else_watch(Flag(), [Key()]).cancel()
+
+        leave(100)
+        errors.append(error)
+        with pytest.raises(error):
+            clock.advance(0)
+        leave(1)
+        clock.advance(0)
+        assert purgatory.watched == 0
+        assert purgatory.statistics().purges == 2
+
+    @pytest.mark.parametrize("error", [*EXITS, GeneratorExit])
+    def test_a_check_that_an_exit_of_a_key_has_ended_may_be_made_again(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, error: type[BaseException]
+    ) -> None:
+        key = Moody()
+        operation = purgatory.try_complete_else_watch(Flag(), [key, "other"])
+        other = purgatory.try_complete_else_watch(Flag(), ["other"])
+        operation.ready = other.ready = True
+        purgatory.check_and_complete_soon(key)
+        purgatory.check_and_complete_soon("other")
+        key.error, key.left = error, 0
+        with pytest.raises(error):
+            clock.advance(0)
+        clock.advance(0)
+        assert other.done()
+        key.left = None
+        purgatory.check_and_complete_soon(key)
+        clock.advance(0)
+        assert operation.done()
+
+    @pytest.mark.parametrize("error", EXITS)
+    async def test_keys_of_other_threads_behind_one_that_exits_are_checked(self, error: type[BaseException]) -> None:
+        purgatory = DelayedOperationPurgatory()
+        operation = purgatory.try_complete_else_watch(Flag(), ["key"])
+        operation.ready = True
+        key = Moody()
+        key.error, key.left = error, 1
+        purgatory.check_and_complete_threadsafe(key)
+        purgatory.check_and_complete_threadsafe("key")
+        with pytest.raises(error):
+            purgatory._queue.mailbox._deliver()
+        assert await operation == "result of flag"
+        await purgatory.aclose()
+
+
+class TestClocks:
+    def test_a_clock_that_refuses_to_call_back_leaves_no_operation_half_completed(self) -> None:
+        clock = RefusingClock()
+        purgatory = DelayedOperationPurgatory(clock=clock, purge_interval=0)
+        operations = [purgatory.try_complete_else_watch(Flag(), ["key"]) for _ in range(50)]
+        clock.refuses = True
+        for operation in operations[:40]:
+            assert operation.force_complete()
             assert operation.result() == "result of flag"
-    assert (purgatory.num_delayed, len(purgatory.timer)) == (0, 0)
-    check_purgatory(purgatory)
+        # From the 26th on there are more dead entries than living ones: the purge needs the clock.
+        assert [(context["message"], str(context["exception"])) for context in clock.faults] == [
+            ("the clock raised", "refused")
+        ] * 15
+        assert purgatory.statistics().purges == 0
+        clock.refuses = False
+        purgatory.complete_all()
+        clock.advance(0)
+        assert (purgatory.watched, purgatory.statistics().purges) == (0, 1)
+        check_purgatory(purgatory)
 
-
-def test_an_error_after_a_deferred_completion_is_not_its_outcome(
-    purgatory: DelayedOperationPurgatory, clock: FaultLog
-) -> None:
-    class Late(Flag):
-        def try_complete(self) -> bool:
-            if self.ready:
-                assert self.force_complete()
-                raise LookupError
-            return False
-
-    last = purgatory.try_complete_else_watch(Late(), ["last"])
-    last.ready = True
-    then: Callable[[], object] = partial(purgatory.check_and_complete, "last")
-    for n in range(20):
-        then = purgatory.try_complete_else_watch(Flag(then=then), [n]).force_complete
-    then()
-    assert last.result() == "result of flag"
-    assert [type(exception) for exception in clock.exceptions] == [LookupError]
-    assert purgatory.statistics().failed == 0
-
-
-def test_an_exception_that_shows_no_traceback_makes_its_operation_fail_all_the_same(
-    purgatory: DelayedOperationPurgatory,
-) -> None:
-    class Bare(Exception):
-        __traceback__ = None
-
-    operation = purgatory.try_complete_else_watch(Faulty("on_complete", Bare), ["key"])
-    assert operation.force_complete()
-    assert isinstance(operation.exception(), Bare)
-    assert purgatory.statistics().failed == 1
-
-
-def test_a_repr_that_raises_hides_no_error(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
-    class Shy(Faulty):
-        def __repr__(self) -> str:
-            raise ZeroDivisionError
-
-    shy = [purgatory.try_complete_else_watch(Shy("on_complete", LookupError), ["key"]) for _ in range(3)]
-    shy[0].force_complete()
-    shy[1].cancel()
-    clock.advance(10.0)
-    with pytest.raises(PurgatoryError, match="Shy was cancelled"):
-        shy[1].result()
-    assert clock.faults == []
-    shy.clear()
-    gc.collect()
-    assert [type(exception) for exception in clock.exceptions] == [LookupError] * 2
-
-
-def test_a_clock_that_refuses_to_call_back_leaves_no_operation_half_completed() -> None:
-    clock = RefusingClock()
-    purgatory = DelayedOperationPurgatory(clock=clock, purge_interval=0)
-    operations = [purgatory.try_complete_else_watch(Flag(), ["key"]) for _ in range(50)]
-    chained = purgatory.try_complete_else_watch(Flag(then=purgatory.complete_all), ["chain"])
-    clock.refuses = True
-    for operation in operations[:25]:
-        assert operation.force_complete()
-    for operation in operations[25:40]:  # more dead entries than living ones: the purge needs the clock
+    def test_a_clock_that_refuses_in_the_middle_of_a_purge_has_it_begun_again(self) -> None:
+        clock = RefusingClock()
+        purgatory = DelayedOperationPurgatory(clock=clock, purge_interval=2999)
+        for n in range(3000):
+            purgatory.try_complete_else_watch(Flag(), [n]).cancel()
+        clock.refuses = True
         with pytest.raises(RuntimeError, match="refused"):
-            operation.force_complete()
-        assert operation.result() == "result of flag"
-    with pytest.raises(RuntimeError, match="refused"):
-        chained.force_complete()
-    assert isinstance(chained.exception(), RuntimeError)
-    clock.refuses = False
-    purgatory.complete_all()
-    assert all(operation.done() for operation in operations)
-    clock.advance(0)
-    check_purgatory(purgatory)
-
-
-def test_a_clock_that_does_not_call_back_is_asked_again_by_the_next_check() -> None:
-    clock = RefusingClock()
-    purgatory = DelayedOperationPurgatory(clock=clock)
-    operation = purgatory.try_complete_else_watch(Flag(), ["key"])
-    operation.ready = clock.refuses = True
-    with pytest.raises(RuntimeError, match="refused"):
-        purgatory.check_and_complete_soon("key")
-    clock.refuses = False
-    purgatory.check_and_complete_soon("key")
-    clock.advance(0)
-    assert operation.done()
+            clock.advance(0)
+        clock.refuses = False
+        assert purgatory.watched == 2000
+        for n in range(1000):
+            purgatory.try_complete_else_watch(Flag(), [n]).cancel()
+        clock.advance(0)
+        assert (purgatory.watched, purgatory.statistics().purges) == (0, 2)
 
 
 class TestAClosedLoop:
@@ -196,7 +235,7 @@ class TestAClosedLoop:
         loop: asyncio.AbstractEventLoop = request.param()
         purgatory = DelayedOperationPurgatory(purge_interval=2)
         operations: list[Flag] = [Flag(3600.0) for _ in range(6)]
-        operations.append(Faulty("on_complete", LookupError))
+        operations.append(Flag(then=fail))
         task = loop.run_until_complete(self._leave(purgatory, operations))
         loop.close()
         yield purgatory, operations
@@ -205,71 +244,79 @@ class TestAClosedLoop:
         assert coroutine is not None
         coroutine.close()  # the destruction of a task closes its coroutine
 
-    @pytest.mark.parametrize("way", ["force", "complete all", "check", "close"])
+    @pytest.mark.parametrize("way", ["force", "complete_all", "check_and_complete", "close"])
     def test_pending_operations_can_be_completed(
-        self,
-        left: tuple[DelayedOperationPurgatory, list[Flag]],
-        caplog: pytest.LogCaptureFixture,
-        way: str,
+        self, left: tuple[DelayedOperationPurgatory, list[Flag]], caplog: pytest.LogCaptureFixture, way: str
     ) -> None:
         purgatory, operations = left
         for each in operations:
             each.ready = True
         del each
-        match way:
-            case "force":
-                assert [operation.force_complete() for operation in operations] == [True] * 7
-            case "complete all":
-                assert purgatory.complete_all() == 7
-            case "check":
-                assert purgatory.check_and_complete("key") == 7
-            case "close":
-                purgatory.close()
+        if way == "force":
+            assert [operation.force_complete() for operation in operations] == [True] * 7
+        else:
+            WAYS[way](purgatory, VirtualClock())
         assert [operation.done() for operation in operations] == [True] * 7
         assert operations[0].result() == "result of flag"
         statistics = purgatory.statistics()
-        completed = (0, 6) if way in ("complete all", "close") else (6, 0)
+        completed = (0, 6) if way in ("complete_all", "close") else (6, 0)
         assert (statistics.satisfied, statistics.closed) == completed
         assert (statistics.failed, statistics.num_delayed) == (1, 0)
         assert len(purgatory.timer) == 0
         operations.clear()
         gc.collect()
-        assert "Faulty failed, and its exception was never retrieved" in caplog.text
+        assert [record.getMessage() for record in caplog.records] == [
+            "Flag failed, and its exception was never retrieved"
+        ]
 
-    def test_pending_operations_can_be_cancelled(self, left: tuple[DelayedOperationPurgatory, list[Flag]]) -> None:
+    def test_pending_operations_can_be_cancelled_and_other_calls_are_refused(
+        self, left: tuple[DelayedOperationPurgatory, list[Flag]]
+    ) -> None:
         purgatory, operations = left
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="closed"):
+                purgatory.check_and_complete_threadsafe("key")
+        with pytest.raises(RuntimeError, match="closed"):
+            operations[1].reschedule(0.5)
+        assert purgatory.num_delayed == 7
         assert operations[0].cancel()
         assert len(purgatory.cancel_for_key("key")) == 6
         assert purgatory.cancel_all() == 0
         purgatory.close()
         assert purgatory.statistics().cancelled == 7
 
-    def test_calls_that_need_the_loop_are_refused_and_change_nothing(
-        self, left: tuple[DelayedOperationPurgatory, list[Flag]]
-    ) -> None:
-        purgatory, operations = left
-        with pytest.raises(RuntimeError, match="closed"):
-            operations[1].reschedule(0.5)
-        with pytest.raises(RuntimeError, match="closed"):
-            purgatory.check_and_complete_threadsafe("key")
-        assert (purgatory.num_delayed, len(purgatory.timer)) == (7, 7)
-
 
 class Moody:
-    """A key whose lookup fails in `__hash__` or `__eq__`, as `mood` says."""
+    """A key whose lookup fails in `__hash__` after `left` further calls of it, or in `__eq__`."""
 
-    def __init__(self) -> None:
-        self.mood = "good"
+    error: type[BaseException] = LookupError
+    left: int | None = None
+    unequal = False
 
     def __hash__(self) -> int:
-        if self.mood == "no hash":
-            raise LookupError(self.mood)
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                raise self.error
         return 1
 
     def __eq__(self, other: object) -> bool:
-        if "no eq" in (self.mood, isinstance(other, Moody) and other.mood):
-            raise LookupError("no eq")
+        if self.unequal or (isinstance(other, Moody) and other.unequal):
+            raise self.error
         return self is other
+
+    def sour(self, mood: str) -> None:
+        if mood == "no hash":
+            self.left = 0
+        else:
+            self.unequal = True
+
+    def sweeten(self) -> None:
+        self.left = None
+        self.unequal = False
+
+
+MOODS = ["no hash", "no eq"]
 
 
 class TestKeysThatCannotBeLookedUp:
@@ -283,92 +330,124 @@ class TestKeysThatCannotBeLookedUp:
         operation.ready = True
         return operation
 
-    @pytest.mark.parametrize("mood", ["no hash", "no eq"])
+    @pytest.mark.parametrize("mood", MOODS)
     def test_call_with_a_key_that_cannot_be_looked_up_changes_nothing(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, operation: Flag, key: Moody, mood: str
     ) -> None:
         before = purgatory.statistics()
-        key.mood = mood
-        tried = Flag()
-        for use in (
-            lambda: purgatory.try_complete_else_watch(tried, ["a", key]),
+        key.sour(mood)
+        calls: list[Callable[[], object]] = [
             lambda: purgatory.check_and_complete(key),
+            lambda: purgatory.check_and_complete(key, limit=1),
             lambda: purgatory.check_and_complete_soon(key),
             lambda: purgatory.cancel_for_key(key),
-        ):
+        ]
+        for call in calls:
             with pytest.raises(LookupError):
-                use()
-        if mood == "no eq":  # the operation was pending for a moment, and leaves a dead entry on its first key
-            before = replace(before, watched=4, peak_watched=4, estimated_total=4, peak_delayed=2)
+                call()
         assert purgatory.statistics() == before
         clock.advance(1)
         assert not operation.done()
-        key.mood = "good"
+        key.sweeten()
         assert purgatory.check_and_complete(key) == 1
-        assert not purgatory.try_complete_else_watch(tried, ["a", key]).done()
 
-    def test_entries_of_operations_that_could_not_be_watched_are_purged(self, clock: FaultLog, key: Moody) -> None:
-        purgatory = DelayedOperationPurgatory(purge_interval=10, clock=clock)
-        purgatory.try_complete_else_watch(Flag(), [Moody(), "other"])
-        for _ in range(100):
-            key.mood = "good"
-            keys = dict.fromkeys(["other", key])
-            key.mood = "no eq"
-            with pytest.raises(LookupError):
-                purgatory.try_complete_else_watch(Flag(), keys)
-            clock.advance(0)
-            assert purgatory.watched <= 2 + 11
+    @pytest.mark.parametrize("left", [0, 1, 2, None])
+    def test_a_key_that_fails_when_it_is_watched_leaves_nothing_behind(
+        self, purgatory: DelayedOperationPurgatory, key: Moody, left: int | None
+    ) -> None:
+        other = purgatory.try_complete_else_watch(Flag(), [Moody(), "b"])
+        before = purgatory.statistics()
+        keys: Any = ["a", "b", key, "c"]
+        if left is None:
+            keys = dict.fromkeys(keys)
+            key.unequal = True
+        else:
+            key.left = left
+        operation = Flag(1.0)
+        with pytest.raises(LookupError):
+            purgatory.try_complete_else_watch(operation, keys)
+        refused_early = left == 0
+        assert operation.outcome == (None if refused_early else "cancelled")
+        assert purgatory.statistics().watched == before.watched
+        assert (purgatory.num_delayed, purgatory.watching("b"), len(purgatory.timer)) == (1, [other], 0)
+        assert purgatory.statistics().cancelled == (not refused_early)
+        check_purgatory(purgatory)
+        key.sweeten()
+        assert not purgatory.is_watched(key)
+        if refused_early:
+            assert purgatory.try_complete_else_watch(operation, keys) is operation
 
     @pytest.mark.parametrize("entries", [10, 2000])
     def test_a_key_that_fails_in_a_purge_is_reported_and_purged_later(
         self, clock: FaultLog, key: Moody, entries: int
     ) -> None:
         purgatory = DelayedOperationPurgatory(purge_interval=5, clock=clock)
-        for each in [purgatory.try_complete_else_watch(Flag(), [Moody(), key]) for _ in range(entries)]:
+        for each in [purgatory.try_complete_else_watch(Flag(), [Moody(), key, "b"]) for _ in range(entries)]:
             each.cancel()
-        key.mood = "no hash"
+        key.sour("no hash")
         clock.advance(1)
-        assert {type(exception) for exception in clock.exceptions} == {LookupError}
+        assert [context["message"] for context in clock.faults] == ["a watch key cannot be looked up"]
+        assert [type(exception) for exception in clock.exceptions] == [LookupError]
         assert purgatory.watched == 0
-        key.mood = "good"
+        key.sweeten()
+        assert purgatory.watched_keys() == [key], "it could not be removed"
         for each in [purgatory.try_complete_else_watch(Flag(), ["other"]) for _ in range(10)]:
             each.cancel()
         clock.advance(1)
         assert purgatory.watched_keys() == []
+        check_purgatory(purgatory)
 
-    @pytest.mark.parametrize("mood", ["no hash", "no eq"])
-    def test_a_key_that_fails_when_its_pass_begins_is_reported_and_may_be_checked_again(
-        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, operation: Flag, key: Moody, mood: str
+    @pytest.mark.parametrize("way", ["check_and_complete", "close", "aclose", "cancel_for_key"])
+    def test_a_key_that_fails_when_its_list_is_dropped_is_reported(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, way: str
+    ) -> None:
+        class Key(str):
+            __slots__ = ()
+            fails = False
+
+            def __hash__(self) -> int:
+                if Key.fails:
+                    raise LookupError
+                return str.__hash__(self)
+
+        def sour(_: object) -> None:
+            Key.fails = True
+
+        operation = purgatory.try_complete_else_watch(Flag(), [Key("key")])
+        operation.ready = True
+        purgatory.add_listener(sour)
+        purgatory.try_complete_else_watch(Flag(), ["another"]).cancel()
+        Key.fails = False
+        finished = purgatory.try_complete_else_watch(Flag(), [Key("key")])
+        finished.ready = True
+        WAYS[way](purgatory, clock)
+        assert operation.done()
+        assert finished.done()
+        assert {type(exception) for exception in clock.exceptions} == {LookupError}
+        assert purgatory.num_delayed == 0
+
+    @pytest.mark.parametrize("mood", MOODS)
+    @pytest.mark.parametrize("when", ["begins", "ends"])
+    def test_a_key_that_fails_in_its_pass_is_reported_and_may_be_checked_again(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, operation: Flag, key: Moody, mood: str, when: str
     ) -> None:
         other = purgatory.try_complete_else_watch(Flag(), ["last"])
         other.ready = True
         purgatory.check_and_complete_soon(key)
         purgatory.check_and_complete_soon("last")
-        key.mood = mood
+        if when == "begins":
+            key.sour(mood)
+        else:
+            operation.then = lambda: key.sour(mood)
         clock.advance(0)
-        assert {type(exception) for exception in clock.exceptions} == {LookupError}
-        assert (operation.done(), other.done()) == (False, True)
-        key.mood = "good"
-        purgatory.check_and_complete_soon(key)
-        clock.advance(0)
-        assert operation.done()
-
-    def test_a_key_that_fails_when_its_pass_ends_is_reported_and_may_be_checked_again(
-        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, operation: Flag, key: Moody
-    ) -> None:
-        def sour() -> None:
-            key.mood = "no hash"
-
-        operation.then = sour
-        purgatory.check_and_complete_soon(key)
-        clock.advance(0)
-        assert operation.done()
-        assert {type(exception) for exception in clock.exceptions} == {LookupError}
-        key.mood = "good"
+        assert {type(exception) for exception in clock.exceptions} == ({LookupError} if clock.faults else set())
+        assert (operation.done(), other.done()) == (when == "ends", True)
+        key.sweeten()
         again = purgatory.try_complete_else_watch(Flag(), [key])
         again.ready = True
         purgatory.check_and_complete_soon(key)
         clock.advance(0)
+        assert operation.done()
         assert again.done()
 
     async def test_a_key_that_fails_after_a_call_of_another_thread_is_reported(self, key: Moody) -> None:
@@ -378,10 +457,10 @@ class TestKeysThatCannotBeLookedUp:
             operation = purgatory.try_complete_else_watch(Flag(), [key, "other"])
             operation.ready = True
             purgatory.check_and_complete_threadsafe(key)
-            key.mood = "no hash"
+            key.sour("no hash")
             for _ in range(3):
                 await turn()
             assert [type(context["exception"]) for context in contexts] == [LookupError]
             purgatory.check_and_complete_threadsafe("other")
             assert await asyncio.wait_for(operation, 30) == "result of flag"
-            key.mood = "good"
+            key.sweeten()

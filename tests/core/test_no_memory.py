@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from purgatory import DelayedOperationPurgatory, VirtualClock, _speedups
+from purgatory import DelayedOperationPurgatory, VirtualClock
+from tests.support.cores import in_c
 from tests.support.invariants import check_purgatory
 from tests.support.operations import FaultLog, Flag
 
 _testcapi = pytest.importorskip("_testcapi", reason="needs the module _testcapi, which comes with CPython's tests")
 
-pytestmark = pytest.mark.skipif(_speedups.c is None, reason="the core is the one in Python")
+pytestmark = in_c
 
 
 class Counted(Flag):

@@ -1,4 +1,4 @@
-"""Clocks of users' own: they jump far ahead, stand still, call early or call late."""
+"""Clocks of users' own: they jump far ahead, stand still, call early or late, go backwards."""
 
 import asyncio
 import random
@@ -55,11 +55,7 @@ class Small:
 async def test_tasks_await_operations_on_a_clock_of_two_methods() -> None:
     clock = Small()
     operation = DelayedOperationPurgatory(clock=clock).try_complete_else_watch(Waiting(30.0), ["key"])
-
-    async def wait() -> None:
-        await operation
-
-    task = asyncio.create_task(wait())
+    task = asyncio.ensure_future(operation)
     await turn()
     clock.virtual.advance(29.0)
     await turn()
@@ -69,7 +65,7 @@ async def test_tasks_await_operations_on_a_clock_of_two_methods() -> None:
     assert operation.outcome == "expired"
 
 
-@pytest.mark.parametrize("jump", [1.0, 3600.0, 10 * YEAR, 1000 * YEAR])
+@pytest.mark.parametrize("jump", [1.0, 3600.0, 1000 * YEAR])
 def test_all_tasks_run_in_order_after_a_clock_has_jumped_far_ahead(jump: float) -> None:
     clock = Jumping()
     timer = WheelTimer(clock)
@@ -78,9 +74,10 @@ def test_all_tasks_run_in_order_after_a_clock_has_jumped_far_ahead(jump: float) 
     random.Random(1).shuffle(deadlines)
     for deadline in deadlines:
         timer.call_at(deadline, order.append, deadline)
-    later = Note(clock)
+    later, soon = Note(clock), Note(clock)
     timer.add(later, jump * 1.5)
     clock.ahead = jump
+    timer.add(soon, jump + 0.02)
     wake_ups = 0
     while len(order) < 2000:
         timer._wake()
@@ -88,23 +85,12 @@ def test_all_tasks_run_in_order_after_a_clock_has_jumped_far_ahead(jump: float) 
     assert all(first < second + 0.001 for first, second in pairwise(order))
     # The wake-ups are as many as the slices of buckets, cascades and tasks, however many years have passed.
     assert wake_ups <= 2 * (2000 + timer.statistics().buckets + timer.statistics().cascaded) // 1000 + 1
-    assert later.ran == []
-    assert timer.statistics().tasks == 1
+    assert (later.ran, soon.ran) == ([], [])
+    clock.advance(0.03)
+    assert soon.ran == [pytest.approx(jump + 0.02)]
     clock.ahead *= 2
     while not later.ran:
         timer._wake()
-    check_timer(timer)
-
-
-def test_a_task_added_after_a_jump_runs_at_its_deadline() -> None:
-    clock = Jumping()
-    timer = WheelTimer(clock)
-    timer.add(Note(clock), 0.01)
-    clock.ahead = YEAR
-    note = Note(clock)
-    timer.add(note, YEAR + 0.02)
-    clock.advance(0.03)
-    assert note.ran == [pytest.approx(YEAR + 0.02)]
     check_timer(timer)
 
 
@@ -117,8 +103,7 @@ def test_a_clock_that_stands_still_is_armed_once_for_each_call(clock: FaultLog) 
     for _ in range(1000):
         timer._wake()
     assert note.ran == []
-    assert len(clock.armed) == 1001, "one for one"
-    assert set(clock.armed) == {clock.armed[0]}
+    assert clock.armed == [clock.armed[0]] * 1001, "one for one"
     clock.advance(4.0)
     assert note.ran == [5.0]
 
@@ -180,16 +165,3 @@ def test_a_clock_that_goes_backwards_and_completes_an_operation_leaves_none_in_t
     assert second.calls.count("flag completes") == 1
     assert waiting == [0]
     check_timer(purgatory.timer)
-
-
-def test_a_task_runs_once_when_the_clock_calls_back_twice(clock: VirtualClock) -> None:
-    timer = WheelTimer(clock)
-    notes = [Note(clock) for _ in range(3)]
-    for n, note in enumerate(notes):
-        timer.add(note, 1.0 + n)
-    for _ in range(5):
-        clock.advance(1.0)
-        timer._wake()
-        timer._wake()
-    assert [note.ran for note in notes] == [[1.0], [2.0], [3.0]]
-    check_timer(timer)

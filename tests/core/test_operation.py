@@ -1,165 +1,276 @@
-"""A delayed operation: its outcomes, and the tasks that await it."""
+"""A delayed operation: its states and outcomes, the tasks that await it, its deadline."""
 
 import asyncio
-import gc
 import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from purgatory import (
     DelayedOperation,
     DelayedOperationPurgatory,
+    FinishedOperation,
     OperationCancelled,
     PurgatoryError,
+    PurgatoryMisuse,
     VirtualClock,
-    WheelTimer,
 )
-from tests.support.injection import each_step
-from tests.support.operations import FaultLog, Flag, turn
+from tests.support.operations import CallingClock, FaultLog, Flag, Waiting, turn
 
 
-def outcome(operation: Flag) -> tuple[bool, bool, bool]:
-    return operation.done(), operation.expired(), operation.cancelled()
+class Noting(Flag):
+    """Notes its outcome, and whether it is done, while it is being completed."""
+
+    def __init__(self, timeout: float | None = None, *, ready: bool = False) -> None:
+        super().__init__(timeout, ready=ready)
+        self.noted: list[str | None] = []
+        self.then = self.note
+
+    def note(self) -> None:
+        assert not self.done()
+        self.noted.append(self.outcome)
+
+    def on_expiration(self) -> None:
+        super().on_expiration()
+        self.note()
 
 
-def test_a_new_operation_is_pending_and_unwatched() -> None:
-    operation = Flag(5.0)
-    assert outcome(operation) == (False, False, False)
-    assert repr(operation) == "<Flag pending unwatched timeout=5.0>"
-    assert operation.outcome is None
+def heard(purgatory: DelayedOperationPurgatory) -> list[str]:
+    """The outcomes that a listener is called with from now on."""
+    outcomes: list[str] = []
+
+    def listen(finished: FinishedOperation) -> None:
+        outcomes.append(finished.outcome)
+
+    purgatory.add_listener(listen)
+    return outcomes
 
 
-def test_a_pending_operation_has_no_result(purgatory: DelayedOperationPurgatory) -> None:
-    operation = purgatory.try_complete_else_watch(Flag(5.0), ["key"])
-    assert outcome(operation) == (False, False, False)
-    assert repr(operation) == "<Flag pending deadline=5.0>"
-    with pytest.raises(asyncio.InvalidStateError, match="is not done"):
-        operation.result()
-    with pytest.raises(asyncio.InvalidStateError, match="is not done"):
-        operation.exception()
+def counts(purgatory: DelayedOperationPurgatory) -> dict[str, int]:
+    """The counts that are not zero."""
+    statistics = purgatory.statistics()
+    names = ("completed_at_once", "satisfied", "expired", "closed", "cancelled", "failed", "missed")
+    return {name: getattr(statistics, name) for name in names if getattr(statistics, name)}
 
 
-def test_an_operation_completed_by_its_condition_has_a_result(purgatory: DelayedOperationPurgatory) -> None:
-    operation = purgatory.try_complete_else_watch(Flag(5.0), ["key"])
+def check(purgatory: DelayedOperationPurgatory, operation: Flag) -> None:
     operation.ready = True
-    assert purgatory.check_and_complete("key") == 1
-    assert outcome(operation) == (True, False, False)
-    assert operation.result() == "result of flag"
-    assert operation.exception() is None
-    assert operation.calls == ["flag completes"]
-    assert repr(operation) == "<Flag completed>"
+    purgatory.check_and_complete("key")
 
 
-def test_an_operation_completed_by_its_deadline_has_expired(
-    purgatory: DelayedOperationPurgatory, clock: VirtualClock
-) -> None:
-    operation = purgatory.try_complete_else_watch(Flag(5.0), ["key"])
-    clock.advance(5.0)
-    assert outcome(operation) == (True, True, False)
-    assert operation.result() == "result of flag"
-    assert operation.calls == ["flag completes", "flag expires"]
+Way = Callable[[DelayedOperationPurgatory, VirtualClock, Flag], object]
+WAYS: dict[str, tuple[str, Way]] = {
+    "check": ("satisfied", lambda purgatory, clock, operation: check(purgatory, operation)),
+    "force": ("satisfied", lambda purgatory, clock, operation: operation.force_complete()),
+    "deadline": ("expired", lambda purgatory, clock, operation: clock.advance(10.0)),
+    "complete_all": ("closed", lambda purgatory, clock, operation: purgatory.complete_all()),
+    "close": ("closed", lambda purgatory, clock, operation: purgatory.close()),
+    "aclose": ("closed", lambda purgatory, clock, operation: list(purgatory.aclose().__await__())),
+    "cancel": ("cancelled", lambda purgatory, clock, operation: operation.cancel()),
+    "cancel_for_key": ("cancelled", lambda purgatory, clock, operation: purgatory.cancel_for_key("key")),
+    "cancel_all": ("cancelled", lambda purgatory, clock, operation: purgatory.cancel_all()),
+}
 
 
-def test_a_cancelled_operation_raises_operation_cancelled(
-    purgatory: DelayedOperationPurgatory, clock: VirtualClock
-) -> None:
-    operation = purgatory.try_complete_else_watch(Flag(5.0), ["key"])
-    assert operation.cancel()
-    assert not operation.cancel()
-    clock.advance(10.0)
-    assert outcome(operation) == (True, False, True)
-    with pytest.raises(OperationCancelled, match="Flag was cancelled"):
-        operation.result()
-    with pytest.raises(OperationCancelled):
-        operation.exception()
-    assert operation.calls == []
+class TestOutcomes:
+    def test_a_new_operation_is_pending(self) -> None:
+        for timeout in (5.0, None):
+            operation = Flag(timeout)
+            assert (operation.done(), operation.expired(), operation.cancelled(), operation.outcome) == (
+                *(False,) * 3,
+                None,
+            )
+            assert repr(operation) == f"<Flag new timeout={timeout}>"
 
+    def test_a_pending_operation_has_no_result(self, purgatory: DelayedOperationPurgatory) -> None:
+        operation = purgatory.try_complete_else_watch(Flag(5.0), ["key"])
+        assert (operation.done(), operation.outcome) == (False, None)
+        assert repr(operation) == "<Flag pending deadline=5.0>"
+        for read in (operation.result, operation.exception):
+            with pytest.raises(asyncio.InvalidStateError, match=r"<Flag pending deadline=5\.0> is not done"):
+                read()
 
-def test_a_failed_operation_has_its_exception(purgatory: DelayedOperationPurgatory) -> None:
-    error = LookupError()
+    @pytest.mark.parametrize("way", WAYS)
+    def test_the_outcome_is_known_in_on_complete_and_afterwards(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, way: str
+    ) -> None:
+        outcomes = heard(purgatory)
+        operation = purgatory.try_complete_else_watch(Noting(10.0), ["key"])
+        outcome, finish = WAYS[way]
+        finish(purgatory, clock, operation)
+        assert operation.noted == [outcome] * {"cancelled": 0, "expired": 2}.get(outcome, 1)
+        assert (operation.done(), operation.outcome, outcomes, counts(purgatory)) == (
+            True,
+            outcome,
+            [outcome],
+            {outcome: 1},
+        )
+        assert (operation.expired(), operation.cancelled()) == (outcome == "expired", outcome == "cancelled")
+        state = "completed" if outcome == "satisfied" else outcome
+        assert repr(operation) == f"<Noting {state}>"
+        if outcome == "cancelled":
+            for read in (operation.result, operation.exception):
+                with pytest.raises(OperationCancelled, match="Noting was cancelled"):
+                    read()
+        else:
+            assert (operation.result(), operation.exception()) == ("result of flag", None)
+        clock.advance(20.0)
+        assert (clock.faults, purgatory.num_delayed, len(purgatory.timer)) == ([], 0, 0)
 
-    class Failing(Flag):
-        def on_complete(self) -> str:
-            raise error
+    def test_an_operation_that_never_waited_has_completed_at_once(self, purgatory: DelayedOperationPurgatory) -> None:
+        outcomes = heard(purgatory)
+        operation = purgatory.try_complete_else_watch(Noting(10.0, ready=True), ["key"])
+        assert operation.noted == [operation.outcome] == outcomes == ["completed_at_once"]
+        assert counts(purgatory) == {"completed_at_once": 1}
+        assert repr(operation) == "<Noting completed at once>"
 
-    operation = purgatory.try_complete_else_watch(Failing(), ["key"])
-    assert operation.force_complete()
-    assert outcome(operation) == (True, False, False)
-    assert operation.exception() is error
-    with pytest.raises(LookupError):
-        operation.result()
-    assert repr(operation).endswith("Failing failed>")
+    def test_an_operation_whose_method_raises_has_failed(self, purgatory: DelayedOperationPurgatory) -> None:
+        class Broken(Flag):
+            def on_complete(self) -> str:
+                raise error
 
-
-def test_on_complete_can_ask_whether_the_operation_has_expired(
-    purgatory: DelayedOperationPurgatory, clock: VirtualClock
-) -> None:
-    seen: list[tuple[bool, bool]] = []
-
-    class Curious(Flag):
-        def on_complete(self) -> str:
-            seen.append((self.expired(), self.done()))
-            return ""
-
-    purgatory.try_complete_else_watch(Curious(1.0), ["key"])
-    purgatory.try_complete_else_watch(Curious(1.0), ["key"]).force_complete()
-    clock.advance(1.0)
-    assert seen == [(False, False), (True, False)]
-
-
-def test_an_operation_may_be_forced_or_cancelled_outside_a_purgatory() -> None:
-    forced, cancelled = Flag(), Flag()
-    assert forced.force_complete()
-    assert forced.result() == "result of flag"
-    assert cancelled.cancel()
-    assert cancelled.cancelled()
-
-
-def test_a_fault_outside_a_purgatory_goes_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    class Failing(Flag):
-        def on_complete(self) -> str:
-            raise LookupError("no owner")
-
-    retrieved, dropped = Failing(), Failing()
-    for operation in (retrieved, dropped):
+        error = LookupError()
+        outcomes = heard(purgatory)
+        operation = purgatory.try_complete_else_watch(Broken(10.0), ["key"])
         assert operation.force_complete()
-    assert isinstance(retrieved.exception(), LookupError)
-    assert caplog.records == []
-    del operation, retrieved, dropped
-    gc.collect()
-    assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert "Failing failed, and its exception was never retrieved" in caplog.text
+        assert (operation.done(), operation.expired(), operation.cancelled()) == (True, False, False)
+        assert operation.exception() is error
+        with pytest.raises(LookupError):
+            operation.result()
+        assert [operation.outcome] == outcomes == ["failed"]
+        assert counts(purgatory) == {"failed": 1}
+        assert repr(operation).endswith("Broken failed>")
+
+    @pytest.mark.parametrize("cancel", [False, True])
+    def test_an_operation_may_be_forced_or_cancelled_outside_a_purgatory(
+        self, purgatory: DelayedOperationPurgatory, cancel: bool
+    ) -> None:
+        operation = Flag()
+        assert operation.cancel() if cancel else operation.force_complete()
+        assert operation.outcome == ("cancelled" if cancel else "completed_at_once")
+        with pytest.raises(PurgatoryMisuse, match="was already handed to a purgatory"):
+            purgatory.try_complete_else_watch(operation, ["key"])
+        assert purgatory.statistics().watched == 0
+
+    def test_the_abstract_methods_are_required(self) -> None:
+        class Incomplete(DelayedOperation[None]):
+            pass
+
+        with pytest.raises(TypeError, match=r"'?on_complete'?, '?try_complete"):
+            type.__call__(Incomplete, 1.0)
+
+    def test_an_operation_closed_deep_inside_others_is_closed_too(self, purgatory: DelayedOperationPurgatory) -> None:
+        # Each on_complete completes the next operation; beyond the nesting limit the outermost call does so later.
+        operations = [purgatory.try_complete_else_watch(Flag(), ["key"]) for _ in range(100)]
+        for operation, following in pairwise(operations):
+            operation.then = following.force_complete
+        operations[-1].then = purgatory.complete_all
+        closed = purgatory.try_complete_else_watch(Noting(), ["key"])
+        operations[0].force_complete()
+        assert closed.noted == [closed.outcome] == ["closed"]
+        assert counts(purgatory) == {"satisfied": 100, "closed": 1}
 
 
-def test_the_abstract_methods_are_required() -> None:
-    class Incomplete(DelayedOperation[None]):
-        pass
+class Last(Flag):
+    """Calls `act` in its try at the deadline, and completes if that returns true."""
 
-    with pytest.raises(TypeError, match=r"'?on_complete'?, '?try_complete"):
-        type.__call__(Incomplete, 1.0)
+    def __init__(self, clock: VirtualClock, act: Callable[["Last"], object]) -> None:
+        super().__init__(1.0)
+        self.clock = clock
+        self.act = act
+        self.tries: list[float] = []
+
+    def try_complete(self) -> bool:
+        if self.clock.time() < 1.0:
+            return False
+        self.tries.append(self.clock.time())
+        return bool(self.act(self)) and self.force_complete()
 
 
-def test_the_deadline_of_a_finished_operation_does_nothing(purgatory: DelayedOperationPurgatory) -> None:
-    operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
-    operation.cancel()
-    operation._timer_expire()
-    assert operation.cancelled()
-    assert operation.calls == []
+def fail(operation: Last) -> None:
+    raise LookupError
+
+
+class TestTheLastTry:
+    @pytest.mark.parametrize(
+        ("act", "outcome", "missed"),
+        [
+            (lambda operation: True, "satisfied", 1),
+            (lambda operation: operation.force_complete() and None, "satisfied", 1),
+            (lambda operation: False, "expired", 0),
+            (lambda operation: operation.cancel() and None, "cancelled", 0),
+            (fail, "failed", 0),
+        ],
+        ids=["holds", "forces", "does not hold", "cancels", "raises"],
+    )
+    def test_a_condition_that_holds_at_the_deadline_is_no_timeout(
+        self,
+        purgatory: DelayedOperationPurgatory,
+        clock: FaultLog,
+        act: Callable[[Last], object],
+        outcome: str,
+        missed: int,
+    ) -> None:
+        outcomes = heard(purgatory)
+        operation = purgatory.try_complete_else_watch(Last(clock, act), ["key"])
+        other = purgatory.try_complete_else_watch(Flag(1.0), ["other"])
+        clock.advance(5.0)
+        assert operation.tries == [1.0], "tried once, and not before its deadline"
+        assert outcomes == [outcome, "expired"]
+        assert (operation.outcome, purgatory.statistics().missed) == (outcome, missed)
+        calls = {"satisfied": ["flag completes"], "expired": ["flag completes", "flag expires"]}
+        assert operation.calls == calls.get(outcome, [])
+        assert (purgatory.num_delayed, len(purgatory.timer), other.outcome) == (0, 0, "expired")
+        if outcome == "failed":
+            assert isinstance(operation.exception(), LookupError)
+        assert clock.faults == []
+
+    def test_last_try_may_close_the_purgatory(self, purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+        operation = purgatory.try_complete_else_watch(Last(clock, lambda _: purgatory.close()), ["key"])
+        clock.advance(1.0)
+        assert (operation.outcome, operation.calls, len(purgatory.timer)) == ("closed", ["flag completes"], 0)
+
+    @pytest.mark.parametrize("timeout", [0.0, 5.0, None])
+    def test_operation_rescheduled_by_its_last_try_goes_on_waiting(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, timeout: float | None
+    ) -> None:
+        def move(operation: Last) -> None:
+            if len(operation.tries) == 1:
+                operation.reschedule(timeout)
+
+        operation = purgatory.try_complete_else_watch(Last(clock, move), ["key"])
+        clock.call_at(1.0, lambda: clock.call_at(1.0, lambda: done.append(operation.done())))
+        done: list[bool] = []
+        clock.advance(1.0)
+        clock.advance(10.0)
+        assert done == [timeout == 0.0]
+        assert operation.outcome == (None if timeout is None else "expired")
+        assert operation.calls.count("flag expires") == (timeout is not None)
+        assert operation.tries == [1.0] if timeout is None else operation.tries[1:] == [1.0 + timeout]
+        assert len(purgatory.timer) == 0
+
+    def test_an_operation_checked_in_time_is_not_missed(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
+    ) -> None:
+        operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
+        check(purgatory, operation)
+        clock.advance(2.0)
+        assert counts(purgatory) == {"satisfied": 1}
 
 
 class TestAwait:
-    async def test_await_yields_value_returned_by_on_complete(self) -> None:
+    @pytest.mark.parametrize("awaiters", [1, 5])
+    async def test_tasks_get_the_result_after_a_check(self, awaiters: int) -> None:
         async with DelayedOperationPurgatory() as purgatory:
-            operation = purgatory.try_complete_else_watch(Flag(), ["key"])
-            task = asyncio.create_task(_wait(operation))
+            operation = purgatory.try_complete_else_watch(Flag(30.0), ["key"])
+            tasks = [asyncio.ensure_future(operation) for _ in range(awaiters)]
             await turn()
-            operation.ready = True
-            purgatory.check_and_complete("key")
-            assert await task == "result of flag"
-
-    async def test_a_finished_operation_is_awaited_without_waiting(self) -> None:
-        async with DelayedOperationPurgatory() as purgatory:
-            assert await purgatory.try_complete_else_watch(Flag(ready=True), ["key"]) == "result of flag"
+            check(purgatory, operation)
+            assert await asyncio.gather(*tasks) == ["result of flag"] * awaiters
+            assert await operation == await operation == operation.result(), "again, without waiting"
+            assert operation.calls == ["flag completes"]
 
     async def test_deadline_ends_the_await_of_an_operation(self) -> None:
         async with DelayedOperationPurgatory() as purgatory:
@@ -167,19 +278,12 @@ class TestAwait:
             assert await purgatory.try_complete_else_watch(operation, ["key"]) == "result of flag"
             assert operation.expired()
 
-    async def test_a_second_await_yields_the_same_result(self) -> None:
+    async def test_a_finished_operation_is_awaited_without_waiting_even_outside_a_purgatory(self) -> None:
         async with DelayedOperationPurgatory() as purgatory:
-            operation = purgatory.try_complete_else_watch(Flag(0.001), ["key"])
-            assert await operation == await operation == operation.result()
-
-    async def test_many_tasks_get_the_result_of_one_operation(self) -> None:
-        async with DelayedOperationPurgatory() as purgatory:
-            operation = purgatory.try_complete_else_watch(Flag(), ["key"])
-            tasks = [asyncio.create_task(_wait(operation)) for _ in range(5)]
-            await turn()
-            operation.force_complete()
-            assert await asyncio.gather(*tasks) == ["result of flag"] * 5
-            assert operation.calls == ["flag completes"]
+            assert await purgatory.try_complete_else_watch(Flag(ready=True), ["key"]) == "result of flag"
+        forced = Flag()
+        forced.force_complete()
+        assert await forced == "result of flag"
 
     async def test_gather_and_wait_for_take_operations(self) -> None:
         async with DelayedOperationPurgatory() as purgatory:
@@ -189,143 +293,169 @@ class TestAwait:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(patient, 0.001)
             assert patient.cancelled()
-            assert purgatory.num_delayed == 0
 
     async def test_an_operation_outside_a_purgatory_is_refused_as_it_would_hang(self) -> None:
-        with pytest.raises(PurgatoryError, match="would never complete"):
+        with pytest.raises(PurgatoryMisuse, match="would never complete: hand it to try_complete_else_watch"):
             await Flag(1.0)
-
-    async def test_a_completion_at_any_step_of_it_is_not_missed(self, purgatory: DelayedOperationPurgatory) -> None:
-        for injector in each_step():
-            operation = purgatory.try_complete_else_watch(Flag(), ["key"])
-            injector.inject = operation.force_complete
-            waiting = operation.__await__()
-            with pytest.raises(StopIteration) as stopped:
-                with injector:
-                    next(waiting)
-                operation.force_complete()
-                next(waiting)
-            assert stopped.value.value == "result of flag"
 
     async def test_an_operation_on_a_virtual_clock_can_be_awaited(
         self, purgatory: DelayedOperationPurgatory, clock: VirtualClock
     ) -> None:
         operation = purgatory.try_complete_else_watch(Flag(3600.0), ["key"])
-        task = asyncio.create_task(_wait(operation))
+        task = asyncio.ensure_future(operation)
         await turn()
         clock.advance(3600.0)
         assert await task == "result of flag"
 
     def test_an_operation_of_another_event_loop_is_refused_as_it_would_hang(self) -> None:
+        async def watch() -> Flag:
+            return purgatory.try_complete_else_watch(Flag(), ["key"])
+
+        async def wait() -> None:
+            await operation
+
         with asyncio.Runner() as runner, asyncio.Runner() as other:
             purgatory = DelayedOperationPurgatory()
-
-            async def watch() -> Flag:
-                return purgatory.try_complete_else_watch(Flag(), ["key"])
-
             operation = runner.run(watch())
             with pytest.raises(PurgatoryError, match="another event loop"):
-                other.run(_wait(operation))
+                other.run(wait())
             runner.run(purgatory.aclose())
+
+    async def test_an_await_is_stepped_as_a_generator(self) -> None:
+        async with DelayedOperationPurgatory() as purgatory:
+            operation = purgatory.try_complete_else_watch(Flag(None), ["key"])
+            step: Any = operation.__await__()
+            with pytest.raises(TypeError, match="just-started"):
+                step.send(5)
+            operation.force_complete()
+            for value in (operation.result(), None):
+                with pytest.raises(StopIteration) as raised:
+                    step.send(None)
+                assert raised.value.value == value
+            with pytest.raises(LookupError):
+                step.throw(LookupError())
+            step.close()
+
+    @pytest.mark.parametrize("name", ["send", "throw", "close"])
+    def test_an_await_is_not_stepped_inside_of_itself(self, name: str) -> None:
+        class Reentrant(asyncio.SelectorEventLoop):
+            """Its futures are made with a call inside."""
+
+            call: Callable[[], object] = staticmethod(lambda: None)
+
+            def create_future(self) -> "asyncio.Future[Any]":
+                self.call()
+                return super().create_future()
+
+        async def main() -> None:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, Reentrant)
+            async with DelayedOperationPurgatory() as purgatory:
+                operation = purgatory.try_complete_else_watch(Flag(None), ["key"])
+                step: Any = operation.__await__()
+                arguments = {"send": (None,), "throw": (LookupError(),), "close": ()}[name]
+                loop.call = lambda: getattr(step, name)(*arguments)
+                with pytest.raises(ValueError, match="generator already executing"):
+                    step.send(None)
+                loop.call = lambda: None
+                assert operation.cancel()
+
+        with asyncio.Runner(loop_factory=Reentrant) as runner:
+            runner.run(main())
+
+    async def test_a_waiter_that_raises_when_it_is_told_keeps_no_other_from_it(self, clock: FaultLog) -> None:
+        class Broken(asyncio.Future[None]):
+            def set_result(self, result: None, /) -> None:
+                raise LookupError
+
+        faults: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+        async with DelayedOperationPurgatory() as purgatory:
+            operation = purgatory.try_complete_else_watch(Waiting(None), ["key"])
+            assert operation._purgatory_add_waiter(Broken())
+            task = asyncio.ensure_future(operation)
+            await turn()
+            operation.force_complete()
+            await task
+            assert not operation._purgatory_add_waiter(Broken()), "it is done"
+        assert [type(context["exception"]) for context in faults] == [LookupError]
+        assert "could not be told that" in faults[0]["message"]
 
 
 class TestReschedule:
-    @pytest.mark.parametrize("timeout", [1.0, 9.0])
-    def test_an_earlier_or_a_later_deadline_counts_from_now(
-        self, purgatory: DelayedOperationPurgatory, clock: VirtualClock, timeout: float
+    @pytest.mark.parametrize("first", [5.0, None])
+    @pytest.mark.parametrize("timeout", [0.0, 1.0, 9.0])
+    def test_a_deadline_counts_from_now(
+        self, purgatory: DelayedOperationPurgatory, clock: VirtualClock, first: float | None, timeout: float
     ) -> None:
-        operation = purgatory.try_complete_else_watch(Flag(5.0), ["key"])
+        operation = purgatory.try_complete_else_watch(Flag(first), ["key"])
         clock.advance(2.0)
         operation.reschedule(timeout)
-        clock.advance(timeout - 0.001)
-        assert not operation.done()
-        clock.advance(0.001)
+        if timeout:
+            clock.advance(timeout - 0.001)
+            assert not operation.done()
+            clock.advance(0.001)
+        else:
+            clock.advance(0.0)
         assert operation.expired()
 
-    def test_a_deadline_may_be_removed_and_set_again(
-        self, purgatory: DelayedOperationPurgatory, clock: VirtualClock
-    ) -> None:
+    def test_a_deadline_may_be_removed(self, purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
         operation = purgatory.try_complete_else_watch(Flag(5.0), ["key"])
         operation.reschedule(None)
         clock.advance(100.0)
-        assert not operation.done()
+        assert (operation.done(), len(purgatory.timer)) == (False, 0)
         assert repr(operation) == "<Flag pending deadline=None>"
-        operation.reschedule(0)
-        clock.advance(0)
-        assert operation.expired()
 
-    def test_an_operation_without_a_deadline_may_get_one(
-        self, purgatory: DelayedOperationPurgatory, clock: VirtualClock
+    @pytest.mark.parametrize("timeout", [1.0, None])
+    def test_the_second_try_may_reschedule(
+        self, purgatory: DelayedOperationPurgatory, clock: VirtualClock, timeout: float | None
     ) -> None:
-        operation = purgatory.try_complete_else_watch(Flag(), ["key"])
-        operation.reschedule(1.0)
-        clock.advance(1.0)
-        assert operation.expired()
-
-    def test_the_second_check_may_reschedule(self, purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
         class Eager(Flag):
             tries = 0
 
             def try_complete(self) -> bool:
                 self.tries += 1
                 if self.tries == 2:
-                    self.reschedule(1.0)
+                    self.reschedule(timeout)
                 return False
 
         operation = purgatory.try_complete_else_watch(Eager(50.0), ["key"])
         clock.advance(1.0)
-        assert operation.expired()
+        assert operation.expired() == (timeout is not None)
+        assert len(purgatory.timer) == 0
 
     def test_operation_that_does_not_wait_cannot_be_rescheduled(self, purgatory: DelayedOperationPurgatory) -> None:
+        class Hasty(Flag):
+            def try_complete(self) -> bool:
+                self.reschedule(1.0)
+                return False
+
         fresh = Flag(1.0)
         done = purgatory.try_complete_else_watch(Flag(1.0, ready=True), ["key"])
         for operation in (fresh, done):
-            with pytest.raises(PurgatoryError, match="only an operation that waits"):
+            with pytest.raises(PurgatoryMisuse, match="only an operation that waits in a purgatory is rescheduled"):
                 operation.reschedule(1.0)
+        arriving = purgatory.try_complete_else_watch(Hasty(), ["key"])
+        assert isinstance(arriving.exception(), PurgatoryMisuse), "it is not waiting in its first try"
 
-    @pytest.mark.parametrize("timeout", [-1.0, math.nan, math.inf])
-    def test_bad_timeout_of_a_reschedule_changes_nothing(
-        self, purgatory: DelayedOperationPurgatory, clock: VirtualClock, timeout: float
-    ) -> None:
+    @pytest.mark.parametrize("nth", range(3))
+    def test_an_operation_that_the_clock_completes_meanwhile_is_in_no_timer(self, nth: int) -> None:
+        clock = CallingClock()
+        purgatory = DelayedOperationPurgatory(clock=clock)
+        operation = purgatory.try_complete_else_watch(Flag(5.0), ["key"])
+        clock.arm(nth, operation.force_complete)
+        if nth:
+            operation.reschedule(1.0)
+        else:
+            with pytest.raises(PurgatoryMisuse):
+                operation.reschedule(1.0)
+        clock.advance(10.0)
+        assert (operation.outcome, operation.calls) == ("satisfied", ["flag completes"])
+        assert len(purgatory.timer) == 0
+
+    def test_bad_timeout_changes_nothing(self, purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
         operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
         with pytest.raises(ValueError, match="timeout must be finite"):
-            operation.reschedule(timeout)
+            operation.reschedule(math.nan)
         clock.advance(1.0)
         assert operation.expired()
-
-
-async def _wait(operation: Flag) -> str:
-    return await operation
-
-
-def test_timer_alone_completes_an_operation_at_its_deadline(clock: VirtualClock) -> None:
-    timer = WheelTimer(clock)
-    operation = Flag()
-    timer.add(operation, 1.0)
-    clock.advance(0.999)
-    assert not operation.done()
-    clock.advance(0.001)
-    assert operation.expired()
-    assert operation.result() == "result of flag"
-
-
-def test_timer_alone_tries_an_operation_at_its_deadline(clock: FaultLog) -> None:
-    timer = WheelTimer(clock)
-    operation = Flag(ready=True)
-    timer.add(operation, 1.0)
-    clock.advance(1.0)
-    assert operation.calls == ["flag completes"]
-    assert clock.faults == []
-
-
-def test_timer_alone_lets_an_operation_fail_in_its_last_try(clock: FaultLog) -> None:
-    class Failing(Flag):
-        def try_complete(self) -> bool:
-            raise LookupError
-
-    timer = WheelTimer(clock)
-    operation = Failing()
-    timer.add(operation, 1.0)
-    clock.advance(1.0)
-    assert isinstance(operation.exception(), LookupError)
-    assert (operation.outcome, clock.faults) == ("failed", [])

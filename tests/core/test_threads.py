@@ -1,4 +1,7 @@
-"""Threads make conditions true while the loop expires, cancels and forces; one method is for other threads."""
+"""A purgatory and a timer belong to one loop: calls of other threads and on other loops are refused, but for one door.
+
+Threads make conditions true by `check_and_complete_threadsafe` while the loop expires, cancels and forces.
+"""
 
 import asyncio
 import random
@@ -7,17 +10,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
 import uvloop
 
-from purgatory import DelayedOperationPurgatory, PurgatoryError, ThresholdPurgatory, VirtualClock
+from purgatory import DelayedOperationPurgatory, PurgatoryMisuse, ThresholdPurgatory, VirtualClock, WheelTimer
 from tests.support.invariants import check_purgatory
-from tests.support.operations import Flag, turn
+from tests.support.operations import Flag, Note, turn
 
-THREADS = 8
-OPERATIONS = 100_000
 KEYS = 64
+LOOPS = [asyncio.SelectorEventLoop, uvloop.new_event_loop]
 
 
 class Once(Flag):
@@ -42,6 +45,7 @@ class Once(Flag):
 async def test_every_operation_is_completed_exactly_once_and_none_is_lost() -> None:
     randomly = random.Random(8)
     work: SimpleQueue[Once | None] = SimpleQueue()
+    count = 20_000
 
     def hammer(purgatory: DelayedOperationPurgatory) -> None:
         while (operation := work.get()) is not None:
@@ -49,12 +53,12 @@ async def test_every_operation_is_completed_exactly_once_and_none_is_lost() -> N
             purgatory.check_and_complete_threadsafe(operation.key)
 
     async with DelayedOperationPurgatory() as purgatory:
-        threads = [threading.Thread(target=hammer, args=(purgatory,)) for _ in range(THREADS)]
+        threads = [threading.Thread(target=hammer, args=(purgatory,)) for _ in range(8)]
         for thread in threads:
             thread.start()
         operations: list[Once] = []
-        forced = cancelled = 0
-        for n in range(OPERATIONS):
+        cancelled = 0
+        for n in range(count):
             # Half of them have no timeout: only a thread completes these.
             timeout = randomly.choice([None, None, None, 0.0, randomly.random() * 0.02, 60.0])
             operation = Once(timeout, randomly.randrange(KEYS))
@@ -65,7 +69,7 @@ async def test_every_operation_is_completed_exactly_once_and_none_is_lost() -> N
                 other = randomly.choice(operations[-50:])
                 match randomly.randrange(8):
                     case 0:
-                        forced += other.force_complete()
+                        other.force_complete()
                     case 1:
                         cancelled += other.cancel()
                     case 2 if n % 500 == 0:
@@ -74,9 +78,7 @@ async def test_every_operation_is_completed_exactly_once_and_none_is_lost() -> N
                 await turn()
         for _ in threads:
             work.put(None)
-        while any(thread.is_alive() for thread in threads):
-            await turn()
-        while purgatory.num_delayed:
+        while any(thread.is_alive() for thread in threads) or purgatory.num_delayed:
             await turn()
         for thread in threads:
             thread.join()
@@ -86,175 +88,121 @@ async def test_every_operation_is_completed_exactly_once_and_none_is_lost() -> N
             assert operation.completions == (0 if operation.cancelled() else 1)
             assert operation.expirations == (1 if operation.expired() else 0)
         statistics = purgatory.statistics()
-        outcomes = (statistics.satisfied, statistics.expired, statistics.cancelled)
-        assert statistics.completed_at_once == statistics.failed == 0
-        assert sum(outcomes) == OPERATIONS
+        assert statistics.satisfied + statistics.expired + statistics.cancelled == count
         assert statistics.cancelled == cancelled == sum(operation.cancelled() for operation in operations)
-        assert statistics.expired == sum(operation.expired() for operation in operations)
         for key in range(KEYS + 7):
             purgatory.check_and_complete(key)
         assert (purgatory.num_delayed, purgatory.watched, len(purgatory.timer)) == (0, 0, 0)
-        await turn()
-        assert all(bucket is None for wheel in purgatory.timer.wheels[:1] for bucket in wheel.buckets)
         check_purgatory(purgatory)
 
 
-def _call(method: str, purgatory: DelayedOperationPurgatory, _: Flag) -> object:
-    return getattr(purgatory, method)()
-
-
-Use = Callable[[DelayedOperationPurgatory, Flag], object]
+Use = Callable[[DelayedOperationPurgatory, Flag, Any], object]
+SOON = "loop.call_soon_threadsafe({})"
 USES: dict[str, tuple[Use, str]] = {
-    "check_and_complete": (lambda purgatory, _: purgatory.check_and_complete("key"), "check_and_complete_threadsafe"),
+    "check_and_complete": (lambda held, _, note: held.check_and_complete("key"), "check_and_complete_threadsafe()"),
     "check_and_complete_soon": (
-        lambda purgatory, _: purgatory.check_and_complete_soon("key"),
-        "check_and_complete_threadsafe",
+        lambda held, _, note: held.check_and_complete_soon("key"),
+        "check_and_complete_threadsafe()",
+    ),
+    "try_complete_else_watch": (
+        lambda held, _, note: held.try_complete_else_watch(Flag(), ["key"]),
+        SOON.format("purgatory.try_complete_else_watch, operation, keys"),
     ),
     "cancel_for_key": (
-        lambda purgatory, _: purgatory.cancel_for_key("key"),
-        r"loop.call_soon_threadsafe\(purgatory.cancel_for_key, key\)",
+        lambda held, _, note: held.cancel_for_key("key"),
+        SOON.format("purgatory.cancel_for_key, key"),
     ),
-    **{
-        name: (partial(_call, name), rf"loop.call_soon_threadsafe\(purgatory.{name}\)")
-        for name in ("complete_all", "cancel_all", "close")
-    },
+    "complete_all": (lambda held, _, note: held.complete_all(), SOON.format("purgatory.complete_all")),
+    "cancel_all": (lambda held, _, note: held.cancel_all(), SOON.format("purgatory.cancel_all")),
+    "close": (lambda held, _, note: held.close(), SOON.format("purgatory.close")),
     "aclose": (
-        lambda purgatory, _: asyncio.run(purgatory.aclose()),
-        r"asyncio.run_coroutine_threadsafe\(purgatory.aclose\(\), loop\)",
+        lambda held, _, note: held.aclose().send(None),
+        "asyncio.run_coroutine_threadsafe(purgatory.aclose(), loop)",
     ),
-    "force_complete": (
-        lambda _, operation: operation.force_complete(),
-        r"loop.call_soon_threadsafe\(operation.force_complete\)",
+    "add_listener": (
+        lambda held, _, note: held.add_listener(print),
+        SOON.format("purgatory.add_listener, listener"),
     ),
-    "cancel": (lambda _, operation: operation.cancel(), r"loop.call_soon_threadsafe\(operation.cancel\)"),
+    "remove_listener": (
+        lambda held, _, note: held.remove_listener(print),
+        SOON.format("purgatory.remove_listener, listener"),
+    ),
+    "force_complete": (lambda _, operation, note: operation.force_complete(), SOON.format("operation.force_complete")),
+    "cancel": (lambda _, operation, note: operation.cancel(), SOON.format("operation.cancel")),
     "reschedule": (
-        lambda _, operation: operation.reschedule(1.0),
-        r"loop.call_soon_threadsafe\(operation.reschedule, timeout\)",
+        lambda _, operation, note: operation.reschedule(7200.0),
+        SOON.format("operation.reschedule, timeout"),
     ),
+    "__await__": (lambda _, operation, note: next(operation.__await__()), "asyncio.run_coroutine_threadsafe()"),
+    "add": (lambda held, _, note: held.timer.add(note, 1e9), SOON.format("timer.add, task, deadline")),
+    "call_at": (lambda held, _, note: held.timer.call_at(1e9, print), SOON.format("timer.call_at, when, callback")),
+    "call_later": (
+        lambda held, _, note: held.timer.call_later(60.0, print),
+        SOON.format("timer.call_later, delay, callback"),
+    ),
+    "timer.cancel": (
+        lambda held, operation, note: held.timer.cancel(operation),
+        SOON.format("timer.cancel, task"),
+    ),
+    "timer.reschedule": (
+        lambda held, operation, note: held.timer.reschedule(operation, 1e9),
+        SOON.format("timer.reschedule, task, deadline"),
+    ),
+    "timer.close": (lambda held, _, note: held.timer.close(), SOON.format("timer.close")),
 }
 
 
-@pytest.fixture
-async def _debug() -> None:
-    asyncio.get_running_loop().set_debug(True)
+async def on_another_loop(use: Use, held: DelayedOperationPurgatory, operation: Flag, note: Note) -> None:
+    use(held, operation, note)
 
 
+@pytest.mark.parametrize("loop_there", [False, True], ids=["without a loop", "with a loop of its own"])
 @pytest.mark.parametrize("use", USES)
-@pytest.mark.usefixtures("_debug")
-async def test_other_threads_are_refused_in_debug_mode_and_told_the_right_call(use: str) -> None:
+async def test_calls_of_other_threads_are_refused_with_the_right_call_and_change_nothing(
+    use: str, loop_there: bool
+) -> None:
     call, instead = USES[use]
     async with DelayedOperationPurgatory() as purgatory:
         operation = purgatory.try_complete_else_watch(Flag(60.0), ["key"])
         operation.ready = True
-        before = purgatory.statistics()
-        with pytest.raises(PurgatoryError, match=rf"^{use}\(\) is not for other threads .*: use {instead}"):
-            await asyncio.to_thread(call, purgatory, operation)
-        assert purgatory.statistics() == before
-        assert not operation.done()
-        assert operation._timer_deadline > asyncio.get_running_loop().time() + 30
-        # The right call completes it, and the loop's own thread may await it.
+        before = purgatory.statistics(), operation._timer_deadline
+        with pytest.raises(PurgatoryMisuse) as refused:
+            if loop_there:
+                await asyncio.to_thread(asyncio.run, on_another_loop(call, purgatory, operation, Note(VirtualClock())))
+            else:
+                await asyncio.to_thread(call, purgatory, operation, Note(VirtualClock()))
+        name = use.removeprefix("timer.")
+        message = f"{name}() is not for other threads than that of its event loop: use {instead}"
+        assert str(refused.value).startswith(message)
+        assert (purgatory.statistics(), operation._timer_deadline) == before
+        assert (operation.done(), purgatory.closed, len(purgatory.timer)) == (False, False, 1)
+        check_purgatory(purgatory)
+        # The one door completes it, and the loop's own thread may await it.
         await asyncio.to_thread(purgatory.check_and_complete_threadsafe, "key")
         assert await operation == "result of flag"
 
 
-async def test_reschedule_to_an_empty_bucket_from_another_thread_is_refused_by_its_name() -> None:
-    loop = asyncio.get_running_loop()
-    loop.set_debug(False)
+async def test_reads_and_calls_on_finished_operations_are_free() -> None:
     async with DelayedOperationPurgatory() as purgatory:
-        operation = purgatory.try_complete_else_watch(Flag(60.0), ["key"])
-        deadline = operation._timer_deadline
-        with pytest.raises(PurgatoryError, match=r"^reschedule\(\) is not for other threads"):
-            await asyncio.to_thread(operation.reschedule, 7200.0)
-        assert operation._timer_deadline == deadline
-        operation.reschedule(7200.0)
-        assert operation._timer_deadline > deadline + 7000
+        pending = purgatory.try_complete_else_watch(Flag(60.0), ["key"])
+        done = purgatory.try_complete_else_watch(Flag(60.0, ready=True), ["key"])
+        before = purgatory.statistics()
 
+        def read() -> None:
+            assert purgatory.statistics() == before
+            assert (purgatory.num_delayed, purgatory.watched, purgatory.closed) == (1, 1, False)
+            assert purgatory.watching("key") == [pending]
+            assert (pending.done(), pending.outcome, len(purgatory.timer)) == (False, None, 1)
+            assert all(map(repr, (purgatory, pending, done, purgatory.timer)))
+            assert (done.result(), done.exception(), done.force_complete(), done.cancel()) == (
+                "result of flag",
+                None,
+                False,
+                False,
+            )
+            assert asyncio.run(_wait(done)) == "result of flag"
 
-@pytest.mark.parametrize("debug", [False, True])
-async def test_watching_from_another_thread_is_always_refused(debug: bool) -> None:
-    loop = asyncio.get_running_loop()
-    loop.set_debug(debug)
-    async with DelayedOperationPurgatory() as purgatory:
-        operation = Flag()
-        with pytest.raises(PurgatoryError, match=r"use loop.call_soon_threadsafe\(purgatory.try_complete_else_watch"):
-            await asyncio.to_thread(purgatory.try_complete_else_watch, operation, ["key"])
-        assert purgatory.watched == 0
-        loop.call_soon_threadsafe(purgatory.try_complete_else_watch, operation, ["key"])
-        await turn()
-        assert purgatory.num_delayed == 1
-
-
-def test_main_thread_is_refused_in_debug_mode_if_the_loop_is_elsewhere() -> None:
-    ready, done = threading.Event(), threading.Event()
-    purgatories: list[DelayedOperationPurgatory] = []
-
-    async def main() -> None:
-        async with DelayedOperationPurgatory() as purgatory:
-            purgatory.try_complete_else_watch(Flag(), ["key"])
-            purgatories.append(purgatory)
-            ready.set()
-            await asyncio.to_thread(done.wait)
-
-    thread = threading.Thread(target=lambda: asyncio.run(main(), debug=True))
-    thread.start()
-    ready.wait()
-    try:
-        with pytest.raises(PurgatoryError, match="check_and_complete_threadsafe"):
-            purgatories[0].check_and_complete("key")
-    finally:
-        done.set()
-        thread.join()
-
-
-async def test_a_refusal_of_the_loop_itself_in_debug_mode_is_not_hidden() -> None:
-    loop = asyncio.get_running_loop()
-    async with DelayedOperationPurgatory() as purgatory:
-        operation = purgatory.try_complete_else_watch(Flag(), ["key"])
-        waiting = operation.__await__()
-        next(waiting).add_done_callback(lambda _: None)
-        loop.set_debug(True)  # after the purgatory has read it
-        with pytest.raises(RuntimeError, match="Non-thread-safe operation"):
-            await asyncio.to_thread(operation.force_complete)
-        waiting.close()
-
-
-@pytest.mark.usefixtures("_debug")
-async def test_counts_may_be_read_in_any_thread_in_debug_mode() -> None:
-    async with DelayedOperationPurgatory() as purgatory:
-        purgatory.try_complete_else_watch(Flag(60.0), ["key"])
-        assert (await asyncio.to_thread(purgatory.statistics)).num_delayed == 1
-        assert await asyncio.to_thread(lambda: (purgatory.num_delayed, purgatory.watched)) == (1, 1)
-
-
-def test_a_virtual_clock_may_be_advanced_in_any_thread(
-    purgatory: DelayedOperationPurgatory, clock: VirtualClock
-) -> None:
-    operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
-    thread = threading.Thread(target=clock.advance, args=(1.0,))
-    thread.start()
-    thread.join()
-    assert operation.expired()
-
-
-def test_a_loop_given_as_the_clock_is_guarded_from_its_first_use() -> None:
-    async def use() -> None:
-        purgatory.try_complete_else_watch(Flag(), ["key"])
-        with pytest.raises(PurgatoryError, match="check_and_complete_threadsafe"):
-            await asyncio.to_thread(purgatory.check_and_complete, "key")
-        await purgatory.aclose()
-
-    with asyncio.Runner(debug=True) as runner:
-        purgatory = DelayedOperationPurgatory(clock=runner.get_loop())
-        runner.run(use())
-
-
-async def test_a_thread_with_a_loop_of_its_own_is_refused_too() -> None:
-    async with DelayedOperationPurgatory() as purgatory:
-        operation = purgatory.try_complete_else_watch(Flag(), ["key"])
-        for use in (_watch(purgatory, Flag()), _wait(operation)):
-            with pytest.raises(PurgatoryError, match="another event loop"):
-                await asyncio.to_thread(asyncio.run, use)
-        assert purgatory.num_delayed == 1
+        await asyncio.to_thread(read)
 
 
 async def _watch(purgatory: DelayedOperationPurgatory, operation: Flag) -> Flag:
@@ -265,8 +213,35 @@ async def _wait(operation: Flag) -> str:
     return await operation
 
 
-@pytest.mark.parametrize("debug", [False, True])
-def test_a_purgatory_follows_its_loop_into_another_thread(debug: bool) -> None:
+def test_a_virtual_clock_has_no_wrong_thread(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
+    operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, _watch(purgatory, Flag(2.0))).result()
+        thread.submit(clock.advance, 1.0).result()
+    assert operation.expired()
+    assert purgatory.cancel_all() == 1
+
+
+@pytest.mark.parametrize("loop_factory", LOOPS)
+def test_while_the_loop_does_not_run_anybody_may_call(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        purgatory = DelayedOperationPurgatory(clock=runner.get_loop())
+        operations = [runner.run(_watch(purgatory, Flag(60.0))) for _ in range(5)]
+        operations[0].force_complete()
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(operations[1].cancel).result()
+            operations[2].ready = True
+            assert thread.submit(purgatory.check_and_complete, "key").result() == 1
+            thread.submit(operations[3].reschedule, 0.0).result()
+            assert runner.run(_wait(operations[3])) == "result of flag"
+            thread.submit(purgatory.close).result()
+        assert [each.outcome for each in operations] == ["satisfied", "cancelled", "satisfied", "expired", "closed"]
+
+
+@pytest.mark.parametrize("loop_factory", LOOPS)
+def test_a_purgatory_follows_its_loop_into_another_thread(
+    loop_factory: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
     purgatory = DelayedOperationPurgatory()
 
     async def complete(operation: Flag) -> str:
@@ -274,42 +249,70 @@ def test_a_purgatory_follows_its_loop_into_another_thread(debug: bool) -> None:
         purgatory.check_and_complete("key")
         return await operation
 
-    with asyncio.Runner(debug=debug) as runner:
-        operation = runner.run(_watch(purgatory, Flag()))
-        with ThreadPoolExecutor(1) as thread:
-            completing = thread.submit(runner.get_loop().run_until_complete, complete(operation))
-            assert completing.result() == "result of flag"
-
-
-@pytest.mark.parametrize("loop_factory", [asyncio.SelectorEventLoop, uvloop.new_event_loop])
-def test_the_thread_that_a_loop_has_left_is_refused(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    purgatory = DelayedOperationPurgatory()
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         loop = runner.get_loop()
-        operation = runner.run(_watch(purgatory, Flag()))
-        runner.run(_watch(purgatory, Flag())).cancel()
+        first, second = (runner.run(_watch(purgatory, Flag())) for _ in range(2))
         with ThreadPoolExecutor(1) as thread:
+            assert thread.submit(loop.run_until_complete, complete(first)).result() == "result of flag"
             running = thread.submit(loop.run_forever)
             try:
                 while not loop.is_running():
                     pass
-                with pytest.raises(PurgatoryError, match="not for other threads"):
-                    purgatory.try_complete_else_watch(Flag(), ["key"])
-                for use in (_watch(purgatory, Flag()), _wait(operation)):
-                    with pytest.raises(PurgatoryError, match="another event loop"):
-                        asyncio.run(use)
-                assert purgatory.num_delayed == 1
-                assert not operation.done()
+                for call in (second.force_complete, partial(purgatory.try_complete_else_watch, Flag(), ["key"])):
+                    with pytest.raises(PurgatoryMisuse, match="not for other threads"):
+                        call()
+                with pytest.raises(PurgatoryMisuse, match="not for other threads"):
+                    asyncio.run(_wait(second))
+                assert (purgatory.statistics().satisfied, purgatory.num_delayed) == (1, 1)
             finally:
                 loop.call_soon_threadsafe(loop.stop)
                 running.result()
 
 
-@pytest.mark.parametrize("loop_factory", [asyncio.SelectorEventLoop, uvloop.new_event_loop])
+@pytest.mark.parametrize("left", [True, False], ids=["with a call waiting", "with none"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda timer: timer.call_later(0.01, print),
+        lambda timer: timer.call_at(timer.time() + 0.01, print),
+        lambda timer: timer.call_later(3600.0, print),
+        lambda timer: timer.add(Note(VirtualClock()), timer.time() + 3600.0),
+    ],
+    ids=["call_later", "call_at", "in the bucket of the first", "add there"],
+)
+@pytest.mark.parametrize("closed", [False, True], ids=["its own is open", "its own is closed"])
+def test_a_timer_on_a_second_loop_is_refused(call: Callable[[WheelTimer], object], left: bool, closed: bool) -> None:
+    async def use(call: Callable[[WheelTimer], object]) -> object:
+        return call(timer)
+
+    timer = WheelTimer()
+    first = asyncio.new_event_loop()
+    handle: Any = first.run_until_complete(use(lambda timer: timer.call_later(3600.0, print)))
+    if not left:
+        handle.cancel()
+    if closed:
+        first.close()
+    with pytest.raises(PurgatoryMisuse, match="event loop that is closed" if closed else "another event loop"):
+        asyncio.run(use(call))
+    assert len(timer) == left
+    first.close()
+
+
+async def test_a_purgatory_whose_clock_is_another_loop_refuses_an_operation() -> None:
+    operation = Flag(ready=True)
+    other = asyncio.new_event_loop()
+    purgatory = DelayedOperationPurgatory(clock=other)
+    with pytest.raises(PurgatoryMisuse, match="another event loop"):
+        purgatory.try_complete_else_watch(operation, ["key"])
+    other.close()
+    assert not operation.done()
+
+
+@pytest.mark.parametrize("loop_factory", LOOPS)
 def test_purgatories_on_loops_in_several_threads_do_not_disturb_each_other(
     loop_factory: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
-    operations = 20_000
+    operations = 10_000
     begin = threading.Barrier(2)
 
     async def use() -> None:
@@ -357,16 +360,3 @@ def test_purgatories_on_loops_in_several_threads_do_not_disturb_each_other(
     with ThreadPoolExecutor(2) as threads:
         for running in [threads.submit(run) for _ in range(2)]:
             running.result()
-
-
-def test_environment_variable_turns_the_check_on_where_the_loop_is_not_in_debug_mode(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def use() -> None:
-        assert not asyncio.get_running_loop().get_debug()
-        async with DelayedOperationPurgatory() as purgatory:
-            with pytest.raises(PurgatoryError, match="check_and_complete_threadsafe"):
-                await asyncio.to_thread(purgatory.check_and_complete, "key")
-
-    monkeypatch.setenv("PYTHONASYNCIODEBUG", "1")
-    asyncio.run(use(), debug=False)

@@ -17,7 +17,7 @@ MODULES: Final = (
     "purgatory.asgi",
     "purgatory.journal",
     "purgatory.journal.compact",
-    "purgatory.loops",
+    "purgatory.lowlevel",
     "purgatory.metrics",
     "purgatory.relay",
     "purgatory.spark.session",

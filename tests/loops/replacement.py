@@ -1,30 +1,134 @@
-"""An event loop of `purgatory.loops` in the place of asyncio's own, for test suites of others."""
+"""An event loop whose timers are on a `WheelTimer`, in the place of asyncio's own, for CPython's tests of asyncio.
+
+Every `call_later`, `call_at`, `sleep` and `timeout` of these thousands of tests is a task of the timer, which has to
+run them in the order of their times, never early, and not at all once they are cancelled.
+"""
 
 import asyncio
 import sys
-from asyncio import unix_events
+from asyncio import format_helpers, unix_events
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context
+from typing import Any, Final, TypeVarTuple, Unpack, cast
+from weakref import proxy
 
-from purgatory import loops
-from purgatory._speedups import python_of
-from purgatory._timer import WheelTimer
-from purgatory._timer.entry import TimerEntry
+from purgatory import Handle, TimerTask, WheelTimer
+
+Ts = TypeVarTuple("Ts")
+
+TICK: Final = 1e-6
+"""Seconds of a tick: with one of 1 ms `call_later(0, …)` would wait for it, and two timers within it could change
+places."""
+
+WHEEL_SIZE: Final = 256
 
 timers = 0
 """How many timers the loops have set."""
 
 
-def install() -> None:
-    """Let asyncio's own loops be ones whose timers are on wheels, and count these."""
-    wheels = python_of(WheelTimer)  # those of the loops
-    add = wheels.add
+class Due(TimerTask):
+    """Puts a handle among the loop's ready ones at its time, as the loop does with those of its heap."""
 
-    def counted(self: WheelTimer, task: TimerEntry, deadline: float) -> None:
+    __slots__ = ("handle", "loop")
+
+    def __init__(self, handle: asyncio.TimerHandle, loop: "WheelEventLoop") -> None:
+        super().__init__()
+        self.handle = handle
+        self.loop = loop
+
+    def run(self) -> None:
+        self.loop._ready.append(self.handle)
+
+
+class WheelHandle(asyncio.TimerHandle):
+    """asyncio's handle, which takes its task out of the timer when it is cancelled."""
+
+    __slots__ = ("due",)
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: "WheelEventLoop",
+        context: Context | None,
+    ) -> None:
+        super().__init__(when, callback, args, loop, context)
+        self.due: Due | None = Due(self, loop)
+
+    def cancel(self) -> None:
+        if self.due is not None:
+            self.due.loop.wheels.cancel(self.due)
+            self.due = None
+        asyncio.Handle.cancel(self)  # not that of asyncio.TimerHandle, which counts it for the heap
+
+
+class OwnTimers:
+    """The loop's own timers, as the clock of the wheels."""
+
+    def __init__(self, loop: "WheelEventLoop") -> None:
+        self._loop = proxy(loop)  # no cycle: a closed loop is let go at once, as asyncio's own
+
+    def time(self) -> float:
+        time: float = self._loop.time()
+        return time
+
+    def call_at(self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts) -> Handle:
+        handle: Handle = self._loop.own_call_at(when, callback, *args)
+        return handle
+
+
+class WheelEventLoop(asyncio.SelectorEventLoop):
+    """asyncio's selector loop with its timers on wheels."""
+
+    _ready: deque[asyncio.Handle]
+
+    def __init__(self, selector: Any = None) -> None:
+        super().__init__(selector)
+        self.wheels = WheelTimer(OwnTimers(self), tick=TICK, wheel_size=WHEEL_SIZE)
+
+    def call_later(
+        self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        if delay is None:
+            raise TypeError("delay must not be None")
+        return self._set_timer(self.time() + delay, callback, args, context)
+
+    def call_at(
+        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        if when is None:
+            raise TypeError("when cannot be None")
+        return self._set_timer(when, callback, args, context)
+
+    def close(self) -> None:
+        super().close()
+        self.wheels.close()
+
+    def _set_timer(
+        self, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
+    ) -> WheelHandle:
         global timers
         timers += 1
-        add(self, task, deadline)
+        if self.is_closed() or self.get_debug():
+            self.own_call_at(when, callback).cancel()  # it checks the loop, the thread and the callback
+        handle = WheelHandle(when, callback, args, self, context)
+        if self.get_debug():
+            vars_ = cast(Any, handle)
+            vars_._source_traceback = format_helpers.extract_stack(sys._getframe(2))
+        assert handle.due is not None
+        self.wheels.add(handle.due, when)
+        return handle
 
-    wheels.add = counted  # type: ignore[method-assign]
-    asyncio.SelectorEventLoop = unix_events.SelectorEventLoop = loops.WheelEventLoop
-    unix_events._UnixDefaultEventLoopPolicy._loop_factory = loops.WheelEventLoop  # type: ignore[attr-defined]
+    def own_call_at(self, when: float, callback: Callable[..., object], *args: object) -> asyncio.TimerHandle:
+        """The base loop's own `call_at`."""
+        return super().call_at(when, callback, *args)
+
+
+def install() -> None:
+    """Let asyncio's own loops be ones whose timers are on wheels."""
+    asyncio.SelectorEventLoop = unix_events.SelectorEventLoop = WheelEventLoop
+    unix_events._UnixDefaultEventLoopPolicy._loop_factory = WheelEventLoop  # type: ignore[attr-defined]
     if sys.version_info >= (3, 13):
-        asyncio.EventLoop = unix_events.EventLoop = loops.WheelEventLoop  # type: ignore[misc,attr-defined]
+        asyncio.EventLoop = unix_events.EventLoop = WheelEventLoop  # type: ignore[misc,attr-defined]

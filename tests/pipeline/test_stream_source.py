@@ -30,7 +30,7 @@ from tests.support.journals import until
 from tests.support.paths import ROOT
 
 # Spark gives a stream's process of Python ten seconds to start, which no setting changes and a busy machine may exceed.
-pytestmark = pytest.mark.flaky(reruns=5, only_rerun="Python worker failed to connect back")
+pytestmark = pytest.mark.flaky(reruns=20, only_rerun="Python worker failed to connect back")
 
 Batches = dict[int, list[tuple[str, int, str]]]
 """The rows given to a sink, by the number of the batch: a repeated batch is the same again."""

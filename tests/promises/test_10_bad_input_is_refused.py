@@ -1,13 +1,33 @@
-"""Promise 10: bad input is refused before anything is registered."""
+"""Promise 10: bad input is refused before anything is registered, with an error that names the value."""
 
 import asyncio
 import math
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import pytest
 
-from purgatory import DelayedOperationPurgatory, PurgatoryError, VirtualClock
-from tests.support.operations import Flag
+from purgatory import (
+    DelayedOperation,
+    DelayedOperationPurgatory,
+    IdleTracker,
+    PurgatoryError,
+    PurgatoryMisuse,
+    ThresholdPurgatory,
+    VirtualClock,
+    WheelTimer,
+)
+from tests.support.operations import FaultLog, Flag
+
+
+class Incomparable:
+    def __hash__(self) -> int:
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        raise ZeroDivisionError("not comparable")
 
 
 @pytest.mark.parametrize(
@@ -20,83 +40,123 @@ from tests.support.operations import Flag
         (7, TypeError, "not iterable"),
         (None, TypeError, "not iterable"),
         (["key", []], TypeError, "unhashable"),
-        ([{}], TypeError, "unhashable"),
+        ([Incomparable(), Incomparable()], ZeroDivisionError, "not comparable"),
     ],
 )
+@pytest.mark.parametrize("ready", [False, True])
 def test_bad_keys_are_refused(
-    purgatory: DelayedOperationPurgatory, keys: Any, error: type[Exception], message: str
+    purgatory: DelayedOperationPurgatory, keys: Any, error: type[Exception], message: str, ready: bool
 ) -> None:
-    operation = Flag(1.0, ready=True)
+    operation = Flag(1.0, ready=ready)
     with pytest.raises(error, match=message):
         purgatory.try_complete_else_watch(operation, keys)
-    assert not operation.done(), "not even tried"
+    assert repr(operation) == "<Flag new timeout=1.0>", "not even tried"
     assert (purgatory.num_delayed, purgatory.watched, len(purgatory.timer)) == (0, 0, 0)
-    assert purgatory.try_complete_else_watch(operation, ["key"]).done()
+    assert purgatory.try_complete_else_watch(operation, ["key"]) is operation
+
+
+SECONDS: dict[str, Callable[[DelayedOperationPurgatory, Any], object]] = {
+    "timeout": lambda purgatory, seconds: Flag(seconds),
+    "reschedule": lambda purgatory, seconds: purgatory.watching("key")[0].reschedule(seconds),
+    "tick": lambda purgatory, seconds: WheelTimer(tick=seconds),
+    "idle": lambda purgatory, seconds: IdleTracker(seconds),
+    "reach": lambda purgatory, seconds: ThresholdPurgatory(0, purgatory).reach(1, seconds),
+    "add": lambda purgatory, seconds: purgatory.timer.add(Flag(), seconds),
+    "advance": lambda purgatory, seconds: VirtualClock().advance_to(seconds),
+    "start": lambda purgatory, seconds: VirtualClock(seconds),
+}
+
+
+@pytest.mark.parametrize("way", SECONDS)
+@pytest.mark.parametrize(
+    "seconds", ["1.5", b"1", [], 1j, ..., Decimal("1.5"), Fraction(3, 2), Decimal("NaN"), math.nan], ids=repr
+)
+def test_seconds_that_are_no_number_are_refused(purgatory: DelayedOperationPurgatory, way: str, seconds: Any) -> None:
+    operation = purgatory.try_complete_else_watch(Flag(60.0), ["key"])
+    is_float = isinstance(seconds, float)
+    with pytest.raises(ValueError if is_float else TypeError, match=r"must be a number|must be finite"):
+        SECONDS[way](purgatory, seconds)
+    assert (operation._timer_deadline, purgatory.num_delayed, len(purgatory.timer)) == (60.0, 1, 1)
+
+
+@pytest.mark.parametrize("seconds", [Decimal(1), Fraction(1)])
+def test_a_number_of_another_type_is_refused_with_the_right_call(seconds: Any) -> None:
+    with pytest.raises(TypeError, match=r"timeout must be a number of seconds, or None, not .*: call float\(timeout\)"):
+        Flag(seconds)
 
 
 @pytest.mark.parametrize("timeout", [-0.001, -math.inf, math.nan, math.inf, 10**400])
-def test_bad_timeouts_are_refused(timeout: float) -> None:
-    with pytest.raises(ValueError, match="timeout must be finite and not negative, or None for never, not"):
-        Flag(timeout)
-
-
-@pytest.mark.parametrize("timeout", ["1", [], 1j])
-def test_timeouts_that_are_no_number_are_refused(timeout: Any) -> None:
-    with pytest.raises(TypeError, match="timeout must be a number of seconds or None, not"):
-        Flag(timeout)
+def test_timeouts_out_of_range_are_refused(purgatory: DelayedOperationPurgatory, timeout: float) -> None:
+    operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
+    for use in (Flag, operation.reschedule):
+        with pytest.raises(ValueError, match="timeout must be finite and not negative, or None for never, not"):
+            use(timeout)
+    assert operation._timer_deadline == 1.0
 
 
 def test_an_operation_used_twice_is_refused(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
     pending = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
     other = DelayedOperationPurgatory(clock=clock)
     for again in (purgatory, other):
-        with pytest.raises(PurgatoryError, match="has been used"):
+        with pytest.raises(PurgatoryMisuse, match="was already handed to a purgatory: create a new operation for"):
             again.try_complete_else_watch(pending, ["key"])
+    assert not pending.done()
     clock.advance(1.0)
     for done in (pending, purgatory.try_complete_else_watch(Flag(ready=True), ["key"])):
-        with pytest.raises(PurgatoryError, match="an operation serves once"):
+        with pytest.raises(PurgatoryMisuse, match="was already handed to a purgatory"):
             other.try_complete_else_watch(done, ["key"])
     assert other.watched == 0
 
 
-def test_an_operation_that_its_try_hands_over_again_fails(purgatory: DelayedOperationPurgatory) -> None:
+def test_an_operation_that_its_keys_or_its_try_hand_over_is_watched_once(purgatory: DelayedOperationPurgatory) -> None:
     class Greedy(Flag):
         def try_complete(self) -> bool:
             purgatory.try_complete_else_watch(self, ["other"])
             return False
 
     operation = purgatory.try_complete_else_watch(Greedy(), ["key"])
-    assert "has been used" in str(operation.exception())
+    assert "was already handed" in str(operation.exception())
     assert purgatory.watched == 0
+    flag = Flag()
+
+    def handed_over(key: int) -> int:
+        purgatory.try_complete_else_watch(flag, [key])
+        return key
+
+    with pytest.raises(PurgatoryMisuse, match="was already handed"):
+        purgatory.try_complete_else_watch(flag, map(handed_over, range(2)))
+    assert (purgatory.num_delayed, purgatory.watched) == (1, 1)
 
 
-@pytest.mark.parametrize("thing", [None, "operation", object()])
-def test_an_object_that_is_no_operation_is_refused(purgatory: DelayedOperationPurgatory, thing: Any) -> None:
-    with pytest.raises(TypeError, match="a DelayedOperation whose __init__"):
+class Lazy(Flag):
+    def __init__(self) -> None:
+        self.ready = True
+
+
+@pytest.mark.parametrize(
+    ("thing", "message"),
+    [
+        (None, r"must be a DelayedOperation whose __init__ calls super\(\).__init__\(timeout\), not this NoneType"),
+        ("operation", "not this str"),
+        (Flag, "operation must be an operation, not the class Flag"),
+        (Lazy(), "not this Lazy"),
+    ],
+)
+def test_an_object_that_is_no_operation_is_refused(
+    purgatory: DelayedOperationPurgatory, thing: Any, message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
         purgatory.try_complete_else_watch(thing, ["key"])
-
-
-def test_a_class_in_place_of_an_operation_is_refused(purgatory: DelayedOperationPurgatory) -> None:
-    thing: Any = Flag
-    with pytest.raises(TypeError, match="an operation is needed, not the class Flag"):
-        purgatory.try_complete_else_watch(thing, ["key"])
-
-
-def test_an_operation_that_was_not_initialised_is_refused(purgatory: DelayedOperationPurgatory) -> None:
-    class Lazy(Flag):
-        def __init__(self) -> None:
-            self.ready = True
-
-    with pytest.raises(TypeError, match="is needed, not this test_an_operation"):
-        purgatory.try_complete_else_watch(Lazy(), ["key"])
+    assert purgatory.watched == 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"tick": 0}, ValueError, "tick must be"),
+        ({"tick": 0}, ValueError, "tick must be finite and positive, not 0"),
         ({"tick": -1.0}, ValueError, "tick must be finite and positive, not -1.0"),
-        ({"tick": math.nan}, ValueError, "tick must be finite and positive, not nan"),
+        ({"tick": math.inf}, ValueError, "tick must be finite and positive, not inf"),
+        ({"tick": 9.99e-7}, ValueError, "tick must be a microsecond or more, in seconds, not 9.99e-07"),
         ({"tick": "1"}, TypeError, "tick must be a number of seconds, not '1'"),
         ({"wheel_size": 1}, ValueError, "wheel_size must be at least 2, not 1"),
         ({"wheel_size": 2.5}, TypeError, "wheel_size must be an int, not 2.5"),
@@ -111,16 +171,44 @@ def test_an_operation_that_was_not_initialised_is_refused(purgatory: DelayedOper
 )
 def test_bad_parameters_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        DelayedOperationPurgatory(**{"name": "bad", **arguments})
+        DelayedOperationPurgatory(**{"name": "bad", "clock": VirtualClock(), **arguments})
+
+
+def test_a_wheel_that_is_too_large_is_a_memory_error() -> None:
+    with pytest.raises(MemoryError):
+        WheelTimer(VirtualClock(), wheel_size=2**61)
+
+
+def test_limits_may_be_of_any_size() -> None:
+    purgatory = DelayedOperationPurgatory(clock=VirtualClock(), max_pending=2**80, purge_interval=2**80)
+    purgatory.try_complete_else_watch(Flag(None), ["key"])
+    assert purgatory.num_delayed == 1
+
+
+async def method(self: object, *args: object) -> None:
+    """This method is never awaited."""
 
 
 @pytest.mark.parametrize("name", ["try_complete", "on_complete", "on_expiration", "on_undelivered"])
 def test_methods_that_are_async_are_refused(name: str) -> None:
-    async def method(self: Flag) -> None:
-        pass
-
-    with pytest.raises(TypeError, match=f"Hopeful.{name} must not be async"):
+    with pytest.raises(TypeError, match=f"Hopeful.{name} must not be async, because its result is not awaited"):
         type("Hopeful", (Flag,), {name: method})
+    mixin: type = type("Mixin", (), {name: method})
+    for base in (Flag, DelayedOperation):
+        with pytest.raises(TypeError, match=name):
+            type("Odd", (mixin, base), {})
+    hidden = type("Fine", (Flag, mixin), {})
+    assert hidden().name == "flag"
+
+
+def test_a_listener_that_cannot_be_called_is_refused(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+    journal: Any = "journal"
+    with pytest.raises(TypeError, match="a listener must be callable, not 'journal'"):
+        purgatory.add_listener(journal)
+    with pytest.raises(TypeError, match="a listener must not be async"):
+        purgatory.add_listener(method)
+    purgatory.try_complete_else_watch(Flag(ready=True), ["key"])
+    assert clock.faults == []
 
 
 def test_an_operation_without_an_event_loop_is_refused() -> None:
@@ -143,7 +231,8 @@ def test_the_wrong_event_loop_is_refused(given: bool) -> None:
 
     with asyncio.Runner() as runner, asyncio.Runner() as other:
         purgatory = DelayedOperationPurgatory(clock=runner.get_loop() if given else None)
-        runner.run(use(purgatory))
+        if not given:
+            runner.run(use(purgatory))
         for way in (use, enter):
             with pytest.raises(PurgatoryError, match="another event loop"):
                 other.run(way(purgatory))
@@ -155,12 +244,13 @@ def test_bad_limits_are_refused(purgatory: DelayedOperationPurgatory, limit: Any
     operation = purgatory.try_complete_else_watch(Flag(), ["key"])
     operation.ready = True
     for check in (purgatory.check_and_complete, purgatory.check_and_complete_soon):
-        with pytest.raises(error, match="limit must be"):
-            check("key", limit)
+        for key in ("key", "another"):
+            with pytest.raises(error, match="limit must be"):
+                check(key, limit)
     assert not operation.done()
 
 
-async def test_a_check_of_an_unhashable_key_is_refused(purgatory: DelayedOperationPurgatory) -> None:
+async def test_an_unhashable_key_is_refused(purgatory: DelayedOperationPurgatory) -> None:
     key: Any = []
     live = DelayedOperationPurgatory()
     for check in (
@@ -168,6 +258,8 @@ async def test_a_check_of_an_unhashable_key_is_refused(purgatory: DelayedOperati
         purgatory.check_and_complete_soon,
         live.check_and_complete_threadsafe,
         purgatory.cancel_for_key,
+        purgatory.watching,
+        purgatory.is_watched,
     ):
         with pytest.raises(TypeError, match="unhashable"):
             check(key)

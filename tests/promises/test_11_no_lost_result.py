@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory, PurgatoryClosed
-from tests.support.operations import Flag
+from tests.support.operations import Flag, turn
 
 
 class Held(Flag):
@@ -48,7 +48,7 @@ COMPLETE: dict[str, Callable[[DelayedOperationPurgatory, Held], object]] = {
 
 
 @pytest.mark.parametrize("way", COMPLETE)
-@pytest.mark.parametrize("awaiters", [1, 2, 5])
+@pytest.mark.parametrize("awaiters", [1, 3])
 async def test_a_result_is_undelivered_when_its_awaiters_are_cancelled_in_the_same_iteration(
     way: str, awaiters: int
 ) -> None:
@@ -58,16 +58,33 @@ async def test_a_result_is_undelivered_when_its_awaiters_are_cancelled_in_the_sa
         COMPLETE[way](purgatory, operation)
         assert await leave(tasks) == [asyncio.CancelledError] * awaiters
         assert operation.undelivered == ["result of flag"], "once, however many awaited it"
-        assert operation.result() == "result of flag"
+        assert operation.result() == await operation == "result of flag"
+        assert operation.undelivered == ["result of flag"], "once, although a later awaiter takes it"
 
 
-async def test_no_result_is_lost_by_a_completion_after_the_cancellation() -> None:
+@pytest.mark.parametrize("inside", [False, True])
+async def test_no_result_is_lost_by_a_completion_after_the_cancellation(inside: bool) -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation, tasks = await waiting(purgatory)
-        tasks[0].cancel()
-        operation.force_complete()
-        assert await leave(tasks) == [asyncio.CancelledError]
-        assert operation.undelivered == ["result of flag"] or operation.cancelled()
+        if inside:  # the task leaves while on_complete runs, as one that is cancelled in an eager step
+            coroutine = wait(operation)
+            coroutine.send(None)
+            tasks[0].cancel()
+            await asyncio.wait(tasks)
+
+            def throw() -> None:
+                with pytest.raises(asyncio.CancelledError):
+                    coroutine.throw(asyncio.CancelledError())
+                assert operation.undelivered == [], "there is no result yet"
+
+            operation.then = throw
+            assert operation.force_complete()
+            assert operation.undelivered == ["result of flag"]
+        else:
+            tasks[0].cancel()
+            operation.force_complete()
+            assert await leave(tasks) == [asyncio.CancelledError]
+            assert operation.undelivered == ["result of flag"]
 
 
 @pytest.mark.parametrize("taker", [0, 1, 2])
@@ -77,6 +94,15 @@ async def test_result_is_delivered_when_a_single_awaiter_takes_it(taker: int) ->
         operation.force_complete()
         assert await leave([task for n, task in enumerate(tasks) if n != taker]) == [asyncio.CancelledError] * 2
         assert await tasks[taker] == "result of flag"
+        assert operation.undelivered == []
+
+
+async def test_a_result_that_a_later_task_has_taken_is_delivered() -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        operation, tasks = await waiting(purgatory)
+        operation.force_complete()
+        assert await operation == "result of flag"
+        assert await leave(tasks) == [asyncio.CancelledError]
         assert operation.undelivered == []
 
 
@@ -95,13 +121,18 @@ async def test_no_result_is_lost_by_a_timeout_in_the_iteration_of_the_completion
         assert len(delivered) + len(operation.undelivered) == 1
 
 
-async def test_a_result_is_undelivered_when_its_coroutine_is_closed() -> None:
+@pytest.mark.parametrize("before", [False, True])
+async def test_a_result_is_undelivered_when_its_coroutine_is_closed(before: bool) -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation = purgatory.try_complete_else_watch(Held(), ["key"])
         coroutine = wait(operation)
         coroutine.send(None)
+        if before:
+            coroutine.close()  # it leaves on the next iteration: until then it counts as awaiting
         operation.force_complete()
         coroutine.close()
+        assert operation.undelivered == []
+        await turn()
         assert operation.undelivered == ["result of flag"]
 
 
@@ -135,15 +166,6 @@ async def test_on_undelivered_is_not_called_for_a_result_that_was_taken_or_never
             assert isinstance(operation.exception(), LookupError)
 
 
-async def test_an_awaiter_that_comes_later_still_gets_the_result() -> None:
-    async with DelayedOperationPurgatory() as purgatory:
-        operation, tasks = await waiting(purgatory)
-        operation.force_complete()
-        await leave(tasks)
-        assert await operation == "result of flag"
-        assert operation.undelivered == ["result of flag"], "called once, although a later awaiter takes it"
-
-
 async def test_on_undelivered_does_nothing_by_default() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation = purgatory.try_complete_else_watch(Flag(), ["key"])
@@ -151,47 +173,30 @@ async def test_on_undelivered_does_nothing_by_default() -> None:
         await asyncio.sleep(0)
         operation.force_complete()
         task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await asyncio.wait([task])
         assert operation.result() == "result of flag"
 
 
-async def test_exception_of_on_undelivered_is_reported_and_task_stays_cancelled() -> None:
+@pytest.mark.parametrize("error", [LookupError, asyncio.CancelledError, SystemExit, KeyboardInterrupt])
+async def test_an_exception_of_on_undelivered_is_reported_and_a_request_to_exit_raised(
+    error: type[BaseException],
+) -> None:
     class Broken(Held):
-        def on_undelivered(self, result: str) -> None:
-            raise LookupError(result)
-
-    faults: list[Any] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context["exception"]))
-    async with DelayedOperationPurgatory() as purgatory:
-        operation = purgatory.try_complete_else_watch(Broken(), ["key"])
-        task = asyncio.ensure_future(wait(operation))
-        await asyncio.sleep(0)
-        operation.force_complete()
-        assert await leave([task]) == [asyncio.CancelledError]
-        assert operation.result() == "result of flag"
-    assert [(type(fault), str(fault)) for fault in faults] == [(LookupError, "result of flag")]
-
-
-@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
-async def test_request_to_exit_raised_by_on_undelivered_gets_through(error: type[BaseException]) -> None:
-    class Leaving(Held):
         def on_undelivered(self, result: str) -> None:
             raise error
 
+    faults: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context["exception"]))
+    is_exit = error in (SystemExit, KeyboardInterrupt)
     async with DelayedOperationPurgatory() as purgatory:
-        operation = purgatory.try_complete_else_watch(Leaving(), ["key"])
+        operation = purgatory.try_complete_else_watch(Broken(), ["key"])
         coroutine = wait(operation)
         coroutine.send(None)
         operation.force_complete()
-        with pytest.raises(error):
+        with pytest.raises(error if is_exit else asyncio.CancelledError):
             coroutine.throw(asyncio.CancelledError())
         assert operation.result() == "result of flag"
-
-
-def test_on_undelivered_must_not_be_async() -> None:
-    with pytest.raises(TypeError, match="on_undelivered"):
-        type("Odd", (Held,), {"on_undelivered": wait})
+    assert [type(fault) for fault in faults] == [error] * (not is_exit)
 
 
 class JobQueue:
@@ -236,7 +241,7 @@ class TakeJob(DelayedOperation[int | None]):
             self.queue.put_back(result)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 async def test_every_job_reaches_one_living_worker_in_a_storm_of_cancellations(seed: int) -> None:
     random = Random(seed)
     done: list[int] = []
@@ -286,12 +291,3 @@ async def test_every_job_reaches_one_living_worker_in_a_storm_of_cancellations(s
     await asyncio.gather(*workers, return_exceptions=True)
     assert sorted(done) == list(range(jobs)), "each once"
     assert list(queue.jobs) == []
-
-
-async def test_a_result_that_a_later_task_has_taken_is_delivered() -> None:
-    async with DelayedOperationPurgatory() as purgatory:
-        operation, tasks = await waiting(purgatory)
-        operation.force_complete()
-        assert await operation == "result of flag"
-        assert await leave(tasks) == [asyncio.CancelledError]
-        assert operation.undelivered == []

@@ -26,17 +26,14 @@ class TrueOnTry(Flag):
         return completed
 
 
-def test_a_condition_that_becomes_true_between_the_two_checks_is_found(purgatory: DelayedOperationPurgatory) -> None:
-    # The check finds no operation to try: the second try is there for this.
-    operation = purgatory.try_complete_else_watch(TrueOnTry(1, purgatory), ["key"])
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_condition_that_becomes_true_during_a_try_of_the_hand_over_is_found(
+    purgatory: DelayedOperationPurgatory, nth: int
+) -> None:
+    # In the first try the check finds no operation to try: the second one is there for this.
+    operation = purgatory.try_complete_else_watch(TrueOnTry(nth, purgatory), ["key"])
     assert operation.done()
-    assert purgatory.num_delayed == 0
-
-
-def test_a_condition_that_becomes_true_during_the_second_check_is_found(purgatory: DelayedOperationPurgatory) -> None:
-    operation = purgatory.try_complete_else_watch(TrueOnTry(2, purgatory), ["key"])
-    assert operation.done()
-    assert len(purgatory.timer) == 0
+    assert (purgatory.num_delayed, len(purgatory.timer)) == (0, 0)
 
 
 def test_a_check_of_any_of_its_keys_completes_an_operation(purgatory: DelayedOperationPurgatory) -> None:
@@ -65,28 +62,6 @@ def test_a_check_soon_during_its_pass_makes_another_pass(
     assert operations[0].done()
     assert other.done()
     assert purgatory.num_delayed == 2999
-
-
-def test_an_operation_watched_between_a_check_soon_and_its_pass_completes(
-    purgatory: DelayedOperationPurgatory, clock: VirtualClock
-) -> None:
-    purgatory.check_and_complete_soon("key")
-    assert purgatory.try_complete_else_watch(Flag(ready=True), ["key"]).done()
-
-
-def test_a_request_to_exit_does_not_cut_a_pass_short(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
-    def leave() -> None:
-        raise SystemExit
-
-    purgatory.try_complete_else_watch(Flag(), ["key"])
-    leaving = purgatory.try_complete_else_watch(Flag(then=leave), ["key"])
-    last = purgatory.try_complete_else_watch(Flag(), ["key"])
-    leaving.ready = last.ready = True
-    purgatory.check_and_complete_soon("key")
-    with pytest.raises(SystemExit):
-        clock.advance(0)
-    assert last.done()
-    assert isinstance(leaving.exception(), SystemExit)
 
 
 async def test_conditions_that_become_true_in_other_threads_are_found() -> None:

@@ -1,20 +1,21 @@
 """Promise 4: a finished operation is out of the timer at once, and the purgatory keeps no reference to it.
 
-Reference counts alone free it: the garbage collector is off.
+Reference counts alone free it: the garbage collector is off. A failed one lives as long as its exception, whose
+traceback leads to it, as with asyncio's futures.
 """
 
 import asyncio
 import gc
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Generator, Iterator
-from traceback import walk_tb
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from types import TracebackType
 from typing import Any
 
 import pytest
 
-from purgatory import DelayedOperation, DelayedOperationPurgatory, OperationCancelled, VirtualClock
-from tests.support.operations import FaultLog, Flag, turn
+from purgatory import DelayedOperationPurgatory, OperationCancelled, VirtualClock
+from tests.support.operations import FaultLog, Flag, Late, turn
 
 KEYS = ["a", "b", "c"]
 
@@ -29,39 +30,21 @@ class Carrier(Flag):
         self.payload = Payload(1_000_000)
 
 
-def fail(operation: Flag) -> None:
-    """Raise because of other errors, each from a frame that holds the operation."""
-
-    def look_up(operation: Flag) -> None:
-        raise KeyError
-
-    errors = []
-    try:
-        look_up(operation)
-    except KeyError as error:
-        errors.append(error)
-    try:
-        look_up(operation)
-    except KeyError:
-        raise LookupError from ExceptionGroup("several", errors)
-
-
 class BrokenCompletion(Carrier):
     def on_complete(self) -> str:
-        fail(self)
-        return super().on_complete()
+        customer, amount = "alice", 42
+        raise LookupError(f"card declined: {customer} {amount}")
 
 
 class BrokenExpiration(Carrier):
     def on_expiration(self) -> None:
-        variable = self.name
-        raise LookupError(variable)
+        raise LookupError(self.name)
 
 
 class BrokenTry(Carrier):
     def try_complete(self) -> bool:
         if self.ready:
-            fail(self)
+            raise LookupError
         return False
 
 
@@ -74,8 +57,7 @@ def _by_reference_count_alone() -> Iterator[None]:
 
 
 Path = Callable[[DelayedOperationPurgatory, FaultLog, list[Flag]], object]
-"""A way to finish the operation in the list. Its frames hold no operation, for the frames of the exception, by which
-an operation has failed, lead to those of its callers."""
+"""A way to finish the operation in the list."""
 
 
 def _check(purgatory: DelayedOperationPurgatory, clock: FaultLog, held: list[Flag]) -> None:
@@ -118,27 +100,19 @@ PATHS: dict[str, Path] = {
     "nested": _nested,
     "complete all": lambda purgatory, clock, held: purgatory.complete_all(),
     "close": lambda purgatory, clock, held: purgatory.close(),
-}
-CANCELLING: dict[str, Path] = {
     "cancel": lambda purgatory, clock, held: held.pop().cancel(),
     "cancel for key": lambda purgatory, clock, held: purgatory.cancel_for_key("b"),
     "cancel all": lambda purgatory, clock, held: purgatory.cancel_all(),
 }
-FAILING: list[tuple[type[Carrier], str]] = [
-    *((BrokenCompletion, path) for path in PATHS),
-    (BrokenTry, "check"),
-    (BrokenTry, "check with a limit"),
-    (BrokenTry, "check soon"),
-]
 
 
-@pytest.mark.parametrize("path", [*PATHS, *CANCELLING])
+@pytest.mark.parametrize("path", PATHS)
 def test_the_operation_is_collected_though_its_dead_entries_remain(
     purgatory: DelayedOperationPurgatory, clock: FaultLog, path: str
 ) -> None:
     operation = purgatory.try_complete_else_watch(Carrier(), KEYS)
     payload = weakref.ref(operation.payload)
-    (PATHS | CANCELLING)[path](purgatory, clock, [operation])
+    PATHS[path](purgatory, clock, [operation])
     assert operation.done()
     assert len(purgatory.timer) == 0
     # A check with a limit compacts a list whose front half is dead.
@@ -147,8 +121,14 @@ def test_the_operation_is_collected_though_its_dead_entries_remain(
     assert payload() is None
 
 
-@pytest.mark.parametrize(("kind", "path"), FAILING)
-def test_a_failed_operation_is_collected_on_the_next_iteration(
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        *((BrokenCompletion, path) for path in PATHS if not path.startswith("cancel")),
+        *((BrokenTry, path) for path in ("check", "check with a limit", "check soon")),
+    ],
+)
+def test_a_failed_operation_is_collected_with_its_exception(
     purgatory: DelayedOperationPurgatory, clock: FaultLog, kind: type[Carrier], path: str
 ) -> None:
     held: list[Flag] = []
@@ -162,9 +142,29 @@ def test_a_failed_operation_is_collected_on_the_next_iteration(
     PATHS[path](purgatory, clock, held)
     held.clear()
     assert purgatory.statistics().failed == 1
-    clock.advance(0)
+    gc.collect()
+    assert [type(exception) for exception in clock.exceptions] == [LookupError], "never retrieved"
+    clock.faults.clear()
+    gc.collect()
     assert payload() is None
-    assert [type(exception) for exception in clock.exceptions] == [LookupError]
+
+
+@pytest.mark.parametrize("kind", [Carrier, BrokenCompletion, BrokenTry])
+def test_an_operation_that_completes_or_fails_at_once_is_collected(
+    purgatory: DelayedOperationPurgatory, clock: FaultLog, kind: type[Carrier]
+) -> None:
+    def use() -> "weakref.ref[Payload]":
+        held = [purgatory.try_complete_else_watch(kind(ready=True), KEYS)]
+        assert held[0].done()
+        return weakref.ref(held.pop().payload)
+
+    payload = use()
+    if kind is not Carrier:
+        gc.collect()
+        assert len(clock.faults) == 1
+        clock.faults.clear()
+        gc.collect()
+    assert payload() is None
 
 
 def test_an_operation_whose_on_expiration_raises_is_collected_with_the_report(
@@ -180,19 +180,22 @@ def test_an_operation_whose_on_expiration_raises_is_collected_with_the_report(
     assert payload() is None
 
 
-@pytest.mark.parametrize("kind", [Carrier, BrokenCompletion, BrokenTry])
-def test_an_operation_that_completes_or_fails_at_once_is_collected(
-    purgatory: DelayedOperationPurgatory, clock: FaultLog, kind: type[Carrier]
+@pytest.mark.parametrize("kind", [Late, BrokenCompletion])
+@pytest.mark.parametrize("way", ["check", "check soon", "deadline", "complete all", "close"])
+def test_the_exception_of_an_operation_keeps_no_other_one(
+    purgatory: DelayedOperationPurgatory, clock: FaultLog, kind: type[Flag], way: str
 ) -> None:
-    def use() -> "weakref.ref[Payload]":
-        held = [purgatory.try_complete_else_watch(kind(ready=True), KEYS)]
-        assert held[0].done()
-        return weakref.ref(held.pop().payload)
-
-    payload = use()
-    clock.advance(0)
-    assert payload() is None
-    assert len(clock.faults) == (kind is not Carrier)
+    failing, unrelated = (purgatory.try_complete_else_watch(make(10.0), ["a"]) for make in (kind, Flag))
+    failing.ready = unrelated.ready = way.startswith("check") or kind is Late
+    gone = weakref.ref(unrelated)
+    PATHS[way](purgatory, clock, [unrelated] if way.startswith("check") else [])
+    assert unrelated.done()
+    assert failing.done()
+    assert [type(exception) for exception in clock.exceptions] == [LookupError] * (
+        kind is Late and way not in ("complete all", "close")
+    )
+    del unrelated
+    assert gone() is None, "kept by the traceback of another's exception"
 
 
 @pytest.mark.parametrize("keys", [[], ["a", []], "a"])
@@ -232,68 +235,78 @@ def test_an_operation_cancelled_while_its_bucket_is_drained_is_collected(
     assert collected == [True]
 
 
-def test_an_error_kept_by_a_coroutine_that_goes_on_does_not_close_it(
-    purgatory: DelayedOperationPurgatory, clock: FaultLog
+def variables(error: BaseException | None, function: str) -> list[dict[str, Any]]:
+    """The local variables of the frames of a function in the traceback of an error."""
+    found = []
+    traceback: TracebackType | None = None if error is None else error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_name == function:
+            found.append(dict(traceback.tb_frame.f_locals))
+        traceback = traceback.tb_next
+    return found
+
+
+AWAIT: dict[str, Callable[[Coroutine[Any, Any, str]], Awaitable[str]]] = {
+    "directly": lambda coroutine: coroutine,
+    "by a task": asyncio.ensure_future,
+    "by wait_for": lambda coroutine: asyncio.wait_for(coroutine, 30),
+}
+
+
+@pytest.mark.parametrize("way", AWAIT)
+async def test_the_traceback_of_a_failed_operation_keeps_the_variables_of_its_frames(way: str) -> None:
+    async def handler(purgatory: DelayedOperationPurgatory) -> str:
+        operation = purgatory.try_complete_else_watch(BrokenCompletion(None), ["a"])
+        asyncio.get_running_loop().call_soon(operation.force_complete)
+        return await operation
+
+    async with DelayedOperationPurgatory() as purgatory:
+        with pytest.raises(LookupError, match="card declined: alice 42") as raised:
+            await AWAIT[way](handler(purgatory))
+        for _ in range(3):
+            await turn()
+        (frame,) = variables(raised.value, "on_complete")
+        assert (frame["customer"], frame["amount"]) == ("alice", 42)
+
+
+@pytest.mark.parametrize("retrieved", [True, False])
+def test_an_error_that_the_caller_handles_keeps_the_variables_of_its_frames(
+    purgatory: DelayedOperationPurgatory, retrieved: bool
 ) -> None:
-    # A replica fails; its coroutine keeps the error for the operation to raise, and waits again. The
-    # error's traceback has the frame of that coroutine, which must be left alone.
-    errors: list[Exception] = []
+    def look_up(request: int) -> None:
+        secret = f"request {request}"
+        raise KeyError(secret)
 
-    class Quorum(Flag):
-        def on_complete(self) -> str:
-            raise errors[0]
-
-    class Pause:
-        def __await__(self) -> Generator[None, None, None]:
-            yield
-
-    async def replica() -> str:
+    operation = purgatory.try_complete_else_watch(BrokenCompletion(), ["key"])
+    with pytest.raises(KeyError) as raised:
         try:
-            raise LookupError
-        except LookupError as error:
-            errors.append(error)
-        await Pause()
-        return "went on"
-
-    coroutine = replica()
-    coroutine.send(None)
-    purgatory.try_complete_else_watch(Quorum(1.0), ["a"])
-    clock.advance(2.0)
-    assert clock.exceptions == errors
-    with pytest.raises(StopIteration) as end:
-        coroutine.send(None)
-    assert end.value.value == "went on"
+            look_up(7)
+        finally:
+            operation.force_complete()
+    caught = raised.value
+    if retrieved:
+        operation.exception()
+    del operation
+    gc.collect()
+    assert variables(caught, "look_up") == [{"request": 7, "secret": "request 7"}]
 
 
-class Debugging(VirtualClock):
-    """Its exception handler looks at the frames of an exception."""
+def test_the_exception_handler_sees_the_frames_of_the_operation(clock: FaultLog) -> None:
+    seen: list[dict[str, Any]] = []
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.functions: list[str] = []
-        self.variables: dict[str, Any] = {}
+    class Debugging(FaultLog):
+        def call_exception_handler(self, context: dict[str, Any]) -> None:
+            for function in ("on_complete", "on_expiration"):
+                seen.extend(variables(context["exception"], function))
 
-    def call_exception_handler(self, context: dict[str, Any]) -> None:
-        frames = [frame for frame, _ in walk_tb(context["exception"].__traceback__)]
-        self.functions = [frame.f_code.co_name for frame in frames]
-        self.variables = {name: value for name, value in frames[-1].f_locals.items() if name == "variable"}
-
-
-def test_the_exception_handler_still_sees_the_variables_of_on_expiration() -> None:
     clock = Debugging()
     purgatory = DelayedOperationPurgatory(clock=clock)
-    purgatory.try_complete_else_watch(BrokenExpiration(1.0), ["a"])
+    for operation in (BrokenCompletion(1.0), BrokenExpiration(1.0)):
+        purgatory.try_complete_else_watch(operation, ["a"])
+    del operation
     clock.advance(1.0)
-    assert clock.functions[-1] == "on_expiration"
-    assert clock.variables == {"variable": "flag"}
-
-
-def test_the_exception_handler_still_sees_the_functions_of_a_failed_operation() -> None:
-    clock = Debugging()
-    purgatory = DelayedOperationPurgatory(clock=clock)
-    purgatory.try_complete_else_watch(BrokenCompletion(1.0), ["a"])
-    clock.advance(1.0)
-    assert clock.functions[-2:] == ["on_complete", "fail"]
+    gc.collect()
+    assert sorted(map(len, seen)) == [1, 3], "self alone, and customer and amount too"
 
 
 Live = Callable[[DelayedOperationPurgatory, Carrier], Awaitable[object]]
@@ -334,13 +347,7 @@ async def _be_closed(purgatory: DelayedOperationPurgatory, operation: Carrier) -
 
 @pytest.mark.parametrize(
     "path",
-    [
-        _wait_for_its_deadline,
-        _be_cancelled,
-        _be_cancelled_for_its_key,
-        _be_checked_from_another_thread,
-        _be_closed,
-    ],
+    [_wait_for_its_deadline, _be_cancelled, _be_cancelled_for_its_key, _be_checked_from_another_thread, _be_closed],
 )
 async def test_an_operation_on_a_loop_is_collected(path: Live) -> None:
     async with DelayedOperationPurgatory() as purgatory:
@@ -353,38 +360,12 @@ async def test_an_operation_on_a_loop_is_collected(path: Live) -> None:
         assert payload() is None
 
 
-@pytest.mark.parametrize("kind", [BrokenCompletion, BrokenTry, Carrier])
-async def test_the_traceback_of_an_awaiter_holds_no_operation(kind: type[Carrier]) -> None:
-    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-    async with DelayedOperationPurgatory() as purgatory:
-
-        async def wait(operation: list[DelayedOperation[str]]) -> None:
-            await operation.pop()
-
-        operation = purgatory.try_complete_else_watch(kind(None if kind in (BrokenTry, Carrier) else 0.001), ["a"])
-        payload = weakref.ref(operation.payload)
-        task = asyncio.create_task(wait([operation]))
-        await turn()
-        if kind is Carrier:
-            purgatory.cancel_all()
-        operation.ready = kind is BrokenTry
-        purgatory.check_and_complete("a")
-        del operation
-        await asyncio.wait([task])
-        error = task.exception()
-        del task
-        # uvloop may take a millisecond to call back at once.
-        await asyncio.wait({asyncio.get_running_loop().create_future()}, timeout=0.005)
-        assert payload() is None
-        assert type(error).__name__ == ("OperationCancelled" if kind is Carrier else "LookupError")
-
-
-@pytest.mark.parametrize("path", [*PATHS, *CANCELLING])
+@pytest.mark.parametrize("path", PATHS)
 def test_no_reference_cycles_are_made(purgatory: DelayedOperationPurgatory, clock: FaultLog, path: str) -> None:
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
         held: list[Flag] = [purgatory.try_complete_else_watch(Carrier(), ["a", "b"])]
-        (PATHS | CANCELLING)[path](purgatory, clock, held)
+        PATHS[path](purgatory, clock, held)
         held.clear()
         gc.collect()
         assert [thing for thing in gc.garbage if type(thing).__module__.startswith(("purgatory", "tests"))] == []

@@ -1,6 +1,7 @@
-"""Promise 8: cancelling the awaiting task cancels the operation; `CancelledError` is only ever the task's own."""
+"""Promise 8: cancelling the last awaiting task cancels the operation; `CancelledError` is only ever the task's own."""
 
 import asyncio
+from collections.abc import Callable
 
 import anyio
 import pytest
@@ -13,25 +14,95 @@ async def wait(purgatory: DelayedOperationPurgatory, operation: Flag) -> str:
     return await purgatory.try_complete_else_watch(operation, ["key"])
 
 
-async def test_cancelling_the_awaiting_task_cancels_the_operation_and_removes_it() -> None:
+async def by_timeout(operation: Flag) -> str:
+    async with asyncio.timeout(0.005):
+        return await operation
+
+
+async def by_cancellation(operation: Flag) -> str:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().call_soon(task.cancel)  # once it awaits
+    return await operation
+
+
+LEAVERS: dict[str, Callable[[Flag], "asyncio.Task[str]"]] = {
+    "cancelled": lambda operation: asyncio.ensure_future(by_cancellation(operation)),
+    "timeout": lambda operation: asyncio.ensure_future(by_timeout(operation)),
+    "wait_for": lambda operation: asyncio.ensure_future(asyncio.wait_for(operation, 0.005)),
+}
+
+
+@pytest.mark.parametrize("leave", LEAVERS)
+@pytest.mark.parametrize("position", [0, 2])
+async def test_a_task_that_leaves_leaves_the_operation_to_the_others(leave: str, position: int) -> None:
     async with DelayedOperationPurgatory() as purgatory:
-        operation = Flag(3600.0)
-        task = asyncio.create_task(wait(purgatory, operation))
+        operation = purgatory.try_complete_else_watch(Flag(60.0), ["key"])
+        tasks: list[asyncio.Future[str]] = []
+        for n in range(3):
+            tasks.append(LEAVERS[leave](operation) if n == position else asyncio.ensure_future(operation))
+            await asyncio.sleep(0)
+        with pytest.raises((asyncio.CancelledError, TimeoutError)):
+            await tasks.pop(position)
         await turn()
-        assert purgatory.num_delayed == 1
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        assert not operation.done()
+        assert not any(task.done() for task in tasks)
+        operation.ready = True
+        assert purgatory.check_and_complete("key") == 1
+        assert await asyncio.gather(*tasks) == ["result of flag"] * 2
+
+
+@pytest.mark.parametrize("leave", LEAVERS)
+@pytest.mark.parametrize("awaiters", [1, 3])
+async def test_the_last_task_to_leave_cancels_the_operation_and_removes_it(leave: str, awaiters: int) -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        operation = purgatory.try_complete_else_watch(Flag(60.0), ["key"])
+        outcomes = await asyncio.gather(*(LEAVERS[leave](operation) for _ in range(awaiters)), return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} <= {asyncio.CancelledError, TimeoutError}
         assert operation.cancelled()
-        assert (purgatory.num_delayed, len(purgatory.timer)) == (0, 0)
         assert operation.calls == []
+        assert (purgatory.num_delayed, len(purgatory.timer)) == (0, 0)
+        with pytest.raises(OperationCancelled):
+            await operation
 
 
-async def test_the_awaiter_of_a_cancelled_operation_gets_an_ordinary_exception() -> None:
+async def test_the_last_task_to_leave_calls_cancel_which_a_subclass_may_extend() -> None:
+    class Extended(Flag):
+        def cancel(self) -> bool:
+            self.calls.append("cancel")
+            return super().cancel()
+
     async with DelayedOperationPurgatory() as purgatory:
-        tasks = [asyncio.create_task(wait(purgatory, Flag())) for _ in range(3)]
+        operation = purgatory.try_complete_else_watch(Extended(), ["key"])
+        task = asyncio.ensure_future(operation)
         await turn()
-        assert len(purgatory.cancel_for_key("key")) == 3
+        task.cancel()
+        await asyncio.wait([task])
+        assert (operation.calls, operation.outcome) == (["cancel"], "cancelled")
+
+
+async def test_tasks_that_come_and_go_leave_the_operation_pending() -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        operation = purgatory.try_complete_else_watch(Flag(), ["key"])
+        staying = asyncio.ensure_future(operation)
+        await turn()
+        for _ in range(20):
+            passing = asyncio.ensure_future(operation)
+            await turn()
+            passing.cancel()
+            await asyncio.wait([passing])
+        assert not operation.done()
+        assert operation.force_complete()
+        assert await staying == "result of flag"
+
+
+@pytest.mark.parametrize("awaiters", [1, 3])
+async def test_the_tasks_of_a_cancelled_operation_get_an_ordinary_exception(awaiters: int) -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        operation = purgatory.try_complete_else_watch(Flag(), ["key"])
+        tasks = [asyncio.ensure_future(operation) for _ in range(awaiters)]
+        await turn()
+        assert purgatory.cancel_for_key("key") == [operation]
         for task in tasks:
             with pytest.raises(OperationCancelled):
                 await task
@@ -39,48 +110,22 @@ async def test_the_awaiter_of_a_cancelled_operation_gets_an_ordinary_exception()
         assert issubclass(OperationCancelled, Exception)
 
 
-async def test_cancelled_task_leaves_the_operation_to_other_awaiters() -> None:
+@pytest.mark.parametrize("others", [0, 1])
+async def test_an_operation_that_completes_in_the_iteration_of_the_cancellation_stays_completed(others: int) -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation = purgatory.try_complete_else_watch(Flag(), ["key"])
-        tasks = [asyncio.ensure_future(operation) for _ in range(3)]
-        await turn()
-        tasks[1].cancel()
-        await turn()
-        assert (tasks[1].cancelled(), operation.done()) == (True, False)
-        assert operation.force_complete()
-        assert [await tasks[0], await tasks[2]] == ["result of flag"] * 2
-
-
-async def test_the_last_cancelled_task_cancels_the_operation() -> None:
-    async with DelayedOperationPurgatory() as purgatory:
-        operation = purgatory.try_complete_else_watch(Flag(), ["key"])
-        tasks = [asyncio.ensure_future(operation) for _ in range(3)]
-        await turn()
-        for task in tasks:
-            assert not operation.done()
-            task.cancel()
-            await turn()
-        assert operation.cancelled()
-
-
-async def test_an_operation_that_completes_in_the_iteration_of_the_cancellation_stays_completed() -> None:
-    async with DelayedOperationPurgatory() as purgatory:
-        operation = Flag()
-        task = asyncio.create_task(wait(purgatory, operation))
+        task, *staying = [asyncio.ensure_future(operation) for _ in range(1 + others)]
         await turn()
         assert operation.force_complete()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert not operation.cancelled()
         assert operation.result() == "result of flag"
+        assert await asyncio.gather(*staying) == ["result of flag"] * others
 
 
-async def test_asyncio_timeouts_and_task_groups_cancel_operations() -> None:
+async def test_asyncio_task_groups_cancel_operations() -> None:
     async with DelayedOperationPurgatory() as purgatory:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.005):
-                await wait(purgatory, Flag())
         with pytest.raises(ExceptionGroup):
             async with asyncio.TaskGroup() as group:
                 group.create_task(wait(purgatory, Flag()))
@@ -98,7 +143,6 @@ async def test_an_anyio_cancel_scope_cancels_its_operation() -> None:
             await wait(purgatory, operation)
         assert scope.cancelled_caught
         assert operation.cancelled()
-        assert purgatory.num_delayed == 0
         # The scope has taken back its cancellation: the task may await further operations.
         assert await wait(purgatory, Flag(0.001)) == "result of flag"
 
@@ -133,12 +177,14 @@ async def test_operation_cancelled_crosses_an_anyio_task_group_as_an_error() -> 
         assert caught.group_contains(OperationCancelled)
 
 
-async def test_a_coroutine_closed_while_it_waits_cancels_its_operation() -> None:
+async def test_a_coroutine_closed_while_it_waits_cancels_its_operation_on_the_next_iteration() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation = Flag()
         coroutine = wait(purgatory, operation)
         coroutine.send(None)
         coroutine.close()
+        assert not operation.done(), "it may be the collector that closes it, in the middle of anything"
+        await turn()
         assert operation.cancelled()
 
 

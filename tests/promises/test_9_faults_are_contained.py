@@ -2,170 +2,148 @@
 
 import asyncio
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from purgatory import DelayedOperationPurgatory, PurgatoryError, VirtualClock
-from tests.support.operations import FaultLog, Flag, Late, turn
+from purgatory import DelayedOperationPurgatory, PurgatoryError
+from tests.support.invariants import check_purgatory
+from tests.support.operations import FaultLog, Flag, turn
+
+EXITS = (SystemExit, KeyboardInterrupt)
+ERRORS = [Exception, BaseException, asyncio.CancelledError, StopIteration, GeneratorExit, RecursionError, *EXITS]
 
 
 class Faulty(Flag):
-    """Raises in the methods named."""
+    """Raises in one of its methods."""
 
-    def __init__(
-        self, *methods: str, error: BaseException | None = None, timeout: float | None = None, tries: int = 0
-    ) -> None:
+    def __init__(self, method: str, error: type[BaseException] = LookupError, *, timeout: float | None = 10.0) -> None:
         super().__init__(timeout)
-        self.methods = methods
-        self.error = error or LookupError("fault")
-        self.tries = tries
+        self.method = method
+        self.error = error("fault")
 
     def try_complete(self) -> bool:
-        self.tries -= 1
-        if "try_complete" in self.methods and self.tries < 0:
-            raise self.error
+        if self.ready:
+            if self.method == "after completing":
+                self.force_complete()
+            if self.method in ("try_complete", "after completing"):
+                raise self.error
+            if self.method == "returns true":
+                return True
         return super().try_complete()
 
     def on_complete(self) -> str:
-        if "on_complete" in self.methods:
+        if self.method == "on_complete":
             raise self.error
         return super().on_complete()
 
     def on_expiration(self) -> None:
-        super().on_expiration()
-        if "on_expiration" in self.methods:
+        if self.method == "on_expiration":
             raise self.error
+        super().on_expiration()
 
 
-def others(purgatory: DelayedOperationPurgatory) -> list[Flag]:
-    return [purgatory.try_complete_else_watch(Flag(1.0, ready=False), ["key"]) for _ in range(3)]
+def _check_soon(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+    purgatory.check_and_complete_soon("key")
+    clock.advance(0)
 
 
-@pytest.mark.parametrize(
-    ("methods", "tries"),
-    [(("try_complete",), 0), (("try_complete",), 1), (("try_complete",), 2), (("on_complete",), 0)],
-)
-@pytest.mark.parametrize("error", [LookupError, BaseException, GeneratorExit, RecursionError])
-def test_a_fault_in_a_check_fails_its_operation_alone(
-    purgatory: DelayedOperationPurgatory,
-    clock: FaultLog,
-    methods: tuple[str, ...],
-    tries: int,
-    error: type[BaseException],
+Trigger = Callable[[DelayedOperationPurgatory, FaultLog], object]
+TRIGGERS: dict[str, Trigger] = {
+    "check": lambda purgatory, clock: purgatory.check_and_complete("key"),
+    "check soon": _check_soon,
+    "check with a limit": lambda purgatory, clock: purgatory.check_and_complete("key", limit=100),
+    "deadline": lambda purgatory, clock: clock.advance(10.0),
+    "complete all": lambda purgatory, clock: purgatory.complete_all(),
+    "close": lambda purgatory, clock: purgatory.close(),
+    "nested": lambda purgatory, clock: purgatory.try_complete_else_watch(
+        Flag(ready=True, then=purgatory.complete_all), ["key"]
+    ),
+}
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("trigger", TRIGGERS)
+@pytest.mark.parametrize("method", ["try_complete", "on_complete", "on_expiration", "after completing"])
+def test_any_error_of_any_method_is_contained_under_any_trigger(
+    purgatory: DelayedOperationPurgatory, clock: FaultLog, method: str, trigger: str, error: type[BaseException]
 ) -> None:
-    before = others(purgatory)
-    faulty = purgatory.try_complete_else_watch(Faulty(*methods, error=error(), tries=tries, timeout=1.0), ["key"])
-    after = others(purgatory)
-    for operation in (*before, faulty, *after):
-        operation.ready = True
-    completed = purgatory.check_and_complete("key")
-    assert completed == 6 + (methods == ("on_complete",)), "an operation that fails in try_complete does not complete"
-    assert all(operation.result() for operation in before + after)
-    assert faulty.exception() is faulty.error
-    clock.advance(2.0)
-    assert clock.exceptions == []
-    assert purgatory.statistics().failed == 1
+    operations: list[Flag] = []
+    for _ in range(3):
+        operations += [Flag(10.0), Faulty(method, error), Faulty(method, error), Flag(10.0)]
+    for operation in operations:
+        purgatory.try_complete_else_watch(operation, ["key", id(operation)])
+        # An operation is tried at its deadline too: it must not be ready if it is to expire.
+        operation.ready = trigger != "deadline" or method in ("try_complete", "after completing")
+    exits: BaseException | None = None
+    try:  # a request to exit is raised when all others are done
+        TRIGGERS[trigger](purgatory, clock)
+    except EXITS as request:
+        exits = request
+    assert [operation.done() for operation in operations] == [True] * 12
+    tried = trigger.startswith("check") or trigger == "deadline"
+    raises = {"on_complete": True, "on_expiration": trigger == "deadline"}.get(method, tried)
+    fails = raises and method in ("try_complete", "on_complete")
+    assert (exits is not None) == (error in EXITS and raises)
+    for operation in operations:
+        if isinstance(operation, Faulty) and fails:
+            outcome = operation.exception()
+            wrapped = error in (asyncio.CancelledError, StopIteration)
+            assert type(outcome) is (PurgatoryError if wrapped else error)
+            assert (outcome if not wrapped else outcome.__cause__) is operation.error
+        else:
+            assert operation.result() == "result of flag"
+    reported = 6 * (raises and not fails and error not in EXITS)
+    assert [type(exception) for exception in clock.exceptions] == [error] * reported
+    assert {context["message"] for context in clock.faults} <= {"Faulty raised after it was done"}
+    # Of completions inside of another one, a request to exit makes the outer one fail too.
+    assert purgatory.statistics().failed == 6 * fails + (trigger == "nested" and exits is not None)
+    clock.advance(20.0)
     assert (purgatory.num_delayed, len(purgatory.timer)) == (0, 0)
+    check_purgatory(purgatory)
 
 
-@pytest.mark.parametrize(("method", "tries"), [("on_complete", 0), ("try_complete", 2)])
-def test_a_fault_at_the_deadline_fails_its_operation_alone(
-    purgatory: DelayedOperationPurgatory, clock: FaultLog, method: str, tries: int
+def test_an_operation_that_fails_is_not_counted_as_completed_by_a_check(purgatory: DelayedOperationPurgatory) -> None:
+    operations = [Flag(), Faulty("try_complete"), Faulty("on_complete"), Faulty("after completing"), Flag()]
+    for operation in operations:
+        purgatory.try_complete_else_watch(operation, ["key"])
+        operation.ready = True
+    assert purgatory.check_and_complete("key", limit=3) == 3, "a limit counts those that complete, too"
+    assert [operation.outcome for operation in operations] == [
+        "satisfied",
+        "failed",
+        "failed",
+        "satisfied",
+        "satisfied",
+    ]
+    for operation in operations[1:3]:
+        assert isinstance(operation.exception(), LookupError)
+
+
+@pytest.mark.parametrize("method", ["on_complete", "try_complete", "on_expiration"])
+def test_on_expiration_runs_though_on_complete_has_failed(
+    purgatory: DelayedOperationPurgatory, clock: FaultLog, method: str
 ) -> None:
-    before = others(purgatory)
-    faulty = purgatory.try_complete_else_watch(Faulty(method, tries=tries, timeout=1.0), ["key"])
-    after = others(purgatory)
-    clock.advance(1.0)
-    assert all(operation.expired() for operation in before + after)
-    assert faulty.exception() is faulty.error
-    expires = ["flag expires"] if method == "on_complete" else []
-    assert faulty.calls == expires, "on_expiration runs although on_complete failed"
-    assert purgatory.statistics().failed == 1
-    assert clock.faults == []
-
-
-def test_an_exception_of_on_expiration_is_reported_and_the_result_stays(
-    purgatory: DelayedOperationPurgatory, clock: FaultLog
-) -> None:
-    before = others(purgatory)
-    faulty = purgatory.try_complete_else_watch(Faulty("on_expiration", timeout=1.0), ["key"])
-    after = others(purgatory)
-    clock.advance(1.0)
-    assert all(operation.expired() for operation in (*before, faulty, *after))
-    assert faulty.result() == "result of flag"
-    assert clock.exceptions == [faulty.error]
-    assert clock.faults[0]["message"] == "Faulty raised after it was done"
-    assert clock.faults[0]["operation"] is faulty
-    assert (purgatory.statistics().failed, purgatory.statistics().expired) == (0, 7)
-
-
-def test_first_of_two_faults_is_the_outcome_and_the_second_is_reported(
-    purgatory: DelayedOperationPurgatory, clock: FaultLog
-) -> None:
-    first, second = LookupError("first"), LookupError("second")
-
-    class Twice(Flag):
-        def on_complete(self) -> str:
-            raise first
-
+    class Both(Faulty):
         def on_expiration(self) -> None:
-            raise second
+            super().on_expiration()
+            raise ZeroDivisionError
 
-    operation = purgatory.try_complete_else_watch(Twice(1.0), ["key"])
-    clock.advance(1.0)
-    assert operation.exception() is first
-    assert clock.exceptions == [second]
-
-
-async def test_awaiter_gets_the_exception_of_a_failed_operation() -> None:
-    async with DelayedOperationPurgatory() as purgatory:
-        with pytest.raises(LookupError, match="fault"):
-            await purgatory.try_complete_else_watch(Faulty("on_complete", timeout=0.001), ["key"])
-        with pytest.raises(LookupError, match="fault"):
-            await purgatory.try_complete_else_watch(Faulty("try_complete"), ["key"])
-
-
-async def test_an_exception_never_retrieved_goes_to_the_loops_exception_handler_once() -> None:
-    contexts: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: contexts.append(context))
-    async with DelayedOperationPurgatory() as purgatory:
-        operation = purgatory.try_complete_else_watch(Faulty("on_complete"), ["key"])
-        assert operation.force_complete()
-        for _ in range(3):
-            await turn()
-        assert contexts == [], "it may be retrieved yet"
-        del operation
-        gc.collect()
-        assert [repr(context["exception"]) for context in contexts] == ["LookupError('fault')"]
-        assert contexts[0]["message"] == "Faulty failed, and its exception was never retrieved"
-        assert contexts[0].keys() == {"message", "exception"}
-
-
-async def test_a_retrieved_exception_does_not_go_to_the_handler() -> None:
-    contexts: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: contexts.append(context))
-    async with DelayedOperationPurgatory() as purgatory:
-        awaited = purgatory.try_complete_else_watch(Faulty("on_complete"), ["key"])
-        task = asyncio.ensure_future(awaited)
-        await turn()
-        awaited.force_complete()
-        asked = purgatory.try_complete_else_watch(Faulty("try_complete"), ["key"])
-        assert asked.exception() is asked.error
-        for _ in range(3):
-            await turn()
-        assert task.exception() is awaited.error
-        del awaited, asked, task
-        gc.collect()
-        assert contexts == []
-
-
-def test_a_fault_after_completion_is_reported(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
-    operation = purgatory.try_complete_else_watch(Late(), ["key"])
-    operation.ready = True
-    purgatory.check_and_complete("key")
-    assert operation.result() == "result of flag"
-    assert [type(exception) for exception in clock.exceptions] == [LookupError]
+    operation = purgatory.try_complete_else_watch(Both(method), ["key"])
+    operation.ready = method == "try_complete"
+    clock.advance(10.0)
+    if method == "on_complete":
+        assert operation.exception() is operation.error
+        assert operation.calls == ["flag expires"]
+        assert [type(exception) for exception in clock.exceptions] == [ZeroDivisionError]
+        assert clock.faults[0]["operation"] is operation
+    elif method == "try_complete":
+        assert operation.exception() is operation.error
+        assert (operation.calls, clock.faults) == ([], [])
+    else:
+        assert (operation.outcome, operation.result()) == ("expired", "result of flag")
+        assert clock.exceptions == [operation.error]
 
 
 @pytest.mark.parametrize("honest", [0, 1, 2], ids=["when it comes", "when it is watched", "when it is checked"])
@@ -182,106 +160,121 @@ def test_try_complete_that_returns_true_without_completing_fails(
     operation = purgatory.try_complete_else_watch(Forgetful(), ["key"])
     assert purgatory.num_delayed == (honest == 2)
     assert purgatory.check_and_complete("key") == 0
-    assert isinstance(operation.exception(), PurgatoryError)
-    assert "returned True, but did not force_complete()" in str(operation.exception())
+    with pytest.raises(PurgatoryError, match=r"try_complete\(\) of .* returned true, but did not force_complete\(\)"):
+        operation.result()
     assert purgatory.num_delayed == 0
 
 
+def test_the_truth_of_what_try_complete_returns_may_raise(purgatory: DelayedOperationPurgatory) -> None:
+    class Odd:
+        def __bool__(self) -> bool:
+            raise LookupError
+
+    class Ambiguous(Flag):
+        def try_complete(self) -> Any:
+            return Odd()
+
+    operation = purgatory.try_complete_else_watch(Ambiguous(), ["key"])
+    assert isinstance(operation.exception(), LookupError)
+
+
+def test_a_fault_after_a_deferred_completion_is_not_its_outcome(
+    purgatory: DelayedOperationPurgatory, clock: FaultLog
+) -> None:
+    last = purgatory.try_complete_else_watch(Faulty("after completing"), ["last"])
+    last.ready = True
+    then: Callable[[], object] = lambda: purgatory.check_and_complete("last")  # noqa: E731
+    for n in range(20):
+        then = purgatory.try_complete_else_watch(Flag(then=then), [n]).force_complete
+    then()
+    assert last.result() == "result of flag"
+    assert clock.exceptions == [last.error]
+    assert purgatory.statistics().failed == 0
+
+
+@pytest.mark.parametrize("retrieved", ["awaited", "awaited late", "exception", "result", None])
 @pytest.mark.parametrize("method", ["try_complete", "on_complete"])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_a_request_to_exit_is_raised_after_the_others_and_the_operation_fails(
-    purgatory: DelayedOperationPurgatory, clock: VirtualClock, method: str, error: type[BaseException]
-) -> None:
-    faulty = purgatory.try_complete_else_watch(Faulty(method, error=error(), tries=2), ["key"])
-    rest = others(purgatory)
-    for operation in (faulty, *rest):
+async def test_an_exception_that_nobody_retrieves_is_reported_once(method: str, retrieved: str | None) -> None:
+    contexts: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: contexts.append(context))
+    async with DelayedOperationPurgatory() as purgatory:
+        operation = purgatory.try_complete_else_watch(Faulty(method), ["key"])
+        task = asyncio.ensure_future(operation) if retrieved == "awaited" else None
+        await turn()
         operation.ready = True
-    with pytest.raises(error):
         purgatory.check_and_complete("key")
-    assert faulty.exception() is faulty.error
-    assert all(operation.result() for operation in rest)
-    assert purgatory.num_delayed == 0
+        for _ in range(3):
+            await turn()
+        assert contexts == [], "it may be retrieved yet"
+        match retrieved:
+            case "awaited" if task is not None:
+                assert task.exception() is operation.error
+            case "awaited late":
+                with pytest.raises(LookupError, match="fault"):
+                    await operation
+            case "exception":
+                assert operation.exception() is operation.error
+            case "result":
+                with pytest.raises(LookupError, match="fault"):
+                    operation.result()
+        del operation, task
+        gc.collect()
+        if retrieved is not None:
+            assert contexts == []
+        else:
+            (context,) = contexts
+            assert context["message"] == "Faulty failed, and its exception was never retrieved"
+            assert repr(context["exception"]) == "LookupError('fault')"
+            assert context.keys() == {"message", "exception"}
 
 
-def test_a_request_to_exit_of_a_finished_operation_is_raised_too(
-    purgatory: DelayedOperationPurgatory,
-) -> None:
-    class Leaving(Flag):
-        def try_complete(self) -> bool:
-            if self.ready:
-                self.force_complete()
-                raise SystemExit
-            return False
-
-    operation = purgatory.try_complete_else_watch(Leaving(), ["key"])
-    operation.ready = True
-    with pytest.raises(SystemExit):
-        purgatory.check_and_complete("key")
-    assert operation.result() == "result of flag"
+def test_without_a_purgatory_a_fault_goes_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    retrieved, dropped = Faulty("on_complete"), Faulty("on_complete")
+    for operation in (retrieved, dropped):
+        assert operation.force_complete()
+    assert isinstance(retrieved.exception(), LookupError)
+    assert caplog.records == []
+    del operation, retrieved, dropped
+    gc.collect()
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "Faulty failed, and its exception was never retrieved" in caplog.text
 
 
-class Moody:
-    """A key whose lookup fails while `mood` is false."""
+def test_a_repr_that_raises_hides_no_error(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+    class Shy(Faulty):
+        def __repr__(self) -> str:
+            raise ZeroDivisionError
 
-    mood = True
-
-    def __hash__(self) -> int:
-        if not self.mood:
-            raise LookupError("bad mood")
-        return 1
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-
-def test_a_key_that_fails_when_it_is_watched_leaves_nothing_behind(purgatory: DelayedOperationPurgatory) -> None:
-    bad = Moody()
-    operation = Flag()
-
-    class Souring(Flag):
-        """Makes the lookup of `bad` fail after the keys were hashed and before they are watched."""
-
-        def try_complete(self) -> bool:
-            bad.mood = self.ready
-            return super().try_complete()
-
-    operation = Souring()
-    with pytest.raises(LookupError):
-        purgatory.try_complete_else_watch(operation, ["key", bad])
-    assert (purgatory.num_delayed, len(purgatory.timer)) == (0, 0)
-    operation.ready = True
-    assert purgatory.check_and_complete("key") == 0
-    assert purgatory.try_complete_else_watch(operation, ["key"]).done()
+    shy = [purgatory.try_complete_else_watch(Shy("on_complete"), ["key"]) for _ in range(3)]
+    shy[0].force_complete()
+    shy[1].cancel()
+    clock.advance(10.0)
+    with pytest.raises(PurgatoryError, match="Shy was cancelled"):
+        shy[1].result()
+    assert clock.faults == []
+    shy.clear()
+    gc.collect()
+    assert [type(exception) for exception in clock.exceptions] == [LookupError] * 2
 
 
-def test_a_key_that_fails_in_a_purge_is_reported_and_the_other_keys_are_purged(clock: FaultLog) -> None:
-    purgatory = DelayedOperationPurgatory(purge_interval=5, clock=clock)
-    keys = [Moody(), Moody()]
-    operations = [purgatory.try_complete_else_watch(Flag(), [*keys, "key"]) for _ in range(6)]
-    for key in keys:
-        key.mood = False
-    for operation in operations:
+def test_an_exception_of_the_caller_is_not_left_behind_in_a_generator(purgatory: DelayedOperationPurgatory) -> None:
+    operation = purgatory.try_complete_else_watch(Faulty("on_complete"), ["key"])
+    seen: list[BaseException | None] = []
+
+    def steps() -> Any:
         operation.force_complete()
-    clock.advance(0)
-    assert [type(exception) for exception in clock.exceptions] == [LookupError, LookupError]
-    assert purgatory.watched == 0
-    for key in keys:
-        key.mood = True
-    assert set(purgatory.watched_keys()) == set(keys), "they could not be removed"
-    for _ in range(6):
-        purgatory.try_complete_else_watch(Flag(), ["key"]).force_complete()
-    clock.advance(0)
-    assert purgatory.watched_keys() == []
+        yield
+        try:
+            raise ZeroDivisionError
+        except ZeroDivisionError as error:
+            seen.append(error.__context__)
+        yield
 
-
-def test_a_clock_that_refuses_to_call_back_refuses_the_operation() -> None:
-    class Closed(FaultLog):
-        def call_at(self, *_: object) -> Any:
-            raise RuntimeError("closed")
-
-    purgatory = DelayedOperationPurgatory(clock=Closed())
-    operation = Flag(1.0)
-    with pytest.raises(RuntimeError, match="closed"):
-        purgatory.try_complete_else_watch(operation, ["key"])
-    assert operation.cancelled()
-    assert purgatory.num_delayed == 0
+    generator = steps()
+    try:
+        raise KeyError
+    except KeyError:
+        next(generator)
+    next(generator)
+    assert seen == [None]
+    assert isinstance(operation.exception(), LookupError)

@@ -4,19 +4,19 @@ from importlib.util import find_spec
 
 import pytest
 
-import purgatory._core.operation
-from purgatory import _speedups
+from purgatory import __core__
+from purgatory._core import _base
 
-__all__ = ["extension", "in_python", "looks_inside", "set_nesting"]
+__all__ = ["extension", "in_c", "in_python", "looks_inside", "set_nesting"]
 
-extension = find_spec("purgatory._speedups.c")
+extension = find_spec("purgatory._speedups.c") if __core__ == "C" else None
 """The extension in C; `None` if it has not been built."""
 
-in_python = pytest.mark.skipif(_speedups.c is not None, reason="is for a run on the core in Python")
-looks_inside = pytest.mark.skipif(_speedups.c is not None, reason="looks into structures of the Python core")
+in_c = pytest.mark.skipif(__core__ != "C", reason="is for a run on the core in C")
+in_python = pytest.mark.skipif(__core__ == "C", reason="is for a run on the core in Python")
+looks_inside = pytest.mark.skipif(__core__ == "C", reason="looks into structures of the Python core")
 
 
 def set_nesting(depth: int) -> None:
-    """How deep completions go on inside each other."""
-    vars(purgatory._core.operation)["NESTING"] = depth
-    _speedups.provide(nesting=depth)
+    """How deep completions go on inside each other, in the core in Python."""
+    vars(_base)["NESTING"] = depth

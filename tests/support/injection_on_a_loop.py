@@ -1,15 +1,21 @@
-"""Injected calls as in `injection`, on an event loop: calls of other threads, tasks that await, futures."""
+"""Injected calls as in `injection`, on an event loop: tasks that await, waiters, futures, and the mailbox elsewhere."""
 
 import asyncio
 import gc
-import sys
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from purgatory import DelayedFutures, DelayedOperation, DelayedOperationPurgatory, OperationCancelled
-from tests.support.injection import Broken, Injector, Report, is_expected, is_step, place, require
+from purgatory import (
+    DelayedFutures,
+    DelayedOperation,
+    DelayedOperationPurgatory,
+    OperationCancelled,
+    ThresholdPurgatory,
+)
+from purgatory.lowlevel import add_waiter, remove_waiter
+from tests.support.injection import Broken, Injector, Points, Report, is_expected, is_step, place, require
 from tests.support.invariants import check_purgatory
 
 ITERATIONS: Final = 20
@@ -57,6 +63,25 @@ class Operation(DelayedOperation[str]):
         self.undelivered += 1
 
 
+class Told:
+    """A waiter that notes how often it is told."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.told = 0
+
+    @is_step
+    def done(self) -> bool:
+        return self.told > 0
+
+    @is_step
+    def set_result(self, result: None) -> None:
+        self.told += 1
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self.loop
+
+
 async def wait(operation: Operation) -> None:
     operation.awaiters += 1
     try:
@@ -88,6 +113,13 @@ class LoopWorld:
             self.tasks.append(self.loop.create_task(wait(operation)))
         for futures in (self.futures[:1], self.futures, self.futures[1:]):
             self.delay(futures)
+        self.told = Told(self.loop)
+        self.watched = self.watch(("c",), 60.0)
+        self.watched.awaiters += 1
+        add_waiter(self.watched, self.told)
+        self.index = ThresholdPurgatory(0)
+        self.reached = [self.index.reach(threshold, 60.0) for threshold in (0, 1, 1, 5)]
+        self.highest = 0
 
     def watch(self, keys: tuple[str, ...], timeout: float | None) -> Operation:
         operation = Operation(f"operation {len(self.operations)}", keys, timeout)
@@ -125,11 +157,28 @@ class LoopWorld:
             self.make_true(name)
             self.purgatory.check_and_complete_threadsafe(name)
 
+    def leave(self) -> None:
+        with suppress(ValueError):  # it has left
+            remove_waiter(self.watched, self.told)
+
+    def advance(self, value: int, threadsafe: bool = False) -> None:
+        if not self.index.purgatory.closed:
+            self.highest = max(self.highest, value)
+        (self.index.advance_threadsafe if threadsafe else self.index.advance)(value)
+
+    def reach(self, threshold: int) -> None:
+        self.reached.append(self.index.reach(threshold, 60.0))
+
     def check_now(self) -> None:
         """Check the invariants some iterations later."""
         purgatory = self.purgatory
         self._check_operations()
         self._check_futures()
+        require(self.index.value == self.highest, f"the value is {self.index.value}, not {self.highest}")
+        waiting = [reach for reach in self.reached if not reach.done()]
+        require(self.index.num_waiting == len(waiting), f"{self.index.num_waiting} wait, not {len(waiting)}")
+        check_purgatory(self.index.purgatory)
+        require(self.told.told <= 1, f"a waiter was told {self.told.told} times")
         every: list[DelayedOperation[Any]] = [*self.operations, *self.delayed]
         pending = [operation for operation in every if not operation.done()]
         require(purgatory.num_delayed == len(pending), f"num_delayed is {purgatory.num_delayed}, pending are {pending}")
@@ -141,6 +190,8 @@ class LoopWorld:
             completes = operation.outcome in ("completed_at_once", "satisfied", "expired", "closed")
             require(operation.completed == completes, f"{operation}: on_complete ran {operation.completed} times")
             require(not operation.woken or operation.done(), f"{operation}: lost wake-up")
+            if operation is self.watched:
+                continue  # the result may be with its waiter
             undelivered = completes and operation.awaiters and not operation.delivered
             require(
                 operation.undelivered == undelivered, f"{operation}: on_undelivered ran {operation.undelivered} times"
@@ -162,6 +213,7 @@ class LoopWorld:
         )
         self.check_now()
         await self.purgatory.aclose()
+        await self.index.aclose()
         await iterate()
         hanging = [task for task in self.tasks if not task.done()]
         require(not hanging, f"{len(hanging)} tasks hang after aclose()")
@@ -176,7 +228,7 @@ class LoopWorld:
         self.operations.clear()
         self.tasks.clear()
         self.delayed.clear()
-        del self.lonely, self.subject, self.shared, self.other
+        del self.lonely, self.subject, self.shared, self.other, self.watched
         retained = [each for each in (reference() for reference in references) if each is not None]
         require(not retained, f"{retained} are retained")
 
@@ -200,6 +252,9 @@ OUTER: Final[dict[str, Callable[[LoopWorld], object]]] = {
     "deadline": lambda world: world.expire(world.subject),
     "watch": lambda world: world.watch(("a", "new"), 60.0),
     "aclose": lambda world: world.loop.create_task(world.purgatory.aclose()),
+    "leave": lambda world: world.leave(),
+    "advance": lambda world: world.advance(1),
+    "reach": lambda world: world.reach(1),
 }
 
 INJECTED: Final[dict[str, Callable[[LoopWorld], object]]] = {
@@ -218,12 +273,18 @@ INJECTED: Final[dict[str, Callable[[LoopWorld], object]]] = {
 }
 
 
+MAILBOX: Final[dict[str, Callable[[LoopWorld], object]]] = {
+    "check_and_complete_threadsafe": lambda world: world.check_threadsafe("a"),
+    "check_and_complete_threadsafe of another key": lambda world: world.check_threadsafe("b"),
+    "check_and_complete_threadsafe of a key without a list": lambda world: world.check_threadsafe("none"),
+    "advance_threadsafe": lambda world: world.advance(5, threadsafe=True),
+}
+"""What finalizers, handlers of signals and other threads may call, anywhere."""
+
+
 async def _problem(
     outer: Callable[[LoopWorld], object], injected: Callable[[LoopWorld], object], injector: Injector
 ) -> str | None:
-    unraisable: list[str] = []
-    hook = sys.unraisablehook
-    sys.unraisablehook = lambda raised: unraisable.append(repr(raised.exc_value))
     error: BaseException | None = None
     try:
         world = LoopWorld()
@@ -242,31 +303,26 @@ async def _problem(
         await iterate(world.until)
         world.check_now()
         await world.check_later()
-        require(not unraisable, f"raised in finalizers: {unraisable}")
     except Exception as raised:
         name = "" if isinstance(raised, Broken) else f"{type(raised).__qualname__} {place(raised)} "
         return f"{name}{raised}"
-    finally:
-        sys.unraisablehook = hook
     return None
 
 
-async def inject_everywhere(outer: str, *, every: Callable[[int, int], bool] = lambda step, call: True) -> Report:
-    """Make each injected call at each step of `outer` and of the work that it defers."""
-    report = Report()
-    counter = Injector(None, int)
+async def inject_everywhere(outer: str, points: Points, report: Report, every: Callable[[int, int], bool]) -> None:
+    """Make each call that is allowed there at each step of `outer` and of the work that it defers."""
+    counter = Injector(points, None, int)
     problem = await _problem(OUTER[outer], lambda world: None, counter)
     if problem is not None:
-        raise Broken(f"{outer} by itself: {problem}")
+        raise Broken(f"{outer} on its own: {problem}")
     for step in range(counter.steps):
-        for number, (name, call) in enumerate(INJECTED.items()):
+        for number, (name, call) in enumerate((INJECTED if points == "callbacks" else MAILBOX).items()):
             if not every(step, number):
                 continue
             report.combinations += 1
-            injector = Injector(step, int)
+            injector = Injector(points, step, int)
             problem = await _problem(OUTER[outer], call, injector)
             if problem is not None:
                 report.failures.setdefault(problem, []).append(f"{name} at {injector.where}")
             if report.combinations % 500 == 0:
                 gc.collect()
-    return report

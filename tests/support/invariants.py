@@ -4,60 +4,77 @@ import math
 from itertools import chain
 from typing import Any, cast
 
-from purgatory import DelayedOperationPurgatory, WheelTimer, _speedups
+from purgatory import DelayedOperationPurgatory, WheelTimer, __core__
 
 
 def check_timer(timer: WheelTimer) -> None:
-    """The heap holds each bucket, one call is armed for the first, and each task is where its deadline puts it."""
-    if _speedups.c is not None and isinstance(timer, _speedups.c.WheelTimer):
-        timer._check()
-        return
-    used = {
-        (-wheel.level, slot)
-        for wheel in timer.wheels
-        for slot, bucket in enumerate(wheel.buckets)
-        if bucket is not None
-    }
-    known = {(level, wheel.slot(start)): start for start, level, wheel in timer._heap}
-    assert used <= known.keys()
-    assert all(timer._armed <= known[bucket] for bucket in used), "the clock is armed for the earliest one"
+    """The heap holds each bucket, one call is armed for the first, and each task is where its deadline puts it.
+
+    The core in C checks itself where it was compiled for tests, as with the compiler's sanitizers.
+    """
     assert (timer._handle is None) == (timer._armed == math.inf)
-    assert (timer._keys, timer._dicts, dict(timer._drained)) == ([], [], {})
-    assert len({id(wheel) for wheel in timer.wheels}) == len(timer.wheels)
-    for start, _, wheel in timer._heap:
-        assert wheel in timer.wheels
+    if __core__ == "C":
+        if hasattr(timer, "_check"):
+            timer._check()
+        return
+    wheels = []
+    wheel: Any = timer._lowest
+    while wheel is not None:
+        wheels.append(wheel)
+        wheel = wheel.overflow
+    in_rings = {
+        (wheel.level, slot) for wheel in wheels for slot, bucket in enumerate(wheel.buckets) if bucket is not None
+    }
+    in_heap = {(wheel.level, wheel.slot(start)) for start, _, wheel in timer._heap}
+    assert in_rings == in_heap
+    assert len(in_heap) == len(timer._heap), "each bucket is in the heap once"
+    assert (timer._keys, timer._drained) == ([], {}), "no drain is in progress"
+    for start, level, wheel in timer._heap:
+        assert wheel in wheels
+        assert level == -wheel.level
         assert start % wheel.unit == 0
         assert start < wheel.limit
-        parts = wheel.buckets[wheel.slot(start)]
-        for part in parts or ():
-            for key, task in part.items():
-                assert key == id(task)
-                assert task._timer_bucket is part
-                tick = math.ceil(task._timer_deadline / timer.tick)
-                assert tick - 1 < start + wheel.unit, "it would be late"
+        bucket = wheel.buckets[wheel.slot(start)]
+        assert not bucket or timer._armed <= start, "the clock is armed for the earliest one"
+        for key, task in bucket.items():
+            assert key == id(task)
+            assert task._timer_bucket is bucket
+            assert timer._tick(task._timer_deadline) < start + wheel.unit, "it would be late"
+
+
+def check_whole(timer: WheelTimer, purgatory: DelayedOperationPurgatory | None = None) -> None:
+    """The structures in C are whole, whatever was called: a core that was compiled for tests looks at all links."""
+    parts: list[Any] = [timer]
+    if purgatory is not None:
+        parts.append(purgatory._owner)
+        purgatory.statistics()
+    for part in parts:
+        if hasattr(part, "_check"):
+            part._check()
+    timer.statistics()
 
 
 def check_purgatory(purgatory: DelayedOperationPurgatory) -> None:
     """The lists hold each pending operation on each of its keys, in watch order, and no finished one."""
     check_timer(purgatory.timer)
-    owner = purgatory._owner
+    owner = cast(Any, purgatory._owner)
     lists = owner.lists
-    if _speedups.c is not None:
-        cast(Any, owner)._check()
-    assert {id(watchers) for watchers in lists._by_key.values()} == {id(watchers) for watchers in lists._register}
-    assert lists._size == len(lists._register) == len(lists._by_key)
-    assert all(lists._register[watchers.index] is watchers for watchers in lists._register)
-    assert all(watchers.entries for watchers in lists._register), "a list without entries is dropped"
-    assert not any(entry for watchers in lists._register for entry in watchers.entries[: watchers.head])
-    entries: list[list[Any]] = list(chain.from_iterable(watchers.entries for watchers in lists._register))
-    alive = {id(entry[0]): entry[0] for entry in entries if entry}
-    assert (lists.living, lists.dead) == (sum(map(bool, entries)), sum(not entry for entry in entries))
-    assert (purgatory.watched, purgatory.statistics().estimated_total) == (len(entries), len(entries))
-    assert owner.num_delayed == len(alive)
-    assert (owner.depth, list(owner.deferred), lists.revived) == (0, [], [])
-    for entry in entries:
-        assert not entry or (entry[0]._purgatory_entry is entry and not entry[0].done())
-    for operation in alive.values():
-        assert sum(entry is operation._purgatory_entry for entry in entries) == operation._purgatory_keys
-    assert len(purgatory.timer) == sum(operation._timer_deadline < math.inf for operation in alive.values())
-    assert lists.dead <= max(owner.purge_interval, lists.living) or owner._purging
+    all_lists = [lists.at(index) for index in range(len(lists))]
+    assert all(watchers.entries for watchers in all_lists), "a list without entries is dropped"
+    assert all(lists.find(watchers.key) is watchers for watchers in all_lists)
+    assert len(purgatory.watched_keys()) == len(all_lists)
+    entries: list[Any] = list(chain.from_iterable(watchers.entries for watchers in all_lists))
+    alive = {id(entry.operation): entry for entry in entries if entry.operation is not None}
+    assert purgatory.watched == len(entries)
+    assert lists.dead == sum(entry.operation is None for entry in entries)
+    assert purgatory.num_delayed == len(alive)
+    assert not any(entry.operation for watchers in all_lists for entry in watchers.entries[: watchers.head])
+    for entry in alive.values():
+        assert sum(each is entry for each in entries) == entry.lists
+        assert entry.operation.outcome is None
+    assert len(purgatory.timer) == sum(entry.operation._timer_deadline < math.inf for entry in alive.values())
+    assert lists.dead <= max(owner.purge_interval, len(entries) - lists.dead) or owner.purging
+    if hasattr(owner, "_check"):
+        owner._check()
+    elif __core__ == "Python":
+        assert (owner.depth, list(owner.deferred)) == (0, [])

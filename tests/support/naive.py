@@ -7,10 +7,12 @@ tick, keys that were asked for), it follows the real one and asserts that it had
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import purgatory._core.operation
+import purgatory._core._base
 from purgatory import PurgatoryClosed, PurgatoryFull
 
 Event = tuple[Any, ...]
@@ -145,6 +147,20 @@ def on_expiration(operation: Planned) -> None:
         perform(operation.world, action, operation)
 
 
+@contextmanager
+def keeping(exits: list[BaseException]) -> Iterator[None]:
+    """Keep a request to exit in `exits`."""
+    try:
+        yield
+    except EXITS as error:
+        exits.append(error)
+
+
+def raise_first(exits: list[BaseException]) -> None:
+    if exits:
+        raise exits[0]
+
+
 class NaiveOperation:
     """An operation of the naive purgatory."""
 
@@ -188,15 +204,6 @@ class NaiveOperation:
         self.state = "cancelled"
         self.world.finish(self)
         return True
-
-    def fail(self, error: BaseException) -> None:
-        if self.state in ("completing", "closing", "expiring"):
-            self.state = "failed"
-            self.error = error
-            if isinstance(error, EXITS):
-                raise error
-        else:
-            self.late(error)
 
     def late(self, error: BaseException) -> None:
         if isinstance(error, EXITS):
@@ -245,6 +252,12 @@ class NaivePurgatory:
     def pending(self) -> list[NaiveOperation]:
         return [operation for operation in self.watching if operation.state == "pending"]
 
+    def refusal(self) -> type[Exception] | None:
+        if self.closed:
+            return PurgatoryClosed
+        is_full = self.max_pending is not None and len(self.pending()) >= self.max_pending
+        return PurgatoryFull if is_full else None
+
     def watch(self, plan: Plan) -> None:
         operation = NaiveOperation(self, self.numbers, plan)
         self.numbers += 1
@@ -256,10 +269,9 @@ class NaivePurgatory:
         self.attempt(operation)
         if operation.state != "pending":
             return None
-        if self.closed:
-            return self.refuse(operation, PurgatoryClosed)
-        if self.max_pending is not None and len(self.pending()) >= self.max_pending:
-            return self.refuse(operation, PurgatoryFull)
+        if (refusal := self.refusal()) is not None:
+            operation.cancel()
+            return self.refuse(operation, refusal)
         operation.watched = True
         self.watching.append(operation)
         self.registered += len(set(plan.keys))
@@ -275,59 +287,59 @@ class NaivePurgatory:
         self.note("refused", operation.number, error.__name__)
         self.operations.remove(operation)
 
-    def attempt(self, operation: NaiveOperation) -> bool:
+    def attempt(self, operation: NaiveOperation) -> None:
         try:
-            return try_complete(operation)
+            try_complete(operation)
         except BaseException as error:
             if operation.state != "pending":
                 operation.late(error)
-                return False
-            operation.state = "completing"
-            try:
-                operation.fail(error)
-            finally:
-                self.finish(operation)
-            return False
+                return
+            operation.state = "failed"
+            operation.error = error
+            self.finish(operation)
+            if isinstance(error, EXITS):
+                raise
 
-    def completes(self, operation: NaiveOperation) -> bool:
-        """Whether an attempt completes the operation, whatever it returns."""
-        claimed = self.attempt(operation)
-        return operation.state != "pending" and (claimed or operation.state in ("completing", "satisfied"))
+    def completes(self, operation: NaiveOperation, exits: list[BaseException]) -> bool:
+        """Whether an attempt completes the operation."""
+        with keeping(exits):
+            self.attempt(operation)
+        return operation.state in ("completing", "satisfied")
 
     def complete(self, operation: NaiveOperation) -> None:
-        if self.depth >= vars(purgatory._core.operation)["NESTING"]:
+        if self.depth >= vars(purgatory._core._base)["NESTING"]:
             self.put_off.append(operation)
             return
-        expires = operation.state == "expiring"
         self.depth += 1
-        try:
-            try:
-                on_complete(operation)
-            except BaseException as error:
-                operation.fail(error)
-            finally:
-                if expires:
-                    try:
-                        on_expiration(operation)
-                    except BaseException as error:
-                        operation.late(error)
-        finally:
-            self.finish(operation)
-            try:
-                if self.depth == 1:
-                    self.complete_put_off()
-            finally:
-                self.depth -= 1
+        exits: list[BaseException] = []
+        with keeping(exits):
+            self.run(operation)
+        while self.depth == 1 and self.put_off:
+            with keeping(exits):
+                self.run(self.put_off.pop(0))
+        self.depth -= 1
+        raise_first(exits)
 
-    def complete_put_off(self) -> None:
-        leaving: BaseException | None = None
-        while self.put_off:
+    def run(self, operation: NaiveOperation) -> None:
+        expires = operation.state == "expiring"
+        exits: list[BaseException] = []
+        error: BaseException | None = None
+        try:
+            on_complete(operation)
+        except BaseException as raised:
+            error = raised
+            exits += [raised] * isinstance(raised, EXITS)
+        if expires:
             try:
-                self.complete(self.put_off.pop(0))
-            except EXITS as error:
-                leaving = leaving or error
-        if leaving is not None:
-            raise leaving
+                on_expiration(operation)
+            except BaseException as raised:
+                with keeping(exits):
+                    operation.late(raised)
+        if error is not None:
+            operation.state = "failed"
+            operation.error = error
+        self.finish(operation)
+        raise_first(exits)
 
     def finish(self, operation: NaiveOperation) -> None:
         state = operation.state
@@ -377,18 +389,10 @@ class NaivePurgatory:
         if limit is not None:
             return self.walk(listed, limit)
         operations = listed.operations.copy()
-        completed = 0
-        leaving: BaseException | None = None
-        for operation in operations:
-            if operation.state == "pending":
-                try:
-                    completed += self.completes(operation)
-                except EXITS as error:
-                    leaving = leaving or error
-        if any(operation.state != "pending" for operation in operations):
-            self.compact(listed)
-        if leaving is not None:
-            raise leaving
+        exits: list[BaseException] = []
+        completed = sum(self.completes(each, exits) for each in operations if each.state == "pending")
+        self.compact(listed)
+        raise_first(exits)
         return completed
 
     def walk(self, listed: Listed, limit: float) -> int:
@@ -398,15 +402,11 @@ class NaivePurgatory:
         at = head = listed.head
         completed = 0
         dead = False
-        leaving: BaseException | None = None
+        exits: list[BaseException] = []
         while at < length and completed < limit:
             operation = operations[at]
             if operation.state == "pending":
-                try:
-                    completed += self.completes(operation)
-                except EXITS as error:
-                    leaving = leaving or error
-                    completed += operation.state != "pending"
+                completed += self.completes(operation, exits)
             if operation.state != "pending":
                 dead = True
                 head += head == at
@@ -418,8 +418,7 @@ class NaivePurgatory:
         half = listed.operations is operations and 2 * head >= len(operations)
         if half or (dead and at == length):
             self.compact(listed)
-        if leaving is not None:
-            raise leaving
+        raise_first(exits)
         return completed
 
     def check_soon(self, key: str, limit: int | None) -> None:
@@ -449,18 +448,15 @@ class NaivePurgatory:
     def complete_all(self) -> int:
         before = self.pending()
         completed = 0
-        leaving: BaseException | None = None
+        exits: list[BaseException] = []
         while self.events and self.events[0][0] == "closes":
             (operation,) = [each for each in self.operations if each.number == self.events[0][1]]
             assert operation.watched
-            try:
+            with keeping(exits):
                 completed += operation.close()
-            except EXITS as error:
-                leaving = leaving or error
         assert not any(operation.state == "pending" for operation in before)
         self.note("all done")
-        if leaving is not None:
-            raise leaving
+        raise_first(exits)
         return completed
 
     def cancel_all(self) -> int:
@@ -487,15 +483,12 @@ class NaivePurgatory:
         self.note(*event)
         match name:
             case "_wake":
-                leaving: BaseException | None = None
+                exits: list[BaseException] = []
                 while self.events and self.events[0][0] == "tries":
-                    try:
+                    with keeping(exits):
                         self.expire(self.events[0][1])
-                    except EXITS as error:
-                        leaving = leaving or error
-                if leaving is not None:
-                    raise leaving
-            case "_check_queue":
+                raise_first(exits)
+            case "_run":
                 self.check_queue()
             case "_purge_slice":
                 assert self.purging
@@ -503,8 +496,8 @@ class NaivePurgatory:
                     self.compact(listed)
                 self.purging = False
                 self.purge_if_due()
-            case "_clear":
-                pass  # clears the frames of a failed operation
+            case _:
+                raise AssertionError(name)
 
     def expire(self, number: int) -> None:
         (operation,) = [each for each in self.operations if each.number == number]
@@ -516,24 +509,23 @@ class NaivePurgatory:
         assert self.now < deadline + slack, "late"
         for other in self.pending():
             assert other.deadline is None or deadline < other.deadline + slack, "out of order by more than a tick"
-        if self.attempt(operation):
-            self.missed += operation.state in ("completing", "satisfied")
+        self.attempt(operation)
+        if operation.state in ("completing", "satisfied"):
+            self.missed += 1
         elif operation.state == "pending" and operation.deadline is not None and operation.deadline <= self.now:
             operation.state = "expiring"
             self.complete(operation)
 
     def check_queue(self) -> None:
         passes = len(self.queue)
-        leaving: BaseException | None = None
+        exits: list[BaseException] = []
         while passes and self.queue:
             passes -= 1
             key = self.queue.pop(0)
             limit, self.requested[key] = self.requested[key], 0
-            try:
+            with keeping(exits):
                 if key in self.lists:
                     self.walk(self.lists[key], limit)
-            except EXITS as error:
-                leaving = leaving or error
             if self.requested.get(key):
                 self.queue.append(key)
             else:
@@ -541,8 +533,7 @@ class NaivePurgatory:
         if self.closed:
             self.queue.clear()
             self.requested.clear()
-        if leaving is not None:
-            raise leaving
+        raise_first(exits)
 
     def settle(self) -> None:
         """Check, when the clock has come to `now`, that no due work is left."""

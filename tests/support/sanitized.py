@@ -15,6 +15,8 @@ from tests.support.paths import ROOT
 
 __all__ = ["libraries", "run"]
 
+FLAGS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-DPURGATORY_CHECKS")
+
 
 def libraries() -> list[str]:
     """The libraries of the compiler's sanitizers, as paths; empty if there are none."""
@@ -37,7 +39,7 @@ def run(arguments: list[str], folder: Path) -> int:
     shutil.copytree(ROOT / "purgatory", folder / "purgatory", ignore=ignored)
     shutil.copytree(ROOT / "tests", folder / "tests", ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", folder)
-    build = [sys.executable, "purgatory/_speedups/build.py", "--sanitized"]
+    build = [sys.executable, "purgatory/_speedups/build.py", *FLAGS, f"-I{folder / 'tests' / 'support' / 'c'}"]
     subprocess.run(build, cwd=folder, check=True, stdout=subprocess.DEVNULL)
     check = "import purgatory; assert (purgatory.__core__, purgatory.__path__[0]) == ('C', {!r}), purgatory.__path__"
     environment = {

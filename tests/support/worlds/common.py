@@ -1,10 +1,14 @@
 """Times, keys and deadlines for all worlds."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final, TypeVarTuple
 
-from tests.support.injection import is_step
+from purgatory import Handle
+from tests.support.injection import is_step, of_a_key
+from tests.support.operations import FaultLog
+
+Ts = TypeVarTuple("Ts")
 
 START: Final = 1000.25
 """The time at which a world begins: not a multiple of all ticks."""
@@ -13,17 +17,39 @@ FAR: Final = 100_000.0
 """Seconds after which all deadlines of a world have passed."""
 
 
+class Clock(FaultLog):
+    """A clock whose methods are callbacks too."""
+
+    @is_step
+    def time(self) -> float:
+        return super().time()
+
+    @is_step
+    def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> Handle:
+        return super().call_at(when, callback, *args)
+
+    @is_step
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        super().call_exception_handler(context)
+
+
+@is_step
+def each(keys: tuple[Hashable, ...]) -> Iterator[Hashable]:
+    """Yield the keys: their iteration is a callback."""
+    yield from keys
+
+
 class OddKey:
     """A key whose methods are written in Python."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
-    @is_step
+    @of_a_key
     def __hash__(self) -> int:
         return hash(self.name) & 3
 
-    @is_step
+    @of_a_key
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OddKey) and other.name == self.name
 

@@ -5,16 +5,15 @@ from typing import Final
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory, IdleTracker, PurgatoryError, ThresholdPurgatory
 from tests.support.injection import is_step, require
-from tests.support.invariants import check_purgatory, check_timer
-from tests.support.operations import FaultLog
-from tests.support.worlds.common import FAR, START, OddKey
+from tests.support.invariants import check_purgatory, check_timer, check_whole
+from tests.support.worlds.common import FAR, START, Clock, OddKey
 
 
 class ThresholdWorld:
     """Waits for several thresholds, several for one of them."""
 
     def __init__(self, variant: str) -> None:
-        self.clock = FaultLog(START)
+        self.clock = Clock(START)
         self.thresholds = ThresholdPurgatory(10, DelayedOperationPurgatory(clock=self.clock))
         self.waits: list[tuple[int, DelayedOperation[int]]] = []
         self.highest = 10
@@ -41,6 +40,9 @@ class ThresholdWorld:
     def aclose(self) -> None:
         for _ in self.thresholds.aclose().__await__():
             pass
+
+    def check_whole(self) -> None:
+        check_whole(self.thresholds.purgatory.timer, self.thresholds.purgatory)
 
     def check_now(self) -> None:
         purgatory = self.thresholds.purgatory
@@ -105,7 +107,7 @@ class IdleWorld:
 
     def __init__(self, variant: str) -> None:
         self.variant = variant
-        self.clock = FaultLog(START)
+        self.clock = Clock(START)
         self.idle: list[tuple[str, float]] = []
         self.tracker: IdleTracker[Hashable] = IdleTracker(1.0, self.on_idle, clock=self.clock)
         self.touched: dict[str, list[float]] = {}
@@ -138,6 +140,9 @@ class IdleWorld:
         self.discarded.update(self.touched)
         self.tracker.close()
         self.discarded.update(self.touched)
+
+    def check_whole(self) -> None:
+        check_whole(self.tracker.timer)
 
     def check_now(self) -> None:
         for name, time in self.idle:

@@ -7,16 +7,15 @@ from typing import Final
 import purgatory as package
 from purgatory import DelayedOperation, DelayedOperationPurgatory
 from tests.support.injection import is_step, require
-from tests.support.invariants import check_purgatory
-from tests.support.operations import FaultLog
-from tests.support.worlds.common import FAR, START, Moves, OddKey
+from tests.support.invariants import check_purgatory, check_whole
+from tests.support.worlds.common import FAR, START, Clock, Moves, OddKey, each
 
 
 class Operation(DelayedOperation[str]):
     """Counts its tries, completions and expirations."""
 
     def __init__(
-        self, clock: FaultLog, name: str, timeout: float | None, keys: Collection[Hashable], ready_at: int | None = None
+        self, clock: Clock, name: str, timeout: float | None, keys: Collection[Hashable], ready_at: int | None = None
     ) -> None:
         super().__init__(timeout)
         self.clock = clock
@@ -67,7 +66,7 @@ class World:
 
     def __init__(self, variant: str) -> None:
         self.variant = variant
-        self.clock = FaultLog(START)
+        self.clock = Clock(START)
         self.purgatory = self.make_purgatory()
         self.heard: list[str] | None = None
         if variant == "listener":
@@ -117,7 +116,7 @@ class World:
         operation.handing_over += 1
         try:
             with operation.moves.to(None if operation.seconds is None else now + operation.seconds):
-                self.purgatory.try_complete_else_watch(operation, operation.keys)
+                self.purgatory.try_complete_else_watch(operation, each(operation.keys))
                 operation.accepted = True
         finally:
             operation.handing_over -= 1
@@ -193,6 +192,10 @@ class World:
         self.extra.append(lambda: require(len(ran) == 1, f"a call of the clock ran {len(ran)} times"))
         self.clock.call_at(self.clock.time(), int).cancel()
 
+    def check_whole(self) -> None:
+        """Check that the structure is whole, whatever was called."""
+        check_whole(self.purgatory.timer, self.purgatory)
+
     def check_now(self) -> None:
         """Check the invariants when the outer call has returned."""
         purgatory = self.purgatory
@@ -204,7 +207,8 @@ class World:
         require(purgatory.num_delayed == len(pending), f"num_delayed is {purgatory.num_delayed}, pending are {pending}")
         require(purgatory.watched >= 0, f"watched is {purgatory.watched}")
         statistics = purgatory.statistics()
-        finished = [operation.outcome for operation in self.operations if operation.accepted and operation.done()]
+        # An operation that was refused after its first try counts too.
+        finished = [operation.outcome for operation in self.operations if operation.tries and operation.done()]
         for outcome in ("completed_at_once", "satisfied", "expired", "closed", "cancelled", "failed"):
             counted = getattr(statistics, outcome)
             require(counted == finished.count(outcome), f"{outcome}: {counted} counted, of {finished}")

@@ -4,16 +4,15 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from purgatory import TimerTask, WheelTimer
-from tests.support.injection import require
-from tests.support.invariants import check_timer
-from tests.support.operations import FaultLog
-from tests.support.worlds.common import FAR, START, Moves
+from tests.support.injection import is_step, require
+from tests.support.invariants import check_timer, check_whole
+from tests.support.worlds.common import FAR, START, Clock, Moves
 
 
 class Task(TimerTask):
     """Counts how often it runs."""
 
-    def __init__(self, clock: FaultLog) -> None:
+    def __init__(self, clock: Clock) -> None:
         super().__init__()
         self.clock = clock
         self.ran: list[float] = []
@@ -24,16 +23,20 @@ class Task(TimerTask):
         """Whether it was cancelled, or forgotten by a close."""
 
     def run(self) -> None:
-        # Its entry is no step: a task that is rescheduled from here on runs again.
         self.running = True
         self.ran.append(self.moves.earliest - self.clock.time())
+        self.then()
+
+    @is_step
+    def then(self) -> None:
+        """Be a step: a task that is rescheduled from here on runs again."""
 
 
 class TimerWorld:
     """A timer with tasks on several levels, and calls."""
 
     def __init__(self, variant: str) -> None:
-        self.clock = FaultLog(START)
+        self.clock = Clock(START)
         self.timer = WheelTimer(self.clock)
         self.tasks: list[Task] = []
         self.handles: list[Any] = []
@@ -85,6 +88,9 @@ class TimerWorld:
         self.timer.close()
         for task in self.tasks:
             task.given_up = True
+
+    def check_whole(self) -> None:
+        check_whole(self.timer)
 
     def check_now(self) -> None:
         for task in self.tasks:

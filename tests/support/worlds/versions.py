@@ -6,9 +6,8 @@ from typing import Any, Final
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory, VersionedValues
 from tests.support.injection import is_step, require
-from tests.support.invariants import check_purgatory
-from tests.support.operations import FaultLog
-from tests.support.worlds.common import FAR, START, OddKey
+from tests.support.invariants import check_purgatory, check_whole
+from tests.support.worlds.common import FAR, START, Clock, OddKey
 
 Value = tuple[str, int]
 """A state, and a number of its own."""
@@ -24,7 +23,7 @@ class VersionsWorld:
 
     def __init__(self, variant: str) -> None:
         self.variant = variant
-        self.clock = FaultLog(START)
+        self.clock = Clock(START)
         self.values: VersionedValues[Hashable, Value] = VersionedValues(
             purgatory=DelayedOperationPurgatory(clock=self.clock)
         )
@@ -94,6 +93,9 @@ class VersionsWorld:
     def aclose(self) -> None:
         for _ in self.values.aclose().__await__():
             pass
+
+    def check_whole(self) -> None:
+        check_whole(self.values.purgatory.timer, self.values.purgatory)
 
     def check_now(self) -> None:
         for name, given in self.given.items():

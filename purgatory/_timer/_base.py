@@ -1,0 +1,360 @@
+"""The base classes of the timer: what is called for every task and every bucket.
+
+This is the reference. `purgatory._speedups` has the same classes in C, and they take the place of these where it could
+be built, as with CPython's `heapq` and `_heapq`. The classes that users see inherit from the ones here and add what is
+rare, in Python. They rely on the methods and on these attributes:
+
+    TimerEntry._timer_deadline   the time at which it is due, in seconds of the clock
+    TimerEntry._timer_leave()    leave the timer, at once
+    TimerBase._clock, _loop      the clock, and the same if it is an event loop; `None` until it is known
+    TimerBase._rate, _current    ticks per second; the tick up to which everything has been run
+    TimerBase._armed             the tick for which the clock will call back, `NOT_ARMED` or `AWAKE`
+    TimerBase._drain(now, slice, exits), _next_tick(), _levels(), _forget_all()
+    TimerBase._cascaded, _drained_buckets
+
+They define `_arm(tick)`, `_renew()` and `_report_task(task, exception)` for the base to call.
+
+The order of steps is always the same. A change reads the clock first, then it changes the structure without a call to
+the outside, and it arms the clock last. So whatever the clock or a task calls finds the structure whole.
+"""
+
+import asyncio
+import math
+from asyncio import AbstractEventLoop
+from contextlib import suppress
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from purgatory._core.clock import Clock
+from purgatory._core.slices import ExitRequests, Slice
+from purgatory._core.threads import check_loop
+
+__all__ = ["AWAKE", "NOT_ARMED", "TimerBase", "TimerEntry"]
+
+NOT_ARMED: Final = math.inf
+AWAKE: Final = -math.inf
+"""The timer is running tasks. It arms the clock when it has finished."""
+
+LAST: Final = 2**52
+"""Ticks are counted up to this one. Beyond it, times as `float` are no longer finer than ticks of any length."""
+
+LATE: Final = 0.0001
+"""Seconds after which a call of the clock counts as lost."""
+
+
+class TimerEntry:
+    """Something that can wait in a timer. Its names begin with `_timer_`, because subclasses are users'."""
+
+    __slots__ = ("_timer_bucket", "_timer_deadline")
+
+    def __init__(self) -> None:
+        self._timer_bucket: Bucket | None = None
+        """The bucket that it is in, if it is in a timer."""
+        self._timer_deadline: float = math.inf
+
+    def _timer_leave(self) -> bool:
+        """Leave the timer, at once. Returns whether it was in one."""
+        bucket = self._timer_bucket
+        if bucket is None:
+            return False
+        self._timer_bucket = None
+        del bucket[id(self)]
+        return True
+
+    def _timer_expire(self) -> None:
+        """Do what is due. Called by the timer, with the entry taken out."""
+        raise NotImplementedError
+
+
+Bucket: TypeAlias = dict[int, TimerEntry]
+"""The entries of one bucket by `id`, in the order in which they came. A task may define what equality it likes."""
+
+
+class Wheel:
+    """One level: a ring of `size` buckets of `unit` ticks each. It reaches `size` buckets ahead of the current one."""
+
+    __slots__ = ("buckets", "level", "limit", "overflow", "size", "unit")
+
+    def __init__(self, level: int, unit: int, size: int, current: int) -> None:
+        self.level = level
+        self.unit = unit
+        self.size = size
+        self.buckets: list[Bucket | None] = [None] * size
+        self.overflow: Wheel | None = None
+        self.turn(current)
+
+    def turn(self, current: int) -> None:
+        """Let the hand point at the bucket of tick `current`. The buckets that it passes must have been emptied."""
+        self.limit = (current // self.unit + self.size) * self.unit
+
+    def slot(self, tick: int) -> int:
+        """Return the place of the bucket for `tick`, which must lie between the hand and `limit`."""
+        return tick // self.unit % self.size
+
+
+class TimerBase:
+    """Hierarchical timing wheels, and a heap of their buckets."""
+
+    __slots__ = (
+        "_armed",
+        "_cascaded",
+        "_clock",
+        "_current",
+        "_drained",
+        "_drained_buckets",
+        "_drained_level",
+        "_heap",
+        "_keys",
+        "_loop",
+        "_lowest",
+        "_rate",
+    )
+
+    def __init__(self, clock: Clock | None, rate: float, wheel_size: int) -> None:
+        self._clock = clock
+        self._loop = clock if isinstance(clock, AbstractEventLoop) else None
+        self._rate = rate
+        self._armed: float = NOT_ARMED
+        self._current = 0
+        if clock is not None:
+            self._current = self._now()
+        self._lowest = Wheel(1, 1, wheel_size, self._current)
+        # (first tick, minus the level, the wheel) of each bucket in a ring. Of two that start together the one on the
+        # higher level comes first, because its tasks cascade into the other one.
+        self._heap: list[tuple[int, int, Wheel]] = []
+        # The bucket that is being emptied, which is in no ring any more, and what is left of its keys, the last first.
+        self._drained: Bucket = {}
+        self._keys: list[int] = []
+        self._drained_level = 1
+        self._drained_buckets = 0
+        self._cascaded = 0
+
+    def add(self, task: TimerEntry, deadline: float) -> None:
+        """Run `task` at `deadline`, on the clock's next iteration if that has passed.
+
+        Args:
+            task: A task that waits in no timer.
+            deadline: A time of the clock, in seconds. One of 2**52 ticks or more (140,000 years at 1 ms) never comes,
+                and the task does not wait for it.
+
+        Raises:
+            ValueError: `deadline` is NaN, or the task waits in a timer already.
+            TypeError: `task` is no `TimerTask`, or its `__init__` did not call `super().__init__()`.
+            PurgatoryMisuse: The timer belongs to another event loop or thread.
+        """
+        check_loop(self, self._loop, "timer.add(task, deadline)")
+        _check_task(task)
+        _check_deadline(deadline)
+        self._place(task, deadline, is_new=True)
+
+    def cancel(self, task: TimerEntry) -> bool:
+        """Take `task` out, at once. Returns whether it was waiting.
+
+        Raises:
+            TypeError: `task` is no `TimerTask`, or its `__init__` did not call `super().__init__()`.
+            PurgatoryMisuse: The timer belongs to another event loop or thread.
+        """
+        check_loop(self, self._loop, "timer.cancel(task)")
+        _check_task(task)
+        return task._timer_leave()
+
+    def reschedule(self, task: TimerEntry, deadline: float) -> None:
+        """Move `task` to `deadline`, earlier or later than before, whether it was waiting or not. Raises as `add`.
+
+        Within its bucket nothing moves.
+        """
+        check_loop(self, self._loop, "timer.reschedule(task, deadline)")
+        _check_task(task)
+        _check_deadline(deadline)
+        self._place(task, deadline, is_new=False)
+
+    def _place(self, task: TimerEntry, deadline: float, is_new: bool) -> None:
+        """Put `task` into the bucket of `deadline`."""
+        tick = self._tick(deadline)
+        start, bucket = self._find(tick) if tick < LAST else (tick, None)
+        if bucket is None and tick < LAST:
+            if self._armed != AWAKE:
+                self._catch_up()
+            start, bucket = self._find(tick, make=True)
+        # The clock was the last to be called: nothing changes any more until it is armed.
+        if is_new and task._timer_bucket is not None:
+            raise ValueError(f"{task!r} waits in a timer already")
+        task._timer_deadline = deadline
+        if task._timer_bucket is not bucket:
+            task._timer_leave()
+            if bucket is not None:
+                task._timer_bucket = bucket
+                bucket[id(task)] = task
+        if start < self._armed and bucket is not None:
+            try:
+                self._arm(start)
+            except BaseException:
+                task._timer_leave()
+                raise
+
+    def _tick(self, deadline: float) -> int:
+        """Return the first tick whose time is not before `deadline`; `LAST` or more if it never comes."""
+        try:
+            tick = int(deadline * self._rate)
+        except ValueError:
+            raise ValueError(f"deadline must be a number of seconds, not {deadline!r}") from None
+        except OverflowError:
+            return LAST if deadline > 0 else self._current
+        return tick + 1 if tick / self._rate < deadline else tick
+
+    def _now(self) -> int:
+        """Return the last tick whose time has come. The clock may call anything."""
+        if self._clock is None:
+            self._clock = self._loop = asyncio.get_running_loop()
+        now = self._clock.time()
+        tick = int(now * self._rate) + 1
+        while tick / self._rate > now:
+            tick -= 1
+        return tick
+
+    def _reaching(self, tick: int) -> Wheel:
+        """Return the lowest wheel that reaches `tick`."""
+        wheel = self._lowest
+        while tick >= wheel.limit:
+            if wheel.overflow is None:
+                wheel.overflow = Wheel(wheel.level + 1, wheel.unit * wheel.size, wheel.size, self._current)
+            wheel = wheel.overflow
+        return wheel
+
+    def _find(self, tick: int, make: bool = False) -> tuple[int, Bucket | None]:
+        """Return the first tick of the bucket for `tick`, and the bucket if it is there, or after it was made.
+
+        The bucket for a tick that has passed is that of the present one.
+        """
+        if tick < self._current:
+            tick = self._current
+        wheel = self._reaching(tick)
+        start = tick - tick % wheel.unit
+        slot = tick // wheel.unit % wheel.size
+        bucket = wheel.buckets[slot]
+        if bucket is None and make:
+            bucket = wheel.buckets[slot] = {}
+            heappush(self._heap, (start, -wheel.level, wheel))
+        return start, bucket
+
+    def _catch_up(self) -> None:
+        """Let the hands follow the clock. They are far behind if nothing has been due for a while."""
+        now = self._now()
+        if self._armed < now - LATE * self._rate and self._armed != AWAKE:
+            self._renew()
+        if now > self._current and not self._drained and not (self._heap and self._heap[0][0] <= now):
+            self._turn(now)
+
+    def _turn(self, current: int) -> None:
+        self._current = current
+        wheel: Wheel | None = self._lowest
+        while wheel is not None:
+            wheel.turn(current)
+            wheel = wheel.overflow
+
+    def _drain(self, now: int, slice_: Slice, exits: ExitRequests) -> None:
+        """Empty the buckets up to tick `now` in the order of their starts, until the slice ends.
+
+        Requests to exit of tasks are kept in `exits`, to be raised when the clock is armed again.
+        """
+        is_over = False
+        while not is_over:
+            if self._keys:
+                task = self._drained.pop(self._keys.pop(), None)
+                if task is None:  # cancelled, or moved
+                    is_over = slice_.is_over_cheaply()
+                    continue
+                task._timer_bucket = None
+                if self._drained_level > 1:
+                    self._cascaded += 1
+                    self._place(task, task._timer_deadline, is_new=True)
+                    is_over = slice_.is_over_cheaply()
+                    continue
+                try:
+                    task._timer_expire()
+                except BaseException as exception:
+                    if not exits.keep(exception):
+                        self._report_task(task, exception)
+                del task  # it must not wait for the next one to be freed
+                is_over = slice_.is_over()
+            elif self._heap and self._heap[0][0] <= now:
+                start, _, wheel = heappop(self._heap)
+                self._turn(max(start, self._current))
+                slot = wheel.slot(start)
+                self._drained = wheel.buckets[slot] or {}
+                wheel.buckets[slot] = None
+                # A snapshot: to take the first one out of a dict again and again is quadratic.
+                self._keys = list(reversed(self._drained))
+                self._drained_level = wheel.level
+                self._drained_buckets += 1
+                is_over = slice_.is_over()
+            else:
+                self._turn(max(now, self._current))
+                self._drained = {}  # a dict that has been emptied keeps its memory
+                is_over = True
+
+    def _next_tick(self) -> int | None:
+        """Return the tick for which to arm the clock, if there are tasks. Empty buckets in front of it are dropped."""
+        if self._drained:
+            return self._current
+        while self._heap:
+            start, _, wheel = self._heap[0]
+            slot = wheel.slot(start)
+            if wheel.buckets[slot]:
+                return start
+            wheel.buckets[slot] = None  # all of its tasks have been cancelled: not worth a wake-up
+            heappop(self._heap)
+        return None
+
+    def _levels(self) -> list[tuple[int, list[int], int]]:
+        """Return the unit of each level, the tasks in each of its buckets, and all of its tasks."""
+        levels: list[tuple[int, list[int], int]] = []
+        wheel: Wheel | None = self._lowest
+        while wheel is not None:
+            counts = [0 if bucket is None else len(bucket) for bucket in wheel.buckets]
+            drained = len(self._drained) if self._drained_level == wheel.level else 0
+            levels.append((wheel.unit, counts, sum(counts) + drained))
+            wheel = wheel.overflow
+        return levels
+
+    def _forget_all(self) -> None:
+        """Forget all tasks, and be as new."""
+        buckets = [self._drained]
+        buckets += [wheel.buckets[wheel.slot(start)] or {} for start, _, wheel in self._heap]
+        self._lowest = Wheel(1, 1, self._lowest.size, self._current)
+        self._heap = []
+        self._drained = {}
+        self._keys = []
+        self._drained_level = 1
+        for bucket in buckets:
+            for task in bucket.values():
+                task._timer_bucket = None
+            bucket.clear()
+
+    def _arm(self, tick: int) -> None:
+        """Have the clock call back at `tick`."""
+        raise NotImplementedError
+
+    def _renew(self) -> None:
+        """Have the clock call back again, because its call is late."""
+        raise NotImplementedError
+
+    def _report_task(self, task: TimerEntry, exception: BaseException) -> None:
+        """Report an exception of a task."""
+        raise NotImplementedError
+
+
+def _check_task(task: object) -> None:
+    if not isinstance(task, TimerEntry) or not hasattr(task, "_timer_bucket"):
+        name = type(task).__qualname__
+        raise TypeError(f"task must be a TimerTask whose __init__ calls super().__init__(), not this {name}")
+
+
+def _check_deadline(deadline: float) -> None:
+    if not isinstance(deadline, (int, float)):
+        raise TypeError(f"deadline must be a number of seconds, not {deadline!r}")
+
+
+if not TYPE_CHECKING:
+    with suppress(ImportError):
+        from purgatory._speedups import TimerBase, TimerEntry

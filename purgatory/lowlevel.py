@@ -1,0 +1,88 @@
+"""What the parts of this package are built on, and other libraries may be: responses, servers, relays.
+
+A `Waiter` is told that an operation is done without a task that awaits it:
+
+    if not add_waiter(operation, waiter):  # it is done already
+        waiter.set_result(None)
+    ...
+    result = take_result(operation)        # in a later iteration, after waiter.set_result() was called
+    remove_waiter(operation, waiter)       # or before: its client has left
+"""
+
+from asyncio import AbstractEventLoop
+from typing import Any, TypeVar
+
+from purgatory._core._base import Waiter
+from purgatory._core.arguments import check_callback, check_count, refuse_copy, seconds
+from purgatory._core.clock import report
+from purgatory._core.listeners import Listener, Outcome
+from purgatory._core.operation import DelayedOperation
+from purgatory._core.purgatory import DelayedOperationPurgatory
+from purgatory._core.slices import SLICE, SLICE_SECONDS, ExitRequests, Slice, call_next
+from purgatory._core.threads import Mailbox, check_loop
+
+__all__ = [
+    "SLICE",
+    "SLICE_SECONDS",
+    "ExitRequests",
+    "Listener",
+    "Mailbox",
+    "Outcome",
+    "Slice",
+    "Waiter",
+    "add_waiter",
+    "call_next",
+    "check_callback",
+    "check_count",
+    "check_loop",
+    "close_operation",
+    "loop_for_threads",
+    "refuse_copy",
+    "remove_waiter",
+    "report",
+    "seconds",
+    "take_result",
+]
+
+T = TypeVar("T")
+
+
+def add_waiter(operation: DelayedOperation[Any], waiter: Waiter) -> bool:
+    """Let `waiter` be told when `operation` is done, as a future of an awaiting task is.
+
+    Returns:
+        Whether it waits: `False` if the operation is done already.
+
+    Raises:
+        PurgatoryMisuse: The operation was not handed to a purgatory, or belongs to another event loop or thread.
+    """
+    operation._purgatory_check_await()
+    return operation._purgatory_add_waiter(waiter)
+
+
+def remove_waiter(operation: DelayedOperation[Any], waiter: Waiter) -> None:
+    """Let `waiter` leave, as a task that is cancelled does. The last one to leave cancels the operation.
+
+    If that is done already, its result goes to `on_undelivered`, unless another waiter has taken it.
+    """
+    operation._purgatory_remove_waiter(waiter)
+
+
+def take_result(operation: DelayedOperation[T]) -> T:
+    """Return the result of `operation`, which counts as delivered. Raises as `DelayedOperation.result`."""
+    operation._purgatory_taken()
+    return operation.result()
+
+
+def close_operation(operation: DelayedOperation[Any]) -> bool:
+    """Complete `operation` as a close of its purgatory would. Returns whether this call did."""
+    return operation._purgatory_close()
+
+
+def loop_for_threads(purgatory: DelayedOperationPurgatory) -> AbstractEventLoop | None:
+    """Return the event loop that another thread may call; `None` if there is none yet, or after a close.
+
+    Raises:
+        PurgatoryMisuse: `purgatory` runs on a clock that is no event loop.
+    """
+    return purgatory._owner.loop_for_threads(purgatory)

@@ -1,0 +1,61 @@
+"""What is built on the core uses public names of it alone: those of `purgatory` and of `purgatory.lowlevel`."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+PACKAGE = ROOT / "purgatory"
+CORE = ("_core", "_timer", "_speedups")
+PREFIXES = ("_purgatory_", "_timer_")
+FAMILY = ("_delay.py", "_futures.py", "_idle.py", "_threshold.py", "_versions.py")
+PARTS = sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists() and path.name not in CORE)
+
+pytestmark = pytest.mark.skipif(not PACKAGE.is_dir(), reason="needs the source of the package")
+
+
+def modules(*names: str) -> Iterator[tuple[Path, ast.Module]]:
+    for name in names:
+        path = PACKAGE / name
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            yield file, ast.parse(file.read_text())
+
+
+def attributes(tree: ast.AST) -> Iterator[ast.Attribute]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            yield node
+
+
+def is_own(node: ast.Attribute) -> bool:
+    """Whether it is an attribute of the object whose method this is."""
+    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls") and not node.attr.startswith(PREFIXES)
+
+
+def private_names() -> set[str]:
+    return {node.attr for _, tree in modules(*CORE) for node in attributes(tree)}
+
+
+@pytest.mark.parametrize("name", [*FAMILY, *PARTS])
+def test_no_private_attribute_of_the_core_is_used(name: str) -> None:
+    private = private_names()
+    assert {"_owner", "_purgatory_try", "_timer_leave", "_place"} <= private
+    for path, tree in modules(name):
+        own = {node.attr for node in attributes(tree) if is_own(node)}
+        own |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        used = {node.attr for node in attributes(tree) if not is_own(node)} - own
+        assert {attribute for attribute in used if attribute in private or attribute.startswith(PREFIXES)} == set(), (
+            path
+        )
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_no_part_imports_a_private_module_of_the_core(name: str) -> None:
+    for path, tree in modules(name):
+        imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        private = tuple(f"purgatory.{core}" for core in CORE)
+        assert {each for each in imported if each.startswith(private)} == set(), path
