@@ -86,7 +86,7 @@ class IdleTracker(Generic[K]):
         """The timer: for its statistics."""
         self._on_idle = on_idle
         self._time = self.timer.time
-        self._loop: AbstractEventLoop | None = None
+        self._loop = clock if isinstance(clock, AbstractEventLoop) else None
         self._tracked: dict[K, _Tracked[K]] = {}
         self._idle: OrderedDict[K, None] = OrderedDict()
         """Idle keys that the iteration has not yielded yet, the first one first."""
@@ -132,9 +132,10 @@ class IdleTracker(Generic[K]):
 
     def discard(self, key: K) -> bool:
         """Stop tracking `key`. Returns whether it was tracked, or idle and not yielded yet."""
+        check_loop(self, self._loop, "tracker.discard(key)")
         tracked = self._tracked.get(key)
         if tracked is not None:
-            self.timer.cancel(tracked)  # it refuses other threads
+            self.timer.cancel(tracked)
             del self._tracked[key]
             return True
         try:
@@ -149,6 +150,7 @@ class IdleTracker(Generic[K]):
     async def __anext__(self) -> K:
         if self._on_idle is not None:
             raise RuntimeError("idle keys are passed to on_idle: make a tracker without it to iterate")
+        check_loop(self, self._loop, "tracker.__anext__()", "asyncio.run_coroutine_threadsafe()")
         loop = asyncio.get_running_loop()
         while not self._idle:
             if self._closed:
@@ -165,7 +167,8 @@ class IdleTracker(Generic[K]):
 
     def close(self) -> None:
         """Stop tracking all keys, and end the iteration after those already idle. Harmless when repeated."""
-        self.timer.close()  # it refuses other threads
+        check_loop(self, self._loop, "tracker.close()")
+        self.timer.close()
         self._closed = True
         self._tracked.clear()
         self._wake_waiters()

@@ -56,6 +56,8 @@ def add_waiter(operation: DelayedOperation[Any], waiter: Waiter) -> bool:
     Raises:
         PurgatoryMisuse: The operation was not handed to a purgatory, or belongs to another event loop or thread.
     """
+    if operation.done():
+        return False
     operation._purgatory_check_await()
     return operation._purgatory_add_waiter(waiter)
 
@@ -64,7 +66,12 @@ def remove_waiter(operation: DelayedOperation[Any], waiter: Waiter) -> None:
     """Let `waiter` leave, as a task that is cancelled does. The last one to leave cancels the operation.
 
     If that is done already, its result goes to `on_undelivered`, unless another waiter has taken it.
+
+    Raises:
+        PurgatoryMisuse: The operation belongs to another event loop or thread.
+        ValueError: `waiter` is none of the operation's.
     """
+    _check(operation, "remove_waiter(operation, waiter)")
     operation._purgatory_remove_waiter(waiter)
 
 
@@ -75,7 +82,12 @@ def take_result(operation: DelayedOperation[T]) -> T:
 
 
 def close_operation(operation: DelayedOperation[Any]) -> bool:
-    """Complete `operation` as a close of its purgatory would. Returns whether this call did."""
+    """Complete `operation` as a close of its purgatory would. Returns whether this call did.
+
+    Raises:
+        PurgatoryMisuse: The operation belongs to another event loop or thread.
+    """
+    _check(operation, "close_operation(operation)")
     return operation._purgatory_close()
 
 
@@ -86,3 +98,9 @@ def loop_for_threads(purgatory: DelayedOperationPurgatory) -> AbstractEventLoop 
         PurgatoryMisuse: `purgatory` runs on a clock that is no event loop.
     """
     return purgatory._owner.loop_for_threads(purgatory)
+
+
+def _check(operation: DelayedOperation[Any], call: str) -> None:
+    owner = operation._purgatory_owner
+    if owner is not None:
+        check_loop(operation, owner.loop, call)

@@ -146,6 +146,8 @@ class WatcherLists:
 
     def compact(self, watchers: Watchers) -> None:
         """Remove the dead entries of one list, in one go. A list without entries is dropped."""
+        if not self.dead and watchers.entries:
+            return
         alive = [entry for entry in watchers.entries if entry.operation is not None]
         if not alive or len(alive) < len(watchers.entries):
             self.replace(watchers, alive)
@@ -242,7 +244,7 @@ class OwnerBase:
                     operation._purgatory_try()
                 except (SystemExit, KeyboardInterrupt) as exception:
                     exits.keep(exception)
-                if entry.operation is None and operation.outcome == "satisfied":
+                if entry.operation is None and operation._purgatory_state.outcome == "satisfied":
                     completed += 1
                 del operation  # the traceback of another one's exception would keep it, by this frame
         return completed
@@ -263,7 +265,8 @@ class OwnerBase:
         exits = ExitRequests()
         completed = self.try_each(watchers.entries.copy(), exits)
         self.compact(watchers)
-        exits.raise_first()
+        if exits:
+            exits.raise_first()
         return completed
 
     def compact(self, watchers: Watchers) -> None:
@@ -466,20 +469,24 @@ class OperationBase(TimerEntry):
         try:
             self._purgatory_end()
         finally:
-            exits.raise_first()
+            if exits:
+                exits.raise_first()
 
     def _purgatory_end(self) -> None:
         """Count the operation, which is done, and tell awaiting tasks and listeners. A purge begins if it is due."""
         owner, outcome = self._purgatory_owner, self._purgatory_state.outcome
         assert outcome is not None, "it is done"
         self._purgatory_owner = None
-        exits = ExitRequests()
         if owner is not None:
             owner.finished[outcome] += 1
-        if self._purgatory_waiters is not None:
-            with exits:
-                self._purgatory_wake(self._purgatory_waiters, exits)
-        if owner is not None and (owner.listeners is not None or owner.is_purge_due()):
+        if self._purgatory_waiters is None:
+            if owner is not None:
+                owner.note_end(self)
+            return
+        exits = ExitRequests()
+        with exits:
+            self._purgatory_wake(self._purgatory_waiters, exits)
+        if owner is not None:
             with exits:
                 owner.note_end(self)
         exits.raise_first()

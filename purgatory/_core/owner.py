@@ -11,7 +11,7 @@ from purgatory._core.clock import Clock, Handle, report
 from purgatory._core.errors import PurgatoryMisuse
 from purgatory._core.listeners import Outcome
 from purgatory._core.slices import SLICE, call_next
-from purgatory._core.threads import running_loop
+from purgatory._core.threads import check_loop, running_loop
 from purgatory._core.watchers import compact_all
 from purgatory._timer import WheelTimer
 
@@ -47,6 +47,8 @@ class Owner(OwnerBase):
         self.purges = 0
         self.scanned = 0
         self._purge_handle: Handle | None = None
+        if isinstance(clock, AbstractEventLoop):
+            self._belong_to(clock)
 
     def bind(self, purgatory: object) -> None:
         """Belong to the running loop, if to none yet.
@@ -55,14 +57,20 @@ class Owner(OwnerBase):
             PurgatoryMisuse: `purgatory` belongs to another loop, or that runs in another thread.
             RuntimeError: No loop runs.
         """
-        if self.loop is None:
-            loop = running_loop(purgatory, None, "")
-            clock = self.timer.clock
-            if clock is not loop and isinstance(clock, AbstractEventLoop):
-                running_loop(purgatory, clock, "")
-        else:
+        loop = self.loop
+        if loop is not None:
             call = "purgatory.try_complete_else_watch(operation, keys)"
-            loop = running_loop(purgatory, self.loop, call, _FROM_THREADS)
+            if loop.is_closed():
+                running_loop(purgatory, loop, call)
+            check_loop(purgatory, loop, call, _FROM_THREADS)
+            return
+        loop = running_loop(purgatory, None, "")
+        clock = self.timer.clock
+        if clock is not loop and isinstance(clock, AbstractEventLoop):
+            running_loop(purgatory, clock, "")  # it raises
+        self._belong_to(loop)
+
+    def _belong_to(self, loop: AbstractEventLoop) -> None:
         self.loop = loop
         # BaseEventLoop.time() is a Python function around this one.
         is_plain = getattr(loop.time, "__func__", None) is BaseEventLoop.time

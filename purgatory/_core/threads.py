@@ -101,7 +101,10 @@ class Mailbox(Generic[T]):
                 loop.call_soon_threadsafe(self._deliver, context=Context())
             except BaseException:
                 self._is_due = False
-                self.values.clear()
+                if loop.is_closed():
+                    self.values.clear()
+                else:  # the handler of a signal has raised here, and may have put a value
+                    loop.call_soon_threadsafe(self._deliver, context=Context())
                 raise
 
     def take_rest(self, loop: AbstractEventLoop) -> None:

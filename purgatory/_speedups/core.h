@@ -170,12 +170,14 @@ typedef struct Core {
     PyTypeObject *TimerEntry, *Timer, *Entry, *Watchers, *WatcherLists, *Owner, *Operation, *Await, *Purgatory;
     /* Of Python modules. */
     PyObject *check_loop, *seconds, *get_running_loop, *monotonic, *ExitRequests, *PurgatoryMisuse;
-    double slice_seconds;
     /* Names. */
     PyObject *states[STATES], *outcomes[OUTCOMES];
     PyObject *time, *keep, *_timer_expire, *try_complete, *on_complete, *on_expiration, *create_future, *done, *set_result,
         *_thread_id;
+    double slice_seconds; /* The objects are in front of it. */
 } Core;
+
+#define OBJECTS_OF_CORE (offsetof(Core, slice_seconds) / sizeof(PyObject *))
 
 extern PyModuleDef core_module;
 
@@ -192,6 +194,8 @@ typedef struct {
 void handle(Handled *);  /* Enter the block. */
 void handled(Handled *); /* Leave it. */
 void raise_again(PyObject *raised); /* As a bare `raise` does. Steals the reference. */
+void raise_handled(Handled *);      /* Raise it again and leave the block. */
+void free_object(void *);           /* The end of a `tp_dealloc`. */
 int is_exit(PyObject *exception);
 int keep_exit(PyObject **first); /* Whether the exception that is set is a request to exit; then the first one is kept. */
 

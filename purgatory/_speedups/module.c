@@ -4,7 +4,7 @@
 
 /* ---- exceptions ---- */
 
-/* As an `except` block does: of this generator, coroutine or thread. PyErr_GetHandledException finds that of a caller. */
+/* As an `except` block does: what is called in it finds the exception as the one that is being handled. */
 void
 handle(Handled *now)
 {
@@ -15,17 +15,21 @@ handle(Handled *now)
         PyException_SetTraceback(now->exception, traceback);
     Py_XDECREF(type);
     Py_XDECREF(traceback);
-    _PyErr_StackItem *here = PyThreadState_Get()->exc_info;
-    now->before = here->exc_value;
-    here->exc_value = Py_NewRef(now->exception);
+    /* One that a caller handles is found too, and is not to be kept by the coroutine that runs here. */
+    now->before = PyErr_GetHandledException();
+    PyErr_SetHandledException(NULL);
+    PyObject *of_a_caller = PyErr_GetHandledException();
+    if (of_a_caller == now->before)
+        Py_CLEAR(now->before);
+    Py_XDECREF(of_a_caller);
+    PyErr_SetHandledException(now->exception);
 }
 
 void
 handled(Handled *now)
 {
-    _PyErr_StackItem *here = PyThreadState_Get()->exc_info;
-    Py_XSETREF(here->exc_value, now->before);
-    now->before = NULL;
+    PyErr_SetHandledException(now->before);
+    Py_CLEAR(now->before);
     Py_CLEAR(now->exception);
 }
 
@@ -33,6 +37,21 @@ void
 raise_again(PyObject *raised)
 {
     PyErr_Restore(Py_NewRef(Py_TYPE(raised)), raised, PyException_GetTraceback(raised));
+}
+
+void
+raise_handled(Handled *now)
+{
+    raise_again(Py_NewRef(now->exception));
+    handled(now);
+}
+
+void
+free_object(void *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    type->tp_free(self);
+    Py_DECREF(type);
 }
 
 int
@@ -201,47 +220,19 @@ core_exec(PyObject *module)
 static int
 core_traverse(PyObject *module, visitproc visit, void *arg)
 {
-    Core *core = PyModule_GetState(module);
-    PyTypeObject *types[] = {core->TimerEntry, core->Timer, core->Entry, core->Watchers, core->WatcherLists,
-                             core->Owner,      core->Operation, core->Await, core->Purgatory};
-    for (size_t i = 0; i < Py_ARRAY_LENGTH(types); i++)
-        Py_VISIT(types[i]);
-    PyObject *imported[] = {core->check_loop, core->seconds, core->get_running_loop, core->monotonic, core->ExitRequests,
-                            core->PurgatoryMisuse};
-    for (size_t i = 0; i < Py_ARRAY_LENGTH(imported); i++)
-        Py_VISIT(imported[i]);
+    PyObject **objects = PyModule_GetState(module);
+    for (size_t i = 0; i < OBJECTS_OF_CORE; i++)
+        Py_VISIT(objects[i]);
     return 0;
 }
 
-static int
-core_clear(PyObject *module)
-{
-    Core *core = PyModule_GetState(module);
-    PyTypeObject **types[] = {&core->TimerEntry, &core->Timer, &core->Entry, &core->Watchers, &core->WatcherLists,
-                              &core->Owner,      &core->Operation, &core->Await, &core->Purgatory};
-    for (size_t i = 0; i < Py_ARRAY_LENGTH(types); i++)
-        Py_CLEAR(*types[i]);
-    PyObject **imported[] = {&core->check_loop, &core->seconds, &core->get_running_loop, &core->monotonic,
-                             &core->ExitRequests, &core->PurgatoryMisuse};
-    for (size_t i = 0; i < Py_ARRAY_LENGTH(imported); i++)
-        Py_CLEAR(*imported[i]);
-    return 0;
-}
-
+/* Not before the module is freed: its types keep it, and their methods need what is in here. */
 static void
 core_free(void *module)
 {
-    core_clear(module);
-    Core *core = PyModule_GetState(module);
-    PyObject **names[] = {&core->time,        &core->keep,          &core->_timer_expire, &core->try_complete,
-                          &core->on_complete, &core->on_expiration, &core->create_future, &core->done,
-                          &core->set_result,  &core->_thread_id};
-    for (size_t i = 0; i < Py_ARRAY_LENGTH(names); i++)
-        Py_CLEAR(*names[i]);
-    for (int i = 0; i < STATES; i++)
-        Py_CLEAR(core->states[i]);
-    for (int i = 0; i < OUTCOMES; i++)
-        Py_CLEAR(core->outcomes[i]);
+    PyObject **objects = PyModule_GetState(module);
+    for (size_t i = 0; i < OBJECTS_OF_CORE; i++)
+        Py_CLEAR(objects[i]);
 }
 
 static PyModuleDef_Slot core_slots[] = {
@@ -259,7 +250,6 @@ PyModuleDef core_module = {
     .m_size = sizeof(Core),
     .m_slots = core_slots,
     .m_traverse = core_traverse,
-    .m_clear = core_clear,
     .m_free = core_free,
 };
 

@@ -51,9 +51,7 @@ entry_get_operation(Entry *self, void *closure)
 static void
 entry_dealloc(Entry *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
-    type->tp_free(self);
-    Py_DECREF(type);
+    free_object(self);
 }
 
 static PyGetSetDef entry_getset[] = {
@@ -196,14 +194,12 @@ operation_clear(Operation *self)
 static void
 operation_dealloc(Operation *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     if (self->entry != NULL && self->entry->operation == self)
         self->entry->operation = NULL;
     Py_CLEAR(self->entry);
     operation_clear(self);
-    type->tp_free(self);
-    Py_DECREF(type);
+    free_object(self);
 }
 
 /* _purgatory_step. The caller has a reference to the operation. */
@@ -740,11 +736,10 @@ leave(Await *self)
         if (PyErr_Occurred())
             handle(&raised);
         int failed = is_closed ? call(operation, "_purgatory_leave_soon", waiter) : remove_waiter(operation, waiter);
-        if (raised.exception != NULL) {
-            if (!failed)
-                raise_again(Py_NewRef(raised.exception));
+        if (raised.exception != NULL && failed)
             handled(&raised);
-        }
+        else if (raised.exception != NULL)
+            raise_handled(&raised);
     }
     Py_XDECREF(operation);
     Py_XDECREF(waiter);

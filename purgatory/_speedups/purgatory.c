@@ -25,12 +25,10 @@ watchers_clear(Watchers *self)
 static void
 watchers_dealloc(Watchers *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     Py_CLEAR(self->key);
     Py_CLEAR(self->entries);
-    type->tp_free(self);
-    Py_DECREF(type);
+    free_object(self);
 }
 
 static PyMemberDef watchers_members[] = {
@@ -98,8 +96,7 @@ add_list(Core *core, WatcherLists *self, PyObject *key)
         Handled error;
         handle(&error);
         PyList_SetSlice(self->lists, watchers->index, watchers->index + 1, NULL); /* It is the last one. */
-        raise_again(Py_NewRef(error.exception));
-        handled(&error);
+        raise_handled(&error);
         Py_DECREF(watchers);
         return NULL;
     }
@@ -166,8 +163,7 @@ watch(Core *core, WatcherLists *self, Entry *entry, PyObject *keys)
             if (drop_if_empty(self, lists[i]) < 0)
                 PyErr_Clear();
         }
-        raise_again(Py_NewRef(error.exception));
-        handled(&error);
+        raise_handled(&error);
     }
     else
         self->watched += count;
@@ -282,12 +278,10 @@ lists_traverse(WatcherLists *self, visitproc visit, void *arg)
 static void
 lists_dealloc(WatcherLists *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     Py_CLEAR(self->by_key);
     Py_CLEAR(self->lists);
-    type->tp_free(self);
-    Py_DECREF(type);
+    free_object(self);
 }
 
 static PyMethodDef lists_methods[] = {
@@ -405,14 +399,12 @@ owner_clear(Owner *self)
 static void
 owner_dealloc(Owner *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     owner_clear(self);
     Py_CLEAR(self->time);
     Py_CLEAR(self->timer);
     Py_CLEAR(self->lists);
-    type->tp_free(self);
-    Py_DECREF(type);
+    free_object(self);
 }
 
 /* Owner.compact */
@@ -607,11 +599,9 @@ purgatory_clear(Purgatory *self)
 static void
 purgatory_dealloc(Purgatory *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     purgatory_clear(self);
-    type->tp_free(self);
-    Py_DECREF(type);
+    free_object(self);
 }
 
 /* The keys as a tuple, each once. */
@@ -742,9 +732,10 @@ hand_over(Core *core, Purgatory *self, Owner *owner, Operation *operation, PyObj
     handle(&error);
     PyObject *cancelled = PyObject_CallMethod((PyObject *)operation, "cancel", NULL);
     Py_XDECREF(cancelled);
-    if (cancelled != NULL)
-        raise_again(Py_NewRef(error.exception));
-    handled(&error);
+    if (cancelled == NULL)
+        handled(&error);
+    else
+        raise_handled(&error);
     return -1;
 }
 

@@ -100,10 +100,8 @@ entry_traverse(TimerEntry *self, visitproc visit, void *arg)
 static void
 entry_dealloc(TimerEntry *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
-    type->tp_free(self);
-    Py_DECREF(type);
+    free_object(self);
 }
 
 static PyObject *
@@ -408,8 +406,7 @@ timer_place(Timer *self, TimerEntry *entry, double deadline, bool is_new)
     Handled error;
     handle(&error);
     entry_leave(entry);
-    raise_again(Py_NewRef(error.exception));
-    handled(&error);
+    raise_handled(&error);
     return -1;
 }
 
@@ -736,15 +733,13 @@ timer_clear(Timer *self)
 static void
 timer_dealloc(Timer *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     replace_wheels(self, NULL);
     PyMem_Free(self->heap);
     Py_CLEAR(self->clock);
     Py_CLEAR(self->loop);
     Py_CLEAR(self->holder);
-    type->tp_free(self);
-    Py_DECREF(type);
+    free_object(self);
 }
 
 #ifdef PURGATORY_CHECKS

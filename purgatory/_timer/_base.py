@@ -181,7 +181,8 @@ class TimerBase:
             raise ValueError(f"{task!r} waits in a timer already")
         task._timer_deadline = deadline
         if task._timer_bucket is not bucket:
-            task._timer_leave()
+            if not is_new:
+                task._timer_leave()
             if bucket is not None:
                 task._timer_bucket = bucket
                 bucket[id(task)] = task

@@ -6,7 +6,8 @@ from contextvars import Context, copy_context
 from typing import Any, NoReturn
 
 from purgatory._core.arguments import refuse_copy
-from purgatory._timer._base import TimerEntry
+from purgatory._core.threads import check_loop
+from purgatory._timer._base import TimerBase, TimerEntry
 
 __all__ = ["TimerHandle", "TimerTask"]
 
@@ -37,10 +38,13 @@ class TimerTask(TimerEntry, ABC):
 class TimerHandle(TimerEntry):
     """A callback asked for by `WheelTimer.call_at` or `call_later`, with the methods of `asyncio.TimerHandle`."""
 
-    __slots__ = ("__weakref__", "_args", "_callback", "_context")
+    __slots__ = ("__weakref__", "_args", "_callback", "_context", "_timer")
 
-    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None) -> None:
+    def __init__(
+        self, timer: TimerBase, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
+    ) -> None:
         super().__init__()
+        self._timer = timer
         self._callback: Callable[..., object] | None = callback
         self._args = args
         self._context = copy_context() if context is None else context
@@ -61,7 +65,12 @@ class TimerHandle(TimerEntry):
         return self._callback is None
 
     def cancel(self) -> None:
-        """Forget the callback, at once. Harmless when it has run or has been cancelled before."""
+        """Forget the callback, at once. Harmless when it has run or has been cancelled before.
+
+        Raises:
+            PurgatoryMisuse: The timer belongs to another event loop or thread.
+        """
+        check_loop(self, self._timer._loop, "handle.cancel()")
         self._timer_leave()
         self._callback = None
         self._args = ()

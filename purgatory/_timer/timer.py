@@ -141,7 +141,7 @@ class WheelTimer(TimerBase):
             PurgatoryMisuse: The timer belongs to another event loop or thread.
         """
         check_loop(self, self._loop, "timer.call_at(when, callback)")
-        handle = TimerHandle(callback, args, context)
+        handle = TimerHandle(self, callback, args, context)
         self.add(handle, when)
         return handle
 
