@@ -476,19 +476,18 @@ class OperationBase(TimerEntry):
         """Count the operation, which is done, and tell awaiting tasks and listeners. A purge begins if it is due."""
         owner, outcome = self._purgatory_owner, self._purgatory_state.outcome
         assert outcome is not None, "it is done"
+        if owner is None:
+            return  # it was never handed over: nobody awaits it
         self._purgatory_owner = None
-        if owner is not None:
-            owner.finished[outcome] += 1
+        owner.finished[outcome] += 1
         if self._purgatory_waiters is None:
-            if owner is not None:
-                owner.note_end(self)
+            owner.note_end(self)
             return
         exits = ExitRequests()
         with exits:
             self._purgatory_wake(self._purgatory_waiters, exits)
-        if owner is not None:
-            with exits:
-                owner.note_end(self)
+        with exits:
+            owner.note_end(self)
         exits.raise_first()
 
     def _purgatory_wake(self, waiters: list[Waiter], exits: ExitRequests) -> None:

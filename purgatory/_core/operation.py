@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from asyncio import _get_running_loop
 from collections.abc import Generator
+from contextlib import suppress
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
@@ -218,8 +219,6 @@ class DelayedOperation(OperationBase, Generic[T], ABC):
         """Return the running loop. Raises if nothing would ever complete the operation, or on another loop."""
         owner = self._purgatory_owner
         if owner is None:
-            if self.done():
-                return asyncio.get_running_loop()
             raise PurgatoryMisuse(f"{self!r} would never complete: hand it to try_complete_else_watch() first")
         return running_loop(self, owner.loop, "operation.__await__()", "asyncio.run_coroutine_threadsafe()")
 
@@ -233,12 +232,8 @@ class DelayedOperation(OperationBase, Generic[T], ABC):
 
     def _purgatory_leave_soon(self, waiter: "asyncio.Future[None]") -> None:
         # By the mailbox of the loop: a coroutine may be closed by the collector, in the middle of anything.
-        loop = waiter.get_loop()
-        try:
-            loop.call_soon_threadsafe(self._purgatory_remove_waiter, waiter, context=Context())
-        except RuntimeError:
-            if not loop.is_closed():
-                raise
+        with suppress(RuntimeError):  # its loop is closed
+            waiter.get_loop().call_soon_threadsafe(self._purgatory_remove_waiter, waiter, context=Context())
 
     def _purgatory_undeliver(self) -> None:
         if self.outcome in ("cancelled", "failed"):

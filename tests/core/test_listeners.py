@@ -100,6 +100,15 @@ class TestRecords:
             (None, 4.5, None, None, "cancelled"),
         ]
 
+    def test_an_operation_that_came_before_the_first_listener_has_no_record(self, clock: FaultLog) -> None:
+        purgatory = DelayedOperationPurgatory(clock=clock)
+        early = purgatory.try_complete_else_watch(Flag(2.0), ["a"])
+        heard: list[FinishedOperation] = []
+        purgatory.add_listener(heard.append)
+        early.reschedule(1.0)
+        clock.advance(1.0)
+        assert (early.outcome, heard) == ("expired", [])
+
     def test_the_deadline_is_the_timeout_however_long_the_first_try_takes(
         self, clock: FaultLog, purgatory: DelayedOperationPurgatory, heard: Heard
     ) -> None:

@@ -298,6 +298,30 @@ def test_a_timer_on_a_second_loop_is_refused(call: Callable[[WheelTimer], object
     first.close()
 
 
+def test_a_purgatory_whose_loop_is_closed_refuses_an_operation() -> None:
+    async def use() -> DelayedOperationPurgatory:
+        purgatory = DelayedOperationPurgatory()
+        purgatory.try_complete_else_watch(Flag(), ["key"])
+        return purgatory
+
+    purgatory = asyncio.run(use())
+    operation = Flag(ready=True)
+    with pytest.raises(PurgatoryMisuse, match="event loop that is closed"):
+        purgatory.try_complete_else_watch(operation, ["key"])
+    assert not operation.done()
+
+
+async def test_a_purgatory_whose_timer_was_asked_on_another_loop_refuses_an_operation() -> None:
+    async def ask() -> object:
+        return purgatory.timer.clock
+
+    purgatory = DelayedOperationPurgatory()
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(asyncio.run, ask()).result() is not asyncio.get_running_loop()
+    with pytest.raises(PurgatoryMisuse, match="event loop that is closed"):
+        purgatory.try_complete_else_watch(Flag(ready=True), ["key"])
+
+
 async def test_a_purgatory_whose_clock_is_another_loop_refuses_an_operation() -> None:
     operation = Flag(ready=True)
     other = asyncio.new_event_loop()
