@@ -9,11 +9,12 @@ import asyncio
 from asyncio import AbstractEventLoop
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from typing import Generic, NoReturn, TypeVar
+from typing import Generic, TypeVar
 
-from purgatory._core.arguments import check_callback, refuse_copy, seconds
+from purgatory._core.arguments import check_callback, seconds
 from purgatory._core.clock import Clock, report
 from purgatory._core.errors import PurgatoryClosed
+from purgatory._core.kept import NoCopy
 from purgatory._core.threads import check_loop
 from purgatory._timer import TimerTask, WheelTimer
 
@@ -37,7 +38,7 @@ class _Tracked(TimerTask, Generic[K]):
         self._tracker._look(self)
 
 
-class IdleTracker(Generic[K]):
+class IdleTracker(NoCopy, Generic[K]):
     """Finds the keys that have not been touched for `timeout` seconds: connections, sessions, leases.
 
         tracker = IdleTracker(30.0, on_idle=close_it)
@@ -97,9 +98,6 @@ class IdleTracker(Generic[K]):
     def __repr__(self) -> str:
         closed = " closed" if self._closed else ""
         return f"<{type(self).__qualname__} timeout={self._timeout!r} tracked={len(self)}{closed}>"
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        refuse_copy(self)
 
     def __len__(self) -> int:
         """The number of tracked keys."""

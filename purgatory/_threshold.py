@@ -15,16 +15,13 @@ wait move into the new one. So no iteration of the loop looks at all of them.
 
 from copy import copy
 from heapq import heappop, heappush
-from types import TracebackType
-from typing import Final, Generic, NoReturn, TypeVar, cast
+from typing import Final, Generic, Self, TypeVar, cast
 
-from purgatory._core.arguments import refuse_copy
 from purgatory._core.errors import PurgatoryError
+from purgatory._core.kept import Closing
 from purgatory._core.operation import DelayedOperation
 from purgatory._core.purgatory import DelayedOperationPurgatory
-from purgatory._core.slices import ExitRequests, call_next
-from purgatory._core.threads import Mailbox
-from purgatory.lowlevel import loop_for_threads
+from purgatory.lowlevel import ExitRequests, Mailbox, call_next, loop_for_threads
 
 __all__ = ["ThresholdPurgatory"]
 
@@ -68,7 +65,7 @@ class DelayedReach(DelayedOperation[Number]):
         return self.force_complete()
 
 
-class ThresholdPurgatory(Generic[Number]):
+class ThresholdPurgatory(Closing, Generic[Number]):
     """A value that only grows, and the waits until it exceeds a threshold or a deadline comes.
 
         index = ThresholdPurgatory(0)
@@ -116,18 +113,10 @@ class ThresholdPurgatory(Generic[Number]):
     def __repr__(self) -> str:
         return f"<{type(self).__qualname__} {self.purgatory.name!r} value={self.value!r} waiting={self.num_waiting}>"
 
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        refuse_copy(self)
-
-    async def __aenter__(self) -> "ThresholdPurgatory[Number]":
+    async def __aenter__(self) -> Self:
         await self.purgatory.__aenter__()
         self._take_mail()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     @property
     def value(self) -> Number:

@@ -13,10 +13,10 @@ is set while it waits, also one that is replaced before its task runs, or in the
 """
 
 from collections.abc import Callable, Hashable, Mapping
-from types import TracebackType
-from typing import Generic, NoReturn, TypeVar
+from typing import Generic, Self, TypeVar
 
-from purgatory._core.arguments import check_callback, check_count, refuse_copy
+from purgatory._core.arguments import check_callback, check_count
+from purgatory._core.kept import Closing
 from purgatory._core.operation import DelayedOperation
 from purgatory._core.purgatory import DelayedOperationPurgatory
 from purgatory._core.slices import ExitRequests
@@ -93,7 +93,7 @@ class DelayedUntil(DelayedOperation[tuple[int, V] | None], Generic[K, V]):
         return self._found
 
 
-class VersionedValues(Generic[K, V]):
+class VersionedValues(Closing, Generic[K, V]):
     """Values with versions by key, and waits for newer ones.
 
         values = VersionedValues()
@@ -135,17 +135,9 @@ class VersionedValues(Generic[K, V]):
             f"<{type(self).__qualname__} {self.purgatory.name!r} keys={len(self._values)} waiting={self.num_waiting}>"
         )
 
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        refuse_copy(self)
-
-    async def __aenter__(self) -> "VersionedValues[K, V]":
+    async def __aenter__(self) -> Self:
         await self.purgatory.__aenter__()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     @property
     def num_waiting(self) -> int:

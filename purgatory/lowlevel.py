@@ -13,7 +13,7 @@ from asyncio import AbstractEventLoop
 from typing import Any, TypeVar
 
 from purgatory._core._base import Waiter
-from purgatory._core.arguments import check_callback, check_count, refuse_copy, seconds
+from purgatory._core.arguments import check_callback, check_count, seconds
 from purgatory._core.clock import report
 from purgatory._core.listeners import Listener, Outcome
 from purgatory._core.operation import DelayedOperation
@@ -37,7 +37,6 @@ __all__ = [
     "check_loop",
     "close_operation",
     "loop_for_threads",
-    "refuse_copy",
     "remove_waiter",
     "report",
     "seconds",

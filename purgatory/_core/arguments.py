@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable
 from inspect import isasyncgenfunction, iscoroutinefunction
 from types import WrapperDescriptorType
-from typing import Literal, NoReturn, TypeAlias
+from typing import Literal, TypeAlias
 
-__all__ = ["check_callback", "check_count", "is_async", "refuse_copy", "seconds"]
+__all__ = ["check_callback", "check_count", "is_async", "seconds"]
 
 Bound: TypeAlias = Literal["not negative", "positive", ""]
 
@@ -60,8 +60,3 @@ def check_callback(name: str, callback: Callable[..., object]) -> None:
     # Functions, methods and partials have a call in C, which tells nothing and takes a microsecond to look at.
     if is_async(callback) or (type(call) is not WrapperDescriptorType and is_async(call)):
         raise TypeError(f"{name} must not be async, because its result is not awaited: {callback!r}")
-
-
-def refuse_copy(what: object) -> NoReturn:
-    """Raise `TypeError`, for `__reduce_ex__`: neither `copy` nor `pickle` can make a second one."""
-    raise TypeError(f"cannot copy or pickle a {type(what).__qualname__}")

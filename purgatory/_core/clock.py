@@ -9,9 +9,10 @@ from asyncio import AbstractEventLoop, Future
 from collections.abc import Callable
 from contextvars import Context, copy_context
 from heapq import heapify, heappop, heappush
-from typing import Any, NoReturn, Protocol, TypeVarTuple, Unpack
+from typing import Any, Protocol, TypeVarTuple, Unpack
 
-from purgatory._core.arguments import refuse_copy, seconds
+from purgatory._core.arguments import seconds
+from purgatory._core.kept import NoCopy
 from purgatory._core.standstill import Standstill
 
 __all__ = ["Clock", "Handle", "VirtualClock", "report"]
@@ -73,7 +74,7 @@ class _VirtualHandle:
             self.clock._forget()
 
 
-class VirtualClock:
+class VirtualClock(NoCopy):
     """A `Clock` whose time moves only by `advance` and `advance_to`: for tests, simulation and replay.
 
     Callbacks run inside the call that moves the time, in order of their `when` (first come, first served among
@@ -113,9 +114,6 @@ class VirtualClock:
 
     def __repr__(self) -> str:
         return f"<VirtualClock time={self._now!r} scheduled={len(self._heap) - self._cancelled}>"
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        refuse_copy(self)
 
     def time(self) -> float:
         """Now, in seconds."""

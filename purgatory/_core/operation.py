@@ -16,9 +16,10 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 from purgatory._core._base import OperationBase, OwnerBase, Waiter
-from purgatory._core.arguments import is_async, refuse_copy, seconds
+from purgatory._core.arguments import is_async, seconds
 from purgatory._core.clock import Clock, VirtualClock, report
 from purgatory._core.errors import OperationCancelled, PurgatoryError, PurgatoryMisuse
+from purgatory._core.kept import NoCopy
 from purgatory._core.threads import check_loop, running_loop
 
 __all__ = ["DelayedOperation"]
@@ -42,7 +43,7 @@ class _Failure:
             report(self.clock, f"{self.operation} failed, and its exception was never retrieved", self.exception)
 
 
-class DelayedOperation(OperationBase, Generic[T], ABC):
+class DelayedOperation(OperationBase, NoCopy, Generic[T], ABC):
     """Something that completes when its condition holds or when its deadline comes, exactly once, whichever is first.
 
         class AtLeast(DelayedOperation[int]):
@@ -96,9 +97,6 @@ class DelayedOperation(OperationBase, Generic[T], ABC):
             deadline = self._timer_deadline
             state += f" deadline={deadline if deadline < math.inf else None!r}"
         return f"<{type(self).__qualname__} {state}>"
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        refuse_copy(self)
 
     @abstractmethod
     def try_complete(self) -> bool:

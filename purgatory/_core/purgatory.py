@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import Hashable, Iterator
-from types import TracebackType
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, Self, cast
 
 from purgatory._core._base import OperationBase, PurgatoryBase
-from purgatory._core.arguments import check_callback, check_count, refuse_copy
+from purgatory._core.arguments import check_callback, check_count
 from purgatory._core.checks import Check, CheckQueue
 from purgatory._core.clock import Clock
 from purgatory._core.errors import PurgatoryClosed, PurgatoryFull, PurgatoryMisuse
+from purgatory._core.kept import Closing
 from purgatory._core.listeners import Listener, Listeners
 from purgatory._core.operation import DelayedOperation
 from purgatory._core.owner import Owner
@@ -22,7 +22,7 @@ from purgatory._timer import WheelTimer
 __all__ = ["DelayedOperationPurgatory"]
 
 
-class DelayedOperationPurgatory(PurgatoryBase):
+class DelayedOperationPurgatory(PurgatoryBase, Closing):
     """Holds `DelayedOperation`s, each watched on one or more keys, until a condition or a deadline completes them.
 
         async with DelayedOperationPurgatory("fetch") as purgatory:
@@ -82,20 +82,12 @@ class DelayedOperationPurgatory(PurgatoryBase):
         closed = " closed" if self.closed else ""
         return f"<{type(self).__qualname__} {self._name!r} num_delayed={self.num_delayed}{closed}>"
 
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        refuse_copy(self)
-
-    async def __aenter__(self) -> "DelayedOperationPurgatory":
+    async def __aenter__(self) -> Self:
         if self.closed:
             raise PurgatoryClosed(f"{self!r} is closed")
         if self._owner.live:
             self._owner.bind(self)
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     @property
     def name(self) -> str:

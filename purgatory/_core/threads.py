@@ -110,8 +110,8 @@ class Mailbox(Generic[T]):
     def take_rest(self, loop: AbstractEventLoop) -> None:
         """Call `take()` once more on the next iteration of `loop`, which is running."""
         if not self._is_due:
-            self._is_due = True
             loop.call_soon(self._deliver, context=Context())
+            self._is_due = True
 
     def _deliver(self) -> None:
         self._is_due = False

@@ -3,16 +3,16 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextvars import Context, copy_context
-from typing import Any, NoReturn
+from typing import Any
 
-from purgatory._core.arguments import refuse_copy
+from purgatory._core.kept import NoCopy
 from purgatory._core.threads import check_loop
 from purgatory._timer._base import TimerBase, TimerEntry
 
 __all__ = ["TimerHandle", "TimerTask"]
 
 
-class TimerTask(TimerEntry, ABC):
+class TimerTask(TimerEntry, NoCopy, ABC):
     """Something that runs at a deadline unless it is cancelled first. Subclasses define it in `run`.
 
     class Ping(TimerTask):
@@ -24,9 +24,6 @@ class TimerTask(TimerEntry, ABC):
 
     __slots__ = ()
 
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        refuse_copy(self)
-
     @abstractmethod
     def run(self) -> None:
         """Do what is due. The timer calls it once, at the deadline or after it, never before."""
@@ -35,7 +32,7 @@ class TimerTask(TimerEntry, ABC):
         self.run()
 
 
-class TimerHandle(TimerEntry):
+class TimerHandle(TimerEntry, NoCopy):
     """A callback asked for by `WheelTimer.call_at` or `call_later`, with the methods of `asyncio.TimerHandle`."""
 
     __slots__ = ("__weakref__", "_args", "_callback", "_context", "_timer")
@@ -52,9 +49,6 @@ class TimerHandle(TimerEntry):
     def __repr__(self) -> str:
         state = "cancelled" if self.cancelled() else f"when={self._timer_deadline!r}"
         return f"<TimerHandle {state}>"
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        refuse_copy(self)
 
     def when(self) -> float:
         """Return the time asked for, in seconds of the clock."""

@@ -5,10 +5,11 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from contextvars import Context
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn, TypeVarTuple, Unpack, cast
+from typing import Any, Final, TypeVarTuple, Unpack, cast
 
-from purgatory._core.arguments import check_count, refuse_copy, seconds
+from purgatory._core.arguments import check_count, seconds
 from purgatory._core.clock import Clock, Handle, report
+from purgatory._core.kept import NoCopy
 from purgatory._core.slices import ExitRequests, Slice, call_neutral
 from purgatory._core.threads import check_loop
 from purgatory._timer._base import AWAKE, NOT_ARMED, TimerBase, TimerEntry
@@ -39,7 +40,7 @@ class TimerStatistics:
     """Tasks moved down from a higher level, once for each move."""
 
 
-class WheelTimer(TimerBase):
+class WheelTimer(TimerBase, NoCopy):
     """Runs `TimerTask`s at their deadlines: hierarchical timing wheels on a `Clock`, and a `Clock` itself.
 
         timer = WheelTimer()
@@ -87,9 +88,6 @@ class WheelTimer(TimerBase):
 
     def __repr__(self) -> str:
         return f"<{type(self).__qualname__} tick={self.tick!r} tasks={len(self)} levels={len(self._levels())}>"
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        refuse_copy(self)
 
     def __len__(self) -> int:
         """How many tasks wait."""

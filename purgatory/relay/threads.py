@@ -1,18 +1,16 @@
 """The broker of relays on several event loops of one process, each loop in a thread of its own.
 
-A payload is appended to the queue of each connection, whose loop is called if it has not been called since it last took
-from the queue. No lock is held, so a loop that hangs holds up no other. Its queue is bounded: when that is full, the
-connection is lost, and the relay on it connects again and checks every watched key.
+A payload goes into the mailbox of each connection. No lock is held, so a loop that hangs holds up no other. Its
+mailbox is bounded: when that is full, the connection is lost, and the relay on it connects again and checks every
+watched key.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from contextvars import Context
 from typing import Final
 
-from purgatory.lowlevel import Slice
+from purgatory.lowlevel import Mailbox, Slice
 from purgatory.relay.broker import Connection
 
 __all__ = ["ThreadBroker"]
@@ -47,11 +45,9 @@ class _ThreadConnection:
         self._connections = connections
         self._receive = receive
         self._loop = asyncio.get_running_loop()
-        self._arrived: deque[str] = deque()
         self._waiting = asyncio.Event()
         """Set when payloads have arrived, or the connection is lost."""
-        self._is_due = False
-        """Whether the loop will set it."""
+        self._arrived: Mailbox[str] = Mailbox(self._waiting.set)
         self._is_lost = False
 
     async def publish(self, payloads: Sequence[str]) -> None:
@@ -67,31 +63,25 @@ class _ThreadConnection:
         while True:
             await self._waiting.wait()
             self._waiting.clear()
-            # The flag is reset before payloads are taken, and set after they have arrived: none is left behind.
-            self._is_due = False
-            part = Slice(bounded=True)
-            while self._arrived and not self._is_lost:
-                self._receive(self._arrived.popleft())
-                if part.is_over():
+            slice_ = Slice(bounded=True)
+            while self._arrived.values and not self._is_lost:
+                self._receive(self._arrived.values.popleft())
+                if slice_.is_over():
                     await asyncio.sleep(0)
-                    part = Slice(bounded=True)
+                    slice_ = Slice(bounded=True)
             self._check()
 
     def arrive(self, payloads: Sequence[str]) -> None:
         """Take `payloads` from any thread, or lose the connection if the queue is full."""
-        if len(self._arrived) + len(payloads) > _WAITING:
+        if len(self._arrived.values) + len(payloads) > _WAITING:
             self._is_lost = True
             self._connections.pop(self, None)
         else:
-            self._arrived.extend(payloads)
-        if self._loop.is_closed():  # and the connection was not
+            self._arrived.values.extend(payloads)
+        try:
+            self._arrived.wake(self._loop)
+        except RuntimeError:  # the loop was closed, and the connection was not
             self._connections.pop(self, None)
-        elif not self._is_due:
-            self._is_due = True
-            try:
-                self._loop.call_soon_threadsafe(self._waiting.set, context=Context())
-            except RuntimeError:  # closed meanwhile
-                self._connections.pop(self, None)
 
     def _check(self) -> None:
         if self._is_lost:

@@ -716,3 +716,22 @@ class TestFinalizersAndHandlers:
             await turn()
             await turn()
             assert operation.done()
+
+    async def test_an_interrupt_between_two_slices_of_the_mailbox_does_not_shut_the_door(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupt(*_: object, **__: object) -> None:
+            patched.undo()  # once
+            raise KeyboardInterrupt
+
+        async with DelayedOperationPurgatory() as purgatory:
+            operation = watch(purgatory)
+            operation.ready = True
+            purgatory._queue.mailbox.values.extend(range(3000))
+            with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+                patched.setattr(asyncio.get_running_loop(), "call_soon", interrupt)
+                purgatory._queue.mailbox._deliver()
+            purgatory.check_and_complete_threadsafe("key")
+            for _ in range(100):
+                await turn()
+            assert operation.done()

@@ -1,0 +1,33 @@
+"""Base classes of the objects that a program keeps, and closes at the end."""
+
+from types import TracebackType
+from typing import NoReturn, Self
+
+__all__ = ["Closing", "NoCopy"]
+
+
+class NoCopy:
+    """What can be neither copied nor pickled: there must be no second one."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(f"cannot copy or pickle a {type(self).__qualname__}")
+
+
+class Closing(NoCopy):
+    """What is closed at the end of `async with`."""
+
+    __slots__ = ()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close it, in slices. Harmless when repeated."""
+        raise NotImplementedError
