@@ -149,7 +149,7 @@ class IdleTracker(NoCopy, Generic[K]):
         if self._on_idle is not None:
             raise RuntimeError("idle keys are passed to on_idle: make a tracker without it to iterate")
         check_loop(self, self._loop, "tracker.__anext__()", "asyncio.run_coroutine_threadsafe()")
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         while not self._idle:
             if self._closed:
                 raise StopAsyncIteration

@@ -262,14 +262,16 @@ class ThresholdPurgatory(Closing, Generic[Number]):
 
     def _advance_slice(self) -> None:
         self._advancing = False
-        part = self.purgatory.timer.new_slice()
-        while heap := self._passed():
+        slice_ = self.purgatory.timer.new_slice()
+        is_over = False
+        while not is_over and (heap := self._passed()):
             threshold = heap[0]
             self.purgatory.check_and_complete_soon(threshold)
             self._forget(heap, threshold)
-            if part.is_over():
-                self._advance_next_iteration()
-                break
+            is_over = slice_.is_over()
+        self.purgatory.timer.note_slice(slice_)
+        if is_over:
+            self._advance_next_iteration()
 
     def _sweep(self) -> None:
         if not self._old:

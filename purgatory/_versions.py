@@ -257,9 +257,9 @@ class VersionedValues(Closing, Generic[K, V]):
                         fault = fault or exception
         finally:
             self._announced = outer
+        exits.raise_first()
         if fault is not None:
             raise fault
-        exits.raise_first()
         return version
 
     def _now(self, key: K, since: int) -> tuple[int, V] | None:

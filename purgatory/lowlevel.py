@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from purgatory._core._base import Waiter
 from purgatory._core.arguments import check_callback, check_count, seconds
 from purgatory._core.clock import report
+from purgatory._core.errors import PurgatoryMisuse
 from purgatory._core.listeners import Listener, Outcome
 from purgatory._core.operation import DelayedOperation
 from purgatory._core.purgatory import DelayedOperationPurgatory
@@ -57,7 +58,9 @@ def add_waiter(operation: DelayedOperation[Any], waiter: Waiter) -> bool:
     """
     if operation.done():
         return False
-    operation._purgatory_check_await()
+    if operation._purgatory_owner is None:
+        raise PurgatoryMisuse(f"{operation!r} would never complete: hand it to try_complete_else_watch() first")
+    _check(operation, "add_waiter(operation, waiter)")
     return operation._purgatory_add_waiter(waiter)
 
 
@@ -76,8 +79,9 @@ def remove_waiter(operation: DelayedOperation[Any], waiter: Waiter) -> None:
 
 def take_result(operation: DelayedOperation[T]) -> T:
     """Return the result of `operation`, which counts as delivered. Raises as `DelayedOperation.result`."""
+    result = operation.result()
     operation._purgatory_taken()
-    return operation.result()
+    return result
 
 
 def close_operation(operation: DelayedOperation[Any]) -> bool:

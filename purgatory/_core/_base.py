@@ -5,8 +5,8 @@ be built, as with CPython's `random.Random` and `_random.Random`. The classes th
 and add what is rare, in Python. They rely on the public methods and on these:
 
     Entry.operation, Watchers.key, .entries, .head
-    WatcherLists: all methods; watched, dead, peak, purged
-    OwnerBase: all attributes and methods, `depth` and `deferred` excepted
+    WatcherLists: len, at, find, keys, compact, replace; watched, dead, peak, purged
+    OwnerBase: all but depth, deferred, complete_deferred, try_all
     OperationBase._purgatory_owner           the owner, from the hand-over until it is done
     OperationBase._purgatory_timeout         the timeout it was made with, in seconds; infinity if there is none
     OperationBase._purgatory_outcome         the result, or the `Failure`
@@ -244,7 +244,7 @@ class OwnerBase:
                     operation._purgatory_try()
                 except (SystemExit, KeyboardInterrupt) as exception:
                     exits.keep(exception)
-                if entry.operation is None and operation._purgatory_state.outcome == "satisfied":
+                if operation._purgatory_state.outcome == "satisfied":
                     completed += 1
                 del operation  # the traceback of another one's exception would keep it, by this frame
         return completed
@@ -511,16 +511,14 @@ class OperationBase(TimerEntry):
 
     def _timer_expire(self) -> None:
         """The deadline has come: try once more, and expire if that does not complete the operation."""
-        owner = self._purgatory_owner
+        owner, deadline = self._purgatory_owner, self._timer_deadline
         assert owner is not None, "it is pending"
         self._purgatory_try()
         if self._purgatory_state.outcome == "satisfied":
             owner.missed += 1
-        elif (
-            self._timer_bucket is None  # else it was rescheduled in the try
-            and self._timer_deadline < math.inf
-            and self._purgatory_step("expire")
-        ):
+            return
+        is_rescheduled = self._timer_bucket is not None or self._timer_deadline != deadline
+        if not is_rescheduled and self._purgatory_step("expire"):
             self._purgatory_complete()
 
     def _purgatory_add_waiter(self, waiter: Waiter) -> bool:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Hashable, Iterator
 from typing import Final
 
-from purgatory._core.clock import Handle, report
+from purgatory._core.clock import Handle
 from purgatory._core.owner import Owner
 from purgatory._core.slices import ExitRequests, Slice, call_next
 from purgatory._core.threads import Mailbox
@@ -174,7 +174,7 @@ class CheckQueue:
                 try:
                     self.request(keys.popleft())
                 except Exception as exception:
-                    report(self._owner.timer.clock, "a watch key cannot be looked up", exception)
+                    self._owner.report_key(exception)
             is_over = slice_.is_over_cheaply()
         if keys and self._owner.loop is not None:
             self.mailbox.take_rest(self._owner.loop)

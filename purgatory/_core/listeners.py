@@ -116,6 +116,8 @@ class Listeners:
                 with exits:
                     try:
                         listener(finished)
-                    except Exception as exception:
+                    except (SystemExit, KeyboardInterrupt):
+                        raise
+                    except BaseException as exception:  # a CancelledError too, of a future that it looked at
                         report(self._clock, f"a listener of the purgatory {self._name!r} raised", exception)
         exits.raise_first()

@@ -89,7 +89,7 @@ class DelayedOperation(OperationBase, NoCopy, Generic[T], ABC):
                 raise TypeError(f"{cls.__qualname__}.{name} must not be async, because its result is not awaited")
 
     def __repr__(self) -> str:
-        state = self._purgatory_state_name
+        state = getattr(self, "_purgatory_state_name", "without super().__init__()")
         if state == "new":
             timeout = self._purgatory_timeout
             state += f" timeout={timeout if timeout < math.inf else None!r}"
@@ -209,9 +209,10 @@ class DelayedOperation(OperationBase, NoCopy, Generic[T], ABC):
         report(clock, f"{type(self).__qualname__} raised after it was done", exception, operation=self)
 
     def _purgatory_wake_failed(self, waiter: Waiter, exception: BaseException) -> None:
-        loop = waiter.get_loop()
-        if not loop.is_closed():
-            report(loop, f"{waiter!r} could not be told that {self!r} is done", exception)
+        with suppress(Exception):
+            if waiter.get_loop().is_closed():
+                return
+        report(_get_running_loop(), f"{type(waiter).__qualname__} could not be told that {self!r} is done", exception)
 
     def _purgatory_check_await(self) -> asyncio.AbstractEventLoop:
         """Return the running loop. Raises if nothing would ever complete the operation, or on another loop."""

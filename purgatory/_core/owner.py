@@ -126,9 +126,8 @@ class Owner(OwnerBase):
         self._purge_handle = None
         lists = self.lists
         now = lists.watched + lists.purged
-        slice_ = self.timer.new_slice()
         # At least twice as fast as new entries come, or else the purge would never catch up.
-        slice_.left = max(SLICE, 2 * (now - added))
+        slice_ = self.timer.new_slice(max(SLICE, 2 * (now - added)))
         is_over = False
         try:
             while not is_over:

@@ -36,15 +36,15 @@ class Slice:
 
     __slots__ = ("_look", "began", "bounded", "left")
 
-    def __init__(self, bounded: bool) -> None:
-        """Begin a slice, which ends after a time too if it is `bounded`."""
+    def __init__(self, bounded: bool, entries: int = SLICE) -> None:
+        """Begin a slice of so many `entries`, which ends after a time too if it is `bounded`."""
         self.bounded: bool = bounded
         """Whether it ends after a time too."""
         self.began: float = perf_counter()
         """By `time.perf_counter`."""
-        self.left: int = SLICE
+        self.left: int = entries
         """Entries that may still be worked on."""
-        self._look: int = SLICE - _CHEAP
+        self._look: int = entries - _CHEAP
 
     def seconds(self) -> float:
         """Return the seconds that it has taken so far."""

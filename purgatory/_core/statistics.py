@@ -20,8 +20,8 @@ class PurgatoryStatistics:
     """Operations that waited and were completed before their deadline, or by a last try at it: by their condition or by
     `force_complete`."""
     missed: int
-    """Of these, the operations whose condition was found to hold only by the last try at the deadline. Each one is a
-    missing call: a condition became true, and no `check_and_complete` of one of its keys came after that."""
+    """Of these, the operations whose condition was found to hold only by the last try at the deadline. For each
+    one a check is missing, had a limit, or was still queued."""
     expired: int
     """Operations completed by their deadline."""
     closed: int

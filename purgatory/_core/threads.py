@@ -87,8 +87,9 @@ class Mailbox(Generic[T]):
             RuntimeError: `loop` is closed. The mailbox is empty then.
         """
         with suppress(IndexError):
-            if self.values[-1] is value:
-                return  # it has not been taken yet
+            if self.values[-1] is value:  # it has not been taken yet
+                self.wake(loop)  # whoever put it may have been interrupted before that
+                return
         self.values.append(value)
         self.wake(loop)
 

@@ -197,6 +197,7 @@ void raise_again(PyObject *raised); /* As a bare `raise` does. Steals the refere
 void raise_handled(Handled *);      /* Raise it again and leave the block. */
 void free_object(void *);           /* The end of a `tp_dealloc`. */
 int is_exit(PyObject *exception);
+void keep(PyObject **first); /* Keep the exception that is set, if it is the first. */
 int keep_exit(PyObject **first); /* Whether the exception that is set is a request to exit; then the first one is kept. */
 
 /* The arguments of a call, as a function in Python takes them: `count` by position, and those behind by `names`.
@@ -236,7 +237,6 @@ void release(Operation *); /* Give up the owner's reference. */
 int outcome_of(Operation *);
 int take_step(Operation *, Event);
 int try_operation(Core *, Operation *);
-int cancel(Core *, Operation *);
 
 /* ---- purgatory.c ---- */
 

@@ -61,16 +61,22 @@ is_exit(PyObject *exception)
            PyErr_GivenExceptionMatches(exception, PyExc_KeyboardInterrupt);
 }
 
-int
-keep_exit(PyObject **first)
+void
+keep(PyObject **first)
 {
-    if (!PyErr_ExceptionMatches(PyExc_SystemExit) && !PyErr_ExceptionMatches(PyExc_KeyboardInterrupt))
-        return 0;
     Handled now;
     handle(&now);
     if (*first == NULL)
         *first = Py_NewRef(now.exception);
     handled(&now);
+}
+
+int
+keep_exit(PyObject **first)
+{
+    if (!PyErr_ExceptionMatches(PyExc_SystemExit) && !PyErr_ExceptionMatches(PyExc_KeyboardInterrupt))
+        return 0;
+    keep(first);
     return 1;
 }
 

@@ -136,7 +136,7 @@ static int
 call(Operation *self, const char *method, PyObject *argument)
 {
     PyObject *done = argument == NULL ? PyObject_CallMethod((PyObject *)self, method, NULL)
-                                      : PyObject_CallMethod((PyObject *)self, method, "O", argument);
+                                      : PyObject_CallMethod((PyObject *)self, method, "(O)", argument);
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
 }
@@ -296,8 +296,11 @@ wake(Core *core, Operation *self, PyObject **exit)
     PyObject *held = Py_NewRef(self->waiters), *waiters = PyList_New(0); /* The collector may run here, and not below. */
     int failed = waiters == NULL ? -1 : PyList_SetSlice(waiters, 0, 0, held);
     Py_DECREF(held);
-    for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(waiters); i++)
-        failed = wake_waiter(core, self, PyList_GET_ITEM(waiters, i), exit);
+    for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(waiters); i++) {
+        PyObject *waiter = Py_NewRef(PyList_GET_ITEM(waiters, i));
+        failed = wake_waiter(core, self, waiter, exit);
+        Py_DECREF(waiter);
+    }
     Py_XDECREF(waiters);
     return failed;
 }
@@ -309,21 +312,17 @@ end(Core *core, Operation *self)
     Owner *owner = self->owner;
     self->owner = NULL;
     PyObject *exit = NULL;
-    int failed = 0;
     if (owner != NULL)
         owner->finished[OUTCOME[self->base.state]]++;
-    if (self->waiters != NULL && wake(core, self, &exit) < 0 && !keep_exit(&exit))
-        failed = -1;
-    if (!failed && owner != NULL && (!IS_NONE(owner->listeners) || is_purge_due(owner))) {
-        PyObject *done = PyObject_CallMethod((PyObject *)owner, "note_end", "O", self);
+    if (self->waiters != NULL && wake(core, self, &exit) < 0)
+        keep(&exit);
+    if (owner != NULL && (!IS_NONE(owner->listeners) || is_purge_due(owner))) {
+        PyObject *done = PyObject_CallMethod((PyObject *)owner, "note_end", "(O)", self);
         Py_XDECREF(done);
-        failed = done == NULL && !keep_exit(&exit) ? -1 : 0;
+        if (done == NULL)
+            keep(&exit);
     }
     Py_XDECREF(owner);
-    if (failed) {
-        Py_XDECREF(exit);
-        return -1;
-    }
     return raise_exit(exit);
 }
 
@@ -348,10 +347,8 @@ run(Core *core, Operation *self)
         Py_XDECREF(done);
     }
     take_step(self, event);
-    if (end(core, self) < 0 && !keep_exit(&exit)) {
-        Py_XDECREF(exit);
-        return -1;
-    }
+    if (end(core, self) < 0)
+        keep(&exit);
     return raise_exit(exit);
 }
 
@@ -370,23 +367,24 @@ complete(Core *core, Operation *self)
         Py_DECREF(owner);
         return failed;
     }
-    PyObject *exit = NULL;
+    PyObject *raised = NULL; /* The first exception: the other completions are made all the same. */
     owner->depth++;
-    failed = run(core, self) < 0 && !keep_exit(&exit) ? -1 : 0;
-    while (owner->depth == 1 && owner->deferred != NULL && !failed) {
+    if (run(core, self) < 0)
+        keep(&raised);
+    while (owner->depth == 1 && owner->deferred != NULL) {
         PyObject *deferred = owner->deferred;
         owner->deferred = NULL;
-        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(deferred) && !failed; i++)
-            failed = run(core, (Operation *)PyList_GET_ITEM(deferred, i)) < 0 && !keep_exit(&exit) ? -1 : 0;
+        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(deferred); i++) {
+            Operation *next = (Operation *)Py_NewRef(PyList_GET_ITEM(deferred, i));
+            if (run(core, next) < 0)
+                keep(&raised);
+            Py_DECREF(next);
+        }
         Py_DECREF(deferred);
     }
     owner->depth--;
     Py_DECREF(owner);
-    if (failed) {
-        Py_XDECREF(exit);
-        return -1;
-    }
-    return raise_exit(exit);
+    return raise_exit(raised);
 }
 
 /* _purgatory_try: 1 if the try has completed the operation, 0 if not, -1 if an exception leaves. */
@@ -410,10 +408,8 @@ try_operation(Core *core, Operation *self)
         return completed;
     if (fail(self, &exit) < 0 && !keep_exit(&exit))
         PyErr_WriteUnraisable((PyObject *)self);
-    if (end(core, self) < 0 && !keep_exit(&exit)) {
-        Py_XDECREF(exit);
-        return -1;
-    }
+    if (end(core, self) < 0)
+        keep(&exit);
     return raise_exit(exit);
 }
 
@@ -422,7 +418,10 @@ check_owner(Core *core, Operation *self, const char *call)
 {
     if (self->owner == NULL)
         return 0;
-    return check_loop(core, self, self->owner->loop, call, "") < 0 ? -1 : refuse_change(core, self->owner->lists);
+    Owner *owner = (Owner *)Py_NewRef(self->owner); /* A method of the loop, or another thread, may end the operation. */
+    int failed = check_loop(core, self, owner->loop, call, "") < 0 ? -1 : refuse_change(core, owner->lists);
+    Py_DECREF(owner);
+    return failed;
 }
 
 static PyObject *
@@ -475,10 +474,12 @@ operation_timer_expire(Operation *self, PyObject *unused)
 {
     Core *core = core_of(self);
     Owner *owner = (Owner *)Py_XNewRef(self->owner);
+    double deadline = self->base.deadline;
     int failed = try_operation(core, self) < 0;
+    bool is_rescheduled = self->base.bucket != NULL || self->base.deadline != deadline;
     if (OUTCOME[self->base.state] == SATISFIED_O && owner != NULL)
         owner->missed++;
-    else if (!failed && self->base.bucket == NULL && self->base.deadline < Py_HUGE_VAL && take_step(self, EXPIRE))
+    else if (!failed && !is_rescheduled && take_step(self, EXPIRE))
         failed = complete(core, self) < 0;
     Py_XDECREF(owner);
     if (failed)

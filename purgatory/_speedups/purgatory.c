@@ -657,7 +657,9 @@ owner_time(Core *core, Owner *owner, double *now)
         return failed;
 #endif
     }
-    PyObject *time = PyObject_CallNoArgs(owner->time);
+    PyObject *time = owner->time == NULL ? NULL : PyObject_CallNoArgs(owner->time);
+    if (owner->time == NULL)
+        PyErr_SetString(PyExc_AttributeError, "time");
     *now = time == NULL ? -1.0 : PyFloat_AsDouble(time);
     Py_XDECREF(time);
     return *now == -1.0 && PyErr_Occurred() ? -1 : 0;
@@ -667,7 +669,9 @@ owner_time(Core *core, Owner *owner, double *now)
 static int
 refuse(Purgatory *self, const char *method, PyObject *operation)
 {
-    PyObject *refused = PyObject_CallMethod((PyObject *)self, method, "O", operation);
+    PyObject *refused = PyObject_CallMethod((PyObject *)self, method, "(O)", operation);
+    if (refused != NULL)
+        PyErr_Format(PyExc_SystemError, "%s() has not raised", method);
     Py_XDECREF(refused);
     return -1;
 }
@@ -713,6 +717,8 @@ hand_over(Core *core, Purgatory *self, Owner *owner, Operation *operation, PyObj
     PyObject *listeners = IS_NONE(owner->listeners) ? NULL : Py_NewRef(owner->listeners);
     double now = 0.0;
     int failed = listeners == NULL ? 0 : owner_time(core, owner, &now);
+    if (!failed)
+        failed = refuse_change(core, owner->lists);
     if (!failed && !take_step(operation, HAND_OVER))
         failed = refuse(self, "_refuse_new", (PyObject *)operation);
     if (!failed) {
@@ -791,18 +797,20 @@ purgatory_check(Purgatory *self, PyObject *const *args, Py_ssize_t count, PyObje
         return NULL;
     }
     Core *core = owner->core;
-    if (check_loop(core, self, owner->loop, "check_and_complete(key)", "check_and_complete_threadsafe()") < 0 ||
-        refuse_change(core, owner->lists) < 0)
-        return NULL;
-    if (!IS_NONE(values[1]))
-        return PyObject_CallMethod((PyObject *)self, "_check_limited", "OO", values[0], values[1]);
-    PyObject *found = PyDict_GetItemWithError(owner->lists->by_key, values[0]);
-    if (found == NULL)
-        return PyErr_Occurred() ? NULL : PyLong_FromLong(0);
     Py_INCREF(owner);
-    Py_INCREF(found);
-    PyObject *completed = try_all(core, owner, (Watchers *)found);
-    Py_DECREF(found);
+    PyObject *completed = NULL, *found = NULL;
+    if (check_loop(core, self, owner->loop, "check_and_complete(key)", "check_and_complete_threadsafe()") == 0 &&
+        refuse_change(core, owner->lists) == 0) {
+        if (!IS_NONE(values[1]))
+            completed = PyObject_CallMethod((PyObject *)self, "_check_limited", "OO", values[0], values[1]);
+        else if ((found = PyDict_GetItemWithError(owner->lists->by_key, values[0])) != NULL) {
+            Py_INCREF(found);
+            completed = try_all(core, owner, (Watchers *)found);
+            Py_DECREF(found);
+        }
+        else if (!PyErr_Occurred())
+            completed = PyLong_FromLong(0);
+    }
     Py_DECREF(owner);
     return completed;
 }

@@ -674,6 +674,10 @@ timer_init(Timer *self, PyObject *args, PyObject *kwargs)
     Py_ssize_t size;
     if (!PyArg_ParseTuple(args, "Odn:__init__", &clock, &rate, &size))
         return -1;
+    if (size < 2) {
+        PyErr_SetString(PyExc_ValueError, "wheel_size must be at least 2");
+        return -1;
+    }
     if (self->heap_length > 0 || is_draining(self)) {
         PyErr_SetString(PyExc_RuntimeError, "a timer with tasks is not made anew");
         return -1;

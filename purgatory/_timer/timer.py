@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVarTuple, Unpack, cast
 from purgatory._core.arguments import check_count, seconds
 from purgatory._core.clock import Clock, Handle, report
 from purgatory._core.kept import NoCopy
-from purgatory._core.slices import ExitRequests, Slice, call_neutral
+from purgatory._core.slices import SLICE, ExitRequests, Slice, call_neutral
 from purgatory._core.threads import check_loop
 from purgatory._timer._base import AWAKE, NOT_ARMED, TimerBase, TimerEntry
 from purgatory._timer.entry import TimerHandle
@@ -154,9 +154,9 @@ class WheelTimer(TimerBase, NoCopy):
         """Pass an exception that has no caller on to the clock's exception handler."""
         report(self._clock, **context)
 
-    def new_slice(self) -> Slice:
+    def new_slice(self, entries: int = SLICE) -> Slice:
         """Begin a slice of work, which ends by time too on an event loop."""
-        return Slice(isinstance(self._clock, AbstractEventLoop))
+        return Slice(isinstance(self._clock, AbstractEventLoop), entries)
 
     def note_slice(self, slice_: Slice) -> None:
         """Note that a slice of work has ended, for `longest_slice`."""
@@ -198,9 +198,13 @@ class WheelTimer(TimerBase, NoCopy):
     def _renew(self) -> None:
         """Arm the clock anew: its call is late, or a `KeyboardInterrupt` has hit the call where it began."""
         handle, self._handle = cast(Handle, self._handle), None
-        self._armed = NOT_ARMED
+        armed, self._armed = self._armed, NOT_ARMED
+        try:
+            self._arm_next()
+        except BaseException:
+            self._handle, self._armed = handle, armed
+            raise
         handle.cancel()
-        self._arm_next()
 
     def _wake(self) -> None:
         """Run what is due. Called by the clock."""

@@ -258,7 +258,7 @@ CHANGING: Final[dict[str, str]] = {
     "operation.cancel()": "loop.call_soon_threadsafe(operation.cancel)",
     "operation.reschedule(7200.0)": "loop.call_soon_threadsafe(operation.reschedule, timeout)",
     "begin(operation)": "asyncio.run_coroutine_threadsafe()",
-    "lowlevel.add_waiter(operation, waiter)": "asyncio.run_coroutine_threadsafe()",
+    "lowlevel.add_waiter(operation, waiter)": "loop.call_soon_threadsafe(add_waiter, operation, waiter)",
     "lowlevel.remove_waiter(operation, waiter)": "loop.call_soon_threadsafe(",
     "lowlevel.close_operation(operation)": "loop.call_soon_threadsafe(",
     "timer.add(note, 1e9)": "loop.call_soon_threadsafe(timer.add, task, deadline)",
@@ -289,7 +289,7 @@ CHANGING: Final[dict[str, str]] = {
     "idle.discard('key')": "loop.call_soon_threadsafe(tracker.discard, key)",
     "begin(idle.__anext__())": "asyncio.run_coroutine_threadsafe(",
 }
-NEED_A_LOOP: Final = ("begin(operation)", "begin(idle.__anext__())", "lowlevel.add_waiter(operation, waiter)")
+NEED_A_LOOP: Final = ("begin(operation)", "begin(idle.__anext__())")
 FREE: Final[dict[str, tuple[type, str]]] = {
     # The other public names of each class: what changes nothing, the doors, callbacks.
     "purgatory": (
