@@ -235,6 +235,18 @@ class TestListenersOfAPurgatory:
 
 
 class TestFaults:
+    def test_a_cancelled_error_of_a_listener_keeps_no_operation_from_its_end(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
+    ) -> None:
+        def look(_: FinishedOperation) -> None:
+            raise asyncio.CancelledError  # of a future whose result it asked for
+
+        purgatory.add_listener(look)
+        operations = [purgatory.try_complete_else_watch(Flag(60.0), [n]) for n in range(3)]
+        purgatory.close()
+        assert [operation.outcome for operation in operations] == ["closed"] * 3
+        assert [type(error) for error in clock.exceptions] == [asyncio.CancelledError] * 3
+
     @pytest.mark.parametrize("error", [LookupError, SystemExit, KeyboardInterrupt])
     @pytest.mark.parametrize("by_the_handler", [False, True])
     def test_an_exception_is_reported_or_raised_after_the_other_listeners(

@@ -18,6 +18,7 @@ from purgatory import (
     PurgatoryMisuse,
     VirtualClock,
 )
+from purgatory.lowlevel import add_waiter, take_result
 from tests.support.operations import CallingClock, FaultLog, Flag, Waiting, turn
 
 
@@ -364,6 +365,20 @@ class TestAwait:
         with asyncio.Runner(loop_factory=Reentrant) as runner:
             runner.run(main())
 
+    async def test_a_result_that_is_taken_too_early_keeps_the_awaiting_tasks(self) -> None:
+        async with DelayedOperationPurgatory() as purgatory:
+            operation = purgatory.try_complete_else_watch(Flag(None), ["key"])
+            task = asyncio.ensure_future(operation)
+            await turn()
+            with pytest.raises(asyncio.InvalidStateError):
+                take_result(operation)
+            operation.force_complete()
+            assert await task == "result of flag"
+
+    async def test_a_waiter_without_a_purgatory_is_refused(self) -> None:
+        with pytest.raises(PurgatoryMisuse, match="would never complete"):
+            add_waiter(Flag(None), asyncio.get_running_loop().create_future())
+
     @pytest.mark.parametrize("error", [LookupError, KeyboardInterrupt])
     async def test_a_waiter_that_raises_when_it_is_told_keeps_no_other_from_it(
         self, error: type[BaseException]
@@ -389,6 +404,23 @@ class TestAwait:
 
 
 class TestReschedule:
+    @pytest.mark.parametrize("timeout", [None, float(2**60), 0.0, 5.0])
+    def test_an_operation_that_is_rescheduled_in_its_last_try_does_not_expire(
+        self, purgatory: DelayedOperationPurgatory, clock: VirtualClock, timeout: float | None
+    ) -> None:
+        class Again(Flag):
+            def try_complete(self) -> bool:
+                if clock.time() == 1.0 and self.name:
+                    self.name = ""  # once
+                    self.reschedule(timeout)
+                return super().try_complete()
+
+        again = purgatory.try_complete_else_watch(Again(1.0), ["key"])
+        clock.advance(1.0)
+        assert again.outcome == ("expired" if timeout == 0.0 else None), "at once, but in another try"
+        clock.advance(10.0)
+        assert again.outcome == ("expired" if timeout in (0.0, 5.0) else None)
+
     @pytest.mark.parametrize("first", [5.0, None])
     @pytest.mark.parametrize("timeout", [0.0, 1.0, 9.0])
     def test_a_deadline_counts_from_now(

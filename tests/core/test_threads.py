@@ -5,6 +5,7 @@ Threads make conditions true by `check_and_complete_threadsafe` while the loop e
 
 import asyncio
 import random
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -296,6 +297,26 @@ def test_a_timer_on_a_second_loop_is_refused(call: Callable[[WheelTimer], object
         asyncio.run(use(call))
     assert len(timer) == left
     first.close()
+
+
+def test_an_operation_that_two_threads_cancel_while_the_loop_does_not_run_is_cancelled_once() -> None:
+    async def hand_over() -> list[Flag]:
+        return [purgatory.try_complete_else_watch(Flag(60.0), ["key"]) for _ in range(5000)]
+
+    def cancel(operations: list[Flag]) -> int:
+        return sum(operation.cancel() for operation in operations)
+
+    interval = sys.getswitchinterval()
+    purgatory = DelayedOperationPurgatory()
+    with asyncio.Runner() as runner, ThreadPoolExecutor(2) as threads:
+        operations = runner.run(hand_over())
+        sys.setswitchinterval(1e-6)
+        try:
+            cancelled = list(threads.map(cancel, [operations] * 2))
+        finally:
+            sys.setswitchinterval(interval)
+    assert sum(cancelled) >= len(operations)
+    assert all(operation.cancelled() for operation in operations)
 
 
 def test_a_purgatory_whose_loop_is_closed_refuses_an_operation() -> None:
