@@ -70,9 +70,9 @@ class Entry:
     __slots__ = ("lists", "operation")
 
     def __init__(self, operation: "OperationBase | None", lists: int) -> None:
-        self.operation = operation
+        self.operation: OperationBase | None = operation
         """`None` if it is dead: the operation has finished."""
-        self.lists = lists
+        self.lists: int = lists
         """How many lists it is in."""
 
 
@@ -82,12 +82,12 @@ class Watchers:
     __slots__ = ("entries", "head", "index", "key")
 
     def __init__(self, key: Hashable, index: int) -> None:
-        self.key = key
+        self.key: Hashable = key
         self.entries: list[Entry] = []
         """In watch order. Replaced as a whole, and never shortened."""
-        self.head = 0
+        self.head: int = 0
         """So many entries at the front are dead: a check with a limit begins behind them."""
-        self.index = index
+        self.index: int = index
         """Its place among all lists."""
 
 
@@ -100,13 +100,13 @@ class WatcherLists:
         self._by_key: dict[Hashable, Watchers] = {}
         self._lists: list[Watchers] = []
         """The same lists in a row, for walks in slices: a dict cannot be walked while it changes."""
-        self.watched = 0
+        self.watched: int = 0
         """Entries in all lists, dead ones included."""
-        self.dead = 0
+        self.dead: int = 0
         """Entries of operations that have finished."""
-        self.peak = 0
+        self.peak: int = 0
         """The most entries at a time, as of the last removal."""
-        self.purged = 0
+        self.purged: int = 0
         """Dead entries removed so far."""
 
     def __len__(self) -> int:
@@ -200,28 +200,28 @@ class OwnerBase:
     )
 
     def __init__(self, timer: WheelTimer, live: bool, purge_interval: int, max_pending: int | None) -> None:
-        self.timer = timer
+        self.timer: WheelTimer = timer
         self.time: Callable[[], float] = timer.time
         """The clock's, which is asked in fewer steps once it is known."""
-        self.live = live
+        self.live: bool = live
         """Whether this belongs to an event loop, rather than to a clock of another kind."""
         self.loop: AbstractEventLoop | None = None
         """The loop that this belongs to, if it belongs to one yet."""
-        self.lists = WatcherLists()
+        self.lists: WatcherLists = WatcherLists()
         self.listeners: Listeners | None = None
-        self.purge_interval = purge_interval
-        self.purging = False
+        self.purge_interval: int = purge_interval
+        self.purging: bool = False
         """Whether a purge is under way."""
-        self.max_pending = max_pending
-        self.closed = False
+        self.max_pending: int | None = max_pending
+        self.closed: bool = False
         """Whether operations are refused."""
-        self.num_delayed = 0
+        self.num_delayed: int = 0
         """Operations pending, exactly."""
-        self.peak_delayed = 0
+        self.peak_delayed: int = 0
         self.finished: dict[Outcome, int] = dict.fromkeys(OUTCOMES, 0)
         """Operations finished, by outcome."""
-        self.missed = 0
-        self.depth = 0
+        self.missed: int = 0
+        self.depth: int = 0
         """How many completions are being made, each inside the one before."""
         self.deferred: deque[OperationBase] = deque()
         """Operations whose completion the outermost of these makes."""

@@ -7,6 +7,7 @@ Behind a server with the ASGI extension `purgatory.parking` a client that waits 
 connections have closed, and the application's own long polls keep them open.
 """
 
+import purgatory.lowlevel  # noqa: F401 - it says so if another distribution has overwritten a part of this one
 from purgatory.asgi.disconnects import ClientDisconnected, unless_disconnected
 from purgatory.asgi.events import Event, EventStream
 from purgatory.asgi.response import DelayedResponse

@@ -36,6 +36,7 @@ A publisher on the channel can make processes check keys, and nothing else. It n
 
 from typing import TYPE_CHECKING, Any
 
+import purgatory.lowlevel  # noqa: F401 - it says so if another distribution has overwritten a part of this one
 from purgatory.relay.broker import Broker, Connection
 from purgatory.relay.relay import Relay, RelayError, RelayStatistics
 from purgatory.relay.threads import ThreadBroker

@@ -296,7 +296,8 @@ class Streams:
         try:
             return self.reads.try_complete_else_watch(operation, [known.stream.path])
         except BaseException:
-            self.clients.leave(address)
+            if operation.outcome is None:  # else its cancel() was called
+                self.clients.leave(address)
             raise
 
     def load(self, operation: Read) -> None:
