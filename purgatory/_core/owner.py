@@ -13,7 +13,7 @@ from purgatory._core.listeners import Outcome
 from purgatory._core.slices import SLICE, call_next
 from purgatory._core.threads import check_loop, running_loop
 from purgatory._core.watchers import compact_all
-from purgatory._timer import WheelTimer
+from purgatory._timer import WheelTimer, is_of_a_loop
 
 __all__ = ["Owner"]
 
@@ -41,7 +41,7 @@ class Owner(OwnerBase):
         self, clock: Clock | None, tick: float, wheel_size: int, purge_interval: int, max_pending: int | None
     ) -> None:
         timer = WheelTimer(clock, tick=tick, wheel_size=wheel_size)
-        live = clock is None or isinstance(clock, AbstractEventLoop)
+        live = is_of_a_loop(clock)
         most = None if max_pending is None else min(max_pending, sys.maxsize)
         super().__init__(timer, live, min(purge_interval, sys.maxsize), most)
         self.purges = 0

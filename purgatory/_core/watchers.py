@@ -49,10 +49,13 @@ def compact_in_slices(owner: OwnerBase, watchers: Watchers) -> Iterator[int]:
     alive: list[Entry] = []
     for start in range(0, length, SLICE):
         part = entries[start : min(start + SLICE, length)]
-        dead = [entry for entry in part if entry.operation is None]
-        alive += [entry for entry in part if entry.operation is not None]
-        # The old list lets go of the dead ones now: to free a million of them at the end would hold up the loop.
-        entries[start : start + len(part)] = [dead[0] if entry.operation is None else entry for entry in part]
+        living = [entry for entry in part if entry.operation is not None]
+        alive += living
+        if len(living) < len(part):
+            # The old list lets go of the dead ones now: to free a million of them at the end would hold up the loop.
+            # The others move towards its end, so that a walk over it that is suspended misses none.
+            dead = next(entry for entry in part if entry.operation is None)
+            entries[start : start + len(part)] = [dead] * (len(part) - len(living)) + living
         yield len(part)
     if watchers.entries is entries:  # else another compaction has replaced it meanwhile
         alive += entries[length:]

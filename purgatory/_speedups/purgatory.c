@@ -140,6 +140,9 @@ watch(Core *core, WatcherLists *self, Entry *entry, PyObject *keys)
         PyErr_NoMemory();
         return -1;
     }
+#if PY_VERSION_HEX < 0x030C0000
+    int collects = PyGC_Disable(); /* It would run at the allocation of a list, and finalizers in the middle of the change. */
+#endif
     self->changing = true;
     for (; found < count; found++) {
         PyObject *key = PyTuple_GET_ITEM(keys, found), *there = PyDict_GetItemWithError(self->by_key, key);
@@ -150,6 +153,10 @@ watch(Core *core, WatcherLists *self, Entry *entry, PyObject *keys)
         lists[found] = (Watchers *)there;
     }
     self->changing = false;
+#if PY_VERSION_HEX < 0x030C0000
+    if (collects)
+        PyGC_Enable();
+#endif
     Py_ssize_t appended = 0;
     while (found == count && appended < count && PyList_Append(lists[appended]->entries, (PyObject *)entry) == 0)
         appended++;

@@ -40,7 +40,7 @@ the tasks that users make, and `wheel.py` the view of one level. None of them kn
 """
 
 from purgatory._timer.entry import TimerTask
-from purgatory._timer.timer import TimerStatistics, WheelTimer
+from purgatory._timer.timer import TimerStatistics, WheelTimer, is_of_a_loop
 from purgatory._timer.wheel import TimingWheel
 
-__all__ = ["TimerStatistics", "TimerTask", "TimingWheel", "WheelTimer"]
+__all__ = ["TimerStatistics", "TimerTask", "TimingWheel", "WheelTimer", "is_of_a_loop"]

@@ -24,6 +24,13 @@ _COARSE: Final = 0.001
 """The coarsest clock in use: uvloop's counts whole milliseconds."""
 
 
+def is_of_a_loop(clock: Clock | None) -> bool:
+    """Return whether `clock` is an event loop, or will be, or a timer on one."""
+    while isinstance(clock, WheelTimer):
+        clock = clock._clock
+    return clock is None or isinstance(clock, AbstractEventLoop)
+
+
 @dataclass(frozen=True, slots=True)
 class TimerStatistics:
     """The contents of a `WheelTimer`, and its counts since it was made."""
@@ -139,16 +146,21 @@ class WheelTimer(TimerBase, NoCopy):
             PurgatoryMisuse: The timer belongs to another event loop or thread.
         """
         check_loop(self, self._loop, "timer.call_at(when, callback)")
-        handle = TimerHandle(self, callback, args, context)
-        self.add(handle, when)
-        return handle
+        return self._call_at(when, callback, args, context)
 
     def call_later(
         self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> TimerHandle:
         """Call `callback(*args)` in `delay` seconds, as `loop.call_later` does but never early. Else as `call_at`."""
         check_loop(self, self._loop, "timer.call_later(delay, callback)")
-        return self.call_at(self.time() + delay, callback, *args, context=context)
+        return self._call_at(self.time() + delay, callback, args, context)
+
+    def _call_at(
+        self, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
+    ) -> TimerHandle:
+        handle = TimerHandle(self, callback, args, context)
+        self.add(handle, when)
+        return handle
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Pass an exception that has no caller on to the clock's exception handler."""
@@ -156,7 +168,7 @@ class WheelTimer(TimerBase, NoCopy):
 
     def new_slice(self, entries: int = SLICE) -> Slice:
         """Begin a slice of work, which ends by time too on an event loop."""
-        return Slice(isinstance(self._clock, AbstractEventLoop), entries)
+        return Slice(is_of_a_loop(self._clock), entries)
 
     def note_slice(self, slice_: Slice) -> None:
         """Note that a slice of work has ended, for `longest_slice`."""

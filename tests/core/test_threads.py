@@ -343,6 +343,16 @@ async def test_a_purgatory_whose_timer_was_asked_on_another_loop_refuses_an_oper
         purgatory.try_complete_else_watch(Flag(ready=True), ["key"])
 
 
+async def test_a_purgatory_on_a_timer_of_its_loop_has_wrong_threads_and_a_door() -> None:
+    async with DelayedOperationPurgatory(clock=WheelTimer()) as purgatory:
+        operation = purgatory.try_complete_else_watch(Flag(60.0), ["key"])
+        with pytest.raises(PurgatoryMisuse, match="not for other threads"):
+            await asyncio.to_thread(purgatory.cancel_all)
+        operation.ready = True
+        await asyncio.to_thread(purgatory.check_and_complete_threadsafe, "key")
+        assert await operation == "result of flag"
+
+
 async def test_a_purgatory_whose_clock_is_another_loop_refuses_an_operation() -> None:
     operation = Flag(ready=True)
     other = asyncio.new_event_loop()
