@@ -11,7 +11,7 @@ and add what is rare, in Python. They rely on the public methods and on these:
     OperationBase._purgatory_timeout         the timeout it was made with, in seconds; infinity if there is none
     OperationBase._purgatory_outcome         the result, or the `Failure`
     OperationBase._purgatory_state_name      the state's name in the table of `states.py`
-    OperationBase._purgatory_try(), _purgatory_close()
+    OperationBase._purgatory_close()
     OperationBase._purgatory_add_waiter(waiter), _purgatory_remove_waiter(waiter), _purgatory_taken()
     PurgatoryBase._owner
 
@@ -199,7 +199,7 @@ class OwnerBase:
         "timer",
     )
 
-    def __init__(self, timer: WheelTimer, live: bool, purge_interval: int, max_pending: int | None) -> None:
+    def __init__(self, timer: WheelTimer, live: bool, purge_interval: int, max_pending: int) -> None:
         self.timer: WheelTimer = timer
         self.time: Callable[[], float] = timer.time
         """The clock's, which is asked in fewer steps once it is known."""
@@ -212,7 +212,7 @@ class OwnerBase:
         self.purge_interval: int = purge_interval
         self.purging: bool = False
         """Whether a purge is under way."""
-        self.max_pending: int | None = max_pending
+        self.max_pending: int = max_pending
         self.closed: bool = False
         """Whether operations are refused."""
         self.num_delayed: int = 0
@@ -646,7 +646,7 @@ class PurgatoryBase:
         deadline = owner.time() + operation._purgatory_timeout
         if operation._purgatory_state is not ARRIVING:
             return
-        if owner.closed or (owner.max_pending is not None and owner.num_delayed >= owner.max_pending):
+        if owner.closed or owner.num_delayed >= owner.max_pending:
             self._refuse(operation)
         operation._purgatory_entry = entry = Entry(operation, len(keys))
         owner.lists.watch(entry, keys)

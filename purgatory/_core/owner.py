@@ -42,8 +42,8 @@ class Owner(OwnerBase):
     ) -> None:
         timer = WheelTimer(clock, tick=tick, wheel_size=wheel_size)
         live = is_of_a_loop(clock)
-        most = None if max_pending is None else min(max_pending, sys.maxsize)
-        super().__init__(timer, live, min(purge_interval, sys.maxsize), most)
+        limit = sys.maxsize if max_pending is None else min(max_pending, sys.maxsize)
+        super().__init__(timer, live, min(purge_interval, sys.maxsize), limit)
         self.purges = 0
         self.scanned = 0
         self._purge_handle: Handle | None = None

@@ -169,7 +169,7 @@ typedef struct {
 typedef struct Core {
     PyTypeObject *TimerEntry, *Timer, *Entry, *Watchers, *WatcherLists, *Owner, *Operation, *Await, *Purgatory;
     /* Of Python modules. */
-    PyObject *check_loop, *seconds, *get_running_loop, *monotonic, *ExitRequests, *PurgatoryMisuse;
+    PyObject *check_loop, *seconds, *get_running_loop, *monotonic, *PurgatoryMisuse;
     /* Names. */
     PyObject *states[STATES], *outcomes[OUTCOMES];
     PyObject *time, *keep, *_timer_expire, *try_complete, *on_complete, *on_expiration, *create_future, *done, *set_result,
@@ -247,8 +247,6 @@ is_purge_due(Owner *owner)
 }
 
 int refuse_change(Core *, WatcherLists *); /* Raise if keys are being looked up. */
-int watch(Core *, WatcherLists *, Entry *, PyObject *keys);
-int compact(Core *, WatcherLists *, Watchers *);
 
 extern PyType_Spec timer_entry_spec, timer_spec, entry_spec, watchers_spec, watcher_lists_spec, owner_spec, operation_spec,
     await_spec, purgatory_spec;

@@ -193,7 +193,6 @@ core_exec(PyObject *module)
     PyObject *slice_seconds = NULL;
     if (import(&core->check_loop, "purgatory._core.threads", "check_loop") < 0 ||
         import(&core->seconds, "purgatory._core.arguments", "seconds") < 0 ||
-        import(&core->ExitRequests, "purgatory._core.slices", "ExitRequests") < 0 ||
         import(&core->PurgatoryMisuse, "purgatory._core.errors", "PurgatoryMisuse") < 0 ||
         import(&core->get_running_loop, "asyncio", "_get_running_loop") < 0 ||
         import(&core->monotonic, "time", "monotonic") < 0 ||

@@ -16,20 +16,10 @@ static const unsigned char NEXT[STATES][EVENTS] = {
 };
 
 static const signed char OUTCOME[STATES] = {
-    [UNMADE] = NONE,
-    [NEW] = NONE,
-    [ARRIVING] = NONE,
-    [PENDING] = NONE,
-    [COMPLETING_AT_ONCE] = AT_ONCE_O,
-    [COMPLETING] = SATISFIED_O,
-    [CLOSING] = CLOSED_O,
-    [EXPIRING] = EXPIRED_O,
-    [COMPLETED_AT_ONCE] = AT_ONCE_O,
-    [COMPLETED] = SATISFIED_O,
-    [CLOSED] = CLOSED_O,
-    [EXPIRED] = EXPIRED_O,
-    [CANCELLED] = CANCELLED_O,
-    [FAILED] = FAILED_O,
+    [UNMADE] = NONE,           [NEW] = NONE,          [ARRIVING] = NONE,           [PENDING] = NONE,
+    [COMPLETING] = SATISFIED_O, [CLOSING] = CLOSED_O,  [COMPLETING_AT_ONCE] = AT_ONCE_O, [EXPIRING] = EXPIRED_O,
+    [COMPLETED] = SATISFIED_O, [CLOSED] = CLOSED_O,   [COMPLETED_AT_ONCE] = AT_ONCE_O, [EXPIRED] = EXPIRED_O,
+    [CANCELLED] = CANCELLED_O, [FAILED] = FAILED_O,
 };
 
 #define IS_DONE(operation) ((operation)->base.state >= COMPLETED_AT_ONCE)
@@ -42,32 +32,15 @@ outcome_of(Operation *self)
 
 /* ---- entries of watcher lists ---- */
 
-static PyObject *
-entry_get_operation(Entry *self, void *closure)
-{
-    return Py_NewRef(self->operation == NULL ? Py_None : (PyObject *)self->operation);
-}
-
-static void
-entry_dealloc(Entry *self)
-{
-    free_object(self);
-}
-
-static PyGetSetDef entry_getset[] = {
-    {"operation", (getter)entry_get_operation, NULL, NULL, NULL},
-    {NULL},
-};
-
 static PyMemberDef entry_members[] = {
+    {"operation", T_OBJECT, offsetof(Entry, operation), READONLY},
     {"lists", T_PYSSIZET, offsetof(Entry, lists), READONLY},
     {NULL},
 };
 
 static PyType_Slot entry_slots[] = {
     {Py_tp_doc, "An operation in watcher lists, shared by all that watch it."},
-    {Py_tp_dealloc, entry_dealloc},
-    {Py_tp_getset, entry_getset},
+    {Py_tp_dealloc, free_object},
     {Py_tp_members, entry_members},
     {0, NULL},
 };
@@ -461,13 +434,6 @@ operation_close(Operation *self, PyObject *unused)
     Py_RETURN_TRUE;
 }
 
-static PyObject *
-operation_try(Operation *self, PyObject *unused)
-{
-    int completed = try_operation(core_of(self), self);
-    return completed < 0 ? NULL : PyBool_FromLong(completed);
-}
-
 /* _timer_expire: the deadline has come. Try once more, and expire if that does not complete the operation. */
 static PyObject *
 operation_timer_expire(Operation *self, PyObject *unused)
@@ -606,12 +572,6 @@ operation_get_state_name(Operation *self, void *closure)
     return Py_NewRef(core_of(self)->states[self->base.state]);
 }
 
-static PyObject *
-operation_get_owner(Operation *self, void *closure)
-{
-    return Py_NewRef(self->owner == NULL ? Py_None : (PyObject *)self->owner);
-}
-
 static PyObject *operation_await(Operation *self);
 
 static PyMethodDef operation_methods[] = {
@@ -620,7 +580,6 @@ static PyMethodDef operation_methods[] = {
     {"done", (PyCFunction)operation_done, METH_NOARGS, DOC_OperationBase_done},
     {"expired", (PyCFunction)operation_expired, METH_NOARGS, DOC_OperationBase_expired},
     {"cancelled", (PyCFunction)operation_cancelled, METH_NOARGS, DOC_OperationBase_cancelled},
-    {"_purgatory_try", (PyCFunction)operation_try, METH_NOARGS, NULL},
     {"_purgatory_close", (PyCFunction)operation_close, METH_NOARGS, NULL},
     {"_purgatory_add_waiter", (PyCFunction)operation_add_waiter, METH_O, NULL},
     {"_purgatory_remove_waiter", (PyCFunction)operation_remove_waiter, METH_O, NULL},
@@ -632,11 +591,11 @@ static PyMethodDef operation_methods[] = {
 static PyGetSetDef operation_getset[] = {
     {"outcome", (getter)operation_get_outcome, NULL, DOC_OperationBase_outcome, NULL},
     {"_purgatory_state_name", (getter)operation_get_state_name, NULL, NULL, NULL},
-    {"_purgatory_owner", (getter)operation_get_owner, NULL, NULL, NULL},
     {NULL},
 };
 
 static PyMemberDef operation_members[] = {
+    {"_purgatory_owner", T_OBJECT, offsetof(Operation, owner), READONLY},
     {"_purgatory_outcome", T_OBJECT_EX, offsetof(Operation, outcome), READONLY},
     {"_purgatory_timeout", T_DOUBLE, offsetof(Operation, timeout), READONLY},
     {NULL},

@@ -131,7 +131,7 @@ drop_if_empty(WatcherLists *self, Watchers *watchers)
 }
 
 /* WatcherLists.watch: first find or make the list of each key, then append without a call of Python. */
-int
+static int
 watch(Core *core, WatcherLists *self, Entry *entry, PyObject *keys)
 {
     Py_ssize_t count = PyTuple_GET_SIZE(keys), found = 0;
@@ -197,8 +197,8 @@ replace(WatcherLists *self, Watchers *watchers, PyObject *alive)
 }
 
 /* WatcherLists.compact: remove the dead entries of a list. */
-int
-compact(Core *core, WatcherLists *self, Watchers *watchers)
+static int
+compact(WatcherLists *self, Watchers *watchers)
 {
     Py_ssize_t length = PyList_GET_SIZE(watchers->entries), living = 0;
     for (Py_ssize_t i = 0; i < length; i++)
@@ -232,7 +232,7 @@ static PyObject *
 lists_compact(WatcherLists *self, PyObject *watchers)
 {
     Core *core = CORE_OF(self);
-    if (as_watchers(core, watchers) < 0 || refuse_change(core, self) < 0 || compact(core, self, (Watchers *)watchers) < 0)
+    if (as_watchers(core, watchers) < 0 || refuse_change(core, self) < 0 || compact(self, (Watchers *)watchers) < 0)
         return NULL;
     Py_RETURN_NONE;
 }
@@ -353,12 +353,10 @@ owner_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static int
 owner_init(Owner *self, PyObject *args, PyObject *kwargs)
 {
-    PyObject *timer, *max_pending;
+    PyObject *timer;
     int live;
-    Py_ssize_t purge_interval, most = PY_SSIZE_T_MAX;
-    if (!PyArg_ParseTuple(args, "O!pnO:__init__", self->core->Timer, &timer, &live, &purge_interval, &max_pending))
-        return -1;
-    if (max_pending != Py_None && (most = PyLong_AsSsize_t(max_pending)) == -1 && PyErr_Occurred())
+    Py_ssize_t purge_interval, max_pending;
+    if (!PyArg_ParseTuple(args, "O!pnn:__init__", self->core->Timer, &timer, &live, &purge_interval, &max_pending))
         return -1;
     PyObject *time = PyObject_GetAttr(timer, self->core->time);
     if (time == NULL)
@@ -367,7 +365,7 @@ owner_init(Owner *self, PyObject *args, PyObject *kwargs)
     Py_XSETREF(self->timer, (Timer *)Py_NewRef(timer));
     self->live = (char)live;
     self->purge_interval = purge_interval;
-    self->max_pending = most;
+    self->max_pending = max_pending;
     return 0;
 }
 
@@ -416,9 +414,9 @@ owner_dealloc(Owner *self)
 
 /* Owner.compact */
 static int
-compact_list(Core *core, Owner *owner, Watchers *watchers)
+compact_list(Owner *owner, Watchers *watchers)
 {
-    if (owner->lists->changing || compact(core, owner->lists, watchers) == 0)
+    if (owner->lists->changing || compact(owner->lists, watchers) == 0)
         return 0; /* In the first case it is compacted by the next check, or by a purge. */
     if (!PyErr_ExceptionMatches(PyExc_Exception))
         return -1;
@@ -477,7 +475,7 @@ try_all(Core *core, Owner *owner, Watchers *watchers)
     }
     Py_ssize_t completed = try_entries(core, entries, &exit);
     Py_DECREF(entries);
-    if (completed >= 0 && compact_list(core, owner, watchers) < 0 && !keep_exit(&exit))
+    if (completed >= 0 && compact_list(owner, watchers) < 0 && !keep_exit(&exit))
         completed = -1;
     if (completed < 0 || exit == NULL) {
         Py_XDECREF(exit);
@@ -490,7 +488,7 @@ try_all(Core *core, Owner *owner, Watchers *watchers)
 static PyObject *
 owner_compact(Owner *self, PyObject *watchers)
 {
-    if (as_watchers(self->core, watchers) < 0 || compact_list(self->core, self, (Watchers *)watchers) < 0)
+    if (as_watchers(self->core, watchers) < 0 || compact_list(self, (Watchers *)watchers) < 0)
         return NULL;
     Py_RETURN_NONE;
 }
@@ -514,12 +512,6 @@ owner_get_finished(Owner *self, void *closure)
     return finished;
 }
 
-static PyObject *
-owner_get_max_pending(Owner *self, void *closure)
-{
-    return self->max_pending == PY_SSIZE_T_MAX ? Py_NewRef(Py_None) : PyLong_FromSsize_t(self->max_pending);
-}
-
 #ifdef PURGATORY_CHECKS
 #include "owner_checks.h"
 #endif
@@ -536,7 +528,6 @@ static PyMethodDef owner_methods[] = {
 
 static PyGetSetDef owner_getset[] = {
     {"finished", (getter)owner_get_finished, NULL, NULL, NULL},
-    {"max_pending", (getter)owner_get_max_pending, NULL, NULL, NULL},
     {NULL},
 };
 
@@ -550,6 +541,7 @@ static PyMemberDef owner_members[] = {
     {"closed", T_BOOL, offsetof(Owner, closed), 0},
     {"purging", T_BOOL, offsetof(Owner, purging), 0},
     {"purge_interval", T_PYSSIZET, offsetof(Owner, purge_interval), 0},
+    {"max_pending", T_PYSSIZET, offsetof(Owner, max_pending), READONLY},
     {"num_delayed", T_PYSSIZET, offsetof(Owner, num_delayed), READONLY},
     {"peak_delayed", T_PYSSIZET, offsetof(Owner, peak_delayed), READONLY},
     {"missed", T_PYSSIZET, offsetof(Owner, missed), READONLY},

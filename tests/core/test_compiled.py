@@ -156,7 +156,7 @@ def test_the_core_in_c_has_the_same_table_of_states() -> None:
     }
     outcomes = {
         named(state): None if outcome == "NONE" else outcome
-        for state, outcome in re.findall(r"^    \[(\w+)\] = (\w+),$", source, re.MULTILINE)
+        for state, outcome in re.findall(r"\[(\w+)\] = (NONE|\w+_O)\b", source)
     }
     names = {
         "AT_ONCE_O": "completed_at_once",

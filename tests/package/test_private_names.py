@@ -42,7 +42,7 @@ def private_names() -> set[str]:
 @pytest.mark.parametrize("name", [*FAMILY, *PARTS])
 def test_no_private_attribute_of_the_core_is_used(name: str) -> None:
     private = private_names()
-    assert {"_owner", "_purgatory_try", "_timer_leave", "_place"} <= private
+    assert {"_owner", "_purgatory_close", "_timer_leave", "_place"} <= private
     for path, tree in modules(name):
         own = {node.attr for node in attributes(tree) if is_own(node)}
         own |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
