@@ -65,8 +65,8 @@ class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
 
         done, late = await purgatory.try_complete_else_watch(DelayedFutures(futures, 5.0), ["request 7"])
 
-    As `asyncio.wait`, it does not raise the exceptions of the futures. Any `asyncio.Future` will do, a task for one. It
-    completes without a check; its keys serve to cancel it. (Kafka's `DelayedFuture`.)
+    As `asyncio.wait`, it does not raise the exceptions of the futures. Any `asyncio.Future` works, for example a task.
+    It completes without a check; its keys serve to cancel it. (Kafka's `DelayedFuture`.)
     """
 
     __slots__ = ("__weakref__", "_awaits", "_callback", "_cancel_late", "_futures")
@@ -79,7 +79,7 @@ class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
         callback: Callable[[Futures[T], Futures[T]], object] | None = None,
         cancel_late: bool = False,
     ) -> None:
-        """Wait for `futures` for `timeout` seconds; `None` is for ever.
+        """Wait for `futures` for at most `timeout` seconds; `None` means no deadline.
 
         `callback(done, late)` is called once when the operation completes; an exception of it makes the operation fail.
         With `cancel_late`, futures that are not done when the wait ends are cancelled, also if it ends because the

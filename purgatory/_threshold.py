@@ -129,7 +129,7 @@ class ThresholdPurgatory(Closing, Generic[Number]):
         return self.purgatory.num_delayed
 
     def reach(self, threshold: Number, timeout: float | None) -> DelayedOperation[Number]:
-        """Wait until the value exceeds `threshold`, for `timeout` seconds at the most; `None` is for ever.
+        """Wait until the value exceeds `threshold`, for at most `timeout` seconds; `None` means no deadline.
 
         Waits from this call on, whether the operation that it returns is awaited or not. The operation yields the value
         at that time. If the deadline has come first, or the purgatory is closed, it is not above the threshold. Raises

@@ -112,8 +112,8 @@ class VersionedValues(Closing, Generic[K, V]):
         """Give versions above `version`. `purgatory` holds the waits, and no other operations; by default it is a new
         one.
 
-        A server whose clients outlive it begins each time with a higher `version`, for one `time.time_ns() // 1000`:
-        all that its clients have seen is old then. Raises `TypeError` or `ValueError` unless `version` is an `int` that
+        A server whose clients outlive it begins each time with a higher `version`, such as `time.time_ns() // 1000`.
+        All that its clients have seen is old then. Raises `TypeError` or `ValueError` unless `version` is an `int` that
         is not negative, `TypeError` if `purgatory` is not one.
         """
         check_count("version", version, 0)
@@ -182,13 +182,13 @@ class VersionedValues(Closing, Generic[K, V]):
         return True
 
     def changed(self, seen: Mapping[K, int], timeout: float | None) -> DelayedOperation[dict[K, tuple[int, V]]]:
-        """Wait until one of the keys of `seen` has a newer version than that, for `timeout` seconds at the most.
+        """Wait until one of the keys of `seen` has a newer version than that, for at most `timeout` seconds.
 
-        `seen` has the versions that were seen last, 0 for none; a `timeout` of `None` is for ever. Waits from this call
-        on, whether the operation that it returns is awaited or not: one operation for all keys. It yields the versions
-        and values of the newer ones, at once if there are any. If the deadline comes first, or the purgatory is closed,
-        it yields an empty `dict`. A change between two calls is not missed if the second one has the versions that the
-        first one has yielded.
+        `seen` has the versions that were seen last, 0 for none; a `timeout` of `None` is no deadline. Waits from this
+        call on, whether the operation that it returns is awaited or not: one operation for all keys. It yields the
+        versions and values of the newer ones, at once if there are any. If the deadline comes first, or the purgatory
+        is closed, it yields an empty `dict`. A change between two calls is not missed if the second one has the
+        versions that the first one has yielded.
 
         Raises `TypeError` if `seen` is not a mapping or a version is not an `int`, `ValueError` if `seen` is empty or
         has a version that was never given, both for a bad timeout, `PurgatoryClosed` and `PurgatoryFull`.
@@ -212,7 +212,7 @@ class VersionedValues(Closing, Generic[K, V]):
     def until(
         self, key: K, predicate: Callable[[V], object], timeout: float | None
     ) -> DelayedOperation[tuple[int, V] | None]:
-        """Wait until `predicate(value)` is true for a value of `key`, for `timeout` seconds at the most.
+        """Wait until `predicate(value)` is true for a value of `key`, for at most `timeout` seconds.
 
         Looks at the value now, and at each that is set from this call on: one that comes and goes is not missed, even
         before the awaiting task runs. The operation yields the version and the value; `None` if the deadline comes

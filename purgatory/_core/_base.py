@@ -669,8 +669,8 @@ class PurgatoryBase:
 
         Args:
             key: One of the keys that operations were handed over with.
-            limit: At most so many complete, first come first served, at a cost that depends on the number tried: one
-                item of a queue is for one taker. `None` is no limit.
+            limit: Complete at most this many, first come first served. The cost depends on how many are tried. `None`
+                means no limit.
 
         Raises:
             ValueError: `limit` is less than 1.

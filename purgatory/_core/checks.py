@@ -65,7 +65,7 @@ class Check:
 
 
 class CheckQueue:
-    """The keys that are to be checked on the next iterations of the loop, each in slices."""
+    """The keys to check on the next iterations of the loop, each in slices."""
 
     __slots__ = ("_checks", "_handle", "_is_due", "_owner", "_queue", "mailbox")
 

@@ -84,7 +84,7 @@ def compact_all(owner: OwnerBase) -> Iterator[int]:
 
 
 def skip_dead(watchers: Watchers, entries: list[Entry], head: int) -> bool:
-    """Note that the first `head` of `entries` are dead. Returns whether the list is to be compacted for that.
+    """Note that the first `head` of `entries` are dead. Returns whether the list must be compacted for that.
 
     It is, if these are half of a list that is compacted in one go. A longer list is left to the purge.
     """

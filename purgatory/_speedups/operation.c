@@ -340,7 +340,7 @@ complete(Core *core, Operation *self)
         Py_DECREF(owner);
         return failed;
     }
-    PyObject *raised = NULL; /* The first exception: the other completions are made all the same. */
+    PyObject *raised = NULL; /* The first exception: the other completions are made anyway. */
     owner->depth++;
     if (run(core, self) < 0)
         keep(&raised);
