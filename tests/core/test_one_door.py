@@ -697,9 +697,9 @@ class TestFinalizersAndHandlers:
                 operation.ready = True
                 (in_a_thread if n % 10 == 0 else by_signal)(partial(purgatory.check_and_complete_threadsafe, n))
             assert len(wakes) == 1
-            await turn()
-            await turn()
-            assert all(operation.done() for operation in operations)
+            while not all(operation.done() for operation in operations):
+                await turn()  # a slice may end after a few of them on a slow machine
+            assert len(wakes) == 1
 
     async def test_a_call_that_is_interrupted_loses_no_other_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupt(*_: object, **__: object) -> None:
