@@ -1,7 +1,7 @@
 """Base classes of the objects that a program keeps, and closes at the end."""
 
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import NoReturn
 
 __all__ = ["Closing", "NoCopy"]
 
@@ -16,12 +16,9 @@ class NoCopy:
 
 
 class Closing(NoCopy):
-    """What is closed at the end of `async with`."""
+    """What is closed at the end of `async with`. Subclasses define `__aenter__`."""
 
     __slots__ = ()
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None

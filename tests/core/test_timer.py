@@ -269,6 +269,24 @@ class Ahead(FaultLog):
         return super().time() + self.ahead
 
 
+class AheadAndRefusing(Ahead, RefusingClock):
+    """May refuse to call back as well."""
+
+
+def test_a_clock_that_refuses_to_renew_a_late_call_keeps_that_call() -> None:
+    clock = AheadAndRefusing()
+    timer = WheelTimer(clock)
+    note = Note(clock)
+    timer.add(note, 1.0)
+    clock.ahead, clock.refuses = 5.0, True
+    with pytest.raises(RuntimeError, match="refused"):
+        timer.call_later(10.0, int)
+    clock.ahead, clock.refuses = 0.0, False
+    clock.advance(2.0)
+    assert (note.ran, len(timer)) == ([1.0], 0)
+    check_timer(timer)
+
+
 class TestSlices:
     def test_wake_up_runs_at_most_a_slice_over_all_due_buckets(self) -> None:
         clock = Ahead()
