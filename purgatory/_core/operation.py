@@ -46,7 +46,7 @@ class _Failure:
 class DelayedOperation(OperationBase, NoCopy, Generic[T], ABC):
     """Something that completes when its condition holds or when its deadline comes, exactly once, whichever is first.
 
-        class AtLeast(DelayedOperation[int]):
+        class Reaches(DelayedOperation[int]):
             def __init__(self, counter: Counter, value: int, timeout: float | None) -> None:
                 super().__init__(timeout)
                 self.counter, self.value = counter, value
