@@ -13,8 +13,8 @@ from typing import Generic, TypeVar
 
 from purgatory._core.arguments import check_callback, seconds
 from purgatory._core.clock import Clock, report
+from purgatory._core.closing import NoCopy
 from purgatory._core.errors import PurgatoryClosed
-from purgatory._core.kept import NoCopy
 from purgatory._core.threads import check_loop
 from purgatory._timer import TimerTask, WheelTimer
 

@@ -17,8 +17,8 @@ from copy import copy
 from heapq import heappop, heappush
 from typing import Final, Generic, Self, TypeVar, cast
 
+from purgatory._core.closing import Closing
 from purgatory._core.errors import PurgatoryError
-from purgatory._core.kept import Closing
 from purgatory._core.operation import DelayedOperation
 from purgatory._core.purgatory import DelayedOperationPurgatory
 from purgatory.lowlevel import ExitRequests, Mailbox, call_next, loop_for_threads

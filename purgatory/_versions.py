@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Generic, Self, TypeVar
 
 from purgatory._core.arguments import check_callback, check_count
-from purgatory._core.kept import Closing
+from purgatory._core.closing import Closing
 from purgatory._core.operation import DelayedOperation
 from purgatory._core.purgatory import DelayedOperationPurgatory
 from purgatory._core.slices import ExitRequests

@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Protocol, TypeVarTuple, Unpack
 
 from purgatory._core.arguments import seconds
-from purgatory._core.kept import NoCopy
+from purgatory._core.closing import NoCopy
 from purgatory._core.standstill import Standstill
 
 __all__ = ["Clock", "Handle", "VirtualClock", "report"]

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 from purgatory._core._base import OperationBase, OwnerBase, Waiter
 from purgatory._core.arguments import is_async, seconds
 from purgatory._core.clock import Clock, VirtualClock, report
+from purgatory._core.closing import NoCopy
 from purgatory._core.errors import OperationCancelled, PurgatoryError, PurgatoryMisuse
-from purgatory._core.kept import NoCopy
 from purgatory._core.threads import check_loop, running_loop
 
 __all__ = ["DelayedOperation"]

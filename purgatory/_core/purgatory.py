@@ -8,8 +8,8 @@ from purgatory._core._base import OperationBase, PurgatoryBase
 from purgatory._core.arguments import check_callback, check_count
 from purgatory._core.checks import Check, CheckQueue
 from purgatory._core.clock import Clock
+from purgatory._core.closing import Closing
 from purgatory._core.errors import PurgatoryClosed, PurgatoryFull, PurgatoryMisuse
-from purgatory._core.kept import Closing
 from purgatory._core.listeners import Listener, Listeners
 from purgatory._core.operation import DelayedOperation
 from purgatory._core.owner import Owner

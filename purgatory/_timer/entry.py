@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextvars import Context, copy_context
 from typing import Any
 
-from purgatory._core.kept import NoCopy
+from purgatory._core.closing import NoCopy
 from purgatory._core.threads import check_loop
 from purgatory._timer._base import TimerBase, TimerEntry
 

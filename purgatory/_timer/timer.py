@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVarTuple, Unpack, cast
 
 from purgatory._core.arguments import check_count, seconds
 from purgatory._core.clock import Clock, Handle, report
-from purgatory._core.kept import NoCopy
+from purgatory._core.closing import NoCopy
 from purgatory._core.slices import SLICE, ExitRequests, Slice, call_neutral
 from purgatory._core.threads import check_loop
 from purgatory._timer._base import AWAKE, NOT_ARMED, TimerBase, TimerEntry

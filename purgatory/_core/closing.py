@@ -1,4 +1,4 @@
-"""Base classes of the objects that a program keeps, and closes at the end."""
+"""What can be neither copied nor pickled, and what is closed at the end of `async with`."""
 
 from types import TracebackType
 from typing import NoReturn
