@@ -122,12 +122,9 @@ class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
             callback(done, late)
         return done, late
 
-    def cancel(self) -> bool:
-        """As `DelayedOperation.cancel`; with `cancel_late` the futures that are not done are cancelled too."""
-        if not super().cancel():
-            return False
+    def on_done(self) -> None:
+        """Let go of the futures; with `cancel_late`, those that are not done are cancelled, however the wait ended."""
         self._let_go()
-        return True
 
     def _wait(self) -> None:
         """Add the operation to each future that is not done."""

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from purgatory._core.arguments import check_callback, seconds
 from purgatory._core.clock import Clock, report
-from purgatory._core.closing import NoCopy
+from purgatory._core.closing import Unique
 from purgatory._core.errors import PurgatoryClosed
 from purgatory._core.threads import check_loop
 from purgatory._timer import TimerTask, WheelTimer
@@ -38,7 +38,7 @@ class _Tracked(TimerTask, Generic[K]):
         self._tracker._look(self)
 
 
-class IdleTracker(NoCopy, Generic[K]):
+class IdleTracker(Unique, Generic[K]):
     """Finds the keys that have not been touched for `timeout` seconds: connections, sessions, leases.
 
         tracker = IdleTracker(30.0, on_idle=close_it)
@@ -95,9 +95,8 @@ class IdleTracker(NoCopy, Generic[K]):
         """The futures of the iterations that wait for an idle key, or for the end."""
         self._closed = False
 
-    def __repr__(self) -> str:
-        closed = " closed" if self._closed else ""
-        return f"<{type(self).__qualname__} timeout={self._timeout!r} tracked={len(self)}{closed}>"
+    def _purgatory_describe(self) -> str:
+        return f"timeout={self._timeout!r} tracked={len(self)}{' closed' * self._closed}"
 
     def __len__(self) -> int:
         """The number of tracked keys."""

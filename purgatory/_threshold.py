@@ -13,12 +13,10 @@ removes a few from the end of the old one, which leaves the order of the heap as
 wait move into the new one. So no iteration of the loop looks at all of them.
 """
 
-from copy import copy
 from heapq import heappop, heappush
-from typing import Final, Generic, Self, TypeVar, cast
+from typing import Final, Generic, Self, TypeVar
 
 from purgatory._core.closing import Closing
-from purgatory._core.errors import PurgatoryError
 from purgatory._core.operation import DelayedOperation
 from purgatory._core.purgatory import DelayedOperationPurgatory
 from purgatory.lowlevel import ExitRequests, Mailbox, call_next, loop_for_threads
@@ -37,32 +35,18 @@ _SPARED: Final = 1000
 class DelayedReach(DelayedOperation[Number]):
     """Waits until the value exceeds the threshold. Yields the value."""
 
-    __slots__ = ("__weakref__", "failure", "of", "threshold")
+    __slots__ = ("__weakref__", "of", "threshold")
 
     def __init__(self, of: "ThresholdPurgatory[Number]", threshold: Number, timeout: float | None) -> None:
         super().__init__(timeout)
         self.of: ThresholdPurgatory[Number] = of
         self.threshold: Number = threshold
-        self.failure: Exception | None = None
 
     def try_complete(self) -> bool:
         return self.of._value > self.threshold and self.force_complete()
 
     def on_complete(self) -> Number:
-        if self.failure is None:
-            return self.of._value
-        try:
-            raise self.failure
-        except Exception as failure:
-            failure.__context__ = None  # not the exception that the caller of fail_all handles
-            raise
-        finally:
-            self.failure = None  # it holds this frame, which holds the operation
-
-    def fail(self, exception: Exception) -> bool:
-        """Complete with a copy of `exception`. Returns whether this call completed the operation."""
-        self.failure = _another(exception)
-        return self.force_complete()
+        return self.of._value
 
 
 class ThresholdPurgatory(Closing, Generic[Number]):
@@ -110,8 +94,8 @@ class ThresholdPurgatory(Closing, Generic[Number]):
         self._mailbox: Mailbox[Number] = Mailbox(self._take_mail)
         """Values from `advance_threadsafe`."""
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__qualname__} {self.purgatory.name!r} value={self.value!r} waiting={self.num_waiting}>"
+    def _purgatory_describe(self) -> str:
+        return f"{self.purgatory.name!r} value={self.value!r} waiting={self.num_waiting}"
 
     async def __aenter__(self) -> Self:
         await self.purgatory.__aenter__()
@@ -197,22 +181,9 @@ class ThresholdPurgatory(Closing, Generic[Number]):
     def fail_all(self, exception: Exception) -> int:
         """Make all waits raise `exception`, lowest thresholds first. Returns their number.
 
-        Each raises a copy: a single one would collect the tracebacks of all tasks. If it cannot be copied, each raises
-        a `PurgatoryError` with `exception` as its cause. Raises `TypeError` if it is no `Exception`, or is a
-        `StopIteration`, which no coroutine may raise.
+        All raise the same object, as after `DelayedOperationPurgatory.fail_all`. Raises as that.
         """
-        self.purgatory.check_thread("purgatory.fail_all(exception)")
-        ordinary = isinstance(exception, Exception)
-        if not ordinary or isinstance(exception, StopIteration):
-            raise TypeError(f"exception must be an Exception other than StopIteration, not {exception!r}")
-        failed = 0
-        exits = ExitRequests()
-        for threshold in sorted(self._thresholds):
-            for operation in self.purgatory.watching(threshold):
-                with exits:
-                    failed += cast("DelayedReach[Number]", operation).fail(exception)
-        exits.raise_first()
-        return failed
+        return self.purgatory._fail_all(exception, by_key=True)
 
     async def aclose(self) -> None:
         """Refuse further waits and complete all pending ones, in slices. Harmless when repeated."""
@@ -284,30 +255,6 @@ class ThresholdPurgatory(Closing, Generic[Number]):
                 heappush(self._heap, threshold)
             else:
                 self._thresholds.discard(threshold)
-
-
-def _another(exception: Exception) -> Exception:
-    """A copy of `exception` without its traceback."""
-    for make in (_without_init, copy):  # __init__ may change the arguments, or set all attributes
-        try:
-            made = make(exception)
-            faithful = type(made) is type(exception) and made.args == exception.args and str(made) == str(exception)
-        except Exception:
-            continue
-        if faithful:
-            made.__cause__ = exception.__cause__
-            if hasattr(made, "__notes__"):
-                made.__notes__ = list(made.__notes__)
-            return made
-    made = PurgatoryError(f"{type(exception).__qualname__}, which cannot be made again for each wait")
-    made.__cause__ = exception
-    return made
-
-
-def _without_init(exception: Exception) -> Exception:
-    made = type(exception).__new__(type(exception), *exception.args)
-    made.__dict__.update(exception.__dict__)
-    return made
 
 
 def _check_number(name: str, number: float) -> None:

@@ -130,10 +130,8 @@ class VersionedValues(Closing, Generic[K, V]):
         self.purgatory: DelayedOperationPurgatory = purgatory
         """The purgatory that holds the waits: for its statistics, metrics and listeners, and `cancel_for_key(key)`."""
 
-    def __repr__(self) -> str:
-        return (
-            f"<{type(self).__qualname__} {self.purgatory.name!r} keys={len(self._values)} waiting={self.num_waiting}>"
-        )
+    def _purgatory_describe(self) -> str:
+        return f"{self.purgatory.name!r} keys={len(self._values)} waiting={self.num_waiting}"
 
     async def __aenter__(self) -> Self:
         await self.purgatory.__aenter__()

@@ -11,14 +11,15 @@ and add what is rare, in Python. They rely on the public methods and on these:
     OperationBase._purgatory_timeout         the timeout it was made with, in seconds; infinity if there is none
     OperationBase._purgatory_outcome         the result, or the `Failure`
     OperationBase._purgatory_state_name      the state's name in the table of `states.py`
-    OperationBase._purgatory_close()
+    OperationBase._purgatory_entry           its entry in watcher lists, once it has waited
+    OperationBase._purgatory_close(), _purgatory_fail(failure)
     OperationBase._purgatory_add_waiter(waiter), _purgatory_remove_waiter(waiter), _purgatory_taken()
     PurgatoryBase._owner
 
 They define these for the base to call:
 
-    Owner.note_end(operation), report_key(exception), bind(purgatory)
-    DelayedOperation.result(), _purgatory_fail(exception), _purgatory_misuse(), _purgatory_report(exception, owner),
+    Owner.note_end(operation, is_missed), report_key(exception), bind(purgatory)
+    DelayedOperation.result(), _purgatory_failure(exception), _purgatory_misuse(), _purgatory_report(exception, owner),
         _purgatory_new_waiter(), _purgatory_wake_failed(waiter, exception), _purgatory_leave_soon(waiter),
         _purgatory_undeliver()
     DelayedOperationPurgatory._refuse(operation), _refuse_new(operation), _check_limited(key, limit)
@@ -35,7 +36,7 @@ from collections.abc import Callable, Generator, Hashable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar
 
-from purgatory._core.arguments import seconds
+from purgatory._core.arguments import distinct_keys, seconds
 from purgatory._core.listeners import Listeners, Outcome
 from purgatory._core.slices import ExitRequests
 from purgatory._core.states import ARRIVING, EXPIRING, NEW, OUTCOMES, PENDING, State
@@ -181,6 +182,7 @@ class OwnerBase:
     """
 
     __slots__ = (
+        "at_deadline",
         "closed",
         "deferred",
         "depth",
@@ -221,6 +223,9 @@ class OwnerBase:
         self.finished: dict[Outcome, int] = dict.fromkeys(OUTCOMES, 0)
         """Operations finished, by outcome."""
         self.missed: int = 0
+        """Satisfied operations of which only the last try found that the condition held."""
+        self.at_deadline: OperationBase | None = None
+        """The operation that is being tried for the last time."""
         self.depth: int = 0
         """How many completions are being made, each inside the one before."""
         self.deferred: deque[OperationBase] = deque()
@@ -276,8 +281,11 @@ class OwnerBase:
         except Exception as exception:
             self.report_key(exception)
 
-    def note_end(self, operation: "OperationBase") -> None:
-        """Call the listeners, and begin to remove dead entries if there are many. Raises requests to exit alone."""
+    def note_end(self, operation: "OperationBase", is_missed: bool) -> None:
+        """Call the listeners, and begin to remove dead entries if there are many. Raises requests to exit alone.
+
+        In debug mode it logs an operation that was missed, too.
+        """
         raise NotImplementedError
 
     def report_key(self, exception: Exception) -> None:
@@ -304,6 +312,16 @@ class OperationBase(TimerEntry):
     _purgatory_outcome: Any
 
     def __init__(self, timeout: float | None) -> None:
+        """Make an operation. A subclass with a constructor of its own calls `super().__init__(timeout)`.
+
+        Args:
+            timeout: Wait at most so many seconds from the time at which the purgatory takes the operation; `None` is
+                no limit.
+
+        Raises:
+            ValueError: `timeout` is negative, NaN or infinite.
+            TypeError: `timeout` is not a number.
+        """
         super().__init__()
         self._purgatory_timeout = math.inf if timeout is None else seconds("timeout", timeout, none=True)
         self._purgatory_state: State = NEW
@@ -322,6 +340,14 @@ class OperationBase(TimerEntry):
 
     def on_expiration(self) -> None:
         raise NotImplementedError
+
+    def on_done(self) -> None:
+        """Release what the operation has acquired. Called exactly once, whatever ends the operation.
+
+        That is after `on_complete` and `on_expiration` if it completes or expires, and also if it fails or is
+        cancelled. `outcome` tells which. Awaiting tasks take the result later, so don't release what that hands over.
+        An exception goes to the event loop's exception handler.
+        """
 
     @property
     def outcome(self) -> Outcome | None:
@@ -377,6 +403,14 @@ class OperationBase(TimerEntry):
         self._purgatory_end()
         return True
 
+    def _purgatory_fail(self, failure: object) -> bool:
+        """Let the operation fail, with this outcome. Returns whether this call did: `False` if it has an outcome."""
+        if not self._purgatory_step("fail"):
+            return False
+        self._purgatory_outcome = failure
+        self._purgatory_end()
+        return True
+
     def __await__(self) -> Generator[Any, None, Any]:
         """Wait until the operation is done, and return its result."""
         if not self._purgatory_state.is_done:
@@ -424,13 +458,14 @@ class OperationBase(TimerEntry):
                 self._purgatory_misuse()
             return True
         except BaseException as exception:
-            if self._purgatory_step("fail"):
-                self._purgatory_outcome = self._purgatory_fail(exception)
-                self._purgatory_end()
-                if isinstance(exception, (SystemExit, KeyboardInterrupt)):
-                    raise
-            else:
+            if self._purgatory_state.outcome is not None:
                 self._purgatory_report(exception, owner)
+                return False
+            exits = ExitRequests()
+            exits.keep(exception)
+            with exits:
+                self._purgatory_fail(self._purgatory_failure(exception))
+            exits.raise_first()
             return False
 
     def _purgatory_complete(self) -> None:
@@ -441,15 +476,18 @@ class OperationBase(TimerEntry):
         elif owner.depth >= NESTING:
             owner.deferred.append(self)
         else:
+            exits = ExitRequests()
             owner.depth += 1
             try:
-                self._purgatory_run(owner)
-            finally:
-                try:
-                    if owner.depth == 1 and owner.deferred:
+                with exits:
+                    self._purgatory_run(owner)
+                if owner.depth == 1 and owner.deferred:
+                    with exits:
                         owner.complete_deferred()
-                finally:
-                    owner.depth -= 1
+            finally:
+                owner.depth -= 1
+            if exits:
+                exits.raise_first()
 
     def _purgatory_run(self, owner: OwnerBase | None) -> None:
         exits = ExitRequests()
@@ -457,7 +495,7 @@ class OperationBase(TimerEntry):
         try:
             self._purgatory_outcome, event = self.on_complete(), "return"
         except BaseException as exception:
-            self._purgatory_outcome, event = self._purgatory_fail(exception), "raise"
+            self._purgatory_outcome, event = self._purgatory_failure(exception), "raise"
             exits.keep(exception)
         if is_expiring:
             try:
@@ -473,22 +511,33 @@ class OperationBase(TimerEntry):
                 exits.raise_first()
 
     def _purgatory_end(self) -> None:
-        """Count the operation, which is done, and tell awaiting tasks and listeners. A purge begins if it is due."""
+        """Count the operation, which is done; tell it, awaiting tasks and listeners. A purge begins if it is due."""
         owner, outcome = self._purgatory_owner, self._purgatory_state.outcome
         assert outcome is not None, "it is done"
-        if owner is None:
-            return  # it was never handed over: nobody awaits it
-        self._purgatory_owner = None
-        owner.finished[outcome] += 1
-        if self._purgatory_waiters is None:
-            owner.note_end(self)
-            return
+        is_missed = False
+        if owner is not None:
+            self._purgatory_owner = None
+            owner.finished[outcome] += 1
+            is_missed = outcome == "satisfied" and owner.at_deadline is self
+            owner.missed += is_missed
         exits = ExitRequests()
-        with exits:
-            self._purgatory_wake(self._purgatory_waiters, exits)
-        with exits:
-            owner.note_end(self)
-        exits.raise_first()
+        if type(self).on_done is not OperationBase.on_done:
+            with exits:
+                self._purgatory_call_on_done(owner)
+        if self._purgatory_waiters is not None:
+            with exits:
+                self._purgatory_wake(self._purgatory_waiters, exits)
+        if owner is not None:
+            with exits:
+                owner.note_end(self, is_missed)
+        if exits:
+            exits.raise_first()
+
+    def _purgatory_call_on_done(self, owner: OwnerBase | None) -> None:
+        try:
+            self.on_done()
+        except BaseException as exception:
+            self._purgatory_report(exception, owner)
 
     def _purgatory_wake(self, waiters: list[Waiter], exits: ExitRequests) -> None:
         if not waiters:  # all have left while it was being completed
@@ -513,10 +562,11 @@ class OperationBase(TimerEntry):
         """The deadline has come: try once more, and expire if that does not complete the operation."""
         owner, deadline = self._purgatory_owner, self._timer_deadline
         assert owner is not None, "it is pending"
-        self._purgatory_try()
-        if self._purgatory_state.outcome == "satisfied":
-            owner.missed += 1
-            return
+        before, owner.at_deadline = owner.at_deadline, self
+        try:
+            self._purgatory_try()
+        finally:
+            owner.at_deadline = before
         is_rescheduled = self._timer_bucket is not None or self._timer_deadline != deadline
         if not is_rescheduled and self._purgatory_step("expire"):
             self._purgatory_complete()
@@ -557,7 +607,7 @@ class OperationBase(TimerEntry):
     def result(self) -> Any:
         raise NotImplementedError
 
-    def _purgatory_fail(self, exception: BaseException) -> object:
+    def _purgatory_failure(self, exception: BaseException) -> object:
         """Return the outcome of an operation that fails with `exception`."""
         raise NotImplementedError
 
@@ -620,7 +670,7 @@ class PurgatoryBase:
             self._refuse(None)
         if owner.live and (owner.loop is None or get_running_loop() is not owner.loop):
             owner.bind(self)
-        distinct = _distinct(keys)
+        distinct = distinct_keys(keys)
         listeners = owner.listeners
         now = 0.0 if listeners is None else owner.time()
         try:
@@ -695,16 +745,6 @@ class PurgatoryBase:
     def _check_limited(self, key: Hashable, limit: int) -> int:
         """Do `check_and_complete` with a limit."""
         raise NotImplementedError
-
-
-def _distinct(keys: Iterable[Hashable]) -> tuple[Hashable, ...]:
-    """Return the keys, each once."""
-    if isinstance(keys, (str, bytes)):
-        raise TypeError(f"keys must be an iterable of keys, not the {type(keys).__qualname__} {keys!r}")
-    distinct = tuple(dict.fromkeys(keys))
-    if not distinct:
-        raise ValueError("an operation needs at least one key to be watched on")
-    return distinct
 
 
 if not TYPE_CHECKING:

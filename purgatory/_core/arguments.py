@@ -1,12 +1,21 @@
 """Checks of arguments, made before anything changes."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from inspect import isasyncgenfunction, iscoroutinefunction
 from types import WrapperDescriptorType
-from typing import Literal, TypeAlias
+from typing import Literal, NoReturn, TypeAlias
 
-__all__ = ["check_callback", "check_count", "is_async", "seconds"]
+__all__ = [
+    "check_callable",
+    "check_callback",
+    "check_count",
+    "check_time",
+    "distinct_keys",
+    "is_async",
+    "refuse_task",
+    "seconds",
+]
 
 Bound: TypeAlias = Literal["not negative", "positive", ""]
 
@@ -39,6 +48,14 @@ def seconds(name: str, value: float, bound: Bound = "not negative", *, none: boo
     return number
 
 
+def check_time(name: str, value: float) -> None:
+    """Raise `TypeError` unless `value` is an `int` or a `float`, `ValueError` if it is NaN."""
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number of seconds, not {value!r}")
+    if value != value:
+        raise ValueError(f"{name} must be a number of seconds, not NaN")
+
+
 def check_count(name: str, value: int, least: int) -> None:
     """Raise `TypeError` unless `value` is an `int`, `ValueError` if it is less than `least`."""
     if not isinstance(value, int):
@@ -52,11 +69,46 @@ def is_async(function: object) -> bool:
     return iscoroutinefunction(function) or isasyncgenfunction(function)
 
 
-def check_callback(name: str, callback: Callable[..., object]) -> None:
-    """Raise `TypeError` unless `callback` is callable, and not `async`."""
+def check_callable(name: str, callback: Callable[..., object]) -> None:
+    """Raise `TypeError` unless `callback` is callable."""
     if not callable(callback):
         raise TypeError(f"{name} must be callable, not {callback!r}")
+
+
+def check_callback(name: str, callback: Callable[..., object]) -> None:
+    """Raise `TypeError` unless `callback` is callable, and not `async`."""
+    check_callable(name, callback)
     call = type(callback).__call__
     # Functions, methods and partials have a call in C, which tells nothing and takes a microsecond to look at.
     if is_async(callback) or (type(call) is not WrapperDescriptorType and is_async(call)):
         raise TypeError(f"{name} must not be async, because its result is not awaited: {callback!r}")
+
+
+def distinct_keys(keys: Iterable[Hashable]) -> tuple[Hashable, ...]:
+    """Return the keys to watch an operation on, each once.
+
+    Raises:
+        TypeError: `keys` is no iterable, or a `str` or `bytes`, or a key is not hashable.
+        ValueError: There are no keys.
+    """
+    if isinstance(keys, (str, bytes)):
+        raise TypeError(f"keys must be an iterable of keys, not the {type(keys).__qualname__} {keys!r}")
+    try:
+        iterator = iter(keys)
+    except TypeError:
+        raise TypeError(
+            f"keys must be an iterable of keys, not {keys!r}: call try_complete_else_watch(operation, [key])"
+        ) from None
+    found = tuple(iterator)
+    if not found:
+        raise ValueError("an operation needs at least one key to be watched on")
+    return tuple(dict.fromkeys(found))
+
+
+def refuse_task(task: object) -> NoReturn:
+    """Raise `TypeError`, because `task` is no task of a timer."""
+    if isinstance(task, type):
+        raise TypeError(f"task must be a TimerTask, not the class {task.__qualname__}")
+    if hasattr(task, "_timer_expire"):
+        raise TypeError(f"{type(task).__qualname__}.__init__ must call super().__init__()")
+    raise TypeError(f"task must be a TimerTask, not {task!r}")

@@ -9,17 +9,18 @@ from asyncio import AbstractEventLoop, Future
 from collections.abc import Callable
 from contextvars import Context, copy_context
 from heapq import heapify, heappop, heappush
-from typing import Any, Protocol, TypeVarTuple, Unpack
+from typing import Any, Final, Protocol, TypeVarTuple, Unpack
 
-from purgatory._core.arguments import seconds
-from purgatory._core.closing import NoCopy
+from purgatory._core.arguments import check_callable, check_time
+from purgatory._core.arguments import seconds as check_seconds
+from purgatory._core.closing import Unique
 from purgatory._core.standstill import Standstill
 
-__all__ = ["Clock", "Handle", "VirtualClock", "report"]
+__all__ = ["Clock", "Handle", "VirtualClock", "log", "report"]
 
 Ts = TypeVarTuple("Ts")
 
-_log = logging.getLogger("purgatory")
+log: Final = logging.getLogger("purgatory")
 
 
 class Handle(Protocol):
@@ -51,8 +52,8 @@ def report(clock: Clock | None, message: str, exception: BaseException, **contex
             handler({"message": message, "exception": exception, **context})
             return
     except Exception:
-        _log.exception("the exception handler of %r raised", clock)
-    _log.error(message, exc_info=exception)
+        log.exception("the exception handler of %r raised", clock)
+    log.error(message, exc_info=exception)
 
 
 class _VirtualHandle:
@@ -74,7 +75,7 @@ class _VirtualHandle:
             self.clock._forget()
 
 
-class VirtualClock(NoCopy):
+class VirtualClock(Unique):
     """A `Clock` whose time moves only by `advance` and `advance_to`: for tests, simulation and replay.
 
     Callbacks run inside the call that moves the time, in order of their `when` (first come, first served among
@@ -98,7 +99,7 @@ class VirtualClock(NoCopy):
 
     def __init__(self, start: float = 0.0) -> None:
         """Start at `start` seconds. Raises `ValueError` unless it is finite, `TypeError` if it is not a number."""
-        self._now = seconds("start", start, "")
+        self._now = check_seconds("start", start, "")
         self._heap: list[tuple[float, int, _VirtualHandle]] = []
         self._calls = 0
         """Calls of `call_at` so far: the order of callbacks with the same time."""
@@ -112,8 +113,8 @@ class VirtualClock(NoCopy):
         self._warned = False
         """Whether there was a warning."""
 
-    def __repr__(self) -> str:
-        return f"<VirtualClock time={self._now!r} scheduled={len(self._heap) - self._cancelled}>"
+    def _purgatory_describe(self) -> str:
+        return f"time={self._now!r} scheduled={len(self._heap) - self._cancelled}"
 
     def time(self) -> float:
         """Now, in seconds."""
@@ -122,10 +123,12 @@ class VirtualClock(NoCopy):
     def call_at(self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts) -> Handle:
         """Call `callback(*args)` when the time reaches `when`, in a copy of the present context, as event loops do.
 
-        Raises `ValueError` if `when` is NaN.
+        Raises:
+            ValueError: `when` is NaN.
+            TypeError: `when` is no number, or `callback` is not callable.
         """
-        if when != when:
-            raise ValueError("when must be a number of seconds, not NaN")
+        check_time("when", when)
+        check_callable("callback", callback)
         handle = _VirtualHandle(self, callback, args, copy_context())
         self._calls += 1
         heappush(self._heap, (when, self._calls, handle))
@@ -133,11 +136,11 @@ class VirtualClock(NoCopy):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Take an exception that has no caller, as an event loop does: it goes to the log. Override to see it."""
-        _log.error(context["message"], exc_info=context["exception"])
+        log.error(context["message"], exc_info=context["exception"])
 
     def advance(self, seconds: float) -> None:
         """Let `seconds` pass. Raises as `advance_to`."""
-        self.advance_to(self._now + seconds)
+        self.advance_to(self._now + check_seconds("seconds", seconds, ""))
 
     def advance_to(self, when: float) -> None:
         """Move the time to `when`, and run the callbacks that are due by then.
@@ -145,7 +148,7 @@ class VirtualClock(NoCopy):
         An exception of a callback is raised here, with the time at that callback; the rest stays scheduled. Raises
         `ValueError` if `when` is not finite or lies in the past, `RuntimeError` if called from one of its callbacks.
         """
-        when = seconds("the time to move to", when, "")
+        when = check_seconds("when", when, "")
         if when < self._now:
             raise ValueError(f"time does not move backwards, from {self._now!r} to {when!r}")
         if self._advancing:

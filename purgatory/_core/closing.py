@@ -1,21 +1,31 @@
-"""What can be neither copied nor pickled, and what is closed at the end of `async with`."""
+"""What there is only one of, and what is closed at the end of `async with`."""
 
 from types import TracebackType
 from typing import NoReturn
 
-__all__ = ["Closing", "NoCopy"]
+__all__ = ["Closing", "Unique"]
 
 
-class NoCopy:
-    """What can be neither copied nor pickled: there must be no second one."""
+class Unique:
+    """What can be neither copied nor pickled, because there must be no second one. Its `repr` never raises."""
 
     __slots__ = ()
+
+    def __repr__(self) -> str:
+        try:
+            return f"<{type(self).__qualname__} {self._purgatory_describe()}>"
+        except Exception:  # as in a subclass whose constructor prints it before it calls this one's
+            return f"<{type(self).__qualname__} without super().__init__()>"
+
+    def _purgatory_describe(self) -> str:
+        """Return what `repr` says behind the type's name."""
+        raise NotImplementedError
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(f"cannot copy or pickle a {type(self).__qualname__}")
 
 
-class Closing(NoCopy):
+class Closing(Unique):
     """What is closed at the end of `async with`. Subclasses define `__aenter__`."""
 
     __slots__ = ()

@@ -38,6 +38,9 @@ class FinishedOperation(NamedTuple):
     """Seconds from its deadline until it had its outcome, if that is *expired*."""
     deadline: float | None
     """Seconds from its arrival to its last deadline: the timeout, unless it was rescheduled; `None` is no limit."""
+    missed: bool = False
+    """Whether it is *satisfied*, but only the last try at its deadline found that its condition held. A check of its
+    keys is missing, had a limit, or was still queued."""
 
 
 Listener: TypeAlias = Callable[[FinishedOperation], object]
@@ -88,7 +91,7 @@ class Listeners:
             deadline = operation._timer_deadline
             self._arrivals[id(operation)] = (arrived, keys, timeout, deadline - arrived if deadline < inf else None)
 
-    def finish(self, operation: _Timed, outcome: Outcome, now: float) -> None:
+    def finish(self, operation: _Timed, outcome: Outcome, missed: bool, now: float) -> None:
         """Call the listeners with the record of a finished operation, one record after the other."""
         arrival = self._arrivals.pop(id(operation), None)
         if arrival is None:
@@ -98,7 +101,7 @@ class Listeners:
         late = now - operation._timer_deadline if outcome == "expired" else None
         name = type(operation).__qualname__
         self._waiting.append(
-            FinishedOperation(self._name, name, keys, arrived, timeout, waited, outcome, late, deadline)
+            FinishedOperation(self._name, name, keys, arrived, timeout, waited, outcome, late, deadline, missed)
         )
         if not self._calling:  # a listener that finishes operations must not recurse
             self._calling = True

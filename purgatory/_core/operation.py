@@ -18,32 +18,43 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 from purgatory._core._base import OperationBase, OwnerBase, Waiter
 from purgatory._core.arguments import is_async, seconds
 from purgatory._core.clock import Clock, VirtualClock, report
-from purgatory._core.closing import NoCopy
+from purgatory._core.closing import Unique
 from purgatory._core.errors import OperationCancelled, PurgatoryError, PurgatoryMisuse
 from purgatory._core.threads import check_loop, running_loop
 
-__all__ = ["DelayedOperation"]
+__all__ = ["DelayedOperation", "Failure", "check_exception"]
 
 T = TypeVar("T")
 
 
-class _Failure:
-    """The exception that made an operation fail, until it is retrieved or collected."""
+class Failure:
+    """The exception that made operations fail, until one of them is asked for it or all are collected."""
 
-    __slots__ = ("clock", "exception", "operation", "retrieved")
+    __slots__ = ("clock", "exception", "message", "retrieved", "traceback")
 
-    def __init__(self, exception: BaseException, operation: str, clock: Clock | None) -> None:
+    def __init__(self, exception: BaseException, failed: str, clock: Clock | None) -> None:
         self.exception = exception
-        self.operation = operation
+        self.traceback = exception.__traceback__
+        """It is raised with this one each time, or else it would grow with each task that it is raised in."""
+        self.message = f"{failed} failed, and its exception was never retrieved"
         self.clock = clock
         self.retrieved = isinstance(exception, (SystemExit, KeyboardInterrupt))  # these are raised at once
 
     def __del__(self) -> None:
         if not self.retrieved:
-            report(self.clock, f"{self.operation} failed, and its exception was never retrieved", self.exception)
+            report(self.clock, self.message, self.exception)
 
 
-class DelayedOperation(OperationBase, NoCopy, Generic[T], ABC):
+def check_exception(exception: object) -> None:
+    """Raise `TypeError` unless an operation may fail with `exception`: see `DelayedOperation.fail`."""
+    if isinstance(exception, type):
+        raise TypeError(f"exception must be an instance, not the class {exception.__qualname__}")
+    if not isinstance(exception, Exception) or isinstance(exception, (StopIteration, asyncio.CancelledError)):
+        what = "an Exception other than StopIteration and CancelledError"
+        raise TypeError(f"exception must be {what}, not {exception!r}")
+
+
+class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
     """Something that completes when its condition holds or when its deadline comes, exactly once, whichever is first.
 
         class Reaches(DelayedOperation[int]):
@@ -66,14 +77,6 @@ class DelayedOperation(OperationBase, NoCopy, Generic[T], ABC):
 
     If one of its methods raises, the operation fails: the exception comes out of `await`. As with `asyncio.Future`, it
     goes to the event loop's exception handler if nobody has retrieved it when the operation is collected.
-
-    Args:
-        timeout: Wait at most so many seconds from the time at which the purgatory takes the operation; `None` is no
-            limit.
-
-    Raises:
-        ValueError: `timeout` is negative, NaN or infinite.
-        TypeError: `timeout` is not a number.
     """
 
     __slots__ = ()
@@ -84,19 +87,35 @@ class DelayedOperation(OperationBase, NoCopy, Generic[T], ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name in ("try_complete", "on_complete", "on_expiration", "on_undelivered"):
+        for name in ("try_complete", "on_complete", "on_expiration", "on_undelivered", "on_done"):
             if is_async(getattr(cls, name)):
                 raise TypeError(f"{cls.__qualname__}.{name} must not be async, because its result is not awaited")
 
-    def __repr__(self) -> str:
-        state = getattr(self, "_purgatory_state_name", "without super().__init__()")
+    def _purgatory_describe(self) -> str:
+        state = self._purgatory_state_name
+        owner, deadline = self._purgatory_owner, self._timer_deadline
+        if self.done():
+            return str(self.outcome)
         if state == "new":
             timeout = self._purgatory_timeout
-            state += f" timeout={timeout if timeout < math.inf else None!r}"
-        elif state == "pending":
-            deadline = self._timer_deadline
-            state += f" deadline={deadline if deadline < math.inf else None!r}"
-        return f"<{type(self).__qualname__} {state}>"
+            return f"new timeout={timeout if timeout < math.inf else None!r}"
+        if state != "pending" or owner is None:
+            return state
+        if deadline == math.inf:
+            return "pending, without a deadline"
+        try:
+            left = deadline - owner.time()
+        except Exception:
+            return f"pending, due at {deadline!r}"
+        seconds = f"{abs(left):.{1 if abs(left) >= 1 else 3}f} s"
+        return f"pending, due in {seconds}" if left >= 0 else f"pending, due {seconds} ago"
+
+    if not TYPE_CHECKING:
+
+        @property
+        def add_done_callback(self) -> NoReturn:
+            """No method, but the right call for those who pass an operation to `asyncio.wait`, which looks for one."""
+            raise AttributeError(f"{self!r} is no future: pass asyncio.ensure_future(operation)")
 
     @abstractmethod
     def try_complete(self) -> bool:
@@ -125,6 +144,26 @@ class DelayedOperation(OperationBase, NoCopy, Generic[T], ABC):
         Called when every awaiting task was cancelled before it could take the result, and not if no task has ever
         awaited the operation.
         """
+
+    def fail(self, exception: Exception) -> bool:
+        """Finish with `exception` and without `on_complete`, as `asyncio.Future.set_exception` does.
+
+        Tasks that await the operation get the exception. It may be called wherever `force_complete` may, also before
+        the operation is handed over and in its `try_complete`.
+
+        Returns:
+            Whether this call ended the operation: `False` if it is being completed, or done.
+
+        Raises:
+            TypeError: `exception` is no instance of `Exception`, or is a `StopIteration` or a `CancelledError`, which
+                mean something else to an awaiting task.
+            PurgatoryMisuse: The purgatory belongs to another event loop or thread.
+        """
+        check_exception(exception)
+        owner = self._purgatory_owner
+        if owner is not None:
+            check_loop(self, owner.loop, "operation.fail(exception)")
+        return self.outcome is None and self._purgatory_fail(self._purgatory_failure(exception))
 
     def reschedule(self, timeout: float | None) -> None:
         """Move the deadline, earlier or later.
@@ -166,7 +205,7 @@ class DelayedOperation(OperationBase, NoCopy, Generic[T], ABC):
         if exception is None:
             return cast(T, self._purgatory_outcome)
         try:
-            raise exception
+            raise exception.with_traceback(cast(Failure, self._purgatory_outcome).traceback)
         finally:
             del exception  # its traceback holds this frame
 
@@ -183,21 +222,21 @@ class DelayedOperation(OperationBase, NoCopy, Generic[T], ABC):
             raise OperationCancelled(f"{type(self).__qualname__} was cancelled")
         if self.outcome != "failed":
             return None
-        failure = cast(_Failure, self._purgatory_outcome)
+        failure = cast(Failure, self._purgatory_outcome)
         failure.retrieved = True
         return failure.exception
 
     def _purgatory_clock(self) -> Clock | None:
         return None if self._purgatory_owner is None else self._purgatory_owner.timer.clock
 
-    def _purgatory_fail(self, exception: BaseException) -> object:
+    def _purgatory_failure(self, exception: BaseException) -> object:
         name = type(self).__qualname__
         if isinstance(exception, (asyncio.CancelledError, StopIteration)):
             # To the awaiting task these mean something else.
             wrapped = PurgatoryError(f"{name} raised {type(exception).__qualname__}")
             wrapped.__cause__ = exception
             exception = wrapped
-        return _Failure(exception, name, self._purgatory_clock())
+        return Failure(exception, name, self._purgatory_clock())
 
     def _purgatory_misuse(self) -> NoReturn:
         raise PurgatoryMisuse(f"try_complete() of {self!r} returned true, but did not force_complete()")

@@ -1,13 +1,13 @@
 """The owner of operations: the part of it that is called seldom, and the purge of dead entries."""
 
 import sys
-from asyncio import AbstractEventLoop, BaseEventLoop
+from asyncio import AbstractEventLoop, BaseEventLoop, _get_running_loop
 from collections.abc import Iterator
 from time import monotonic
 from typing import cast
 
 from purgatory._core._base import OperationBase, OwnerBase
-from purgatory._core.clock import Clock, Handle, report
+from purgatory._core.clock import Clock, Handle, log, report
 from purgatory._core.errors import PurgatoryMisuse
 from purgatory._core.listeners import Outcome
 from purgatory._core.slices import SLICE, call_next
@@ -90,16 +90,35 @@ class Owner(OwnerBase):
         """Report a key that cannot be looked up."""
         report(self.timer.clock, "a watch key cannot be looked up", exception)
 
-    def note_end(self, operation: OperationBase) -> None:
-        """Call the listeners, and begin to remove dead entries if there are many. Raises requests to exit alone."""
+    def note_end(self, operation: OperationBase, is_missed: bool) -> None:
+        """Call the listeners, and begin to remove dead entries if there are many. Raises requests to exit alone.
+
+        In debug mode it logs an operation that was missed, too.
+        """
         try:
+            if is_missed:
+                self._log_missed(operation)
             if self.listeners is not None:
-                self.listeners.finish(operation, cast(Outcome, operation.outcome), self.time())
+                self.listeners.finish(operation, cast(Outcome, operation.outcome), is_missed, self.time())
             if self.is_purge_due():
                 self._purge()
         except Exception as exception:  # of the clock
             if not (self.loop is not None and self.loop.is_closed()):
                 report(self.timer.clock, "the clock raised", exception)
+
+    def _log_missed(self, operation: OperationBase) -> None:
+        loop = self.loop or _get_running_loop()
+        if loop is None or not loop.get_debug():
+            return
+        # Only in debug mode, because it looks at all lists. An operation does not know its keys.
+        watchers = [self.lists.at(index) for index in range(len(self.lists))]
+        keys = [each.key for each in watchers if operation._purgatory_entry in each.entries]
+        log.warning(
+            "%s, watched on %r, was completed by the last try at its deadline: its condition held before, but "
+            "check_and_complete was not called for these keys, or had a limit, or was still queued",
+            type(operation).__qualname__,
+            keys,
+        )
 
     def _purge(self) -> None:
         lists = self.lists

@@ -1,8 +1,9 @@
 """The purgatory: holds operations until their condition or their deadline completes them."""
 
 import asyncio
-from collections.abc import Hashable, Iterator
-from typing import Any, NoReturn, Self, cast
+from collections.abc import Callable, Hashable, Iterator
+from operator import attrgetter, methodcaller
+from typing import Any, NoReturn, Self, TypeVar, cast
 
 from purgatory._core._base import OperationBase, PurgatoryBase
 from purgatory._core.arguments import check_callback, check_count
@@ -11,8 +12,9 @@ from purgatory._core.clock import Clock
 from purgatory._core.closing import Closing
 from purgatory._core.errors import PurgatoryClosed, PurgatoryFull, PurgatoryMisuse
 from purgatory._core.listeners import Listener, Listeners
-from purgatory._core.operation import DelayedOperation
+from purgatory._core.operation import DelayedOperation, Failure, check_exception
 from purgatory._core.owner import Owner
+from purgatory._core.predicate import PredicateWait, check_predicate
 from purgatory._core.slices import ExitRequests
 from purgatory._core.statistics import PurgatoryStatistics
 from purgatory._core.threads import check_loop
@@ -20,6 +22,8 @@ from purgatory._core.watchers import compact_all, each_list
 from purgatory._timer import WheelTimer
 
 __all__ = ["DelayedOperationPurgatory"]
+
+T = TypeVar("T")
 
 
 class DelayedOperationPurgatory(PurgatoryBase, Closing):
@@ -78,9 +82,8 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
         self._name = name
         self._queue = CheckQueue(self._owner)
 
-    def __repr__(self) -> str:
-        closed = " closed" if self.closed else ""
-        return f"<{type(self).__qualname__} {self._name!r} num_delayed={self.num_delayed}{closed}>"
+    def _purgatory_describe(self) -> str:
+        return f"{self._name!r} num_delayed={self.num_delayed}{' closed' * self.closed}"
 
     async def __aenter__(self) -> Self:
         if self.closed:
@@ -158,6 +161,38 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
             longest_slice=owner.timer.longest_slice,
         )
 
+    def wait_for(
+        self, predicate: Callable[[], T], *keys: Hashable, timeout: float | None = None
+    ) -> DelayedOperation[T]:
+        """Wait until `predicate()` is true: the short form, without a class.
+
+            if await purgatory.wait_for(lambda: len(messages) > offset, "topic-1", timeout=30.0):
+                return messages[offset:]
+
+        As `threading.Condition.wait_for`, it yields the last value of the predicate: true if the condition held, false
+        if the deadline or a close came first, so nothing is raised then. The predicate is called now, whenever one of
+        the keys is checked, and at the deadline. If it raises, the exception comes out of `await`.
+
+        Args:
+            predicate: A function without arguments that tells whether the condition holds. Keep it cheap.
+            keys: Hashable objects that name the state the condition is about, at least one, each an argument of its
+                own. `check_and_complete(key)` checks them.
+            timeout: Wait at most so many seconds from this call on; `None` is no limit.
+
+        Returns:
+            An operation, to be awaited or not. Its wait has begun.
+
+        Raises:
+            TypeError: `predicate` is not callable or is `async`, a key is not hashable, `timeout` is not a number.
+            ValueError: There are no keys, or `timeout` is negative, NaN or infinite.
+            PurgatoryClosed: The purgatory takes no more operations.
+            PurgatoryFull: `max_pending` operations are pending, and this one would have to wait.
+            PurgatoryMisuse: The purgatory belongs to another event loop or thread.
+        """
+        self._check_loop("purgatory.wait_for(predicate, *keys)", "asyncio.run_coroutine_threadsafe()")
+        check_predicate(predicate, keys, timeout)
+        return self.try_complete_else_watch(PredicateWait(predicate, timeout), keys)
+
     def check_and_complete_soon(self, key: Hashable, limit: int | None = None) -> None:
         """Try the operations that watch `key` on the next iteration of the loop, in slices if there are many.
 
@@ -188,6 +223,9 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
     def cancel_for_key(self, key: Hashable) -> list[DelayedOperation[Any]]:
         """Cancel the operations that watch `key`. Returns them, in watch order.
 
+        They are finished, whatever other keys they watch. (Kafka's `cancelForKey` also takes them out of the lists of
+        that key and stops their timers, but they may complete by another key later.)
+
         Raises:
             PurgatoryMisuse: The purgatory belongs to another event loop or thread.
         """
@@ -214,7 +252,7 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
             PurgatoryMisuse: The purgatory belongs to another event loop or thread.
         """
         self._check_loop("purgatory.complete_all()")
-        return self._end_all(close=True)
+        return self._end_all(methodcaller("_purgatory_close"))
 
     def cancel_all(self) -> int:
         """Cancel every pending operation. Returns how many there were.
@@ -223,7 +261,27 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
             PurgatoryMisuse: The purgatory belongs to another event loop or thread.
         """
         self._check_loop("purgatory.cancel_all()")
-        return self._end_all(close=False)
+        return self._end_all(methodcaller("cancel"))
+
+    def fail_all(self, exception: Exception) -> int:
+        """Let every pending operation fail with `exception`. Returns how many there were.
+
+        All get the same object. It is raised with the traceback that it has now, however many tasks get it, and goes to
+        the event loop's exception handler once if nobody retrieves it.
+
+        Raises:
+            TypeError: As `DelayedOperation.fail`.
+            PurgatoryMisuse: The purgatory belongs to another event loop or thread.
+        """
+        return self._fail_all(exception, by_key=False)
+
+    def _fail_all(self, exception: Exception, *, by_key: bool) -> int:
+        self._check_loop("purgatory.fail_all(exception)")
+        check_exception(exception)
+        failure = Failure(exception, f"{self!r}.fail_all() was called, so its operations", self._owner.timer._clock)
+        failed = self._end_all(methodcaller("_purgatory_fail", failure), by_key=by_key)
+        failure.retrieved = failure.retrieved or not failed
+        return failed
 
     async def aclose(self) -> None:
         """Take no more operations and complete every pending one, in slices: no awaiting task is left waiting.
@@ -259,7 +317,7 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
         owner = self._owner
         owner.closed = True
         try:
-            self._end_all(close=True)
+            self._end_all(methodcaller("_purgatory_close"))
         finally:
             owner.timer.close()
             owner.stop_purging()
@@ -335,21 +393,23 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
             raise PurgatoryMisuse(
                 f"{operation!r} was already handed to a purgatory: create a new operation for each wait"
             )
-        raise TypeError(
-            "operation must be a DelayedOperation whose __init__ calls super().__init__(timeout), not this "
-            f"{type(operation).__qualname__}"
-        )
+        if isinstance(operation, OperationBase):
+            raise TypeError(f"{type(operation).__qualname__}.__init__ must call super().__init__(timeout)")
+        raise TypeError(f"operation must be a DelayedOperation, not {operation!r}")
 
-    def _end_all(self, *, close: bool) -> int:
-        """Complete or cancel each pending operation. Returns how many there were."""
+    def _end_all(self, end: Callable[[OperationBase], bool], *, by_key: bool = False) -> int:
+        """Call `end` with each pending operation, in the order of their keys or not. Returns how many it has ended."""
         lists = self._owner.lists
         ended = 0
         exits = ExitRequests()
-        for watchers in [lists.at(index) for index in range(len(lists))]:
+        all_watchers = [lists.at(index) for index in range(len(lists))]
+        if by_key:
+            all_watchers.sort(key=attrgetter("key"))
+        for watchers in all_watchers:
             for entry in watchers.entries.copy():
                 if entry.operation is not None:  # by no variable: the traceback of one that fails keeps this frame
                     with exits:
-                        ended += entry.operation._purgatory_close() if close else entry.operation.cancel()
+                        ended += end(entry.operation)
         exits.raise_first()
         return ended
 

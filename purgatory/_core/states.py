@@ -11,7 +11,7 @@ in C has a constant copy, and a test compares the two.
     close       complete_all, close and aclose of the purgatory
     expire      the timer, when the last try at the deadline has not completed the operation
     cancel      cancel, the last awaiting task that leaves, and a purgatory that refuses the operation
-    fail        an exception of try_complete
+    fail        fail, fail_all of the purgatory, and an exception of try_complete
     return      on_complete has returned
     raise       an exception of on_complete
 """
@@ -26,7 +26,7 @@ _TABLE: Final[dict[str, tuple[Outcome | None, dict[str, str]]]] = {
     # state: (outcome, {event: next state})
     "new": (
         None,
-        {"hand over": "arriving", "complete": "completing at once", "cancel": "cancelled"},
+        {"hand over": "arriving", "complete": "completing at once", "cancel": "cancelled", "fail": "failed"},
     ),
     "arriving": (
         None,

@@ -31,7 +31,8 @@ def docs() -> str:
     for file, names in DOCUMENTED.items():
         tree = ast.parse((HERE.parent / file).read_text())
         for class_ in [each for each in tree.body if isinstance(each, ast.ClassDef) and each.name in names]:
-            for method in [each for each in class_.body if isinstance(each, ast.FunctionDef) and each.name[0] != "_"]:
+            methods = [each for each in class_.body if isinstance(each, ast.FunctionDef)]
+            for method in [each for each in methods if each.name[0] != "_" or each.name == "__init__"]:
                 for argument in ast.walk(method.args):
                     if isinstance(argument, ast.arg):
                         argument.annotation = None

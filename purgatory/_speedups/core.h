@@ -143,6 +143,7 @@ struct Owner {
     PyObject *time;
     PyObject *loop, *listeners; /* None if there is none. */
     PyObject *deferred;         /* A list of operations, or NULL. */
+    Operation *at_deadline;     /* The one that is being tried for the last time; its caller has a reference. */
     char live, closed, purging;
     Py_ssize_t purge_interval, max_pending, depth;
     Py_ssize_t num_delayed, peak_delayed, missed, finished[OUTCOMES];
@@ -169,11 +170,12 @@ typedef struct {
 typedef struct Core {
     PyTypeObject *TimerEntry, *Timer, *Entry, *Watchers, *WatcherLists, *Owner, *Operation, *Await, *Purgatory;
     /* Of Python modules. */
-    PyObject *check_loop, *seconds, *get_running_loop, *monotonic, *PurgatoryMisuse;
+    PyObject *check_loop, *seconds, *distinct_keys, *refuse_task, *get_running_loop, *monotonic, *PurgatoryMisuse;
+    PyObject *no_on_done; /* The method of OperationBase, which does nothing. */
     /* Names. */
     PyObject *states[STATES], *outcomes[OUTCOMES];
-    PyObject *time, *keep, *_timer_expire, *try_complete, *on_complete, *on_expiration, *create_future, *done, *set_result,
-        *_thread_id;
+    PyObject *time, *keep, *_timer_expire, *try_complete, *on_complete, *on_expiration, *on_done, *create_future, *done,
+        *set_result, *_thread_id;
     double slice_seconds; /* The objects are in front of it. */
 } Core;
 

@@ -193,6 +193,8 @@ core_exec(PyObject *module)
     PyObject *slice_seconds = NULL;
     if (import(&core->check_loop, "purgatory._core.threads", "check_loop") < 0 ||
         import(&core->seconds, "purgatory._core.arguments", "seconds") < 0 ||
+        import(&core->distinct_keys, "purgatory._core.arguments", "distinct_keys") < 0 ||
+        import(&core->refuse_task, "purgatory._core.arguments", "refuse_task") < 0 ||
         import(&core->PurgatoryMisuse, "purgatory._core.errors", "PurgatoryMisuse") < 0 ||
         import(&core->get_running_loop, "asyncio", "_get_running_loop") < 0 ||
         import(&core->monotonic, "time", "monotonic") < 0 ||
@@ -210,6 +212,9 @@ core_exec(PyObject *module)
         make_type(module, &core->Await, &await_spec, NULL) < 0 ||
         make_type(module, &core->Purgatory, &purgatory_spec, NULL) < 0)
         return -1;
+    core->no_on_done = PyObject_GetAttrString((PyObject *)core->Operation, "on_done");
+    if (core->no_on_done == NULL)
+        return -1;
     for (int i = 0; i < STATES; i++)
         if (intern(&core->states[i], STATE_NAMES[i]) < 0)
             return -1;
@@ -218,8 +223,9 @@ core_exec(PyObject *module)
             return -1;
     return intern(&core->time, "time") | intern(&core->keep, "keep") | intern(&core->_timer_expire, "_timer_expire") |
            intern(&core->try_complete, "try_complete") | intern(&core->on_complete, "on_complete") |
-           intern(&core->on_expiration, "on_expiration") | intern(&core->create_future, "create_future") |
-           intern(&core->done, "done") | intern(&core->set_result, "set_result") | intern(&core->_thread_id, "_thread_id");
+           intern(&core->on_expiration, "on_expiration") | intern(&core->on_done, "on_done") |
+           intern(&core->create_future, "create_future") | intern(&core->done, "done") |
+           intern(&core->set_result, "set_result") | intern(&core->_thread_id, "_thread_id");
 }
 
 static int

@@ -6,7 +6,7 @@
 
 /* The table of `states.py`: the next state, by state and event; 0 if there is no such step. */
 static const unsigned char NEXT[STATES][EVENTS] = {
-    [NEW] = {[HAND_OVER] = ARRIVING, [COMPLETE] = COMPLETING_AT_ONCE, [CANCEL] = CANCELLED},
+    [NEW] = {[HAND_OVER] = ARRIVING, [COMPLETE] = COMPLETING_AT_ONCE, [CANCEL] = CANCELLED, [FAIL] = FAILED},
     [ARRIVING] = {[WATCH] = PENDING, [COMPLETE] = COMPLETING_AT_ONCE, [CANCEL] = CANCELLED, [FAIL] = FAILED},
     [PENDING] = {[COMPLETE] = COMPLETING, [CLOSE] = CLOSING, [EXPIRE] = EXPIRING, [CANCEL] = CANCELLED, [FAIL] = FAILED},
     [COMPLETING_AT_ONCE] = {[RETURN] = COMPLETED_AT_ONCE, [RAISE] = FAILED},
@@ -115,14 +115,8 @@ call(Operation *self, const char *method, PyObject *argument)
 }
 
 static int
-operation_init(Operation *self, PyObject *args, PyObject *kwargs)
+make(Operation *self, PyObject *timeout)
 {
-    static char *names[] = {"timeout", NULL};
-    PyObject *timeout;
-    if (kwargs == NULL && PyTuple_GET_SIZE(args) == 1)
-        timeout = PyTuple_GET_ITEM(args, 0);
-    else if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:__init__", names, &timeout))
-        return -1;
     double seconds = Py_HUGE_VAL;
     if (PyFloat_CheckExact(timeout) && PyFloat_AS_DOUBLE(timeout) >= 0 && PyFloat_AS_DOUBLE(timeout) < Py_HUGE_VAL)
         seconds = PyFloat_AS_DOUBLE(timeout);
@@ -143,6 +137,17 @@ operation_init(Operation *self, PyObject *args, PyObject *kwargs)
     self->timeout = seconds;
     self->base.state = NEW;
     return 0;
+}
+
+/* A method and no slot, for its signature, and because super().__init__(timeout) makes no tuple then. */
+static PyObject *
+operation_init(Operation *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    static const char *const wanted[] = {"timeout", NULL};
+    PyObject *timeout;
+    if (take_arguments("__init__", wanted, 1, args, count, names, &timeout) < 0 || make(self, timeout) < 0)
+        return NULL;
+    Py_RETURN_NONE;
 }
 
 static int
@@ -199,7 +204,7 @@ fail(Operation *self, PyObject **exit)
 {
     Handled now;
     handle(&now);
-    PyObject *failure = PyObject_CallMethod((PyObject *)self, "_purgatory_fail", "O", now.exception);
+    PyObject *failure = PyObject_CallMethod((PyObject *)self, "_purgatory_failure", "O", now.exception);
     if (failure != NULL) {
         Py_XSETREF(self->outcome, failure);
         if (*exit == NULL && is_exit(now.exception))
@@ -278,19 +283,30 @@ wake(Core *core, Operation *self, PyObject **exit)
     return failed;
 }
 
-/* _purgatory_end: count the operation, which is done, and tell awaiting tasks and listeners. */
+/* _purgatory_end: count the operation, which is done, and tell it, awaiting tasks and listeners. */
 static int
 end(Core *core, Operation *self)
 {
     Owner *owner = self->owner;
     self->owner = NULL;
     PyObject *exit = NULL;
-    if (owner != NULL)
-        owner->finished[OUTCOME[self->base.state]]++;
+    bool is_missed = false;
+    if (owner != NULL) {
+        int outcome = OUTCOME[self->base.state];
+        owner->finished[outcome]++;
+        is_missed = outcome == SATISFIED_O && owner->at_deadline == self;
+        owner->missed += is_missed;
+    }
+    if (_PyType_Lookup(Py_TYPE(self), core->on_done) != core->no_on_done) {
+        PyObject *done = PyObject_CallMethodNoArgs((PyObject *)self, core->on_done);
+        if (done == NULL && report(self, owner) < 0)
+            keep(&exit);
+        Py_XDECREF(done);
+    }
     if (self->waiters != NULL && wake(core, self, &exit) < 0)
         keep(&exit);
-    if (owner != NULL && (!IS_NONE(owner->listeners) || is_purge_due(owner))) {
-        PyObject *done = PyObject_CallMethod((PyObject *)owner, "note_end", "(O)", self);
+    if (owner != NULL && (is_missed || !IS_NONE(owner->listeners) || is_purge_due(owner))) {
+        PyObject *done = PyObject_CallMethod((PyObject *)owner, "note_end", "(OO)", self, is_missed ? Py_True : Py_False);
         Py_XDECREF(done);
         if (done == NULL)
             keep(&exit);
@@ -424,6 +440,27 @@ operation_cancel(Operation *self, PyObject *unused)
 }
 
 static PyObject *
+operation_fail(Operation *self, PyObject *failure)
+{
+    Core *core = core_of(self);
+    if (self->owner != NULL && refuse_change(core, self->owner->lists) < 0)
+        return NULL;
+    if (!take_step(self, FAIL))
+        Py_RETURN_FALSE;
+    Py_XSETREF(self->outcome, Py_NewRef(failure));
+    if (end(core, self) < 0)
+        return NULL;
+    Py_RETURN_TRUE;
+}
+
+/* on_done of a class that does not define it: `end` does not even call this. */
+static PyObject *
+operation_on_done(Operation *self, PyObject *unused)
+{
+    Py_RETURN_NONE;
+}
+
+static PyObject *
 operation_close(Operation *self, PyObject *unused)
 {
     Core *core = core_of(self);
@@ -441,11 +478,14 @@ operation_timer_expire(Operation *self, PyObject *unused)
     Core *core = core_of(self);
     Owner *owner = (Owner *)Py_XNewRef(self->owner);
     double deadline = self->base.deadline;
+    Operation *before = owner == NULL ? NULL : owner->at_deadline;
+    if (owner != NULL)
+        owner->at_deadline = self;
     int failed = try_operation(core, self) < 0;
+    if (owner != NULL)
+        owner->at_deadline = before;
     bool is_rescheduled = self->base.bucket != NULL || self->base.deadline != deadline;
-    if (OUTCOME[self->base.state] == SATISFIED_O && owner != NULL)
-        owner->missed++;
-    else if (!failed && !is_rescheduled && take_step(self, EXPIRE))
+    if (!failed && !is_rescheduled && take_step(self, EXPIRE))
         failed = complete(core, self) < 0;
     Py_XDECREF(owner);
     if (failed)
@@ -575,12 +615,16 @@ operation_get_state_name(Operation *self, void *closure)
 static PyObject *operation_await(Operation *self);
 
 static PyMethodDef operation_methods[] = {
+    {"__init__", (PyCFunction)(void (*)(void))operation_init, METH_FASTCALL | METH_KEYWORDS,
+     DOC_OperationBase___init__},
     {"force_complete", (PyCFunction)operation_force_complete, METH_NOARGS, DOC_OperationBase_force_complete},
     {"cancel", (PyCFunction)operation_cancel, METH_NOARGS, DOC_OperationBase_cancel},
     {"done", (PyCFunction)operation_done, METH_NOARGS, DOC_OperationBase_done},
     {"expired", (PyCFunction)operation_expired, METH_NOARGS, DOC_OperationBase_expired},
     {"cancelled", (PyCFunction)operation_cancelled, METH_NOARGS, DOC_OperationBase_cancelled},
+    {"on_done", (PyCFunction)operation_on_done, METH_NOARGS, DOC_OperationBase_on_done},
     {"_purgatory_close", (PyCFunction)operation_close, METH_NOARGS, NULL},
+    {"_purgatory_fail", (PyCFunction)operation_fail, METH_O, NULL},
     {"_purgatory_add_waiter", (PyCFunction)operation_add_waiter, METH_O, NULL},
     {"_purgatory_remove_waiter", (PyCFunction)operation_remove_waiter, METH_O, NULL},
     {"_purgatory_taken", (PyCFunction)operation_taken, METH_NOARGS, NULL},
@@ -596,6 +640,7 @@ static PyGetSetDef operation_getset[] = {
 
 static PyMemberDef operation_members[] = {
     {"_purgatory_owner", T_OBJECT, offsetof(Operation, owner), READONLY},
+    {"_purgatory_entry", T_OBJECT, offsetof(Operation, entry), READONLY},
     {"_purgatory_outcome", T_OBJECT_EX, offsetof(Operation, outcome), READONLY},
     {"_purgatory_timeout", T_DOUBLE, offsetof(Operation, timeout), READONLY},
     {NULL},
@@ -603,7 +648,6 @@ static PyMemberDef operation_members[] = {
 
 static PyType_Slot operation_slots[] = {
     {Py_tp_doc, "OperationBase(timeout)\n--\n\nAn operation: its state, its place in a purgatory, its awaiting tasks."},
-    {Py_tp_init, operation_init},
     {Py_tp_traverse, operation_traverse},
     {Py_tp_clear, operation_clear},
     {Py_tp_dealloc, operation_dealloc},

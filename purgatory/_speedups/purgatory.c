@@ -603,42 +603,32 @@ purgatory_dealloc(Purgatory *self)
     free_object(self);
 }
 
-/* The keys as a tuple, each once. */
+/* The keys as a tuple, each once. Few of them, as usual, are compared by their hashes; the rest is done in Python. */
 static PyObject *
-distinct_keys(PyObject *keys)
+distinct_keys(Core *core, PyObject *keys)
 {
-    if (PyUnicode_Check(keys) || PyBytes_Check(keys))
-        return PyErr_Format(PyExc_TypeError, "keys must be an iterable of keys, not the %s %R", Py_TYPE(keys)->tp_name, keys);
-    if (PyTuple_CheckExact(keys))
-        Py_INCREF(keys);
-    else if ((keys = PySequence_Tuple(keys)) == NULL)
-        return NULL;
-    Py_ssize_t count = PyTuple_GET_SIZE(keys);
-    if (count == 0) {
-        Py_DECREF(keys);
-        PyErr_SetString(PyExc_ValueError, "an operation needs at least one key to be watched on");
-        return NULL;
-    }
+    PyObject *tuple = PyTuple_CheckExact(keys) || PyList_CheckExact(keys) ? PySequence_Tuple(keys) : NULL;
+    if (tuple == NULL)
+        return PyErr_Occurred() ? NULL : PyObject_CallOneArg(core->distinct_keys, keys);
+    Py_ssize_t count = PyTuple_GET_SIZE(tuple);
     Py_hash_t hashes[FEW];
-    bool distinct_hashes = count <= FEW; /* And so are the keys then. A dict costs more. */
-    for (Py_ssize_t i = 0; i < count && distinct_hashes; i++) {
-        hashes[i] = PyObject_Hash(PyTuple_GET_ITEM(keys, i));
-        if (hashes[i] == -1) {
-            Py_DECREF(keys);
-            return NULL;
+    bool distinct = 0 < count && count <= FEW;
+    for (Py_ssize_t i = 0; i < count && distinct; i++) {
+        hashes[i] = PyObject_Hash(PyTuple_GET_ITEM(tuple, i));
+        if (hashes[i] == -1) { /* Its error is told in Python. */
+            if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
+                Py_DECREF(tuple);
+                return NULL;
+            }
+            PyErr_Clear();
+            distinct = false;
         }
         for (Py_ssize_t j = 0; j < i; j++)
-            distinct_hashes &= hashes[j] != hashes[i];
+            distinct &= hashes[j] != hashes[i];
     }
-    if (distinct_hashes)
-        return keys;
-    PyObject *distinct = PyDict_New();
-    for (Py_ssize_t i = 0; i < count && distinct != NULL; i++)
-        if (PyDict_SetItem(distinct, PyTuple_GET_ITEM(keys, i), Py_None) < 0)
-            Py_CLEAR(distinct);
-    Py_SETREF(keys, distinct == NULL ? NULL : PySequence_Tuple(distinct));
-    Py_XDECREF(distinct);
-    return keys;
+    if (!distinct)
+        Py_SETREF(tuple, PyObject_CallOneArg(core->distinct_keys, tuple));
+    return tuple;
 }
 
 /* Owner.time() */
@@ -770,7 +760,7 @@ purgatory_watch(Purgatory *self, PyObject *const *args, Py_ssize_t count, PyObje
         failed = is_here < 0 ? -1 : 0;
     }
     if (!failed)
-        failed = (keys = distinct_keys(values[1])) == NULL ? -1 : 0;
+        failed = (keys = distinct_keys(core, values[1])) == NULL ? -1 : 0;
     if (!failed) {
         bool is_operation = PyObject_TypeCheck(operation, core->Operation) && ((Operation *)operation)->base.state != UNMADE;
         failed = is_operation ? hand_over(core, self, owner, (Operation *)operation, keys)

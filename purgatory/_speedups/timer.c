@@ -345,7 +345,7 @@ timer_place(Timer *self, TimerEntry *entry, double deadline, bool is_new)
     double exact = deadline * self->rate;
     long long tick;
     if (isnan(exact)) {
-        PyErr_SetString(PyExc_ValueError, "deadline must be a number of seconds, not nan");
+        PyErr_SetString(PyExc_ValueError, "deadline must be a number of seconds, not NaN");
         return -1;
     }
     if (exact >= (double)LAST)
@@ -414,7 +414,8 @@ static int
 as_entry(Timer *self, PyObject *task, TimerEntry **entry)
 {
     if (!PyObject_TypeCheck(task, self->core->TimerEntry)) {
-        PyErr_Format(PyExc_TypeError, "task must be a TimerTask, not this %s", Py_TYPE(task)->tp_name);
+        PyObject *refused = PyObject_CallOneArg(self->core->refuse_task, task); /* It raises. */
+        Py_XDECREF(refused);
         return -1;
     }
     *entry = (TimerEntry *)task;

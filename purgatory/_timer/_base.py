@@ -25,6 +25,7 @@ from contextlib import suppress
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from purgatory._core.arguments import check_time, refuse_task
 from purgatory._core.clock import Clock
 from purgatory._core.slices import ExitRequests, Slice
 from purgatory._core.threads import check_loop
@@ -144,7 +145,7 @@ class TimerBase:
         """
         check_loop(self, self._loop, "timer.add(task, deadline)")
         _check_task(task)
-        _check_deadline(deadline)
+        check_time("deadline", deadline)
         self._place(task, deadline, is_new=True)
 
     def cancel(self, task: TimerEntry) -> bool:
@@ -165,7 +166,7 @@ class TimerBase:
         """
         check_loop(self, self._loop, "timer.reschedule(task, deadline)")
         _check_task(task)
-        _check_deadline(deadline)
+        check_time("deadline", deadline)
         self._place(task, deadline, is_new=False)
 
     def _place(self, task: TimerEntry, deadline: float, is_new: bool) -> None:
@@ -197,8 +198,6 @@ class TimerBase:
         """Return the first tick whose time is not before `deadline`; `LAST` or more if it never comes."""
         try:
             tick = int(deadline * self._rate)
-        except ValueError:
-            raise ValueError(f"deadline must be a number of seconds, not {deadline!r}") from None
         except OverflowError:
             return LAST if deadline > 0 else self._current
         return tick + 1 if tick / self._rate < deadline else tick
@@ -347,13 +346,7 @@ class TimerBase:
 
 def _check_task(task: object) -> None:
     if not isinstance(task, TimerEntry) or not hasattr(task, "_timer_bucket"):
-        name = type(task).__qualname__
-        raise TypeError(f"task must be a TimerTask whose __init__ calls super().__init__(), not this {name}")
-
-
-def _check_deadline(deadline: float) -> None:
-    if not isinstance(deadline, (int, float)):
-        raise TypeError(f"deadline must be a number of seconds, not {deadline!r}")
+        refuse_task(task)
 
 
 if not TYPE_CHECKING:

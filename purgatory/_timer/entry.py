@@ -5,14 +5,14 @@ from collections.abc import Callable
 from contextvars import Context, copy_context
 from typing import Any
 
-from purgatory._core.closing import NoCopy
+from purgatory._core.closing import Unique
 from purgatory._core.threads import check_loop
 from purgatory._timer._base import TimerBase, TimerEntry
 
 __all__ = ["TimerHandle", "TimerTask"]
 
 
-class TimerTask(TimerEntry, NoCopy, ABC):
+class TimerTask(TimerEntry, Unique, ABC):
     """Something that runs at a deadline unless it is cancelled first. Subclasses define it in `run`.
 
     class Ping(TimerTask):
@@ -24,6 +24,9 @@ class TimerTask(TimerEntry, NoCopy, ABC):
 
     __slots__ = ()
 
+    def _purgatory_describe(self) -> str:
+        return f"deadline={self._timer_deadline!r}"
+
     @abstractmethod
     def run(self) -> None:
         """Do what is due. The timer calls it once, at the deadline or after it, never before."""
@@ -32,7 +35,7 @@ class TimerTask(TimerEntry, NoCopy, ABC):
         self.run()
 
 
-class TimerHandle(TimerEntry, NoCopy):
+class TimerHandle(TimerEntry, Unique):
     """A callback asked for by `WheelTimer.call_at` or `call_later`, with the methods of `asyncio.TimerHandle`."""
 
     __slots__ = ("__weakref__", "_args", "_callback", "_context", "_timer")
@@ -46,9 +49,8 @@ class TimerHandle(TimerEntry, NoCopy):
         self._args = args
         self._context = copy_context() if context is None else context
 
-    def __repr__(self) -> str:
-        state = "cancelled" if self.cancelled() else f"when={self._timer_deadline!r}"
-        return f"<TimerHandle {state}>"
+    def _purgatory_describe(self) -> str:
+        return "cancelled" if self.cancelled() else f"when={self._timer_deadline!r}"
 
     def when(self) -> float:
         """Return the time asked for, in seconds of the clock."""

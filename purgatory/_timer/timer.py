@@ -7,9 +7,9 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Final, TypeVarTuple, Unpack, cast
 
-from purgatory._core.arguments import check_count, seconds
+from purgatory._core.arguments import check_callable, check_count, check_time, seconds
 from purgatory._core.clock import Clock, Handle, report
-from purgatory._core.closing import NoCopy
+from purgatory._core.closing import Unique
 from purgatory._core.slices import SLICE, ExitRequests, Slice, call_neutral
 from purgatory._core.threads import check_loop
 from purgatory._timer._base import AWAKE, NOT_ARMED, TimerBase, TimerEntry
@@ -47,7 +47,7 @@ class TimerStatistics:
     """Tasks moved down from a higher level, once for each move."""
 
 
-class WheelTimer(TimerBase, NoCopy):
+class WheelTimer(TimerBase, Unique):
     """Runs `TimerTask`s at their deadlines: hierarchical timing wheels on a `Clock`, and a `Clock` itself.
 
         timer = WheelTimer()
@@ -93,8 +93,8 @@ class WheelTimer(TimerBase, NoCopy):
         """Seconds of the longest slice of work so far."""
         super().__init__(clock, 1 / self._tick_seconds, wheel_size)
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__qualname__} tick={self.tick!r} tasks={len(self)} levels={len(self._levels())}>"
+    def _purgatory_describe(self) -> str:
+        return f"tick={self.tick!r} tasks={len(self)} levels={len(self._levels())}"
 
     def __len__(self) -> int:
         """How many tasks wait."""
@@ -146,6 +146,7 @@ class WheelTimer(TimerBase, NoCopy):
             PurgatoryMisuse: The timer belongs to another event loop or thread.
         """
         check_loop(self, self._loop, "timer.call_at(when, callback)")
+        check_time("when", when)
         return self._call_at(when, callback, args, context)
 
     def call_later(
@@ -153,11 +154,13 @@ class WheelTimer(TimerBase, NoCopy):
     ) -> TimerHandle:
         """Call `callback(*args)` in `delay` seconds, as `loop.call_later` does but never early. Else as `call_at`."""
         check_loop(self, self._loop, "timer.call_later(delay, callback)")
+        check_time("delay", delay)
         return self._call_at(self.time() + delay, callback, args, context)
 
     def _call_at(
         self, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
     ) -> TimerHandle:
+        check_callable("callback", callback)
         handle = TimerHandle(self, callback, args, context)
         self.add(handle, when)
         return handle

@@ -53,10 +53,10 @@ class TestRecords:
         purgatory.cancel_for_key("a")
         purgatory.try_complete_else_watch(Slow(clock), ["a"]).force_complete()
         assert heard == [
-            ("test", "Slow", ("a", ("b", 1)), 7.0, 2.0, 0.0, "completed_at_once", None, 2.0),
-            ("test", "Flag", ("a",), 8.0, None, 3.0, "satisfied", None, None),
-            ("test", "Flag", ("a",), 11.0, 5.0, 1.0, "cancelled", None, 5.0),
-            ("test", "Slow", ("a",), 12.0, None, 1.0, "satisfied", None, None),
+            ("test", "Slow", ("a", ("b", 1)), 7.0, 2.0, 0.0, "completed_at_once", None, 2.0, False),
+            ("test", "Flag", ("a",), 8.0, None, 3.0, "satisfied", None, None, False),
+            ("test", "Flag", ("a",), 11.0, 5.0, 1.0, "cancelled", None, 5.0, False),
+            ("test", "Slow", ("a",), 12.0, None, 1.0, "satisfied", None, None, False),
         ], "the time of on_complete is part of the wait"
 
     def test_the_record_of_an_expired_operation_has_its_lateness(self, clock: FaultLog) -> None:
@@ -65,7 +65,7 @@ class TestRecords:
         purgatory.add_listener(heard.append)
         purgatory.try_complete_else_watch(Flag(0.875), ["a"])
         clock.advance(1.0)
-        assert heard == [("coarse", "Flag", ("a",), 0.0, 0.875, 1.0, "expired", 0.125, 0.875)]
+        assert heard == [("coarse", "Flag", ("a",), 0.0, 0.875, 1.0, "expired", 0.125, 0.875, False)]
 
     @pytest.mark.parametrize("ready", [True, False])
     def test_a_failed_operation_has_a_record_on_any_way_of_completion(

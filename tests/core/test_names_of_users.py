@@ -13,13 +13,16 @@ MORE = ("key", "purgatory", "timer", "loop", "callback", "future", "args", "hand
 NAMES = [prefix + name for prefix in ("", "_") for name in (*METHODS, *ATTRIBUTES, *MORE)]
 
 PUBLIC = {
+    "add_done_callback",
     "cancel",
     "cancelled",
     "done",
     "exception",
     "expired",
+    "fail",
     "force_complete",
     "on_complete",
+    "on_done",
     "on_expiration",
     "on_undelivered",
     "outcome",
@@ -89,7 +92,7 @@ async def test_an_operation_with_a_method_of_its_own_is_awaited_as_any(name: str
     ("kind", "public", "prefixes"),
     [
         (DelayedOperation, PUBLIC, ("_purgatory_", "_timer_")),
-        (TimerTask, {"run"}, ("_timer_",)),
+        (TimerTask, {"run"}, ("_purgatory_", "_timer_")),
     ],
 )
 def test_internal_names_have_a_prefix_of_their_own(kind: type, public: set[str], prefixes: tuple[str, ...]) -> None:

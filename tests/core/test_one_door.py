@@ -240,15 +240,19 @@ class TestClosedCoroutines:
 
 WATCH: Final = "loop.call_soon_threadsafe(purgatory.try_complete_else_watch, operation, keys)"
 ACLOSE: Final = "asyncio.run_coroutine_threadsafe(purgatory.aclose(), loop)"
+FAIL: Final = "operation.fail(KeyError()), getattr(operation, 'exception')()"
+FAIL_ALL: Final = "purgatory.fail_all(KeyError()), getattr(operation, 'exception')()"
 CHANGING: Final[dict[str, str]] = {
     # Each call that changes something, and what to call instead in another thread.
     "purgatory.try_complete_else_watch(Flag(60.0), ['key'])": WATCH,
+    "purgatory.wait_for(lambda: False, 'key')": "asyncio.run_coroutine_threadsafe()",
     "purgatory.check_and_complete('key')": "check_and_complete_threadsafe()",
     "purgatory.check_and_complete('key', 1)": "check_and_complete_threadsafe()",
     "purgatory.check_and_complete_soon('key')": "check_and_complete_threadsafe()",
     "purgatory.cancel_for_key('key')": "loop.call_soon_threadsafe(purgatory.cancel_for_key, key)",
     "purgatory.complete_all()": "loop.call_soon_threadsafe(purgatory.complete_all)",
     "purgatory.cancel_all()": "loop.call_soon_threadsafe(purgatory.cancel_all)",
+    FAIL_ALL: "loop.call_soon_threadsafe(purgatory.fail_all, exception)",
     "purgatory.close()": "loop.call_soon_threadsafe(purgatory.close)",
     "begin(purgatory.aclose())": ACLOSE,
     "purgatory.add_listener(str)": "loop.call_soon_threadsafe(purgatory.add_listener, listener)",
@@ -256,6 +260,7 @@ CHANGING: Final[dict[str, str]] = {
     "purgatory.check_thread('f(x)')": "loop.call_soon_threadsafe(f, x)",
     "operation.force_complete()": "loop.call_soon_threadsafe(operation.force_complete)",
     "operation.cancel()": "loop.call_soon_threadsafe(operation.cancel)",
+    FAIL: "loop.call_soon_threadsafe(operation.fail, exception)",
     "operation.reschedule(7200.0)": "loop.call_soon_threadsafe(operation.reschedule, timeout)",
     "begin(operation)": "asyncio.run_coroutine_threadsafe()",
     "lowlevel.add_waiter(operation, waiter)": "loop.call_soon_threadsafe(add_waiter, operation, waiter)",
@@ -299,7 +304,8 @@ FREE: Final[dict[str, tuple[type, str]]] = {
     ),
     "operation": (
         DelayedOperation,
-        "done expired cancelled result exception outcome try_complete on_complete on_expiration on_undelivered",
+        "done expired cancelled result exception outcome try_complete on_complete on_expiration on_undelivered on_done"
+        " add_done_callback",
     ),
     "timer": (
         WheelTimer,
@@ -315,7 +321,8 @@ READS: Final = (
     "for each in (purgatory, reaches, changes)], operation.done(), operation.outcome, operation._timer_deadline,"
     "timer.statistics(), handle.when(), handle.cancelled(), waiter.done(), thresholds.value, values.get('key'),"
     "list(tracker), tracker._tracked['key'].seen, tracker.timer.statistics(), list(idle._idle), finished.outcome,"
-    "list(map(repr, (operation, finished, timer, handle, thresholds, values, tracker, idle))),"
+    "repr(operation).partition('due')[0], "
+    "list(map(repr, (finished, timer, handle, thresholds, values, tracker, idle))),"
     "purgatory._owner.listeners and purgatory._owner.listeners.all"
 )
 ON_FINISHED: Final = {

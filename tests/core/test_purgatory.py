@@ -333,7 +333,7 @@ class TestClose:
         clock.call_at(0.0, lambda: seen.append(repr(clock)))
         clock.advance(0)
         assert all(operation.done() for operation in operations)
-        assert seen == ["<VirtualClock time=0.0 scheduled=0>"]
+        assert seen == ["<FaultLog time=0.0 scheduled=0>"]
 
 
 class TestReentrancy:

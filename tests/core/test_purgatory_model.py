@@ -38,7 +38,7 @@ ERRORS = st.sampled_from(
 
 OUTSIDE = [
     *("watch", "watch", "watch", "check", "check", "check soon", "make true", "make true", "force", "cancel"),
-    *("cancel for key", "reschedule", "complete all", "cancel all"),
+    *("cancel for key", "reschedule", "complete all", "cancel all", "fail", "fail all"),
 ]
 INSIDE = [*OUTSIDE, *OUTSIDE, "force", "force", "check", "check", "raise", "raise", "raise", "close"]
 
@@ -72,6 +72,7 @@ def plans(draw: st.DrawFn, depth: int) -> Plan:
         tries=tuple(draw(st.lists(st.lists(act, max_size=2).map(tuple), max_size=3))),
         completes=draw(several),
         expires=draw(several),
+        ends=draw(several),
     )
 
 
@@ -100,6 +101,9 @@ class Real(DelayedOperation[str]):
 
     def on_expiration(self) -> None:
         naive.on_expiration(self)
+
+    def on_done(self) -> None:
+        naive.on_done(self)
 
     def force_complete(self) -> bool:
         self.world.note("forces", self.number, self.outcome is None)
@@ -175,7 +179,16 @@ class RealWorld(FaultLog):
             self.note("all done")
 
     def cancel_all(self) -> int:
-        return self.purgatory.cancel_all()
+        try:
+            return self.purgatory.cancel_all()
+        finally:
+            self.note("all done")
+
+    def fail_all(self, exception: Exception) -> int:
+        try:
+            return self.purgatory.fail_all(exception)
+        finally:
+            self.note("all done")
 
     def close(self) -> None:
         try:
@@ -308,10 +321,12 @@ class AgainstANaivePurgatory(RuleBasedStateMachine):
         self.awaiting.append((task, index))
         self._run_loop()
         self.awaiting.pop()
-        assert task.cancelled()
         self._follow()
+        exits: list[BaseException] = []
         if not any(index == other for _, other in self.awaiting):
-            self.naive.operations[index].cancel()
+            with naive.keeping(exits):
+                self.naive.operations[index].cancel()
+        assert type(task.result()) is type(exits[0]) if exits else task.cancelled()
         assert self.naive.events == []
 
     @invariant()

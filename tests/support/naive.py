@@ -7,7 +7,7 @@ tick, keys that were asked for), it follows the real one and asserts that it had
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -42,6 +42,7 @@ class Plan:
     tries: tuple[tuple[Action, ...], ...] = ()
     completes: tuple[Action, ...] = ()
     expires: tuple[Action, ...] = ()
+    ends: tuple[Action, ...] = ()
 
 
 class Planned(Protocol):
@@ -62,6 +63,8 @@ class Planned(Protocol):
     def force_complete(self) -> bool: ...
 
     def cancel(self) -> bool: ...
+
+    def fail(self, exception: Exception, /) -> bool: ...
 
 
 class World(Protocol):
@@ -85,6 +88,8 @@ class World(Protocol):
 
     def cancel_all(self) -> int: ...
 
+    def fail_all(self, exception: Exception) -> int: ...
+
     def close(self) -> None: ...
 
 
@@ -106,6 +111,8 @@ def perform(world: World, action: Action, inside: Planned | None = None) -> None
             world.note("forced", target.number, target.force_complete())
         case "cancel" if target is not None:
             world.note("cancelled", target.number, target.cancel())
+        case "fail" if target is not None:
+            world.note("failed", target.number, target.fail(KeyError(target.number)))
         case "cancel for key":
             world.note("cancelled for", action.key, world.cancel_for_key(action.key))
         case "reschedule" if target is not None:
@@ -114,6 +121,8 @@ def perform(world: World, action: Action, inside: Planned | None = None) -> None
             world.note("completed all", world.complete_all())
         case "cancel all":
             world.note("cancelled all", world.cancel_all())
+        case "fail all":
+            world.note("failed all", world.fail_all(KeyError("all")))
         case "close":
             world.close()
             world.note("closed")
@@ -144,6 +153,13 @@ def on_expiration(operation: Planned) -> None:
     """An operation's `on_expiration`, by its plan."""
     operation.world.note("expires", operation.number)
     for action in operation.plan.expires:
+        perform(operation.world, action, operation)
+
+
+def on_done(operation: Planned) -> None:
+    """An operation's `on_done`, by its plan."""
+    operation.world.note("done", operation.number)
+    for action in operation.plan.ends:
         perform(operation.world, action, operation)
 
 
@@ -205,6 +221,14 @@ class NaiveOperation:
         self.world.finish(self)
         return True
 
+    def fail(self, exception: BaseException, /) -> bool:
+        if self.state != "pending":
+            return False
+        self.state = "failed"
+        self.error = exception
+        self.world.finish(self)
+        return True
+
     def late(self, error: BaseException) -> None:
         if isinstance(error, EXITS):
             raise error
@@ -243,11 +267,13 @@ class NaivePurgatory:
         self.registered = 0
         self.peak_delayed = 0
         self.missed = 0
+        self.at_deadline: NaiveOperation | None = None
         self.outcomes = dict.fromkeys(["completed at once", "satisfied", "expired", "closed", "cancelled", "failed"], 0)
 
     def note(self, *event: object) -> None:
         assert self.events, f"nothing more should happen, but {event}"
-        assert self.events.pop(0) == event
+        real = self.events.pop(0)
+        assert real == event, f"the real one has {real}, the naive one {event}"
 
     def pending(self) -> list[NaiveOperation]:
         return [operation for operation in self.watching if operation.state == "pending"]
@@ -294,11 +320,10 @@ class NaivePurgatory:
             if operation.state != "pending":
                 operation.late(error)
                 return
-            operation.state = "failed"
-            operation.error = error
-            self.finish(operation)
-            if isinstance(error, EXITS):
-                raise
+            exits = [error] * isinstance(error, EXITS)
+            with keeping(exits):
+                operation.fail(error)
+            raise_first(exits)
 
     def completes(self, operation: NaiveOperation, exits: list[BaseException]) -> bool:
         """Whether an attempt completes the operation."""
@@ -338,7 +363,8 @@ class NaivePurgatory:
         if error is not None:
             operation.state = "failed"
             operation.error = error
-        self.finish(operation)
+        with keeping(exits):
+            self.finish(operation)
         raise_first(exits)
 
     def finish(self, operation: NaiveOperation) -> None:
@@ -350,11 +376,20 @@ class NaivePurgatory:
         elif state == "closing":
             operation.state = state = "closed"
         self.outcomes[state] += 1
+        missed = state == "satisfied" and self.at_deadline is operation
+        self.missed += missed
+        exits: list[BaseException] = []
+        try:
+            on_done(operation)
+        except BaseException as error:
+            with keeping(exits):
+                operation.late(error)
         if self.listened:
-            self.note(*self.record(operation, state))
+            self.note(*self.record(operation, state, missed))
         self.purge_if_due()
+        raise_first(exits)
 
-    def record(self, operation: NaiveOperation, state: str) -> Event:
+    def record(self, operation: NaiveOperation, state: str, missed: bool) -> Event:
         """The call of a listener with an operation that is in `state` now."""
         late = None
         if state == "expired":
@@ -363,7 +398,8 @@ class NaivePurgatory:
         waited = 0.0 if state == "completed at once" else self.now - operation.arrived
         keys = tuple(dict.fromkeys(operation.plan.keys))
         outcome = state.replace(" ", "_")
-        return ("listener called", keys, operation.arrived, operation.timeout, waited, outcome, late, operation.moved)
+        how = (operation.arrived, operation.timeout, waited, outcome, late, operation.moved, missed)
+        return ("listener called", keys, *how)
 
     def entries(self) -> list[NaiveOperation]:
         """The entries of all lists."""
@@ -432,9 +468,15 @@ class NaivePurgatory:
     def cancel_for_key(self, key: str) -> list[int]:
         if key not in self.lists:
             return []
-        listed = self.lists[key]
-        cancelled = [each.number for each in listed.operations.copy() if each.cancel()]
-        self.compact(listed)
+        cancelled = []
+        exits: list[BaseException] = []
+        for operation in self.lists[key].operations.copy():
+            with keeping(exits):
+                if operation.cancel():
+                    cancelled.append(operation.number)
+        if key in self.lists:
+            self.compact(self.lists[key])
+        raise_first(exits)
         return cancelled
 
     def reschedule(self, operation: NaiveOperation, seconds: float | None) -> bool:
@@ -460,11 +502,24 @@ class NaivePurgatory:
         return completed
 
     def cancel_all(self) -> int:
-        pending = self.pending()
-        if self.listened:  # the order is that of the lists, which the model does not have
-            pending.sort(key=lambda operation: repr(self.record(operation, "cancelled")))
-            self.events[: len(pending)] = sorted(self.events[: len(pending)], key=repr)
-        return sum(operation.cancel() for operation in pending)
+        return self.end_all(NaiveOperation.cancel)
+
+    def fail_all(self, exception: Exception) -> int:
+        return self.end_all(lambda operation: operation.fail(exception))
+
+    def end_all(self, end: Callable[[NaiveOperation], bool]) -> int:
+        """End all, in the order of the real one: it is that of the lists, which the model does not have."""
+        before = self.pending()
+        ended = 0
+        exits: list[BaseException] = []
+        while self.events and self.events[0][0] == "done":
+            (operation,) = [each for each in self.operations if each.number == self.events[0][1]]
+            with keeping(exits):
+                ended += end(operation)
+        assert not any(operation.state == "pending" for operation in before)
+        self.note("all done")
+        raise_first(exits)
+        return ended
 
     def close(self) -> None:
         self.closed = True
@@ -509,10 +564,12 @@ class NaivePurgatory:
         assert self.now < deadline + slack, "late"
         for other in self.pending():
             assert other.deadline is None or deadline < other.deadline + slack, "out of order by more than a tick"
-        self.attempt(operation)
-        if operation.state in ("completing", "satisfied"):
-            self.missed += 1
-        elif operation.state == "pending" and operation.deadline is not None and operation.deadline <= self.now:
+        self.at_deadline = operation
+        try:
+            self.attempt(operation)
+        finally:
+            self.at_deadline = None
+        if operation.state == "pending" and operation.deadline is not None and operation.deadline <= self.now:
             operation.state = "expiring"
             self.complete(operation)
 

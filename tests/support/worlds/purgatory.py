@@ -33,6 +33,7 @@ class Operation(DelayedOperation[str]):
         self.completed = 0
         self.expirations: list[float] = []
         """Seconds by which each was early."""
+        self.ended = 0
         self.woken = False
         """Whether one of its keys was checked when its condition held."""
 
@@ -59,6 +60,10 @@ class Operation(DelayedOperation[str]):
     @is_step
     def on_expiration(self) -> None:
         self.expirations.append(self.moves.earliest - self.clock.time())
+
+    @is_step
+    def on_done(self) -> None:
+        self.ended += 1
 
 
 class World:
@@ -130,6 +135,16 @@ class World:
     def reschedule(self, operation: Operation, timeout: float | None) -> None:
         with operation.moves.to(None if timeout is None else self.clock.time() + timeout):
             operation.reschedule(timeout)
+
+    def fail(self, operation: Operation) -> None:
+        if operation.fail(LookupError()):
+            operation.exception()
+
+    def fail_all(self) -> None:
+        self.purgatory.fail_all(LookupError())
+        for operation in self.operations:
+            if operation.outcome == "failed":
+                operation.exception()
 
     def wake(self, operation: Operation, which: int = 0) -> None:
         """Make its condition true and check one of its keys."""
@@ -230,6 +245,7 @@ class World:
         require(len(expirations) == (outcome == "expired"), f"{operation}: on_expiration ran {len(expirations)} times")
         require(max(expirations, default=0) <= 0, f"{operation}: expired {expirations} s before its deadline")
         require(operation.done() == (outcome is not None), f"{operation}: done() is {operation.done()}")
+        require(operation.ended == operation.done(), f"{operation}: on_done ran {operation.ended} times")
         if operation.woken and operation.accepted:
             require(operation.done(), f"{operation}: lost wake-up")
 
@@ -279,6 +295,8 @@ _BOTH: Final[dict[str, Callable[[World], object]]] = {
     "aclose": lambda world: world.aclose(),
     "force_complete": lambda world: world.subject.force_complete(),
     "cancel": lambda world: world.subject.cancel(),
+    "fail": lambda world: world.fail(world.subject),
+    "fail_all": lambda world: world.fail_all(),
     "advance by nothing": lambda world: world.clock.advance(0.0),
     "advance to a deadline": lambda world: world.clock.advance(0.006),
     "advance by a cascade": lambda world: world.clock.advance(0.2),
@@ -334,6 +352,7 @@ INTO_A_PURGATORY: Final[dict[str, Callable[[World], object]]] = {
     "cancel_for_key new": lambda world: world.purgatory.cancel_for_key(world.key("new")),
     "force_complete another": lambda world: world.other.force_complete(),
     "cancel another": lambda world: world.other.cancel(),
+    "fail another": lambda world: world.fail(world.other),
     "reschedule earlier": lambda world: world.reschedule(world.subject, 0.001),
     "reschedule later": lambda world: world.reschedule(world.subject, 7.0),
     "reschedule to never": lambda world: world.reschedule(world.subject, None),

@@ -1,0 +1,153 @@
+"""`fail` and `fail_all`: an operation that ends with an exception which its program gives."""
+
+import asyncio
+import gc
+import traceback
+from typing import Any
+
+import pytest
+
+from purgatory import DelayedOperation, DelayedOperationPurgatory, PurgatoryMisuse, ThresholdPurgatory
+from tests.support.operations import FaultLog, Flag, turn
+
+
+class TestFail:
+    def test_an_operation_that_waits_ends_with_the_exception(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
+    ) -> None:
+        operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
+        error = LookupError("gone")
+        assert operation.fail(error)
+        assert (operation.outcome, operation.exception(), operation.calls) == ("failed", error, [])
+        assert (purgatory.num_delayed, len(purgatory.timer), purgatory.statistics().failed) == (0, 0, 1)
+        assert not operation.fail(error), "it is done"
+        assert not operation.force_complete()
+        clock.advance(5.0)
+        assert clock.faults == []
+
+    async def test_awaiting_tasks_get_it(self) -> None:
+        async with DelayedOperationPurgatory() as purgatory:
+            operation = purgatory.try_complete_else_watch(Flag(30.0), ["key"])
+            tasks = [asyncio.ensure_future(operation) for _ in range(3)]
+            await turn()
+            error = LookupError()
+            operation.fail(error)
+            assert await asyncio.gather(*tasks, return_exceptions=True) == [error] * 3
+
+    def test_an_operation_that_was_never_handed_over_may_fail(self, purgatory: DelayedOperationPurgatory) -> None:
+        operation = Flag()
+        assert operation.fail(LookupError())
+        with pytest.raises(LookupError):
+            operation.result()
+        with pytest.raises(PurgatoryMisuse, match="create a new operation"):
+            purgatory.try_complete_else_watch(operation, ["key"])
+
+    def test_in_a_try_it_is_no_completion(self, purgatory: DelayedOperationPurgatory) -> None:
+        class Fails(Flag):
+            def try_complete(self) -> bool:
+                return self.ready and self.fail(LookupError(self.name))
+
+        fails = purgatory.try_complete_else_watch(Fails(), ["key"])
+        other = purgatory.try_complete_else_watch(Flag(), ["key"])
+        fails.ready = other.ready = True
+        assert purgatory.check_and_complete("key") == 1
+        assert (fails.outcome, other.outcome) == ("failed", "satisfied")
+        at_once = purgatory.try_complete_else_watch(Fails(ready=True), ["key"])
+        assert at_once.outcome == "failed"
+        assert all(isinstance(each.exception(), LookupError) for each in (fails, at_once))
+
+    @pytest.mark.parametrize("end", ["check", "deadline", "close"])
+    def test_an_operation_that_is_being_completed_does_not_fail(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, end: str
+    ) -> None:
+        failed: list[bool] = []
+        operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
+        operation.then = lambda: failed.append(operation.fail(LookupError()))
+        if end == "check":
+            operation.ready = True
+            purgatory.check_and_complete("key")
+        elif end == "deadline":
+            clock.advance(1.0)
+        else:
+            purgatory.close()
+        gc.collect()
+        assert (failed, operation.result(), clock.faults) == ([False], "result of flag", [])
+
+    @pytest.mark.parametrize(
+        ("exception", "message"),
+        [
+            (LookupError, "exception must be an instance, not the class LookupError"),
+            ("no", "exception must be an Exception other than StopIteration and CancelledError, not 'no'"),
+            (None, "not None"),
+            (StopIteration(7), r"not StopIteration\(7\)"),
+            (asyncio.CancelledError(), r"not CancelledError\(\)"),
+            (KeyboardInterrupt(), "not KeyboardInterrupt"),
+            (GeneratorExit(), "not GeneratorExit"),
+        ],
+    )
+    def test_what_cannot_be_raised_is_refused(
+        self, purgatory: DelayedOperationPurgatory, exception: Any, message: str
+    ) -> None:
+        operation = purgatory.try_complete_else_watch(Flag(), ["key"])
+        for call in (operation.fail, purgatory.fail_all, Flag().fail):
+            with pytest.raises(TypeError, match=message):
+                call(exception)
+        assert not operation.done()
+        operation.force_complete()
+        with pytest.raises(TypeError):
+            operation.fail(exception)
+
+    def test_an_exception_that_nobody_retrieves_is_reported(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
+    ) -> None:
+        error = LookupError()
+        purgatory.try_complete_else_watch(Flag(), ["key"]).fail(error)
+        assert clock.exceptions == [error]
+        assert "Flag failed, and its exception was never retrieved" in clock.faults[0]["message"]
+
+
+class TestFailAll:
+    async def test_all_get_one_object_with_the_traceback_that_it_had(self) -> None:
+        async with DelayedOperationPurgatory() as purgatory:
+            operations = [purgatory.try_complete_else_watch(Flag(30.0), [key, "all"]) for key in range(100)]
+            tasks = [asyncio.ensure_future(operation) for operation in operations]
+            await turn()
+            try:
+                raise LookupError("the leader has changed")
+            except LookupError as caught:
+                error = caught
+                assert purgatory.fail_all(error) == 100
+            assert await asyncio.gather(*tasks, return_exceptions=True) == [error] * 100
+            with pytest.raises(LookupError) as raised:
+                await operations[0]
+            functions = [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
+            assert functions.count("test_all_get_one_object_with_the_traceback_that_it_had") == 2, "its own and ours"
+            assert len(functions) < 6, "it does not grow with the tasks"
+            assert not purgatory.try_complete_else_watch(Flag(30.0), ["all"]).done(), "it goes on after that"
+
+    @pytest.mark.parametrize("which", ["purgatory", "thresholds"])
+    def test_it_is_reported_once_unless_somebody_retrieves_it(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, which: str
+    ) -> None:
+        index = ThresholdPurgatory(0, purgatory)
+        fail_all = purgatory.fail_all if which == "purgatory" else index.fail_all
+
+        def wait() -> list[DelayedOperation[int]]:
+            return [index.reach(threshold, 1.0) for threshold in (5, 3, 5)]
+
+        assert fail_all(LookupError()) == 0
+        assert clock.faults == [], "no operation has it"
+        waits = wait()
+        error = LookupError()
+        assert fail_all(error) == 3
+        waits.clear()
+        assert clock.exceptions == [error]
+        assert "fail_all() was called, so its operations failed" in clock.faults.pop()["message"]
+        waits = wait()
+        assert fail_all(error) == 3
+        assert waits[1].exception() is error
+        waits.clear()
+        assert clock.faults == []
+
+    def test_without_a_loop_there_is_nothing_to_fail(self) -> None:
+        assert DelayedOperationPurgatory().fail_all(LookupError()) == 0

@@ -1,0 +1,146 @@
+"""`repr`, `help` and `inspect.signature`: what a user sees of an object."""
+
+import asyncio
+import inspect
+import pydoc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import purgatory as package
+from purgatory import (
+    Delay,
+    DelayedOperation,
+    DelayedOperationPurgatory,
+    IdleTracker,
+    ThresholdPurgatory,
+    TimerTask,
+    VirtualClock,
+    WheelTimer,
+)
+from tests.support.operations import FaultLog, Flag, Note
+
+CLASSES = [each for each in vars(package).values() if isinstance(each, type) and each.__name__ in package.__all__]
+
+
+class TestRepr:
+    @pytest.mark.parametrize(
+        ("timeout", "passed", "expected"),
+        [
+            (30.0, 0.1, "pending, due in 29.9 s"),
+            (30.0, 29.75, "pending, due in 0.250 s"),
+            (3600.0, 0.0, "pending, due in 3600.0 s"),
+            (None, 5.0, "pending, without a deadline"),
+        ],
+    )
+    def test_a_pending_operation_says_when_it_is_due(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, timeout: float | None, passed: float, expected: str
+    ) -> None:
+        operation = purgatory.try_complete_else_watch(Flag(timeout), ["key"])
+        clock.advance(passed)
+        assert repr(operation) == f"<Flag {expected}>"
+
+    def test_an_overdue_operation_says_since_when(self, purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+        operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
+        clock._now = 3.5
+        assert repr(operation) == "<Flag pending, due 2.5 s ago>"
+
+    @pytest.mark.parametrize(
+        ("end", "word"),
+        [
+            (lambda purgatory, clock, operation: operation.force_complete(), "satisfied"),
+            (lambda purgatory, clock, operation: clock.advance(1.0), "expired"),
+            (lambda purgatory, clock, operation: purgatory.close(), "closed"),
+            (lambda purgatory, clock, operation: operation.cancel(), "cancelled"),
+            (lambda purgatory, clock, operation: operation.fail(LookupError()) and operation.exception(), "failed"),
+        ],
+    )
+    def test_a_finished_operation_shows_the_word_of_its_outcome(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, end: Callable[..., object], word: str
+    ) -> None:
+        operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
+        seen: list[str] = []
+        operation.then = lambda: seen.append(repr(operation))
+        end(purgatory, clock, operation)
+        assert (repr(operation), operation.outcome) == (f"<Flag {word}>", word)
+        assert all(each.endswith("ing>") for each in seen), "it is being completed"
+
+    @pytest.mark.parametrize("kind", [each for each in CLASSES if hasattr(each, "_purgatory_describe")])
+    def test_it_never_raises_even_before_the_constructor_was_called(self, kind: type) -> None:
+        whole: Any = type("Whole", (kind,), dict.fromkeys(getattr(kind, "__abstractmethods__", ())))
+        assert repr(whole.__new__(whole)).startswith("<Whole ")
+
+    def test_it_never_raises_when_the_clock_does(self) -> None:
+        class Broken(FaultLog):
+            broken = False
+
+            def time(self) -> float:
+                if self.broken:
+                    raise LookupError
+                return super().time()
+
+        clock = Broken()
+        operation = DelayedOperationPurgatory(clock=clock).try_complete_else_watch(Flag(1.0), ["key"])
+        clock.broken = True
+        assert repr(operation) == "<Flag pending, due at 1.0>"
+
+    def test_of_the_others(self, clock: FaultLog) -> None:
+        timer = WheelTimer(clock)
+        note: TimerTask = type("Plain", (TimerTask,), {"run": print})()
+        timer.add(note, 2.0)
+        timer.add(Note(clock), 3.0)
+        objects = {
+            timer: "<WheelTimer tick=0.001 tasks=2 levels=3>",
+            note: "<Plain deadline=2.0>",
+            Delay(1.0): "<Delay new timeout=1.0>",
+            IdleTracker(1.0, clock=clock): "<IdleTracker timeout=1.0 tracked=0>",
+            VirtualClock(): "<VirtualClock time=0.0 scheduled=0>",
+        }
+        assert list(map(repr, objects)) == list(objects.values())
+
+
+class TestHelp:
+    @pytest.mark.parametrize("kind", [DelayedOperation, DelayedOperationPurgatory, WheelTimer, ThresholdPurgatory])
+    def test_each_public_method_has_a_signature_with_names_and_a_docstring(self, kind: type) -> None:
+        for name, member in inspect.getmembers(kind, callable):
+            if name == "__init__" or not name.startswith("_"):
+                signature = inspect.signature(member)
+                kinds = [each.kind for each in signature.parameters.values()]
+                variable = {"call_at", "call_later", "wait_for"}
+                assert inspect.Parameter.VAR_POSITIONAL not in kinds or name in variable, f"{name}{signature}"
+                assert inspect.getdoc(member), f"{name} has no docstring"
+
+    @pytest.mark.parametrize(
+        ("member", "names"),
+        [
+            (DelayedOperation, ["timeout"]),
+            (DelayedOperation.__init__, ["self", "timeout"]),
+            (DelayedOperation.on_undelivered, ["self", "result"]),
+            (DelayedOperation.fail, ["self", "exception"]),
+            (TimerTask, []),
+            (WheelTimer.add, ["self", "task", "deadline"]),
+            (DelayedOperationPurgatory.try_complete_else_watch, ["self", "operation", "keys"]),
+            (DelayedOperationPurgatory.check_and_complete, ["self", "key", "limit"]),
+            (DelayedOperationPurgatory.wait_for, ["self", "predicate", "keys", "timeout"]),
+        ],
+    )
+    def test_signatures(self, member: Callable[..., object], names: list[str]) -> None:
+        assert list(inspect.signature(member).parameters) == names
+
+    def test_the_limit_has_its_default(self) -> None:
+        assert inspect.signature(DelayedOperationPurgatory.check_and_complete).parameters["limit"].default is None
+
+    def test_help_says_what_the_constructor_takes(self) -> None:
+        text = pydoc.plain(pydoc.render_doc(DelayedOperation))
+        assert "__init__(self, " in text
+        assert "timeout: Wait at most so many seconds" in text
+        assert "Release what the operation has acquired" in text
+
+    async def test_asyncio_wait_says_what_to_pass(self, purgatory: DelayedOperationPurgatory) -> None:
+        operation: Any = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
+        with pytest.raises(
+            AttributeError, match=r"<Flag pending.* is no future: pass asyncio.ensure_future\(operation"
+        ):
+            await asyncio.wait([operation])
+        assert not hasattr(operation, "add_done_callback")
