@@ -179,11 +179,11 @@ class ThresholdPurgatory(Closing, Generic[Number]):
         return self.purgatory.complete_all()
 
     def fail_all(self, exception: Exception) -> int:
-        """Make all waits raise `exception`, lowest thresholds first. Returns their number.
+        """Make all waits raise `exception`. Returns their number.
 
         All raise the same object, as after `DelayedOperationPurgatory.fail_all`. Raises as that.
         """
-        return self.purgatory._fail_all(exception, by_key=True)
+        return self.purgatory.fail_all(exception)
 
     async def aclose(self) -> None:
         """Refuse further waits and complete all pending ones, in slices. Harmless when repeated."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Hashable, Iterator
-from operator import attrgetter, methodcaller
+from operator import methodcaller
 from typing import Any, NoReturn, Self, TypeVar, cast
 
 from purgatory._core._base import OperationBase, PurgatoryBase
@@ -273,13 +273,10 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
             TypeError: As `DelayedOperation.fail`.
             PurgatoryMisuse: The purgatory belongs to another event loop or thread.
         """
-        return self._fail_all(exception, by_key=False)
-
-    def _fail_all(self, exception: Exception, *, by_key: bool) -> int:
         self._check_loop("purgatory.fail_all(exception)")
         check_exception(exception)
         failure = Failure(exception, f"{self!r}.fail_all() was called, so its operations", self._owner.timer._clock)
-        failed = self._end_all(methodcaller("_purgatory_fail", failure), by_key=by_key)
+        failed = self._end_all(methodcaller("_purgatory_fail", failure))
         failure.retrieved = failure.retrieved or not failed
         return failed
 
@@ -397,15 +394,12 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
             raise TypeError(f"{type(operation).__qualname__}.__init__ must call super().__init__(timeout)")
         raise TypeError(f"operation must be a DelayedOperation, not {operation!r}")
 
-    def _end_all(self, end: Callable[[OperationBase], bool], *, by_key: bool = False) -> int:
-        """Call `end` with each pending operation, in the order of their keys or not. Returns how many it has ended."""
+    def _end_all(self, end: Callable[[OperationBase], bool]) -> int:
+        """Call `end` with each pending operation. Returns how many of them it has ended."""
         lists = self._owner.lists
         ended = 0
         exits = ExitRequests()
-        all_watchers = [lists.at(index) for index in range(len(lists))]
-        if by_key:
-            all_watchers.sort(key=attrgetter("key"))
-        for watchers in all_watchers:
+        for watchers in [lists.at(index) for index in range(len(lists))]:
             for entry in watchers.entries.copy():
                 if entry.operation is not None:  # by no variable: the traceback of one that fails keeps this frame
                     with exits:

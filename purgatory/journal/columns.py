@@ -22,6 +22,7 @@ SCHEMA: Final = pa.schema(
         pa.field("outcome", pa.string(), nullable=False),
         pa.field("late_s", pa.float64()),
         pa.field("opened_at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("missed", pa.bool_(), nullable=False),
     ]
 )
 """The columns of a file: the fields of a `FinishedOperation`, the keys as `str`, and the wall clock's time of arrival.
@@ -67,6 +68,7 @@ def _columns(rows: Sequence[Row], opened: float) -> pa.RecordBatch:
         [row.outcome for row in finished],
         [None if row.late is None else float(row.late) for row in finished],
         [round(opened * 1e6)] * len(rows),
+        [bool(row.missed) for row in finished],
     ]
     return pa.record_batch(
         [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA

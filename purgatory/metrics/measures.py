@@ -8,7 +8,7 @@ from typing import Final, Generic, Literal, TypeVar
 from purgatory import DelayedOperationPurgatory, PurgatoryStatistics, TimerStatistics
 from purgatory.lowlevel import Listener, Outcome
 
-__all__ = ["LATENESS", "LATENESS_BOUNDS", "MEASURES", "WAIT", "WAITED", "WAIT_BOUNDS", "Exporter", "Measure"]
+__all__ = ["LATENESS", "LATENESS_BOUNDS", "MEASURES", "MISSED", "WAIT", "WAITED", "WAIT_BOUNDS", "Exporter", "Measure"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,10 @@ MEASURES: Final = (
     ),
 )
 
+MISSED: Final = (
+    "missed_by_operation",
+    "Missed operations, by the operation's type: those that finished since the purgatory was added",
+)
 WAITED: Final[tuple[Outcome, ...]] = ("satisfied", "expired", "closed", "cancelled", "failed")
 """The outcomes of operations that did not complete at once."""
 WAIT: Final = ("wait", "From arrival to outcome, of operations that did not complete at once")

@@ -6,7 +6,7 @@ from weakref import WeakSet
 from purgatory import DelayedOperationPurgatory, FinishedOperation
 from purgatory._extras import missing
 from purgatory.lowlevel import Listener
-from purgatory.metrics.measures import LATENESS, LATENESS_BOUNDS, MEASURES, WAIT, WAIT_BOUNDS, Exporter, Measure
+from purgatory.metrics.measures import LATENESS, LATENESS_BOUNDS, MEASURES, MISSED, WAIT, WAIT_BOUNDS, Exporter, Measure
 
 try:
     from opentelemetry.metrics import (
@@ -48,6 +48,7 @@ class PurgatoryInstruments(Exporter[Listener]):
         meter = get_meter("purgatory", meter_provider=provider)
         self._waits = _histogram(meter, WAIT, WAIT_BOUNDS)
         self._lateness = _histogram(meter, LATENESS, LATENESS_BOUNDS)
+        self._missed = meter.create_counter(_name(MISSED[0]), "1", MISSED[1])
         super().__init__(*purgatories)
         _instrumented.add(provider)
         for measure in MEASURES:
@@ -62,6 +63,8 @@ class PurgatoryInstruments(Exporter[Listener]):
             self._waits.record(finished.waited, {"purgatory": finished.purgatory, "outcome": finished.outcome})
         if finished.late is not None:
             self._lateness.record(finished.late, {"purgatory": finished.purgatory})
+        if finished.missed:
+            self._missed.add(1, {"purgatory": finished.purgatory, "operation": finished.operation})
 
     def _observer(self, measure: Measure) -> Callable[[CallbackOptions], Iterable[Observation]]:
         def observe(_: CallbackOptions) -> Iterable[Observation]:

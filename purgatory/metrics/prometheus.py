@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING
 
 from purgatory import FinishedOperation
 from purgatory._extras import missing
-from purgatory.metrics.measures import LATENESS, LATENESS_BOUNDS, MEASURES, WAIT, WAIT_BOUNDS, WAITED, Exporter, Measure
+from purgatory.metrics.measures import (
+    LATENESS,
+    LATENESS_BOUNDS,
+    MEASURES,
+    MISSED,
+    WAIT,
+    WAIT_BOUNDS,
+    WAITED,
+    Exporter,
+    Measure,
+)
 
 try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -44,9 +54,11 @@ class _Histogram:
 
 
 class _Listener:
-    """The histograms of one purgatory."""
+    """The histograms of one purgatory, and its missed operations."""
 
     def __init__(self) -> None:
+        self.missed: dict[str, int] = {}
+        """By the operation's type."""
         self.waits = {outcome: _Histogram(WAIT_BOUNDS) for outcome in WAITED}
         self.lateness = _Histogram(LATENESS_BOUNDS)
 
@@ -56,6 +68,8 @@ class _Listener:
             wait.observe(finished.waited)
         if finished.late is not None:
             self.lateness.observe(finished.late)
+        if finished.missed:
+            self.missed = {**self.missed, finished.operation: self.missed.get(finished.operation, 0) + 1}
 
 
 class PurgatoryCollector(Exporter[_Listener], Collector):
@@ -80,10 +94,14 @@ class PurgatoryCollector(Exporter[_Listener], Collector):
             yield family
         waits = HistogramMetricFamily(f"purgatory_{WAIT[0]}_seconds", WAIT[1], labels=["purgatory", "outcome"])
         lateness = HistogramMetricFamily(f"purgatory_{LATENESS[0]}_seconds", LATENESS[1], labels=["purgatory"])
+        missed = CounterMetricFamily(f"purgatory_{MISSED[0]}", MISSED[1], labels=["purgatory", "operation"])
         for purgatory, listener in listened.items():
+            for operation, count in listener.missed.items():
+                missed.add_metric([purgatory.name, operation], count)
             for outcome, wait in listener.waits.items():
                 wait.add_to(waits, [purgatory.name, outcome])
             listener.lateness.add_to(lateness, [purgatory.name])
+        yield missed
         yield waits
         yield lateness
 

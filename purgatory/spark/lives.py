@@ -22,7 +22,7 @@ __all__ = ["OPTIONAL", "TYPES", "Impossible", "Lives", "check", "deadlines", "le
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 
-TYPES: Final = {**{field.name: field.type for field in SCHEMA}, "completes_s": pa.float64()}
+TYPES: Final = {**{field.name: field.type for field in SCHEMA if field.name != "missed"}, "completes_s": pa.float64()}
 """The columns of a trace's file, by type. `completes_s` is null where it is unknown."""
 
 OPTIONAL: Final = frozenset({"deadline_s", "opened_at", "completes_s"})

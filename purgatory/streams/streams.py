@@ -106,15 +106,10 @@ class Read(DelayedOperation["Chunk | Exception"]):
         return (stream.closed or self.now) and self.force_complete()
 
     def on_complete(self) -> "Chunk | Exception":
-        self.streams.clients.leave(self.address)
         return Chunk(self.stream, self.position, self.position) if self.chunk is None else self.chunk
 
-    def cancel(self) -> bool:
-        """Its reader has gone."""
-        cancelled = super().cancel()
-        if cancelled:
-            self.streams.clients.leave(self.address)
-        return cancelled
+    def on_done(self) -> None:
+        self.streams.clients.leave(self.address)
 
 
 class Streams:
@@ -296,7 +291,7 @@ class Streams:
         try:
             return self.reads.try_complete_else_watch(operation, [known.stream.path])
         except BaseException:
-            if operation.outcome is None:  # else its cancel() was called
+            if operation.outcome is None:  # else its on_done() was called
                 self.clients.leave(address)
             raise
 

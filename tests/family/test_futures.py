@@ -170,6 +170,7 @@ ENDS: dict[str, End] = {
     "task leaves": lambda purgatory, clock, operation: _leave(operation),
     "force": lambda purgatory, clock, operation: operation.force_complete(),
     "close": lambda purgatory, clock, operation: purgatory.close(),
+    "fail": lambda purgatory, clock, operation: operation.fail(LookupError()) and operation.exception() and None,
 }
 
 

@@ -1,7 +1,6 @@
 """`ThresholdPurgatory`: its methods, and their costs, which depend on the number of waits completed."""
 
 import asyncio
-import gc
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -208,21 +207,6 @@ class TestAll:
             assert await asyncio.gather(*tasks, return_exceptions=True) == [error] * 3
             assert index.num_waiting == 0
             assert not index.reach(5, None).done(), "it goes on after that"
-
-    def test_fail_all_begins_with_the_lowest(self, index: ThresholdPurgatory[int], clock: FaultLog) -> None:
-        heard: list[FinishedOperation] = []
-        index.purgatory.add_listener(heard.append)
-        waits = [index.reach(threshold, None) for threshold in (5, 3, 4)]
-        waits[2].cancel()
-        assert index.fail_all(LookupError("gone")) == 2
-        assert [(each.keys, each.outcome) for each in heard] == [
-            ((4,), "cancelled"),
-            ((3,), "failed"),
-            ((5,), "failed"),
-        ]
-        waits.clear()
-        gc.collect()
-        assert [type(exception) for exception in clock.exceptions] == [LookupError], "never retrieved"
 
     @pytest.mark.parametrize("exception", [SystemExit(), asyncio.CancelledError(), StopIteration(), LookupError, "no"])
     def test_an_object_that_cannot_be_raised_is_refused(self, index: ThresholdPurgatory[int], exception: Any) -> None:

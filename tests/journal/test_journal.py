@@ -40,6 +40,8 @@ class TestRows:
             purgatory.try_complete_else_watch(Flag(ready=True), ["e"])
             clock.advance(1.0)
             flag.force_complete()
+            forgotten = purgatory.try_complete_else_watch(Flag(0.5), ["f"])
+            forgotten.ready = True
             purgatory.try_complete_else_watch(Flag(60.0), ["f"])
             moved = purgatory.try_complete_else_watch(Flag(9.0), ["g"])
             clock.advance(0.25)
@@ -52,16 +54,18 @@ class TestRows:
             same
             | {"keys": keys, "arrived_at": noon + timedelta(seconds=after), "timeout_s": timeout}
             | {"deadline_s": deadline, "waited_s": waited, "outcome": outcome, "late_s": late, "opened_at": noon}
-            for keys, after, timeout, deadline, waited, outcome, late in [
-                (["a", "('b', 1)"], 0.0, None, None, 1.0, "satisfied", None),
-                (["c"], 0.0, 0.25, 0.25, 0.25, "expired", 0.0),
-                (["d"], 0.0, 7.0, 7.0, 0.0, "cancelled", None),
-                (["e"], 0.0, None, None, 0.0, "completed_at_once", None),
-                (["f"], 1.0, 60.0, 60.0, 0.75, "closed", None),
-                (["g"], 1.0, 0.5, 0.75, 0.75, "expired", 0.0),
+            | {"missed": missed}
+            for keys, after, timeout, deadline, waited, outcome, late, missed in [
+                (["a", "('b', 1)"], 0.0, None, None, 1.0, "satisfied", None, False),
+                (["c"], 0.0, 0.25, 0.25, 0.25, "expired", 0.0, False),
+                (["d"], 0.0, 7.0, 7.0, 0.0, "cancelled", None, False),
+                (["e"], 0.0, None, None, 0.0, "completed_at_once", None, False),
+                (["f"], 1.0, 0.5, 0.5, 0.5, "satisfied", None, True),
+                (["f"], 1.0, 60.0, 60.0, 0.75, "closed", None, False),
+                (["g"], 1.0, 0.5, 0.75, 0.75, "expired", 0.0, False),
             ]
         ]
-        assert journal.statistics() == JournalStatistics(rows=6, files=1, queued=0, dropped=0, failures=0)
+        assert journal.statistics() == JournalStatistics(rows=7, files=1, queued=0, dropped=0, failures=0)
 
     def test_rows_have_the_time_at_which_their_journal_was_opened(self, tmp_path: Path) -> None:
         for opened in (NOON, NOON + 7.25):
@@ -85,6 +89,7 @@ class TestRows:
             "outcome": ("string", False),
             "late_s": ("double", True),
             "opened_at": ("timestamp[us, tz=UTC]", False),
+            "missed": ("bool", False),
         }
 
     def test_partitions_are_days_of_arrival_and_instances(self, tmp_path: Path) -> None:

@@ -32,9 +32,10 @@ def _samples(registry: CollectorRegistry, purgatory: str = "test") -> Samples:
     """The samples of a purgatory, by name and the values of the other labels, a bucket's bound last."""
     families = text_string_to_metric_families(generate_latest(registry).decode())
     return {
-        (sample.name, ",".join(sample.labels[each] for each in ("outcome", "level", "le") if each in sample.labels)): (
-            sample.value
-        )
+        (
+            sample.name,
+            ",".join(sample.labels[each] for each in ("outcome", "level", "operation", "le") if each in sample.labels),
+        ): (sample.value)
         for family in families
         for sample in family.samples
         if sample.labels["purgatory"] == purgatory
@@ -114,6 +115,7 @@ class TestPrometheus:
         clock.advance(2.0)
         samples = _samples(registry)
         assert samples["purgatory_missed_operations_total", ""] == 2
+        assert samples["purgatory_missed_by_operation_total", "Flag"] == 2
         assert samples["purgatory_operations_total", "satisfied"] == 2
         assert samples["purgatory_operations_total", "expired"] == 1
         assert samples["purgatory_lateness_seconds_count", ""] == 1
@@ -234,6 +236,20 @@ class TestOpenTelemetry:
         (lateness,) = metrics["purgatory.lateness"].data.data_points
         assert isinstance(lateness, HistogramDataPoint)
         assert (lateness.count, lateness.sum) == (1, 0.5)
+
+    def test_missed_operations_are_counted_by_their_type(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
+    ) -> None:
+        reader = InMemoryMetricReader()
+        PurgatoryInstruments(purgatory, meter_provider=MeterProvider([reader]))
+        purgatory.try_complete_else_watch(Flag(1.5), ["a"]).ready = True  # its key is not checked
+        clock.advance(2.0)
+        data = reader.get_metrics_data()
+        assert data is not None
+        metrics = {each.name: each for each in data.resource_metrics[0].scope_metrics[0].metrics}
+        (point,) = metrics["purgatory.missed_by_operation"].data.data_points
+        assert isinstance(point, NumberDataPoint)
+        assert (dict(point.attributes or {}), point.value) == ({"purgatory": "test", "operation": "Flag"}, 1)
 
     def test_meter_provider_has_single_set_of_instruments(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog

@@ -183,7 +183,7 @@ async def test_a_rescheduled_operation_ends_as_it_did(spark: SparkSession, tmp_p
 
 def test_older_journals_are_replayed_as_their_operations_ended(spark: SparkSession, tmp_path: Path) -> None:
     """They have no column for the deadline, and count the timeout from the last reschedule."""
-    older = pa.schema([field for field in SCHEMA if field.name not in ("deadline_s", "opened_at")])
+    older = pa.schema([field for field in SCHEMA if field.name not in ("deadline_s", "opened_at", "missed")])
     rows = [
         traces.row(0.0, waited_s=6.5, timeout_s=2.0),
         traces.row(0.1, waited_s=7.0, timeout_s=2.0, outcome="expired", late_s=0.0),

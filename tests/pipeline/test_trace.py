@@ -173,7 +173,7 @@ def test_the_same_file_twice_is_refused(spark: SparkSession, tmp_path: Path) -> 
 def test_rows_of_older_journals_are_read_with_a_warning_if_a_deadline_is_unknown(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    older = pa.schema([field for field in SCHEMA if field.name not in ("deadline_s", "opened_at")])
+    older = pa.schema([field for field in SCHEMA if field.name not in ("deadline_s", "opened_at", "missed")])
     traces.write(tmp_path, [traces.row(1), traces.row(2, waited_s=7.0, outcome="expired", late_s=0.5)], schema=older)
     found = trace.read(spark, str(tmp_path))
     assert found.warnings == ()
@@ -239,7 +239,9 @@ def test_files_outside_directories_that_name_the_instance_are_refused(spark: Spa
         trace.read(spark, str(tmp_path))
 
 
-@pytest.mark.parametrize("missing", [name for name in SCHEMA.names if name not in ("deadline_s", "opened_at")])
+@pytest.mark.parametrize(
+    "missing", [each for each in SCHEMA.names if each not in ("deadline_s", "opened_at", "missed")]
+)
 def test_a_missing_column_is_refused_by_its_name_and_the_files(
     spark: SparkSession, tmp_path: Path, missing: str
 ) -> None:

@@ -22,6 +22,7 @@ _ROW: dict[str, Any] = {
     "outcome": "satisfied",
     "late_s": None,
     "opened_at": START,
+    "missed": False,
 }
 
 

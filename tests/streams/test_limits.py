@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from purgatory import PurgatoryClosed
+from purgatory.lowlevel import loop_for_threads
 from purgatory.streams.clients import Clients, TooManyRequests
 from purgatory.streams.core.commands import Create
 from purgatory.streams.http import admission
@@ -104,6 +105,19 @@ class TestClients:
                     waiting = []
                 await until_waiting(other, len(waiting))
             assert len(server.application.streams.clients) == 0
+
+    async def test_a_read_that_fails_does_not_wait_any_more(self, server: Server, client: httpx.AsyncClient) -> None:
+        await create(client, "fails")
+        waiting = asyncio.create_task(poll(client, "fails"))
+        await until_waiting(client, 1)
+        streams = server.application.streams
+        (read,) = streams.reads.watching("fails")
+        loop = loop_for_threads(streams.reads)
+        assert loop is not None
+        loop.call_soon_threadsafe(read.fail, RuntimeError("its database is gone"))
+        await until_waiting(client, 0)
+        assert len(streams.clients) == 0
+        waiting.cancel()
 
     async def test_limit_of_one_client_does_not_concern_others(self, server: Server, client: httpx.AsyncClient) -> None:
         await create(client, "both")
