@@ -476,18 +476,19 @@ class OperationBase(TimerEntry):
         elif owner.depth >= NESTING:
             owner.deferred.append(self)
         else:
-            exits = ExitRequests()
             owner.depth += 1
             try:
-                with exits:
-                    self._purgatory_run(owner)
-                if owner.depth == 1 and owner.deferred:
-                    with exits:
+                self._purgatory_run(owner)
+            except (SystemExit, KeyboardInterrupt):
+                if owner.depth == 1:
+                    with suppress(SystemExit, KeyboardInterrupt):  # the first one is raised
                         owner.complete_deferred()
+                raise
+            else:
+                if owner.depth == 1 and owner.deferred:
+                    owner.complete_deferred()
             finally:
                 owner.depth -= 1
-            if exits:
-                exits.raise_first()
 
     def _purgatory_run(self, owner: OwnerBase | None) -> None:
         exits = ExitRequests()
@@ -520,8 +521,13 @@ class OperationBase(TimerEntry):
             owner.finished[outcome] += 1
             is_missed = outcome == "satisfied" and owner.at_deadline is self
             owner.missed += is_missed
+        has_on_done = type(self).on_done is not OperationBase.on_done
+        if not has_on_done and self._purgatory_waiters is None:
+            if owner is not None:
+                owner.note_end(self, is_missed)
+            return
         exits = ExitRequests()
-        if type(self).on_done is not OperationBase.on_done:
+        if has_on_done:
             with exits:
                 self._purgatory_call_on_done(owner)
         if self._purgatory_waiters is not None:
@@ -530,8 +536,7 @@ class OperationBase(TimerEntry):
         if owner is not None:
             with exits:
                 owner.note_end(self, is_missed)
-        if exits:
-            exits.raise_first()
+        exits.raise_first()
 
     def _purgatory_call_on_done(self, owner: OwnerBase | None) -> None:
         try:

@@ -94,15 +94,16 @@ def distinct_keys(keys: Iterable[Hashable]) -> tuple[Hashable, ...]:
     if isinstance(keys, (str, bytes)):
         raise TypeError(f"keys must be an iterable of keys, not the {type(keys).__qualname__} {keys!r}")
     try:
-        iterator = iter(keys)
+        distinct = tuple(dict.fromkeys(keys))
     except TypeError:
+        if hasattr(keys, "__iter__") or hasattr(keys, "__getitem__"):
+            raise
         raise TypeError(
             f"keys must be an iterable of keys, not {keys!r}: call try_complete_else_watch(operation, [key])"
         ) from None
-    found = tuple(iterator)
-    if not found:
+    if not distinct:
         raise ValueError("an operation needs at least one key to be watched on")
-    return tuple(dict.fromkeys(found))
+    return distinct
 
 
 def refuse_task(task: object) -> NoReturn:
