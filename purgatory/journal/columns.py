@@ -22,14 +22,15 @@ SCHEMA: Final = pa.schema(
         pa.field("outcome", pa.string(), nullable=False),
         pa.field("late_s", pa.float64()),
         pa.field("opened_at", pa.timestamp("us", tz="UTC"), nullable=False),
-        pa.field("missed", pa.bool_(), nullable=False),
+        pa.field("missed", pa.bool_()),
     ]
 )
 """The columns of a file: the fields of a `FinishedOperation`, the keys as `str`, and the wall clock's time of arrival.
 
 `timeout_s` and `deadline_s` are null for an operation without a deadline, and `late_s` for all but those that expired.
 `opened_at` is the time at which the journal was opened. It tells the rows of a process from those of the next one with
-the same instance: operations that are pending when a process is killed have no row.
+the same instance: operations that are pending when a process is killed have no row. `missed` is null in no row that is
+written here, but readers that join older files have it so.
 
 `outcome` is `completed_at_once`, `satisfied`, `expired`, `closed`, `cancelled` or `failed`. A satisfied operation that
 the last try at its deadline completed has waited for up to a tick longer than `deadline_s`.

@@ -89,7 +89,7 @@ class TestRows:
             "outcome": ("string", False),
             "late_s": ("double", True),
             "opened_at": ("timestamp[us, tz=UTC]", False),
-            "missed": ("bool", False),
+            "missed": ("bool", True),
         }
 
     def test_partitions_are_days_of_arrival_and_instances(self, tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ _ROW: dict[str, Any] = {
     "outcome": "satisfied",
     "late_s": None,
     "opened_at": START,
-    "missed": False,
 }
 
 
