@@ -3,10 +3,12 @@
 import asyncio
 import gc
 import weakref
+from collections.abc import Callable
 
 import pytest
+import uvloop
 
-from purgatory import DelayedOperationPurgatory, PurgatoryFull, VirtualClock, WheelTimer
+from purgatory import DelayedOperationPurgatory, PurgatoryFull, PurgatoryMisuse, VirtualClock, WheelTimer
 from tests.support.invariants import check_purgatory, check_timer
 from tests.support.operations import FaultLog, Flag, Note, turn
 
@@ -166,6 +168,58 @@ class TestCancelledWhenDueButNotYetDrained:
         check_timer(timer)
 
 
+@pytest.mark.parametrize("loop_factory", [asyncio.SelectorEventLoop, uvloop.new_event_loop])
+@pytest.mark.parametrize("way", ["by itself", "by its timer"])
+def test_an_operation_rescheduled_on_another_loop_stays_on_its_own(
+    loop_factory: Callable[[], asyncio.AbstractEventLoop], way: str
+) -> None:
+    """tokio #8169: a timer that was reset in another runtime than its own went into the wheel of that one."""
+
+    async def hand_over() -> Flag:
+        return purgatory.try_complete_else_watch(Flag(3600.0), ["key"])
+
+    async def reschedule() -> None:
+        if way == "by itself":
+            operation.reschedule(0.001)
+        else:
+            purgatory.timer.reschedule(operation, 0.0)
+
+    async def wait(operation: Flag) -> str:
+        return await operation
+
+    purgatory = DelayedOperationPurgatory()
+    with asyncio.Runner(loop_factory=loop_factory) as own, asyncio.Runner(loop_factory=loop_factory) as another:
+        operation = own.run(hand_over())
+        before = purgatory.timer.wheels
+        with pytest.raises(PurgatoryMisuse, match="another event loop"):
+            another.run(reschedule())
+        assert purgatory.timer.wheels == before
+        operation.reschedule(0.001)  # no loop runs
+        another.run(asyncio.sleep(0.005))
+        assert (operation.done(), len(purgatory.timer)) == (False, 1)
+        own.run(wait(operation))
+        assert (operation.outcome, len(purgatory.timer)) == ("expired", 0)
+
+
+def test_cancelled_tasks_do_not_hold_up_one_that_is_due(clock: FaultLog) -> None:
+    """netty #15760: a tick began with all cancellations since the last one, and what was due waited for them."""
+    timer = WheelTimer(clock)
+    due = Note(clock)
+    cancelled = [Note(clock) for _ in range(20_000)]
+    timer.add(due, 1.0)
+    for n, note in enumerate(cancelled):  # in its bucket, in those before and behind it, and on all levels
+        timer.add(note, (1.0, 1.0005, 0.0001 * n, 0.001 * n, 9.0 * n)[n % 5])
+    for note in cancelled:
+        timer.cancel(note)
+    clock.advance(1.0)
+    assert due.ran == [1.0]
+    statistics = timer.statistics()
+    # A slice has a thousand entries: those that were cancelled would take ten more of them.
+    assert statistics.wake_ups <= 5
+    assert statistics.cascaded <= 3, "`due` alone, by a level at a time"
+    assert statistics.tasks == 0
+
+
 def test_an_operation_cancelled_while_its_tick_is_drained_is_counted_once(
     purgatory: DelayedOperationPurgatory, clock: FaultLog
 ) -> None:
@@ -256,6 +310,23 @@ def test_short_timers_run_after_weeks_beside_one_that_is_years_ahead(days: int) 
     check_timer(timer)
 
 
+@pytest.mark.parametrize("days", [0, 194, 200, 4000, 36_500])
+@pytest.mark.parametrize("ticks", [1000, 1_000_000])
+def test_what_is_due_at_the_very_time_runs_after_months_of_uptime(days: int, ticks: int) -> None:
+    """CPython #145703: after 194 days the time plus its resolution was the time, and what was due then did not run."""
+    clock = FaultLog(days * 86_400.0 + 0.123)
+    timer = WheelTimer(clock, tick=1 / ticks)
+    now = int(clock.time() * ticks)
+    for n in range(1, 100):
+        note = Note(clock)
+        when = (now + n * n) / ticks
+        timer.add(note, when)
+        clock.advance_to(when)
+        assert note.ran == [when]
+    assert timer.statistics().tasks == 0
+    check_timer(timer)
+
+
 def test_a_task_cancelled_while_it_is_inserted_leaves_the_wheel(clock: FaultLog) -> None:
     """tokio #8252: an entry that was cancelled before its registration stayed in the wheel until its deadline."""
     purgatory = DelayedOperationPurgatory(clock=clock)
@@ -278,9 +349,10 @@ def test_a_task_cancelled_while_it_is_inserted_leaves_the_wheel(clock: FaultLog)
 
 
 def test_a_cancelled_handle_keeps_nothing_until_its_time() -> None:
-    """uvicorn's keep-alive timer: after a reset it kept the connection and its request until the timeout.
+    """uvicorn #1604, codex-lb #2041: after a reset the keep-alive timer kept connection and request until the timeout.
 
-    (Soju06/codex-lb #2041.) The loop's own handle keeps its place in the heap too.
+    Since #1604 `connection_lost`, in uvicorn/protocols/http/httptools_impl.py and h11_impl.py, cancels it, but not when
+    it gets an exception. A cancelled handle of the loop itself keeps its place in the heap, too.
     """
 
     class Connection:

@@ -1,7 +1,7 @@
 """The exported metrics are those of the purgatory, and Prometheus and OpenTelemetry can read them."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -283,3 +283,40 @@ def test_an_object_that_is_no_purgatory_is_refused() -> None:
     threshold: Any = ThresholdPurgatory(0)
     with pytest.raises(TypeError, match=r"a DelayedOperationPurgatory is needed .*, not <ThresholdPurgatory"):
         PurgatoryCollector(threshold)
+
+
+def _prometheus_lines(purgatory: DelayedOperationPurgatory) -> Callable[[], int]:
+    registry = CollectorRegistry()
+    registry.register(PurgatoryCollector(purgatory))
+    return lambda: len(generate_latest(registry).splitlines())
+
+
+def _opentelemetry_points(purgatory: DelayedOperationPurgatory) -> Callable[[], int]:
+    reader = InMemoryMetricReader()
+    PurgatoryInstruments(purgatory, meter_provider=MeterProvider([reader]))
+
+    def count() -> int:
+        data = reader.get_metrics_data()
+        assert data is not None
+        return sum(len(each.data.data_points) for each in data.resource_metrics[0].scope_metrics[0].metrics)
+
+    return count
+
+
+@pytest.mark.parametrize("export", [_prometheus_lines, _opentelemetry_points])
+def test_operations_on_many_keys_export_no_more_series_than_on_one(
+    purgatory: DelayedOperationPurgatory,
+    clock: FaultLog,
+    export: Callable[[DelayedOperationPurgatory], Callable[[], int]],
+) -> None:
+    """KAFKA-20204: there was a meter of expirations for each partition, and it was never removed."""
+    count = export(purgatory)
+    counts = []
+    for keys in (1, 1000):
+        for key in range(keys):
+            purgatory.try_complete_else_watch(Flag(1.5), [f"partition {key}"])
+            purgatory.try_complete_else_watch(Flag(1.5), [f"partition {key}"]).ready = True  # and is not checked
+        clock.advance(2.0)
+        counts.append(count())
+    assert (purgatory.statistics().expired, purgatory.statistics().missed) == (1001, 1001)
+    assert counts[0] == counts[1] > 0
