@@ -82,8 +82,8 @@ class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
         """Wait for `futures` for at most `timeout` seconds; `None` means no deadline.
 
         `callback(done, late)` is called once when the operation completes; an exception of it makes the operation fail.
-        With `cancel_late`, futures that are not done when the wait ends are cancelled, also if it ends because the
-        operation is cancelled; else they are left alone. Raises `TypeError` or `ValueError` as `DelayedOperation`, and
+        With `cancel_late`, futures that are not done when the wait ends are cancelled, however it ends; else they
+        are left alone. Raises `TypeError` or `ValueError` as `DelayedOperation`, and
         `TypeError` if one of `futures` is no future of asyncio's, `ValueError` if they belong to another event loop.
         """
         super().__init__(timeout)
@@ -123,7 +123,7 @@ class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
         return done, late
 
     def on_done(self) -> None:
-        """Let go of the futures; with `cancel_late`, those that are not done are cancelled, however the wait ended."""
+        """Let go of the futures, however the wait ended. A subclass that defines it calls `super().on_done()`."""
         self._let_go()
 
     def _wait(self) -> None:

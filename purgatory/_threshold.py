@@ -179,10 +179,7 @@ class ThresholdPurgatory(Closing, Generic[Number]):
         return self.purgatory.complete_all()
 
     def fail_all(self, exception: Exception) -> int:
-        """Make all waits raise `exception`. Returns their number.
-
-        All raise the same object, as after `DelayedOperationPurgatory.fail_all`. Raises as that.
-        """
+        """Fail all waits with `exception`, as `DelayedOperationPurgatory.fail_all` does. Returns how many failed."""
         return self.purgatory.fail_all(exception)
 
     async def aclose(self) -> None:

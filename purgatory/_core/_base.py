@@ -6,7 +6,7 @@ and add what is rare, in Python. They rely on the public methods and on these:
 
     Entry.operation, Watchers.key, .entries, .head
     WatcherLists: len, at, find, keys, compact, replace; watched, dead, peak, purged
-    OwnerBase: all but depth, deferred, complete_deferred, try_all
+    OwnerBase: all but at_deadline, depth, deferred, finish_deferred, try_all
     OperationBase._purgatory_owner           the owner, from the hand-over until it is done
     OperationBase._purgatory_timeout         the timeout it was made with, in seconds; infinity if there is none
     OperationBase._purgatory_outcome         the result, or the `Failure`
@@ -18,7 +18,7 @@ and add what is rare, in Python. They rely on the public methods and on these:
 
 They define these for the base to call:
 
-    Owner.note_end(operation, is_missed), report_key(exception), bind(purgatory)
+    Owner.note_end(operation, is_missed), log_missed(operation), report_key(exception), bind(purgatory)
     DelayedOperation.result(), _purgatory_failure(exception), _purgatory_misuse(), _purgatory_report(exception, owner),
         _purgatory_new_waiter(), _purgatory_wake_failed(waiter, exception), _purgatory_leave_soon(waiter),
         _purgatory_undeliver()
@@ -49,7 +49,7 @@ __all__ = ["NESTING", "Entry", "OperationBase", "OwnerBase", "PurgatoryBase", "W
 Operation = TypeVar("Operation", bound="OperationBase")
 
 NESTING: Final = 16
-"""How deep completions go on inside each other. Those further in are made by the outermost, one after the other."""
+"""How deep operations end inside each other. The ends further in are made by the outermost, one after the other."""
 
 
 class Waiter(Protocol):
@@ -223,13 +223,13 @@ class OwnerBase:
         self.finished: dict[Outcome, int] = dict.fromkeys(OUTCOMES, 0)
         """Operations finished, by outcome."""
         self.missed: int = 0
-        """Satisfied operations of which only the last try found that the condition held."""
+        """Satisfied operations whose condition only the last try found to hold."""
         self.at_deadline: OperationBase | None = None
-        """The operation that is being tried for the last time."""
+        """The operation whose last try is under way."""
         self.depth: int = 0
-        """How many completions are being made, each inside the one before."""
+        """How many operations are being ended, each inside the one before."""
         self.deferred: deque[OperationBase] = deque()
-        """Operations whose completion the outermost of these makes."""
+        """Operations whose end the outermost of these makes."""
 
     def is_purge_due(self) -> bool:
         """Return whether there are too many dead entries, unless a purge is under way."""
@@ -254,8 +254,8 @@ class OwnerBase:
                 del operation  # the traceback of another one's exception would keep it, by this frame
         return completed
 
-    def complete_deferred(self) -> None:
-        """Make the completions that were put off, in their order."""
+    def finish_deferred(self) -> None:
+        """Make the ends that were put off, in their order."""
         exits = ExitRequests()
         while self.deferred:
             with exits:
@@ -282,10 +282,11 @@ class OwnerBase:
             self.report_key(exception)
 
     def note_end(self, operation: "OperationBase", is_missed: bool) -> None:
-        """Call the listeners, and begin to remove dead entries if there are many. Raises requests to exit alone.
+        """Call the listeners, and begin to remove dead entries if there are many. Raises requests to exit alone."""
+        raise NotImplementedError
 
-        In debug mode it logs an operation that was missed, too.
-        """
+    def log_missed(self, operation: "OperationBase") -> None:
+        """In debug mode, log an operation that its last try completes. Raises requests to exit alone."""
         raise NotImplementedError
 
     def report_key(self, exception: Exception) -> None:
@@ -315,8 +316,7 @@ class OperationBase(TimerEntry):
         """Make an operation. A subclass with a constructor of its own calls `super().__init__(timeout)`.
 
         Args:
-            timeout: Wait at most so many seconds from the time at which the purgatory takes the operation; `None` is
-                no limit.
+            timeout: Seconds to wait at most, counted from the hand-over to a purgatory. `None` means no limit.
 
         Raises:
             ValueError: `timeout` is negative, NaN or infinite.
@@ -342,16 +342,23 @@ class OperationBase(TimerEntry):
         raise NotImplementedError
 
     def on_done(self) -> None:
-        """Release what the operation has acquired. Called exactly once, whatever ends the operation.
+        """Release what the operation has acquired. Called exactly once, however the operation ends.
 
-        That is after `on_complete` and `on_expiration` if it completes or expires, and also if it fails or is
-        cancelled. `outcome` tells which. Awaiting tasks take the result later, so don't release what that hands over.
-        An exception goes to the event loop's exception handler.
+        If it completes, expires or is closed, that is after `on_complete` and `on_expiration`. It is called too if the
+        operation fails or is cancelled; `outcome` says which. Awaiting tasks take the result afterwards, so don't
+        release what the result hands over. An exception goes to the event loop's exception handler.
+
+        Acquire in `try_complete`. An operation that a purgatory refuses before its first try has not ended: `cancel()`
+        it if its constructor has acquired something.
         """
 
     @property
     def outcome(self) -> Outcome | None:
-        """How it has finished; in `on_complete`, how it is finishing; `None` while it is pending."""
+        """How it has ended, a `str`; in `on_complete`, how it is ending; `None` while it is pending.
+
+        It is one of `completed_at_once` (by its first try), `satisfied` (later), `expired`, `closed` (by a close or
+        `complete_all` of its purgatory), `cancelled` and `failed`.
+        """
         return self._purgatory_state.outcome
 
     @property
@@ -384,13 +391,14 @@ class OperationBase(TimerEntry):
             check_loop(self, owner.loop, "operation.force_complete()")
         if not self._purgatory_step("complete"):
             return False
-        self._purgatory_complete()
+        self._purgatory_finish()
         return True
 
     def cancel(self) -> bool:
         """Finish without a result and without `on_complete`. Returns whether the operation was pending.
 
-        Tasks that await it get `OperationCancelled`.
+        Tasks that await it get `OperationCancelled`. Called more than 16 deep inside the ends of others, it returns
+        before `on_done` has run, as `force_complete` does.
 
         Raises:
             PurgatoryMisuse: The purgatory belongs to another event loop or thread.
@@ -400,7 +408,7 @@ class OperationBase(TimerEntry):
             check_loop(self, owner.loop, "operation.cancel()")
         if not self._purgatory_step("cancel"):
             return False
-        self._purgatory_end()
+        self._purgatory_finish()
         return True
 
     def _purgatory_fail(self, failure: object) -> bool:
@@ -408,7 +416,7 @@ class OperationBase(TimerEntry):
         if not self._purgatory_step("fail"):
             return False
         self._purgatory_outcome = failure
-        self._purgatory_end()
+        self._purgatory_finish()
         return True
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -425,7 +433,10 @@ class OperationBase(TimerEntry):
                     self._purgatory_remove_waiter(waiter)
                     raise
         self._purgatory_taken()
-        return self.result()
+        try:
+            return self.result()
+        finally:
+            del self  # the traceback of an exception holds this frame
 
     def _purgatory_step(self, event: str) -> bool:
         """Make the step of the table for `event`. Returns `False` if there is none.
@@ -468,8 +479,8 @@ class OperationBase(TimerEntry):
             exits.raise_first()
             return False
 
-    def _purgatory_complete(self) -> None:
-        """Run `on_complete`, for the winner of the compare-and-set, and then the completions that were put off."""
+    def _purgatory_finish(self) -> None:
+        """Complete the operation or end it, for the winner of the compare-and-set, and then those that were put off."""
         owner = self._purgatory_owner
         if owner is None:  # it was never handed over
             self._purgatory_run(None)
@@ -482,16 +493,22 @@ class OperationBase(TimerEntry):
             except (SystemExit, KeyboardInterrupt):
                 if owner.depth == 1:
                     with suppress(SystemExit, KeyboardInterrupt):  # the first one is raised
-                        owner.complete_deferred()
+                        owner.finish_deferred()
                 raise
             else:
                 if owner.depth == 1 and owner.deferred:
-                    owner.complete_deferred()
+                    owner.finish_deferred()
             finally:
                 owner.depth -= 1
 
     def _purgatory_run(self, owner: OwnerBase | None) -> None:
+        if self._purgatory_state.is_done:  # cancelled, or it has failed
+            self._purgatory_end()
+            return
         exits = ExitRequests()
+        if owner is not None and owner.at_deadline is self and self._purgatory_state.outcome == "satisfied":
+            with exits:
+                owner.log_missed(self)
         is_expiring = self._purgatory_state is EXPIRING
         try:
             self._purgatory_outcome, event = self.on_complete(), "return"
@@ -512,7 +529,7 @@ class OperationBase(TimerEntry):
                 exits.raise_first()
 
     def _purgatory_end(self) -> None:
-        """Count the operation, which is done; tell it, awaiting tasks and listeners. A purge begins if it is due."""
+        """Count the finished operation, call `on_done`, wake awaiting tasks, call listeners. Begin a purge if due."""
         owner, outcome = self._purgatory_owner, self._purgatory_state.outcome
         assert outcome is not None, "it is done"
         is_missed = False
@@ -521,8 +538,9 @@ class OperationBase(TimerEntry):
             owner.finished[outcome] += 1
             is_missed = outcome == "satisfied" and owner.at_deadline is self
             owner.missed += is_missed
+        waiters = self._purgatory_waiters
         has_on_done = type(self).on_done is not OperationBase.on_done
-        if not has_on_done and self._purgatory_waiters is None:
+        if not has_on_done and waiters is None:
             if owner is not None:
                 owner.note_end(self, is_missed)
             return
@@ -530,9 +548,9 @@ class OperationBase(TimerEntry):
         if has_on_done:
             with exits:
                 self._purgatory_call_on_done(owner)
-        if self._purgatory_waiters is not None:
+        if waiters is not None:
             with exits:
-                self._purgatory_wake(self._purgatory_waiters, exits)
+                self._purgatory_wake(waiters, exits)
         if owner is not None:
             with exits:
                 owner.note_end(self, is_missed)
@@ -545,7 +563,7 @@ class OperationBase(TimerEntry):
             self._purgatory_report(exception, owner)
 
     def _purgatory_wake(self, waiters: list[Waiter], exits: ExitRequests) -> None:
-        if not waiters:  # all have left while it was being completed
+        if not waiters and self._purgatory_waiters is not None:  # all have left while it was being completed
             self._purgatory_waiters = None
             self._purgatory_undeliver()
         for waiter in waiters.copy():
@@ -560,7 +578,7 @@ class OperationBase(TimerEntry):
         """Complete the operation because its purgatory is closed, or completes all. Returns whether this call did."""
         if not self._purgatory_step("close"):
             return False
-        self._purgatory_complete()
+        self._purgatory_finish()
         return True
 
     def _timer_expire(self) -> None:
@@ -574,7 +592,7 @@ class OperationBase(TimerEntry):
             owner.at_deadline = before
         is_rescheduled = self._timer_bucket is not None or self._timer_deadline != deadline
         if not is_rescheduled and self._purgatory_step("expire"):
-            self._purgatory_complete()
+            self._purgatory_finish()
 
     def _purgatory_add_waiter(self, waiter: Waiter) -> bool:
         """Let `waiter` be told when the operation is done. Returns whether it waits: `False` if it is done already."""
@@ -607,7 +625,8 @@ class OperationBase(TimerEntry):
 
     def _purgatory_taken(self) -> None:
         """Note that the result is delivered, even if the other waiters leave."""
-        self._purgatory_waiters = None
+        if self._purgatory_owner is None:  # else they have not been told yet
+            self._purgatory_waiters = None
 
     def result(self) -> Any:
         raise NotImplementedError

@@ -92,17 +92,22 @@ def distinct_keys(keys: Iterable[Hashable]) -> tuple[Hashable, ...]:
         ValueError: There are no keys.
     """
     if isinstance(keys, (str, bytes)):
-        raise TypeError(f"keys must be an iterable of keys, not the {type(keys).__qualname__} {keys!r}")
+        raise TypeError(
+            f"keys must be an iterable of keys, not the {type(keys).__qualname__} {keys!r}: "
+            f"call try_complete_else_watch(operation, [{keys!r}])"
+        )
     try:
         distinct = tuple(dict.fromkeys(keys))
-    except TypeError:
+    except TypeError as error:
+        if "unhashable" in str(error):
+            raise TypeError(f"a key must be hashable: {error}") from None
         if hasattr(keys, "__iter__") or hasattr(keys, "__getitem__"):
             raise
         raise TypeError(
             f"keys must be an iterable of keys, not {keys!r}: call try_complete_else_watch(operation, [key])"
         ) from None
     if not distinct:
-        raise ValueError("an operation needs at least one key to be watched on")
+        raise ValueError("an operation needs at least one key to be watched on, because nothing polls")
     return distinct
 
 

@@ -9,6 +9,7 @@ from asyncio import AbstractEventLoop, Future
 from collections.abc import Callable
 from contextvars import Context, copy_context
 from heapq import heapify, heappop, heappush
+from traceback import print_exc
 from typing import Any, Final, Protocol, TypeVarTuple, Unpack
 
 from purgatory._core.arguments import check_callable, check_time
@@ -45,15 +46,27 @@ class Clock(Protocol):
 
 
 def report(clock: Clock | None, message: str, exception: BaseException, **context: Any) -> None:
-    """Hand an exception that has no caller to the clock's exception handler (a loop has one), else to the log."""
+    """Hand an exception that has no caller to the clock's exception handler (a loop has one), else to the log.
+
+    Raises requests to exit alone, of the handler.
+    """
     handler = getattr(clock, "call_exception_handler", None)
     try:
         if handler is not None:
             handler({"message": message, "exception": exception, **context})
             return
-    except Exception:
-        log.exception("the exception handler of %r raised", clock)
-    log.error(message, exc_info=exception)
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException:
+        _log_error("the exception handler of %r raised", clock, exc_info=True)
+    _log_error(message, exc_info=exception)
+
+
+def _log_error(*arguments: Any, **options: Any) -> None:
+    try:
+        log.error(*arguments, **options)
+    except Exception:  # a filter raises: what logging does when a handler does
+        print_exc()
 
 
 class _VirtualHandle:

@@ -14,8 +14,10 @@ class Unique:
     def __repr__(self) -> str:
         try:
             return f"<{type(self).__qualname__} {self._purgatory_describe()}>"
-        except Exception:  # as in a subclass whose constructor prints it before it calls this one's
+        except AttributeError:  # in a subclass whose constructor prints it before it calls this one's
             return f"<{type(self).__qualname__} without super().__init__()>"
+        except Exception as exception:
+            return f"<{type(self).__qualname__}, whose repr raised {type(exception).__qualname__}>"
 
     def _purgatory_describe(self) -> str:
         """Return what `repr` says behind the type's name."""

@@ -35,7 +35,7 @@ class PurgatoryClosed(PurgatoryError):
 
 
 class PurgatoryFull(PurgatoryError):
-    """`max_pending` operations are pending already; the refused one was not registered and may be tried again."""
+    """`max_pending` operations are pending already. The refused one is cancelled: hand over a new one later."""
 
     __module__ = "purgatory"
 

@@ -13,7 +13,7 @@ from asyncio import _get_running_loop
 from collections.abc import Generator
 from contextlib import suppress
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar, cast
 
 from purgatory._core._base import OperationBase, OwnerBase, Waiter
 from purgatory._core.arguments import is_async, seconds
@@ -22,9 +22,11 @@ from purgatory._core.closing import Unique
 from purgatory._core.errors import OperationCancelled, PurgatoryError, PurgatoryMisuse
 from purgatory._core.threads import check_loop, running_loop
 
-__all__ = ["DelayedOperation", "Failure", "check_exception"]
+__all__ = ["AWAIT_FROM_THREADS", "DelayedOperation", "Failure", "check_exception"]
 
 T = TypeVar("T")
+
+AWAIT_FROM_THREADS: Final = "asyncio.run_coroutine_threadsafe() with a coroutine that awaits it"
 
 
 class Failure:
@@ -32,13 +34,13 @@ class Failure:
 
     __slots__ = ("clock", "exception", "message", "retrieved", "traceback")
 
-    def __init__(self, exception: BaseException, failed: str, clock: Clock | None) -> None:
+    def __init__(self, exception: BaseException, message: str, clock: Clock | None) -> None:
+        self.retrieved = isinstance(exception, (SystemExit, KeyboardInterrupt))  # these are raised at once
         self.exception = exception
         self.traceback = exception.__traceback__
         """It is raised with this one each time, or else it would grow with each task that it is raised in."""
-        self.message = f"{failed} failed, and its exception was never retrieved"
+        self.message = message
         self.clock = clock
-        self.retrieved = isinstance(exception, (SystemExit, KeyboardInterrupt))  # these are raised at once
 
     def __del__(self) -> None:
         if not self.retrieved:
@@ -48,10 +50,21 @@ class Failure:
 def check_exception(exception: object) -> None:
     """Raise `TypeError` unless an operation may fail with `exception`: see `DelayedOperation.fail`."""
     if isinstance(exception, type):
-        raise TypeError(f"exception must be an instance, not the class {exception.__qualname__}")
-    if not isinstance(exception, Exception) or isinstance(exception, (StopIteration, asyncio.CancelledError)):
-        what = "an Exception other than StopIteration and CancelledError"
-        raise TypeError(f"exception must be {what}, not {exception!r}")
+        name = exception.__qualname__
+        raise TypeError(f"exception must be an instance, not the class {name}: pass {name}(...)")
+    if isinstance(exception, (StopIteration, asyncio.CancelledError)):
+        raise TypeError(
+            f"exception must be an Exception other than StopIteration and CancelledError, not {exception!r}"
+        )
+    if not isinstance(exception, Exception):
+        raise TypeError(f"exception must be an Exception, not {exception!r}")
+
+
+class _NoFuture:
+    """The right call for those who pass an operation to `asyncio.wait`, which looks for this method of a future."""
+
+    def __get__(self, operation: object, owner: object = None) -> NoReturn:
+        raise AttributeError(f"{operation!r} is no future: pass asyncio.ensure_future(operation)")
 
 
 class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
@@ -75,8 +88,12 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
     Several tasks may await the same operation. Cancelling one of them doesn't affect the others. Cancelling the last
     one cancels the operation.
 
-    If one of its methods raises, the operation fails: the exception comes out of `await`. As with `asyncio.Future`, it
-    goes to the event loop's exception handler if nobody has retrieved it when the operation is collected.
+    It may also define `on_expiration`, `on_undelivered` and `on_done`, which releases what the operation has acquired
+    however it ends.
+
+    An operation fails if `try_complete` or `on_complete` raises, or by `fail`. The exception comes out of `await`. As
+    with `asyncio.Future`, it goes to the event loop's exception handler if nobody has retrieved it when the operation
+    is collected.
     """
 
     __slots__ = ()
@@ -93,12 +110,12 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
 
     def _purgatory_describe(self) -> str:
         state = self._purgatory_state_name
-        owner, deadline = self._purgatory_owner, self._timer_deadline
         if self.done():
             return str(self.outcome)
         if state == "new":
             timeout = self._purgatory_timeout
             return f"new timeout={timeout if timeout < math.inf else None!r}"
+        owner, deadline = self._purgatory_owner, self._timer_deadline
         if state != "pending" or owner is None:
             return state
         if deadline == math.inf:
@@ -107,15 +124,11 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
             left = deadline - owner.time()
         except Exception:
             return f"pending, due at {deadline!r}"
-        seconds = f"{abs(left):.{1 if abs(left) >= 1 else 3}f} s"
-        return f"pending, due in {seconds}" if left >= 0 else f"pending, due {seconds} ago"
+        digits = 1 if abs(left) >= 1 else 3
+        return f"pending, due in {left:.{digits}f} s" if left >= 0 else f"pending, due {-left:.{digits}f} s ago"
 
     if not TYPE_CHECKING:
-
-        @property
-        def add_done_callback(self) -> NoReturn:
-            """No method, but the right call for those who pass an operation to `asyncio.wait`, which looks for one."""
-            raise AttributeError(f"{self!r} is no future: pass asyncio.ensure_future(operation)")
+        add_done_callback = _NoFuture()
 
     @abstractmethod
     def try_complete(self) -> bool:
@@ -127,9 +140,10 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
 
     @abstractmethod
     def on_complete(self) -> T:
-        """Return the result, which `await` yields. Called exactly once, whatever completes the operation.
+        """Return the result, which `await` yields. Called exactly once, by whatever completes the operation.
 
-        The condition may not hold: `outcome` tells whether it is the deadline or a close that completes it.
+        The condition may not hold: `outcome` tells whether it is the deadline or a close that completes it. An
+        operation that is cancelled or fails does not come here.
         """
 
     def on_expiration(self) -> None:
@@ -146,17 +160,20 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
         """
 
     def fail(self, exception: Exception) -> bool:
-        """Finish with `exception` and without `on_complete`, as `asyncio.Future.set_exception` does.
+        """End the operation with `exception` and without `on_complete`: tasks that await it get the exception.
 
-        Tasks that await the operation get the exception. It may be called wherever `force_complete` may, also before
-        the operation is handed over and in its `try_complete`.
+        It is like `asyncio.Future.set_exception`, but accepts an instance only, and returns `False` if the operation is
+        being completed or done. In `try_complete` you may `return self.fail(...)`: it does not count as completed.
+
+        Args:
+            exception: An instance of `Exception`, other than a `StopIteration` or a `CancelledError`, which mean
+                something else to an awaiting task.
 
         Returns:
-            Whether this call ended the operation: `False` if it is being completed, or done.
+            Whether this call ended the operation.
 
         Raises:
-            TypeError: `exception` is no instance of `Exception`, or is a `StopIteration` or a `CancelledError`, which
-                mean something else to an awaiting task.
+            TypeError: `exception` is anything else.
             PurgatoryMisuse: The purgatory belongs to another event loop or thread.
         """
         check_exception(exception)
@@ -207,7 +224,7 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
         try:
             raise exception.with_traceback(cast(Failure, self._purgatory_outcome).traceback)
         finally:
-            del exception  # its traceback holds this frame
+            del self, exception  # its traceback holds this frame
 
     def exception(self) -> BaseException | None:
         """Return the exception that made the operation fail, or `None`.
@@ -236,7 +253,7 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
             wrapped = PurgatoryError(f"{name} raised {type(exception).__qualname__}")
             wrapped.__cause__ = exception
             exception = wrapped
-        return Failure(exception, name, self._purgatory_clock())
+        return Failure(exception, f"{name} failed, and its exception was never retrieved", self._purgatory_clock())
 
     def _purgatory_misuse(self) -> NoReturn:
         raise PurgatoryMisuse(f"try_complete() of {self!r} returned true, but did not force_complete()")
@@ -257,8 +274,10 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
         """Return the running loop. Raises if nothing would ever complete the operation, or on another loop."""
         owner = self._purgatory_owner
         if owner is None:
+            if not hasattr(self, "_purgatory_state_name"):
+                raise TypeError(f"{type(self).__qualname__}.__init__ must call super().__init__(timeout)")
             raise PurgatoryMisuse(f"{self!r} would never complete: hand it to try_complete_else_watch() first")
-        return running_loop(self, owner.loop, "operation.__await__()", "asyncio.run_coroutine_threadsafe()")
+        return running_loop(self, owner.loop, "operation.__await__()", AWAIT_FROM_THREADS)
 
     def _purgatory_new_waiter(self) -> "asyncio.Future[None]":
         loop = self._purgatory_check_await()

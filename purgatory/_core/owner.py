@@ -90,14 +90,27 @@ class Owner(OwnerBase):
         """Report a key that cannot be looked up."""
         report(self.timer.clock, "a watch key cannot be looked up", exception)
 
-    def note_end(self, operation: OperationBase, is_missed: bool) -> None:
-        """Call the listeners, and begin to remove dead entries if there are many. Raises requests to exit alone.
-
-        In debug mode it logs an operation that was missed, too.
-        """
+    def log_missed(self, operation: OperationBase) -> None:
+        """In debug mode, log an operation that its last try completes. Raises requests to exit alone."""
         try:
-            if is_missed:
-                self._log_missed(operation)
+            loop = self.loop or _get_running_loop()
+            if loop is None or not loop.get_debug():
+                return
+            # Only in debug mode, because it looks at all lists. An operation does not know its keys.
+            watchers = [self.lists.at(index) for index in range(len(self.lists))]
+            keys = [each.key for each in watchers if operation._purgatory_entry in each.entries]
+            log.warning(
+                "%s, watched on %r: only the last try at its deadline found that its condition holds. A call of "
+                "check_and_complete for these keys is missing, had a limit, or was still queued",
+                type(operation).__qualname__,
+                keys,
+            )
+        except Exception as exception:
+            report(self.timer.clock, "an operation that nobody checked could not be logged", exception)
+
+    def note_end(self, operation: OperationBase, is_missed: bool) -> None:
+        """Call the listeners, and begin to remove dead entries if there are many. Raises requests to exit alone."""
+        try:
             if self.listeners is not None:
                 self.listeners.finish(operation, cast(Outcome, operation.outcome), is_missed, self.time())
             if self.is_purge_due():
@@ -105,20 +118,6 @@ class Owner(OwnerBase):
         except Exception as exception:  # of the clock
             if not (self.loop is not None and self.loop.is_closed()):
                 report(self.timer.clock, "the clock raised", exception)
-
-    def _log_missed(self, operation: OperationBase) -> None:
-        loop = self.loop or _get_running_loop()
-        if loop is None or not loop.get_debug():
-            return
-        # Only in debug mode, because it looks at all lists. An operation does not know its keys.
-        watchers = [self.lists.at(index) for index in range(len(self.lists))]
-        keys = [each.key for each in watchers if operation._purgatory_entry in each.entries]
-        log.warning(
-            "%s, watched on %r, was completed by the last try at its deadline: its condition held before, but "
-            "check_and_complete was not called for these keys, or had a limit, or was still queued",
-            type(operation).__qualname__,
-            keys,
-        )
 
     def _purge(self) -> None:
         lists = self.lists

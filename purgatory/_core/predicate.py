@@ -7,12 +7,12 @@ from typing import Generic, TypeVar
 from purgatory._core.arguments import check_callback
 from purgatory._core.operation import DelayedOperation
 
-__all__ = ["PredicateWait", "check_predicate"]
+__all__ = ["DelayedPredicate", "check_predicate"]
 
 T = TypeVar("T")
 
 
-class PredicateWait(DelayedOperation[T], Generic[T]):
+class DelayedPredicate(DelayedOperation[T], Generic[T]):
     """Waits until a predicate is true. Yields its last value."""
 
     __slots__ = ("__weakref__", "_predicate", "_value")
@@ -35,6 +35,10 @@ class PredicateWait(DelayedOperation[T], Generic[T]):
     def on_complete(self) -> T:
         return self._value
 
+    def _purgatory_describe(self) -> str:
+        predicate = getattr(self._predicate, "__qualname__", self._predicate)
+        return f"{super()._purgatory_describe()}, predicate {predicate}"
+
 
 def check_predicate(predicate: Callable[[], object], keys: tuple[Hashable, ...], timeout: float | None) -> None:
     """Refuse wrong arguments of `wait_for`."""
@@ -55,5 +59,13 @@ def check_predicate(predicate: Callable[[], object], keys: tuple[Hashable, ...],
                 f"a key must be hashable, not the {type(key).__qualname__} {key!r}: "
                 "call wait_for(predicate, *keys), with each key as an argument of its own"
             )
-    if timeout is None and isinstance(keys[-1], float):
-        raise TypeError(f"the timeout is given by name, or else it is a key: call timeout={keys[-1]!r}")
+    if timeout is None and _is_timeout(keys):
+        number = next(key for key in reversed(keys) if isinstance(key, (int, float)))
+        raise TypeError(f"a timeout is passed by name, as timeout={number!r}, or else the number is a key")
+
+
+def _is_timeout(keys: tuple[Hashable, ...]) -> bool:
+    """Whether one of the keys is meant as a timeout: any `float`, or an `int` behind keys that are none."""
+    *others, last = keys
+    is_int = isinstance(last, int) and not isinstance(last, bool)
+    return any(isinstance(key, float) for key in keys) or (is_int and any(not isinstance(key, int) for key in others))

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Hashable, Iterator
-from operator import methodcaller
 from typing import Any, NoReturn, Self, TypeVar, cast
 
 from purgatory._core._base import OperationBase, PurgatoryBase
@@ -12,9 +11,9 @@ from purgatory._core.clock import Clock
 from purgatory._core.closing import Closing
 from purgatory._core.errors import PurgatoryClosed, PurgatoryFull, PurgatoryMisuse
 from purgatory._core.listeners import Listener, Listeners
-from purgatory._core.operation import DelayedOperation, Failure, check_exception
+from purgatory._core.operation import AWAIT_FROM_THREADS, DelayedOperation, Failure, check_exception
 from purgatory._core.owner import Owner
-from purgatory._core.predicate import PredicateWait, check_predicate
+from purgatory._core.predicate import DelayedPredicate, check_predicate
 from purgatory._core.slices import ExitRequests
 from purgatory._core.statistics import PurgatoryStatistics
 from purgatory._core.threads import check_loop
@@ -30,10 +29,18 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
     """Holds `DelayedOperation`s, each watched on one or more keys, until a condition or a deadline completes them.
 
         async with DelayedOperationPurgatory("fetch") as purgatory:
-            operation = purgatory.try_complete_else_watch(Fetch(log, offset, timeout=30.0), [topic])
-            messages = await operation
+            # The short form: a predicate, its keys, a timeout.
+            await purgatory.wait_for(lambda: log.end > offset, topic, timeout=30.0)
+
+            # The full form: an operation of your own class, for a result, or to release what it has acquired.
+            messages = await purgatory.try_complete_else_watch(Fetch(log, offset, timeout=30.0), [topic])
+
+        log.append(message)                       # elsewhere: change the state first,
+        purgatory.check_and_complete(topic)       # then check its key
 
     An operation is tried when it is handed over, when one of its keys is checked, and at its deadline; nothing polls.
+    So each change needs a check. `statistics().missed` counts operations whose condition only the last try found to
+    hold, because no check came, and in asyncio's debug mode the logger `purgatory` names them.
 
     A purgatory belongs to one event loop and its thread. The methods of operations, listeners and all other callbacks
     may call anything. Other threads, handlers of `signal.signal` and finalizers have `check_and_complete_threadsafe`;
@@ -99,7 +106,7 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
 
     @property
     def timer(self) -> WheelTimer:
-        """The timer that runs the deadlines."""
+        """The timer that runs the deadlines. A close forgets its tasks, so don't put your own on it."""
         return self._owner.timer
 
     @property
@@ -169,18 +176,22 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
             if await purgatory.wait_for(lambda: len(messages) > offset, "topic-1", timeout=30.0):
                 return messages[offset:]
 
+            messages.append(message)                   # elsewhere
+            purgatory.check_and_complete("topic-1")
+
         As `threading.Condition.wait_for`, it yields the last value of the predicate: true if the condition held, false
-        if the deadline or a close came first, so nothing is raised then. The predicate is called now, whenever one of
-        the keys is checked, and at the deadline. If it raises, the exception comes out of `await`.
+        if the deadline or a close came first, so nothing is raised then. The predicate is called twice now, so that no
+        change in between is lost, whenever one of the keys is checked, and once at the deadline. A close does not call
+        it again. If it raises, the exception comes out of `await`.
 
         Args:
             predicate: A function without arguments that tells whether the condition holds. Keep it cheap.
             keys: Hashable objects that name the state the condition is about, at least one, each an argument of its
                 own. `check_and_complete(key)` checks them.
-            timeout: Wait at most so many seconds from this call on; `None` is no limit.
+            timeout: Seconds to wait at most, counted from this call. `None` means no limit.
 
         Returns:
-            An operation, to be awaited or not. Its wait has begun.
+            An operation whose wait has begun. Don't forget to await it: like any object, it is always true.
 
         Raises:
             TypeError: `predicate` is not callable or is `async`, a key is not hashable, `timeout` is not a number.
@@ -188,10 +199,11 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
             PurgatoryClosed: The purgatory takes no more operations.
             PurgatoryFull: `max_pending` operations are pending, and this one would have to wait.
             PurgatoryMisuse: The purgatory belongs to another event loop or thread.
+            RuntimeError: No event loop runs.
         """
-        self._check_loop("purgatory.wait_for(predicate, *keys)", "asyncio.run_coroutine_threadsafe()")
+        self._check_loop("purgatory.wait_for(predicate, *keys)", AWAIT_FROM_THREADS)
         check_predicate(predicate, keys, timeout)
-        return self.try_complete_else_watch(PredicateWait(predicate, timeout), keys)
+        return self.try_complete_else_watch(DelayedPredicate(predicate, timeout), keys)
 
     def check_and_complete_soon(self, key: Hashable, limit: int | None = None) -> None:
         """Try the operations that watch `key` on the next iteration of the loop, in slices if there are many.
@@ -223,8 +235,8 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
     def cancel_for_key(self, key: Hashable) -> list[DelayedOperation[Any]]:
         """Cancel the operations that watch `key`. Returns them, in watch order.
 
-        They are finished, whatever other keys they watch. (Kafka's `cancelForKey` also takes them out of the lists of
-        that key and stops their timers, but they may complete by another key later.)
+        They are finished, whatever other keys they watch. (Kafka's `cancelForKey` removes the key's watchers and stops
+        the timers, but another key may still complete the operations.)
 
         Raises:
             PurgatoryMisuse: The purgatory belongs to another event loop or thread.
@@ -252,22 +264,23 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
             PurgatoryMisuse: The purgatory belongs to another event loop or thread.
         """
         self._check_loop("purgatory.complete_all()")
-        return self._end_all(methodcaller("_purgatory_close"))
+        return self._end_all(OperationBase._purgatory_close)
 
     def cancel_all(self) -> int:
-        """Cancel every pending operation. Returns how many there were.
+        """Cancel every pending operation. Returns how many this has cancelled.
 
         Raises:
             PurgatoryMisuse: The purgatory belongs to another event loop or thread.
         """
         self._check_loop("purgatory.cancel_all()")
-        return self._end_all(methodcaller("cancel"))
+        return self._end_all(lambda operation: operation.cancel())
 
     def fail_all(self, exception: Exception) -> int:
-        """Let every pending operation fail with `exception`. Returns how many there were.
+        """Fail every pending operation with `exception`. Returns how many failed.
 
-        All get the same object. It is raised with the traceback that it has now, however many tasks get it, and goes to
-        the event loop's exception handler once if nobody retrieves it.
+        All get the same object, so make one for each call. It is raised with the traceback that it has now, however
+        many tasks get it, and goes to the event loop's exception handler once if nobody retrieves it. The operations'
+        own `fail` is not called: release things in `on_done`.
 
         Raises:
             TypeError: As `DelayedOperation.fail`.
@@ -275,9 +288,12 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
         """
         self._check_loop("purgatory.fail_all(exception)")
         check_exception(exception)
-        failure = Failure(exception, f"{self!r}.fail_all() was called, so its operations", self._owner.timer._clock)
-        failed = self._end_all(methodcaller("_purgatory_fail", failure))
-        failure.retrieved = failure.retrieved or not failed
+        message = f"fail_all() of {self!r} failed its operations, and nobody retrieved the exception"
+        # Without a loop there is no clock yet, and there are no operations.
+        failure = Failure(exception, message, self._owner.timer._clock)
+        failed = self._end_all(lambda operation: operation._purgatory_fail(failure))
+        if not failed:
+            failure.retrieved = True  # no operation has it
         return failed
 
     async def aclose(self) -> None:
@@ -301,8 +317,9 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
                     await asyncio.sleep(0)
                     slice_ = owner.timer.new_slice()
         finally:
-            self.close()
-        exits.raise_first()
+            with exits:
+                self.close()
+            exits.raise_first()
 
     def close(self) -> None:
         """Do as `aclose`, in one go: for code that cannot await, inside an operation or on a `VirtualClock`.
@@ -314,7 +331,7 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
         owner = self._owner
         owner.closed = True
         try:
-            self._end_all(methodcaller("_purgatory_close"))
+            self._end_all(OperationBase._purgatory_close)
         finally:
             owner.timer.close()
             owner.stop_purging()
@@ -381,11 +398,15 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
             raise PurgatoryClosed(f"{self!r} takes no more operations")
         if self.closed:
             raise PurgatoryClosed(f"{self!r} was closed while {operation!r} was being tried")
-        raise PurgatoryFull(f"{self!r} holds {self._owner.max_pending} operations, as many as it may")
+        limit = self._owner.max_pending
+        raise PurgatoryFull(f"{self!r} holds {limit} operations, as many as it may by max_pending")
 
     def _refuse_new(self, operation: object) -> NoReturn:
         if isinstance(operation, type):
-            raise TypeError(f"operation must be an operation, not the class {operation.__qualname__}")
+            raise TypeError(
+                f"operation must be an operation, not the class {operation.__qualname__}: pass "
+                f"{operation.__qualname__}(...)"
+            )
         if hasattr(operation, "_purgatory_state_name"):
             raise PurgatoryMisuse(
                 f"{operation!r} was already handed to a purgatory: create a new operation for each wait"

@@ -29,7 +29,7 @@ class PurgatoryStatistics:
     cancelled: int
     """Operations cancelled."""
     failed: int
-    """Operations that failed: a method of theirs raised."""
+    """Operations that failed: by `fail` or `fail_all`, or because `try_complete` or `on_complete` raised."""
     purges: int
     """Purges started."""
     purged: int

@@ -139,7 +139,7 @@ make(Operation *self, PyObject *timeout)
     return 0;
 }
 
-/* A method and no slot, for its signature, and because super().__init__(timeout) makes no tuple then. */
+/* A method, not the slot tp_init, so that it has a signature and super().__init__(timeout) builds no tuple. */
 static PyObject *
 operation_init(Operation *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
@@ -258,22 +258,20 @@ wake_waiter(Core *core, Operation *self, PyObject *waiter, PyObject **exit)
     return failed == NULL ? -1 : 0;
 }
 
+/* _purgatory_wake: `told` are the waiters before on_done was called. */
 static int
-wake(Core *core, Operation *self, PyObject **exit)
+wake(Core *core, Operation *self, PyObject *told, PyObject **exit)
 {
-    if (!PyList_CheckExact(self->waiters)) {
-        PyObject *waiter = Py_NewRef(self->waiters);
-        int failed = wake_waiter(core, self, waiter, exit);
-        Py_DECREF(waiter);
-        return failed;
-    }
-    if (PyList_GET_SIZE(self->waiters) == 0) { /* All have left while it was being completed. */
-        Py_CLEAR(self->waiters);
+    if (!PyList_CheckExact(told))
+        return wake_waiter(core, self, told, exit);
+    if (PyList_GET_SIZE(told) == 0) {
+        if (self->waiters == NULL)
+            return 0;
+        Py_CLEAR(self->waiters); /* All have left while it was being completed. */
         return call(self, "_purgatory_undeliver", NULL);
     }
-    PyObject *held = Py_NewRef(self->waiters), *waiters = PyList_New(0); /* The collector may run here, and not below. */
-    int failed = waiters == NULL ? -1 : PyList_SetSlice(waiters, 0, 0, held);
-    Py_DECREF(held);
+    PyObject *waiters = PyList_New(0); /* The collector may run here, and not below. */
+    int failed = waiters == NULL ? -1 : PyList_SetSlice(waiters, 0, 0, told);
     for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(waiters); i++) {
         PyObject *waiter = Py_NewRef(PyList_GET_ITEM(waiters, i));
         failed = wake_waiter(core, self, waiter, exit);
@@ -283,7 +281,7 @@ wake(Core *core, Operation *self, PyObject **exit)
     return failed;
 }
 
-/* _purgatory_end: count the operation, which is done, and tell it, awaiting tasks and listeners. */
+/* _purgatory_end: count the finished operation, call on_done, wake awaiting tasks, call listeners. */
 static int
 end(Core *core, Operation *self)
 {
@@ -297,14 +295,25 @@ end(Core *core, Operation *self)
         is_missed = outcome == SATISFIED_O && owner->at_deadline == self;
         owner->missed += is_missed;
     }
+    PyObject *waiters = Py_XNewRef(self->waiters);
     if (_PyType_Lookup(Py_TYPE(self), core->on_done) != core->no_on_done) {
+        if (waiters != NULL && !PyList_CheckExact(waiters)) {
+            PyObject *list = Py_BuildValue("[O]", waiters); /* In it one that leaves in on_done is missing. */
+            if (list != NULL) {
+                Py_XSETREF(self->waiters, list);
+                Py_SETREF(waiters, Py_NewRef(list));
+            }
+            else
+                PyErr_Clear();
+        }
         PyObject *done = PyObject_CallMethodNoArgs((PyObject *)self, core->on_done);
         if (done == NULL && report(self, owner) < 0)
             keep(&exit);
         Py_XDECREF(done);
     }
-    if (self->waiters != NULL && wake(core, self, &exit) < 0)
+    if (waiters != NULL && wake(core, self, waiters, &exit) < 0)
         keep(&exit);
+    Py_XDECREF(waiters);
     if (owner != NULL && (is_missed || !IS_NONE(owner->listeners) || is_purge_due(owner))) {
         PyObject *done = PyObject_CallMethod((PyObject *)owner, "note_end", "(OO)", self, is_missed ? Py_True : Py_False);
         Py_XDECREF(done);
@@ -319,8 +328,17 @@ end(Core *core, Operation *self)
 static int
 run(Core *core, Operation *self)
 {
+    if (IS_DONE(self)) /* Cancelled, or it has failed. */
+        return end(core, self);
     bool is_expiring = self->base.state == EXPIRING;
-    PyObject *exit = NULL, *outcome = PyObject_CallMethodNoArgs((PyObject *)self, core->on_complete);
+    PyObject *exit = NULL;
+    if (self->owner != NULL && self->owner->at_deadline == self && self->base.state == COMPLETING) {
+        PyObject *logged = PyObject_CallMethod((PyObject *)self->owner, "log_missed", "(O)", self);
+        if (logged == NULL)
+            keep(&exit);
+        Py_XDECREF(logged);
+    }
+    PyObject *outcome = PyObject_CallMethodNoArgs((PyObject *)self, core->on_complete);
     Event event = RETURN;
     if (outcome != NULL)
         Py_XSETREF(self->outcome, outcome);
@@ -341,9 +359,9 @@ run(Core *core, Operation *self)
     return raise_exit(exit);
 }
 
-/* _purgatory_complete: run on_complete, for the winner of the compare-and-set, and then the completions put off. */
+/* _purgatory_finish: complete or end it, for the winner of the compare-and-set, and then those that were put off. */
 static int
-complete(Core *core, Operation *self)
+finish(Core *core, Operation *self)
 {
     Owner *owner = (Owner *)Py_XNewRef(self->owner);
     if (owner == NULL) /* It was never handed over. */
@@ -356,7 +374,7 @@ complete(Core *core, Operation *self)
         Py_DECREF(owner);
         return failed;
     }
-    PyObject *raised = NULL; /* The first exception: the other completions are made anyway. */
+    PyObject *raised = NULL; /* The first exception: the other ends are made anyway. */
     owner->depth++;
     if (run(core, self) < 0)
         keep(&raised);
@@ -397,7 +415,7 @@ try_operation(Core *core, Operation *self)
         return completed;
     if (fail(self, &exit) < 0 && !keep_exit(&exit))
         PyErr_WriteUnraisable((PyObject *)self);
-    if (end(core, self) < 0)
+    if (finish(core, self) < 0)
         keep(&exit);
     return raise_exit(exit);
 }
@@ -421,7 +439,7 @@ operation_force_complete(Operation *self, PyObject *unused)
         return NULL;
     if (!take_step(self, COMPLETE))
         Py_RETURN_FALSE;
-    if (complete(core, self) < 0)
+    if (finish(core, self) < 0)
         return NULL;
     Py_RETURN_TRUE;
 }
@@ -434,7 +452,7 @@ operation_cancel(Operation *self, PyObject *unused)
         return NULL;
     if (!take_step(self, CANCEL))
         Py_RETURN_FALSE;
-    if (end(core, self) < 0)
+    if (finish(core, self) < 0)
         return NULL;
     Py_RETURN_TRUE;
 }
@@ -448,7 +466,7 @@ operation_fail(Operation *self, PyObject *failure)
     if (!take_step(self, FAIL))
         Py_RETURN_FALSE;
     Py_XSETREF(self->outcome, Py_NewRef(failure));
-    if (end(core, self) < 0)
+    if (finish(core, self) < 0)
         return NULL;
     Py_RETURN_TRUE;
 }
@@ -466,7 +484,7 @@ operation_close(Operation *self, PyObject *unused)
     Core *core = core_of(self);
     if (!take_step(self, CLOSE))
         Py_RETURN_FALSE;
-    if (complete(core, self) < 0)
+    if (finish(core, self) < 0)
         return NULL;
     Py_RETURN_TRUE;
 }
@@ -486,7 +504,7 @@ operation_timer_expire(Operation *self, PyObject *unused)
         owner->at_deadline = before;
     bool is_rescheduled = self->base.bucket != NULL || self->base.deadline != deadline;
     if (!failed && !is_rescheduled && take_step(self, EXPIRE))
-        failed = complete(core, self) < 0;
+        failed = finish(core, self) < 0;
     Py_XDECREF(owner);
     if (failed)
         return NULL;
@@ -571,7 +589,8 @@ operation_remove_waiter(Operation *self, PyObject *waiter)
 static PyObject *
 operation_taken(Operation *self, PyObject *unused)
 {
-    Py_CLEAR(self->waiters);
+    if (self->owner == NULL) /* Else they have not been told yet. */
+        Py_CLEAR(self->waiters);
     Py_RETURN_NONE;
 }
 
@@ -715,7 +734,8 @@ take_result(Await *self)
     self->operation = NULL;
     Py_CLEAR(self->iterator);
     Py_CLEAR(self->waiter);
-    Py_CLEAR(operation->waiters); /* It is delivered, even if the others leave. */
+    if (operation->owner == NULL) /* Else they have not been told yet. */
+        Py_CLEAR(operation->waiters); /* It is delivered, even if the others leave. */
     PyObject *result;
     if (IS_DONE(operation) && operation->base.state < CANCELLED && operation->outcome != NULL)
         result = Py_NewRef(operation->outcome);

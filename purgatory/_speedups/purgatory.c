@@ -603,7 +603,7 @@ purgatory_dealloc(Purgatory *self)
     free_object(self);
 }
 
-/* The keys as a tuple, each once. Few of them, as usual, are compared by their hashes; the rest is done in Python. */
+/* The keys as a tuple, each once. A few with different hashes are distinct. All else goes to Python, with its errors. */
 static PyObject *
 distinct_keys(Core *core, PyObject *keys)
 {

@@ -68,7 +68,7 @@ class _Listener:
             wait.observe(finished.waited)
         if finished.late is not None:
             self.lateness.observe(finished.late)
-        if finished.missed:
+        if finished.missed:  # replaced as a whole, because a scrape may come in another thread
             self.missed = {**self.missed, finished.operation: self.missed.get(finished.operation, 0) + 1}
 
 

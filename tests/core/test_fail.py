@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import traceback
+import weakref
 from typing import Any
 
 import pytest
@@ -52,6 +53,11 @@ class TestFail:
         fails.ready = other.ready = True
         assert purgatory.check_and_complete("key") == 1
         assert (fails.outcome, other.outcome) == ("failed", "satisfied")
+        fails = purgatory.try_complete_else_watch(Fails(), ["limited"])
+        other = purgatory.try_complete_else_watch(Flag(), ["limited"])
+        fails.ready = other.ready = True
+        assert purgatory.check_and_complete("limited", limit=1) == 1, "it goes on to the next one"
+        assert (fails.outcome, other.outcome) == ("failed", "satisfied")
         at_once = purgatory.try_complete_else_watch(Fails(ready=True), ["key"])
         assert at_once.outcome == "failed"
         assert all(isinstance(each.exception(), LookupError) for each in (fails, at_once))
@@ -76,8 +82,8 @@ class TestFail:
     @pytest.mark.parametrize(
         ("exception", "message"),
         [
-            (LookupError, "exception must be an instance, not the class LookupError"),
-            ("no", "exception must be an Exception other than StopIteration and CancelledError, not 'no'"),
+            (LookupError, r"exception must be an instance, not the class LookupError: pass LookupError\(\.\.\.\)"),
+            ("no", "exception must be an Exception, not 'no'"),
             (None, "not None"),
             (StopIteration(7), r"not StopIteration\(7\)"),
             (asyncio.CancelledError(), r"not CancelledError\(\)"),
@@ -142,12 +148,36 @@ class TestFailAll:
         assert fail_all(error) == 3
         waits.clear()
         assert clock.exceptions == [error]
-        assert "fail_all() was called, so its operations failed" in clock.faults.pop()["message"]
+        message = clock.faults.pop()["message"]
+        assert message.startswith("fail_all() of <DelayedOperationPurgatory 'test'")
+        assert message.endswith("failed its operations, and nobody retrieved the exception")
         waits = wait()
         assert fail_all(error) == 3
         assert waits[1].exception() is error
         waits.clear()
         assert clock.faults == []
+
+    async def test_it_keeps_neither_tasks_nor_operations(self) -> None:
+        gc.collect()
+        gc.disable()
+        try:
+            async with DelayedOperationPurgatory() as purgatory:
+                operations = [purgatory.try_complete_else_watch(Flag(30.0), ["key"]) for _ in range(10)]
+                tasks = [asyncio.ensure_future(operation) for operation in operations]
+                await turn()
+                error = LookupError()
+                purgatory.fail_all(error)
+                await asyncio.wait(tasks)
+                assert all(task.exception() is error for task in tasks)
+                kept = [weakref.ref(operation) for operation in operations]
+                del tasks
+                operations.clear()
+                # The traceback of the last raise holds the frames of one task.
+                assert sum(reference() is not None for reference in kept) <= 1
+                error.__traceback__ = None
+                assert all(reference() is None for reference in kept)
+        finally:
+            gc.enable()
 
     def test_without_a_loop_there_is_nothing_to_fail(self) -> None:
         assert DelayedOperationPurgatory().fail_all(LookupError()) == 0

@@ -5,14 +5,25 @@ KAFKA-20783 and its repairs.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 
-from purgatory import DelayedOperation, DelayedOperationPurgatory, FinishedOperation, PurgatoryClosed, PurgatoryFull
-from purgatory.lowlevel import add_waiter, close_operation, remove_waiter
-from tests.support.operations import FaultLog, RefusingClock, turn
+from purgatory import (
+    DelayedOperation,
+    DelayedOperationPurgatory,
+    FinishedOperation,
+    OperationCancelled,
+    PurgatoryClosed,
+    PurgatoryFull,
+)
+from purgatory._core._base import NESTING
+from purgatory.lowlevel import add_waiter, close_operation, remove_waiter, take_result
+from tests.support.operations import FaultLog, Flag, RefusingClock, turn
 
 
 class Permits:
@@ -65,7 +76,16 @@ ENDINGS: dict[str, tuple[str, Callable[[DelayedOperationPurgatory, FaultLog, Acq
     "a check with a limit": ("satisfied", lambda purgatory, clock, operation: checked(purgatory, operation, 1)),
     "force_complete": ("satisfied", lambda purgatory, clock, operation: operation.force_complete()),
     "the deadline": ("expired", lambda purgatory, clock, operation: clock.advance(1.0)),
-    "the last try": ("satisfied", lambda purgatory, clock, operation: last_try(clock, operation, bool, True)),
+    "deep inside the ends of others": (
+        "satisfied",
+        lambda purgatory, clock, operation: deep_inside(purgatory, operation.force_complete),
+    ),
+    "a cancel deep inside the ends of others": (
+        "cancelled",
+        lambda purgatory, clock, operation: deep_inside(purgatory, operation.cancel),
+    ),
+    "a closed coroutine": ("cancelled", lambda purgatory, clock, operation: asyncio.run(closed(operation))),
+    "the last try": ("satisfied", lambda purgatory, clock, operation: last_try(clock, operation, lambda: True)),
     "a last try that raises": ("failed", lambda purgatory, clock, operation: last_try(clock, operation, raising)),
     "complete_all": ("closed", lambda purgatory, clock, operation: purgatory.complete_all()),
     "close": ("closed", lambda purgatory, clock, operation: purgatory.close()),
@@ -95,9 +115,24 @@ def checked_soon(purgatory: DelayedOperationPurgatory, clock: FaultLog, operatio
     clock.advance(0)
 
 
-def last_try(clock: FaultLog, operation: Acquires, then: Any, holds: bool = False) -> None:
-    operation.then = (lambda: True) if holds else then
+def last_try(clock: FaultLog, operation: Acquires, then: Any) -> None:
+    operation.then = then
     clock.advance(1.0)
+
+
+def deep_inside(purgatory: DelayedOperationPurgatory, end: Callable[[], object], deep: int = 2 * NESTING) -> None:
+    then = partial(deep_inside, purgatory, end, deep - 1) if deep else end
+    purgatory.try_complete_else_watch(Flag(ready=True, then=then), ["others"])
+
+
+async def closed(operation: Acquires) -> None:
+    async def wait() -> None:
+        await operation
+
+    coroutine = wait()
+    coroutine.send(None)
+    coroutine.close()
+    await turn()
 
 
 async def leave(operation: Acquires) -> None:
@@ -257,7 +292,20 @@ class TestOrder:
         clock.advance(1.0)
         assert operation.calls == ["on_complete", "on_expiration", ("on_done", "expired", 0, 1), "listener"]
 
-    async def test_it_comes_before_tasks_are_woken_and_before_on_undelivered(self) -> None:
+    async def test_it_comes_before_waiters_are_told(self) -> None:
+        class Told(asyncio.Future[None]):
+            def set_result(self, result: None, /) -> None:
+                operation.calls.append("told")
+                super().set_result(result)
+
+        async with DelayedOperationPurgatory() as purgatory:
+            operation = purgatory.try_complete_else_watch(Notes(purgatory), ["key"])
+            for _ in range(2):
+                add_waiter(operation, Told())
+            operation.force_complete()
+            assert operation.calls == ["on_complete", ("on_done", "satisfied", 0, 0), "told", "told"]
+
+    async def test_it_comes_before_on_undelivered(self) -> None:
         async with DelayedOperationPurgatory() as purgatory:
             operation = purgatory.try_complete_else_watch(Notes(purgatory), ["key"])
             task = asyncio.ensure_future(operation)
@@ -309,3 +357,178 @@ class TestFaults:
             purgatory.cancel_all()
         assert all(operation.cancelled() for operation in operations)
         assert purgatory.num_delayed == 0
+
+    @pytest.mark.parametrize("error", [LookupError, KeyboardInterrupt])
+    async def test_awaiting_tasks_and_listeners_are_told_anyway(self, error: type[BaseException]) -> None:
+        class Broken(Notes):
+            def on_done(self) -> None:
+                raise error
+
+        heard: list[FinishedOperation] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: None)
+        async with DelayedOperationPurgatory() as purgatory:
+            purgatory.add_listener(heard.append)
+            operation = purgatory.try_complete_else_watch(Broken(purgatory), ["key"])
+            task = asyncio.ensure_future(operation)
+            await turn()
+            with pytest.raises(KeyboardInterrupt) if error is KeyboardInterrupt else nullcontext():
+                operation.force_complete()
+            assert await task == "result"
+            assert len(heard) == 1
+
+    def test_of_several_requests_to_exit_the_first_is_raised(self, purgatory: DelayedOperationPurgatory) -> None:
+        class Exits(Notes):
+            def on_complete(self) -> str:
+                deep_inside(purgatory, inner.force_complete)
+                raise SystemExit(1)
+
+        class ExitsLater(Notes):
+            def on_done(self) -> None:
+                raise SystemExit(2)
+
+        inner = purgatory.try_complete_else_watch(ExitsLater(purgatory), ["inner"])
+        outer = purgatory.try_complete_else_watch(Exits(purgatory), ["outer"])
+        with pytest.raises(SystemExit) as exits:
+            outer.force_complete()
+        assert exits.value.code == 1
+        assert (inner.outcome, outer.outcome) == ("satisfied", "failed")
+
+    async def test_a_handler_of_exceptions_that_raises_loses_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
+        class Broken(Notes):
+            def on_done(self) -> None:
+                raise LookupError
+
+        def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            raise asyncio.CancelledError
+
+        def refuse(record: logging.LogRecord) -> bool:
+            raise ZeroDivisionError
+
+        clock = FaultLog()
+        clock.call_exception_handler = partial(handle, asyncio.get_running_loop())  # type: ignore[method-assign]
+        logger = logging.getLogger("purgatory")
+        logger.addFilter(refuse)
+        try:
+            purgatory = DelayedOperationPurgatory(clock=clock)
+            operation = purgatory.try_complete_else_watch(Broken(purgatory), ["key"])
+            task = asyncio.ensure_future(operation)
+            await turn()
+            assert operation.force_complete()
+            assert await task == "result"
+        finally:
+            logger.removeFilter(refuse)
+        assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+class TestInsideOfIt:
+    """`on_done` may call anything."""
+
+    @pytest.mark.parametrize("end", ["cancel_for_key", "cancel_all", "fail_all", "linked cancel", "linked fail"])
+    async def test_one_goes_and_all_go(self, end: str) -> None:
+        error = LookupError()
+
+        class Member(Notes):
+            number = 0
+
+            def on_done(self) -> None:
+                self.calls.append(self.outcome)
+                following = members[min(self.number + 1, len(members) - 1)]
+                ways: dict[str, Callable[[], object]] = {
+                    "cancel_for_key": lambda: purgatory.cancel_for_key("group"),
+                    "cancel_all": purgatory.cancel_all,
+                    "fail_all": lambda: purgatory.fail_all(error),
+                    "linked cancel": following.cancel,
+                    "linked fail": lambda: following.fail(error),
+                }
+                ways[end]()
+
+        async with DelayedOperationPurgatory() as purgatory:
+            members = [purgatory.try_complete_else_watch(Member(purgatory), ["group"]) for _ in range(2000)]
+            for number, member in enumerate(members):
+                member.number = number
+            tasks = [asyncio.ensure_future(member) for member in members]
+            await turn()
+            members[0].cancel()
+            assert [len(member.calls) for member in members] == [1] * len(members)
+            assert purgatory.num_delayed == 0
+            await asyncio.wait(tasks)
+            outcome = "failed" if "fail" in end else "cancelled"
+            assert [member.outcome for member in members[1:]] == [outcome] * (len(members) - 1)
+            assert all(isinstance(task.exception(), (OperationCancelled, LookupError)) for task in tasks)
+
+    async def test_it_may_take_the_result_and_all_waiting_tasks_get_it_too(self) -> None:
+        class Takes(Notes):
+            def on_done(self) -> None:
+                self.calls.append(take_result(self))
+                with pytest.raises(StopIteration):
+                    self.__await__().send(None)
+
+        async with DelayedOperationPurgatory() as purgatory:
+            for tasks_waiting in (0, 1, 3):
+                operation = purgatory.try_complete_else_watch(Takes(purgatory), ["key"])
+                tasks = [asyncio.ensure_future(operation) for _ in range(tasks_waiting)]
+                await turn()
+                operation.force_complete()
+                assert await asyncio.gather(*tasks) == ["result"] * tasks_waiting
+                assert operation.calls == ["on_complete", "result"]
+
+    @pytest.mark.parametrize("others", [0, 1])
+    async def test_a_waiter_may_leave_in_it(self, others: int) -> None:
+        class Leaves(Notes):
+            def on_done(self) -> None:
+                remove_waiter(self, waiter)
+
+        async with DelayedOperationPurgatory() as purgatory:
+            operation = purgatory.try_complete_else_watch(Leaves(purgatory), ["key"])
+            waiter, *rest = [asyncio.get_running_loop().create_future() for _ in range(1 + others)]
+            for each in (waiter, *rest):
+                add_waiter(operation, each)
+            operation.force_complete()
+            assert not waiter.done()
+            assert all(each.done() for each in rest)
+            assert operation.calls == ["on_complete"] + ["on_undelivered"] * (not others)
+
+    async def test_the_same_while_a_cancelled_operation_waits_for_its_turn(self) -> None:
+        """One that is cancelled deep inside the ends of others is done, and its tasks have not been told yet."""
+
+        def look() -> None:
+            assert operation.cancel()
+            assert operation.done()
+            with pytest.raises(OperationCancelled):
+                take_result(operation)
+            with pytest.raises(OperationCancelled):
+                operation.__await__().send(None)
+
+        async with DelayedOperationPurgatory() as purgatory:
+            operation = purgatory.try_complete_else_watch(Notes(purgatory), ["key"])
+            tasks = [asyncio.ensure_future(operation) for _ in range(2)]
+            await turn()
+            deep_inside(purgatory, look)
+            assert operation.calls == [("on_done", "cancelled", 0, 0)]
+            await asyncio.wait(tasks)
+            assert all(isinstance(task.exception(), OperationCancelled) for task in tasks)
+
+    async def test_aclose_raises_a_request_to_exit_even_if_its_task_is_cancelled(self) -> None:
+        class Exits(Notes):
+            def on_done(self) -> None:
+                raise SystemExit(3)
+
+        async def close() -> object:
+            try:
+                await purgatory.aclose()
+            except SystemExit as error:  # out of a task, it would end the loop
+                return error.code
+            return None
+
+        purgatory = DelayedOperationPurgatory()
+        for number in range(3000):
+            kind = Notes if number else Exits
+            purgatory.try_complete_else_watch(kind(purgatory), [-number])
+        closing = asyncio.create_task(close())
+        await turn()
+        assert 0 < purgatory.num_delayed < 3000
+        closing.cancel()
+        await asyncio.wait([closing])
+        assert purgatory.num_delayed == 0
+        assert closing.result() == 3

@@ -19,6 +19,7 @@ from purgatory import (
     __core__,
 )
 from purgatory._core._base import NESTING
+from purgatory._core.operation import Failure
 from tests.support import naive
 from tests.support.cores import set_nesting
 from tests.support.invariants import check_purgatory
@@ -109,6 +110,15 @@ class Real(DelayedOperation[str]):
         self.world.note("forces", self.number, self.outcome is None)
         return super().force_complete()
 
+    def cancel(self) -> bool:
+        self.world.note("cancels", self.number, self.outcome is None)
+        return super().cancel()
+
+    def _purgatory_fail(self, failure: object) -> bool:
+        if isinstance(failure, Failure) and failure.exception is self.world.failing:
+            self.world.note("fails", self.number, self.outcome is None)
+        return super()._purgatory_fail(failure)
+
     def _purgatory_close(self) -> bool:
         self.world.note("closes", self.number, self.outcome is None)
         return super()._purgatory_close()
@@ -125,6 +135,8 @@ class RealWorld(FaultLog):
         self.operations: list[Real] = []
         self.events: list[Event] = []
         self.numbers = 0
+        self.failing: Exception | None = None
+        """The exception of the innermost `fail_all`."""
 
     def note(self, *event: object) -> None:
         self.events.append(event)
@@ -185,9 +197,11 @@ class RealWorld(FaultLog):
             self.note("all done")
 
     def fail_all(self, exception: Exception) -> int:
+        before, self.failing = self.failing, exception
         try:
             return self.purgatory.fail_all(exception)
         finally:
+            self.failing = before
             self.note("all done")
 
     def close(self) -> None:

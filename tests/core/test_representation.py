@@ -19,6 +19,7 @@ from purgatory import (
     VirtualClock,
     WheelTimer,
 )
+from purgatory._core.closing import Unique
 from tests.support.operations import FaultLog, Flag, Note
 
 CLASSES = [each for each in vars(package).values() if isinstance(each, type) and each.__name__ in package.__all__]
@@ -66,10 +67,18 @@ class TestRepr:
         assert (repr(operation), operation.outcome) == (f"<Flag {word}>", word)
         assert all(each.endswith("ing>") for each in seen), "it is being completed"
 
-    @pytest.mark.parametrize("kind", [each for each in CLASSES if hasattr(each, "_purgatory_describe")])
+    @pytest.mark.parametrize("kind", [each for each in CLASSES if issubclass(each, Unique)])
     def test_it_never_raises_even_before_the_constructor_was_called(self, kind: type) -> None:
         whole: Any = type("Whole", (kind,), dict.fromkeys(getattr(kind, "__abstractmethods__", ())))
         assert repr(whole.__new__(whole)).startswith("<Whole ")
+
+    def test_it_says_what_another_property_raised(self) -> None:
+        class Broken(ThresholdPurgatory[int]):
+            @property
+            def num_waiting(self) -> int:
+                raise LookupError
+
+        assert repr(Broken(1)).endswith("Broken, whose repr raised LookupError>")
 
     def test_it_never_raises_when_the_clock_does(self) -> None:
         class Broken(FaultLog):
@@ -84,6 +93,13 @@ class TestRepr:
         operation = DelayedOperationPurgatory(clock=clock).try_complete_else_watch(Flag(1.0), ["key"])
         clock.broken = True
         assert repr(operation) == "<Flag pending, due at 1.0>"
+
+    def test_of_a_wait_for_names_the_predicate(self, purgatory: DelayedOperationPurgatory) -> None:
+        def is_ready() -> bool:
+            return False
+
+        operation = purgatory.wait_for(is_ready, "key", timeout=3.0)
+        assert repr(operation) == f"<DelayedPredicate pending, due in 3.0 s, predicate {is_ready.__qualname__}>"
 
     def test_of_the_others(self, clock: FaultLog) -> None:
         timer = WheelTimer(clock)
@@ -134,7 +150,7 @@ class TestHelp:
     def test_help_says_what_the_constructor_takes(self) -> None:
         text = pydoc.plain(pydoc.render_doc(DelayedOperation))
         assert "__init__(self, " in text
-        assert "timeout: Wait at most so many seconds" in text
+        assert "timeout: Seconds to wait at most" in text
         assert "Release what the operation has acquired" in text
 
     async def test_asyncio_wait_says_what_to_pass(self, purgatory: DelayedOperationPurgatory) -> None:

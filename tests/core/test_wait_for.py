@@ -47,7 +47,17 @@ class TestResults:
         predicate = Predicate(false)
         operation = purgatory.wait_for(predicate, "key", timeout=1.0)
         clock.advance(1.0)
-        assert (operation.result(), operation.outcome, predicate.calls) == (false, "expired", 3)
+        assert operation.result() is false
+        assert (operation.outcome, predicate.calls) == ("expired", 3)
+
+    def test_a_value_that_the_last_try_finds_is_yielded(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
+    ) -> None:
+        predicate = Predicate()
+        operation = purgatory.wait_for(predicate, "key", timeout=1.0)
+        predicate.value = "late"
+        clock.advance(1.0)
+        assert (operation.result(), operation.outcome, purgatory.statistics().missed) == ("late", "satisfied", 1)
 
     @pytest.mark.parametrize("end", ["close", "force_complete"])
     def test_a_close_does_not_call_the_predicate_again(self, purgatory: DelayedOperationPurgatory, end: str) -> None:
@@ -83,13 +93,15 @@ class TestResults:
 
     def test_a_str_is_one_key(self, purgatory: DelayedOperationPurgatory) -> None:
         purgatory.wait_for(Predicate(), "topic-1", ("topic", 2), "topic-1")
-        assert purgatory.watched_keys() == ["topic-1", ("topic", 2)]
+        purgatory.wait_for(Predicate(), 7)
+        purgatory.wait_for(Predicate(), 7, 8)
+        assert purgatory.watched_keys() == ["topic-1", ("topic", 2), 7, 8]
 
     def test_its_record_names_its_keys(self, purgatory: DelayedOperationPurgatory) -> None:
         heard: list[FinishedOperation] = []
         purgatory.add_listener(heard.append)
         purgatory.wait_for(Predicate(True), "a", "b", timeout=3)
-        assert [(each.operation, each.keys, each.timeout) for each in heard] == [("PredicateWait", ("a", "b"), 3.0)]
+        assert [(each.operation, each.keys, each.timeout) for each in heard] == [("DelayedPredicate", ("a", "b"), 3.0)]
 
 
 async def purgatory_wait(purgatory: DelayedOperationPurgatory, messages: list[str]) -> list[str]:
@@ -150,9 +162,11 @@ WRONG: dict[str, tuple[Callable[[DelayedOperationPurgatory], object], type[Excep
     "a timeout by position": (
         lambda purgatory: purgatory.wait_for(bool, "key", 30.0),
         TypeError,
-        "the timeout is given by name, or else it is a key: call timeout=30.0",
+        "a timeout is passed by name, as timeout=30.0, or else the number is a key",
     ),
-    "a timeout alone": (lambda purgatory: purgatory.wait_for(bool, 30.0), TypeError, "call timeout=30.0"),
+    "an int by position": (lambda purgatory: purgatory.wait_for(bool, "key", 30), TypeError, "as timeout=30,"),
+    "a timeout alone": (lambda purgatory: purgatory.wait_for(bool, 30.0), TypeError, "as timeout=30.0,"),
+    "a timeout first": (lambda purgatory: purgatory.wait_for(bool, 0.05, "key"), TypeError, "as timeout=0.05,"),
     "a negative timeout": (
         lambda purgatory: purgatory.wait_for(bool, "key", timeout=-1),
         ValueError,

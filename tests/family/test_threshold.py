@@ -211,7 +211,7 @@ class TestAll:
     @pytest.mark.parametrize("exception", [SystemExit(), asyncio.CancelledError(), StopIteration(), LookupError, "no"])
     def test_an_object_that_cannot_be_raised_is_refused(self, index: ThresholdPurgatory[int], exception: Any) -> None:
         index.reach(5, None)
-        with pytest.raises(TypeError, match=r"exception must be an (instance|Exception other than)"):
+        with pytest.raises(TypeError, match=r"exception must be an (instance|Exception)"):
             index.fail_all(exception)
         assert index.num_waiting == 1
 

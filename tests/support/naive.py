@@ -215,10 +215,11 @@ class NaiveOperation:
         return True
 
     def cancel(self) -> bool:
+        self.world.note("cancels", self.number, self.state == "pending")
         if self.state != "pending":
             return False
         self.state = "cancelled"
-        self.world.finish(self)
+        self.world.complete(self)
         return True
 
     def fail(self, exception: BaseException, /) -> bool:
@@ -226,8 +227,12 @@ class NaiveOperation:
             return False
         self.state = "failed"
         self.error = exception
-        self.world.finish(self)
+        self.world.complete(self)
         return True
+
+    def fail_among_all(self, exception: Exception) -> bool:
+        self.world.note("fails", self.number, self.state == "pending")
+        return self.fail(exception)
 
     def late(self, error: BaseException) -> None:
         if isinstance(error, EXITS):
@@ -304,7 +309,11 @@ class NaivePurgatory:
         for key in dict.fromkeys(plan.keys):
             self.lists.setdefault(key, Listed()).operations.append(operation)
         self.peak_delayed = max(self.peak_delayed, len(self.pending()))
-        self.attempt(operation)
+        try:
+            self.attempt(operation)
+        except EXITS:
+            operation.cancel()  # if it is still to be ended
+            raise
         if operation.state == "pending" and operation.deadline is None and operation.timeout is not None:
             operation.deadline = now + operation.timeout
         return None
@@ -346,6 +355,9 @@ class NaivePurgatory:
         raise_first(exits)
 
     def run(self, operation: NaiveOperation) -> None:
+        if operation.state in ("cancelled", "failed"):
+            self.finish(operation)
+            return
         expires = operation.state == "expiring"
         exits: list[BaseException] = []
         error: BaseException | None = None
@@ -470,7 +482,7 @@ class NaivePurgatory:
             return []
         cancelled = []
         exits: list[BaseException] = []
-        for operation in self.lists[key].operations.copy():
+        for operation in [each for each in self.lists[key].operations if each.state == "pending"]:
             with keeping(exits):
                 if operation.cancel():
                     cancelled.append(operation.number)
@@ -502,17 +514,17 @@ class NaivePurgatory:
         return completed
 
     def cancel_all(self) -> int:
-        return self.end_all(NaiveOperation.cancel)
+        return self.end_all("cancels", NaiveOperation.cancel)
 
     def fail_all(self, exception: Exception) -> int:
-        return self.end_all(lambda operation: operation.fail(exception))
+        return self.end_all("fails", lambda operation: operation.fail_among_all(exception))
 
-    def end_all(self, end: Callable[[NaiveOperation], bool]) -> int:
+    def end_all(self, event: str, end: Callable[[NaiveOperation], bool]) -> int:
         """End all, in the order of the real one: it is that of the lists, which the model does not have."""
         before = self.pending()
         ended = 0
         exits: list[BaseException] = []
-        while self.events and self.events[0][0] == "done":
+        while self.events and self.events[0][0] == event:
             (operation,) = [each for each in self.operations if each.number == self.events[0][1]]
             with keeping(exits):
                 ended += end(operation)
