@@ -422,6 +422,14 @@ as_entry(Timer *self, PyObject *task, TimerEntry **entry)
     return 0;
 }
 
+/* Refuse the call if the task waits in a timer of another loop or thread. */
+static int
+check_leave(Timer *self, TimerEntry *entry, const char *call)
+{
+    Timer *its = entry->bucket == NULL ? self : entry->bucket->timer;
+    return its->loop == self->loop ? 0 : check_loop(self->core, self, its->loop, call, "");
+}
+
 /* add and reschedule. */
 static PyObject *
 place(Timer *self, const char *name, const char *call, bool is_new, PyObject *const *args, Py_ssize_t count, PyObject *names)
@@ -440,7 +448,7 @@ place(Timer *self, const char *name, const char *call, bool is_new, PyObject *co
         deadline = _PyLong_Sign(values[1]) > 0 ? Py_HUGE_VAL : -Py_HUGE_VAL;
     }
     Py_INCREF(entry);
-    int failed = timer_place(self, entry, deadline, is_new);
+    int failed = !is_new && check_leave(self, entry, call) < 0 ? -1 : timer_place(self, entry, deadline, is_new);
     Py_DECREF(entry);
     if (failed)
         return NULL;
@@ -466,7 +474,8 @@ timer_cancel(Timer *self, PyObject *const *args, Py_ssize_t count, PyObject *nam
     PyObject *task;
     TimerEntry *entry;
     if (take_arguments("cancel", wanted, 1, args, count, names, &task) < 0 ||
-        check_loop(self->core, self, self->loop, "timer.cancel(task)", "") < 0 || as_entry(self, task, &entry) < 0)
+        check_loop(self->core, self, self->loop, "timer.cancel(task)", "") < 0 || as_entry(self, task, &entry) < 0 ||
+        check_leave(self, entry, "timer.cancel(task)") < 0)
         return NULL;
     return PyBool_FromLong(entry_leave(entry));
 }

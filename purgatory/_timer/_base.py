@@ -23,7 +23,7 @@ import math
 from asyncio import AbstractEventLoop
 from contextlib import suppress
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from purgatory._core.arguments import check_time, refuse_task
 from purgatory._core.clock import Clock
@@ -67,8 +67,15 @@ class TimerEntry:
         raise NotImplementedError
 
 
-Bucket: TypeAlias = dict[int, TimerEntry]
-"""The entries of one bucket by `id`, in the order in which they came. A task may define what equality it likes."""
+class Bucket(dict[int, TimerEntry]):
+    """The entries of one bucket by `id`, in the order in which they came. A task may define what equality it likes."""
+
+    __slots__ = ("loop",)
+
+    def __init__(self, loop: AbstractEventLoop | None) -> None:
+        super().__init__()
+        self.loop: AbstractEventLoop | None = loop
+        """The loop of its timer: a task is taken out in its thread, whoever does it."""
 
 
 class Wheel:
@@ -124,7 +131,7 @@ class TimerBase:
         # higher level comes first, because its tasks cascade into the other one.
         self._heap: list[tuple[int, int, Wheel]] = []
         # The bucket that is being emptied, which is in no ring any more, and what is left of its keys, the last first.
-        self._drained: Bucket = {}
+        self._drained: Bucket = Bucket(None)
         self._keys: list[int] = []
         self._drained_level = 1
         self._drained_buckets = 0
@@ -157,6 +164,7 @@ class TimerBase:
         """
         check_loop(self, self._loop, "timer.cancel(task)")
         _check_task(task)
+        self._check_leave(task, "timer.cancel(task)")
         return task._timer_leave()
 
     def reschedule(self, task: TimerEntry, deadline: float) -> None:
@@ -166,8 +174,15 @@ class TimerBase:
         """
         check_loop(self, self._loop, "timer.reschedule(task, deadline)")
         _check_task(task)
+        self._check_leave(task, "timer.reschedule(task, deadline)")
         check_time("deadline", deadline)
         self._place(task, deadline, is_new=False)
+
+    def _check_leave(self, task: TimerEntry, call: str) -> None:
+        """Refuse the call if the task waits in a timer of another loop or thread."""
+        bucket = task._timer_bucket
+        if bucket is not None and bucket.loop is not self._loop:
+            check_loop(self, bucket.loop, call)
 
     def _place(self, task: TimerEntry, deadline: float, is_new: bool) -> None:
         """Put `task` into the bucket of `deadline`."""
@@ -233,7 +248,7 @@ class TimerBase:
         slot = tick // wheel.unit % wheel.size
         bucket = wheel.buckets[slot]
         if bucket is None and make:
-            bucket = wheel.buckets[slot] = {}
+            bucket = wheel.buckets[slot] = Bucket(self._loop)
             heappush(self._heap, (start, -wheel.level, wheel))
         return start, bucket
 
@@ -281,7 +296,7 @@ class TimerBase:
                 start, _, wheel = heappop(self._heap)
                 self._turn(max(start, self._current))
                 slot = wheel.slot(start)
-                self._drained = wheel.buckets[slot] or {}
+                self._drained = wheel.buckets[slot] or Bucket(None)
                 wheel.buckets[slot] = None
                 # A snapshot: to take the first one out of a dict again and again is quadratic.
                 self._keys = list(reversed(self._drained))
@@ -290,7 +305,7 @@ class TimerBase:
                 is_over = slice_.is_over()
             else:
                 self._turn(max(now, self._current))
-                self._drained = {}  # a dict that has been emptied keeps its memory
+                self._drained = Bucket(None)  # a dict that has been emptied keeps its memory
                 is_over = True
 
     def _next_tick(self) -> int | None:
@@ -320,10 +335,10 @@ class TimerBase:
     def _forget_all(self) -> None:
         """Forget all tasks, and be as new."""
         buckets = [self._drained]
-        buckets += [wheel.buckets[wheel.slot(start)] or {} for start, _, wheel in self._heap]
+        buckets += [wheel.buckets[wheel.slot(start)] or Bucket(None) for start, _, wheel in self._heap]
         self._lowest = Wheel(1, 1, self._lowest.size, self._current)
         self._heap = []
-        self._drained = {}
+        self._drained = Bucket(None)
         self._keys = []
         self._drained_level = 1
         for bucket in buckets:

@@ -448,6 +448,25 @@ class TestThreads:
                 world.call(code)
             world.check()
 
+    @pytest.mark.parametrize("way", ["cancel", "reschedule"])
+    async def test_the_timer_of_another_loop_takes_no_task_away(self, way: str) -> None:
+        async with DelayedOperationPurgatory() as purgatory:
+            operation = purgatory.try_complete_else_watch(Flag(30.0), ["key"])
+
+            async def steal() -> None:
+                timer = WheelTimer()
+                timer.call_later(30.0, int)  # it belongs to this loop
+                if way == "cancel":
+                    timer.cancel(operation)
+                else:
+                    timer.reschedule(operation, timer.time())
+
+            with pytest.raises(PurgatoryMisuse, match="not for other threads than that of its event loop"):
+                await asyncio.to_thread(asyncio.run, steal())
+            with pytest.raises(PurgatoryMisuse, match="not for other threads than that of its event loop"):
+                await asyncio.to_thread(WheelTimer().cancel, operation)
+            assert len(purgatory.timer) == 1
+
     async def test_reads_and_calls_on_finished_operations_are_free(self) -> None:
         world = await World.make()
         before = world.call(READS)
