@@ -264,7 +264,7 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
             PurgatoryMisuse: The purgatory belongs to another event loop or thread.
         """
         self._check_loop("purgatory.complete_all()")
-        return self._end_all(OperationBase._purgatory_close)
+        return self._end_all(lambda operation: operation._purgatory_close())
 
     def cancel_all(self) -> int:
         """Cancel every pending operation. Returns how many this has cancelled.
@@ -331,7 +331,7 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
         owner = self._owner
         owner.closed = True
         try:
-            self._end_all(OperationBase._purgatory_close)
+            self._end_all(lambda operation: operation._purgatory_close())
         finally:
             owner.timer.close()
             owner.stop_purging()
