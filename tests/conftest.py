@@ -14,7 +14,7 @@ from typing import Final
 
 import pytest
 import uvloop
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, find, settings, strategies
 
 from purgatory import DelayedOperationPurgatory, VirtualClock, __core__
 
@@ -86,6 +86,8 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
 
 
 def pytest_collection_finish() -> None:
+    # Hypothesis makes its random numbers in the first search, and warns if the collector does not see who holds them.
+    find(strategies.none(), lambda _: True)
     # Tests collect garbage thousands of times, and need not walk through pytest and all modules each time.
     gc.collect()
     gc.freeze()
