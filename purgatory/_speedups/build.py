@@ -47,7 +47,12 @@ def docs() -> str:
 
 
 def build(folder: Path = HERE, flags: list[str] | None = None) -> Path:
-    """Compile the extension for this Python into `folder`. Raises what the compiler's driver raises."""
+    """Compile the extension for this Python into `folder`.
+
+    Raises what the compiler's driver raises, and `RuntimeError` on a free-threaded Python.
+    """
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):  # the import of the extension would turn the GIL on
+        raise RuntimeError("the core in C needs the GIL, which this free-threaded Python has not")
     from setuptools import Distribution, Extension
     from setuptools.command.build_ext import build_ext
 
@@ -79,13 +84,11 @@ class CustomBuildHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build, where it can be done. Raises what the compiler's driver raises if it must be."""
         asked = os.environ.get("PURGATORY_C", "")
-        # On a free-threaded CPython the import of the extension would turn the GIL on.
-        is_usual = sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
-        if asked == "0" or not (asked or is_usual):
+        if asked == "0" or not (asked or sys.implementation.name == "cpython"):
             return
         try:
             built = build()
-        except Exception as exception:  # no compiler, no headers of Python's, no setuptools, no place to write to
+        except Exception as exception:  # no compiler, headers, setuptools, GIL or place to write to
             if asked:
                 raise
             self.app.display_warning(f"the core in C was not built ({exception}): the package has the one in Python")

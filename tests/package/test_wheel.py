@@ -3,6 +3,7 @@
 import importlib
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -65,6 +66,13 @@ def test_wheel_that_must_have_the_extension_fails_without_a_compiler(tmp_path: P
     assert built.returncode == 1
     assert "/nonexistent" in built.stdout + built.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_the_extension_is_not_built_for_a_free_threaded_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = runpy.run_path(str(ROOT / "purgatory" / "_speedups" / "build.py"))
+    monkeypatch.setattr("sysconfig.get_config_var", {"Py_GIL_DISABLED": 1}.get)
+    with pytest.raises(RuntimeError, match="needs the GIL"):
+        script["build"](tmp_path)
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler: apt install gcc")
