@@ -534,7 +534,7 @@ class Wait(DelayedOperation[None]):
 async def main():
     async with purgatory:
         purgatory.add_listener(lambda _: at("listener"))
-        waits = [purgatory.try_complete_else_watch(Wait(n / 1000 if n else None), [n % 3]) for n in range(60)]
+        waits = [purgatory.try_complete_else_watch(Wait(0.5 + n / 1000 if n else None), [n % 3]) for n in range(60)]
         asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)
         try:
             await waits[0]
