@@ -7,6 +7,7 @@ Names of the internals begin with `_purgatory_`, or `_timer_` for the timer's: a
 """
 
 import asyncio
+import inspect
 import math
 from abc import ABC, abstractmethod
 from asyncio import _get_running_loop
@@ -65,6 +66,16 @@ class _NoFuture:
 
     def __get__(self, operation: object, owner: object = None) -> NoReturn:
         raise AttributeError(f"{operation!r} is no future: pass asyncio.ensure_future(operation)")
+
+
+class _Signature:
+    """That of classes without a constructor of their own: from CPython 3.14 on, `inspect` can't read one that C has."""
+
+    def __get__(self, operation: object, owner: type) -> inspect.Signature:
+        if owner.__init__ is not OperationBase.__init__:  # type: ignore[misc]
+            raise AttributeError("inspect reads this one itself")
+        _, *parameters = inspect.signature(OperationBase.__init__).parameters.values()
+        return inspect.Signature(parameters)
 
 
 class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
@@ -129,6 +140,7 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
 
     if not TYPE_CHECKING:
         add_done_callback = _NoFuture()
+        __signature__ = _Signature()
 
     @abstractmethod
     def try_complete(self) -> bool:
