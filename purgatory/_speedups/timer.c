@@ -444,8 +444,10 @@ place(Timer *self, const char *name, const char *call, bool is_new, PyObject *co
         return PyErr_Format(PyExc_TypeError, "deadline must be a number of seconds, not %R", values[1]);
     double deadline = PyFloat_AsDouble(values[1]);
     if (deadline == -1.0 && PyErr_Occurred()) { /* An integer beyond any float. */
+        int sign;
         PyErr_Clear();
-        deadline = _PyLong_Sign(values[1]) > 0 ? Py_HUGE_VAL : -Py_HUGE_VAL;
+        PyLong_AsLongAndOverflow(values[1], &sign);
+        deadline = sign > 0 ? Py_HUGE_VAL : -Py_HUGE_VAL;
     }
     Py_INCREF(entry);
     int failed = !is_new && check_leave(self, entry, call) < 0 ? -1 : timer_place(self, entry, deadline, is_new);
