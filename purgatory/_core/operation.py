@@ -286,8 +286,6 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
         """Return the running loop. Raises if nothing would ever complete the operation, or on another loop."""
         owner = self._purgatory_owner
         if owner is None:
-            if not hasattr(self, "_purgatory_state_name"):
-                raise TypeError(f"{type(self).__qualname__}.__init__ must call super().__init__(timeout)")
             raise PurgatoryMisuse(f"{self!r} would never complete: hand it to try_complete_else_watch() first")
         return running_loop(self, owner.loop, "operation.__await__()", AWAIT_FROM_THREADS)
 

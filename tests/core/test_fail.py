@@ -22,6 +22,7 @@ class TestFail:
         assert (operation.outcome, operation.exception(), operation.calls) == ("failed", error, [])
         assert (purgatory.num_delayed, len(purgatory.timer), purgatory.statistics().failed) == (0, 0, 1)
         assert not operation.fail(error), "it is done"
+        assert not operation._purgatory_fail(object())
         assert not operation.force_complete()
         clock.advance(5.0)
         assert clock.faults == []

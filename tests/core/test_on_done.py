@@ -494,6 +494,7 @@ class TestInsideOfIt:
 
         def look() -> None:
             assert operation.cancel()
+            assert operation.calls == []
             assert operation.done()
             with pytest.raises(OperationCancelled):
                 take_result(operation)
@@ -504,7 +505,7 @@ class TestInsideOfIt:
             operation = purgatory.try_complete_else_watch(Notes(purgatory), ["key"])
             tasks = [asyncio.ensure_future(operation) for _ in range(2)]
             await turn()
-            deep_inside(purgatory, look)
+            deep_inside(purgatory, look, NESTING - 1)
             assert operation.calls == [("on_done", "cancelled", 0, 0)]
             await asyncio.wait(tasks)
             assert all(isinstance(task.exception(), OperationCancelled) for task in tasks)

@@ -20,9 +20,13 @@ from purgatory import (
     WheelTimer,
 )
 from purgatory._core.closing import Unique
-from tests.support.operations import FaultLog, Flag, Note
+from tests.support.operations import FaultLog, Flag, Note, Waiting
 
 CLASSES = [each for each in vars(package).values() if isinstance(each, type) and each.__name__ in package.__all__]
+
+
+class Plain(Waiting):
+    """Has no constructor of its own."""
 
 
 class TestRepr:
@@ -143,6 +147,10 @@ class TestHelp:
     )
     def test_signatures(self, member: Callable[..., object], names: list[str]) -> None:
         assert list(inspect.signature(member).parameters) == names
+
+    def test_a_class_with_a_constructor_of_its_own_has_its_signature(self) -> None:
+        assert list(inspect.signature(Flag).parameters) == ["timeout", "name", "ready", "calls", "then"]
+        assert list(inspect.signature(Plain).parameters) == ["timeout"]
 
     def test_the_limit_has_its_default(self) -> None:
         assert inspect.signature(DelayedOperationPurgatory.check_and_complete).parameters["limit"].default is None

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -30,6 +30,11 @@ class Incomparable:
         raise ZeroDivisionError("not comparable")
 
 
+class Raising:
+    def __iter__(self) -> Iterator[str]:
+        raise TypeError("an error of the iterable's own")
+
+
 @pytest.mark.parametrize(
     ("keys", "error", "message"),
     [
@@ -40,7 +45,8 @@ class Incomparable:
         (7, TypeError, r"keys must be an iterable of keys, not 7: call try_complete_else_watch\(operation, \[key\]\)"),
         (None, TypeError, "keys must be an iterable of keys, not None"),
         (Flag(), TypeError, "keys must be an iterable of keys, not <Flag new timeout=None>: call"),
-        (["key", []], TypeError, "unhashable"),
+        (["key", []], TypeError, "a key must be hashable: .*unhashable"),
+        (Raising(), TypeError, "an error of the iterable's own"),
         ([Incomparable(), Incomparable()], ZeroDivisionError, "not comparable"),
     ],
 )
