@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Hashable, Iterator
+from operator import methodcaller
 from typing import Any, NoReturn, Self, TypeVar, cast
 
 from purgatory._core._base import OperationBase, PurgatoryBase
@@ -264,7 +265,7 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
             PurgatoryMisuse: The purgatory belongs to another event loop or thread.
         """
         self._check_loop("purgatory.complete_all()")
-        return self._end_all(lambda operation: operation._purgatory_close())
+        return self._end_all(methodcaller("_purgatory_close"))
 
     def cancel_all(self) -> int:
         """Cancel every pending operation. Returns how many this has cancelled.
@@ -273,7 +274,7 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
             PurgatoryMisuse: The purgatory belongs to another event loop or thread.
         """
         self._check_loop("purgatory.cancel_all()")
-        return self._end_all(lambda operation: operation.cancel())
+        return self._end_all(methodcaller("cancel"))
 
     def fail_all(self, exception: Exception) -> int:
         """Fail every pending operation with `exception`. Returns how many failed.
@@ -291,7 +292,7 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
         message = f"fail_all() of {self!r} failed its operations, and nobody retrieved the exception"
         # Without a loop there is no clock yet, and there are no operations.
         failure = Failure(exception, message, self._owner.timer._clock)
-        failed = self._end_all(lambda operation: operation._purgatory_fail(failure))
+        failed = self._end_all(methodcaller("_purgatory_fail", failure))
         if not failed:
             failure.retrieved = True  # no operation has it
         return failed
@@ -331,7 +332,7 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
         owner = self._owner
         owner.closed = True
         try:
-            self._end_all(lambda operation: operation._purgatory_close())
+            self._end_all(methodcaller("_purgatory_close"))
         finally:
             owner.timer.close()
             owner.stop_purging()
