@@ -10,6 +10,8 @@ connections have closed, and the application's own long polls keep them open.
 import purgatory.lowlevel  # noqa: F401 - it says so if another distribution has overwritten a part of this one
 from purgatory.asgi.disconnects import ClientDisconnected, unless_disconnected
 from purgatory.asgi.events import Event, EventStream
+from purgatory.asgi.middleware import park_through
+from purgatory.asgi.parking import ParkingStatistics, parking_statistics
 from purgatory.asgi.response import DelayedResponse
 from purgatory.asgi.shutdown import closing_on_shutdown
 
@@ -18,6 +20,9 @@ __all__ = [
     "DelayedResponse",
     "Event",
     "EventStream",
+    "ParkingStatistics",
     "closing_on_shutdown",
+    "park_through",
+    "parking_statistics",
     "unless_disconnected",
 ]

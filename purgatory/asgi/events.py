@@ -11,18 +11,8 @@ from typing import Any, Final, Generic, TypeVar
 
 from purgatory import DelayedOperation, OperationCancelled, PurgatoryClosed
 from purgatory.asgi.disconnects import ClientDisconnected, unless_disconnected
-from purgatory.asgi.parking import (
-    Answers,
-    BaseResponse,
-    Message,
-    Receive,
-    Scope,
-    Send,
-    Waiting,
-    answers,
-    logger,
-    park,
-)
+from purgatory.asgi.parking import Answers, Waiting, answers, count, park
+from purgatory.asgi.protocol import BaseResponse, Message, Receive, Scope, Send, logger
 from purgatory.lowlevel import check_callback, take_result
 
 __all__ = ["Event", "EventStream"]
@@ -135,7 +125,9 @@ class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is insta
             await send(start)
             await send(_end())
             return
-        if self.background is None:
+        if self.background is not None:
+            count("background")
+        else:
             stream = _WaitingStream(answers(), self.follow, self.renderer, self.last_event_id, self.key)
             if stream.begin(scope, send, start):
                 return
@@ -160,7 +152,7 @@ class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is insta
 class _WaitingStream(Waiting, Generic[T]):
     """A parked request that gets a stream of events."""
 
-    __slots__ = ("ending", "follow", "key", "last_event_id", "paused", "render")
+    __slots__ = ("ending", "follow", "key", "last_event_id", "pauses", "render")
 
     def __init__(
         self,
@@ -175,7 +167,8 @@ class _WaitingStream(Waiting, Generic[T]):
         self.render = render
         self.last_event_id = last_event_id
         self.key = key
-        self.paused = False
+        self.pauses = 0
+        """How many have paused the stream: the server, and a middleware that waits."""
         self.ending = False
 
     def begin(self, scope: Scope, send: Send, start: Message) -> bool:
@@ -193,7 +186,7 @@ class _WaitingStream(Waiting, Generic[T]):
 
     def advance(self) -> None:
         """Wait for the next operation, or end the stream."""
-        if self.parked is None or self.paused or self.operation is not None:
+        if self.parked is None or self.pauses or self.operation is not None:
             return
         try:
             operation = None if self.ending else _followed(self.follow, self.last_event_id)
@@ -203,8 +196,13 @@ class _WaitingStream(Waiting, Generic[T]):
         except (Exception, asyncio.CancelledError):
             self.log_and_fail()
             return
+        self.end()
+
+    def end(self) -> None:
+        """Complete the response."""
         parked, self.parked = self.parked, None
-        parked.send(_end())
+        if parked is not None:
+            parked.send(_end())
 
     def answer(self) -> None:
         if self.parked is None or self.operation is None:
@@ -236,16 +234,15 @@ class _WaitingStream(Waiting, Generic[T]):
     def shutdown(self) -> None:
         self.ending = True
         if self.operation is None:
-            self.paused = False
-            self.advance()
+            self.end()
         else:
             super().shutdown()
 
     def pause_writing(self) -> None:
-        self.paused = True
+        self.pauses += 1
 
     def resume_writing(self) -> None:
-        self.paused = False
+        self.pauses -= 1
         self.advance()
 
 

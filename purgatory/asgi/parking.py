@@ -6,109 +6,80 @@ the loop no longer than others do.
 """
 
 import asyncio
-import logging
 from abc import ABC, abstractmethod
 from asyncio import AbstractEventLoop
-from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, MutableMapping
-from contextvars import Context
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
+from collections import Counter, deque
+from collections.abc import Callable, Hashable
+from contextvars import Context, copy_context
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
 from weakref import WeakKeyDictionary, ref
 
 from purgatory import DelayedOperation
+from purgatory.asgi.middleware import UnsafeWrapper, Wrappers, warn_once
+from purgatory.asgi.protocol import EXTENSION, Parked, Scope, Send
+from purgatory.asgi.through import Through
 from purgatory.lowlevel import Slice, add_waiter, close_operation, remove_waiter, report
 
-__all__ = [
-    "EXTENSION",
-    "Answers",
-    "BaseResponse",
-    "Listener",
-    "Message",
-    "Parked",
-    "Receive",
-    "Scope",
-    "Send",
-    "Waiting",
-    "logger",
-    "park",
-]
+__all__ = ["Answers", "ParkingStatistics", "Waiting", "answers", "count", "park", "parking_statistics"]
 
 T = TypeVar("T")
 
-Message: TypeAlias = MutableMapping[str, Any]
-Scope: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-
-EXTENSION: Final = "purgatory.parking"
-"""The extension's name in `scope["extensions"]`."""
-
-logger: Final = logging.getLogger("purgatory.asgi")
-
-if TYPE_CHECKING:
-    from starlette.responses import Response as BaseResponse
-else:
-    try:  # FastAPI takes an object for a response only if it is one of Starlette's
-        from starlette.responses import Response as BaseResponse
-    except ImportError:
-
-        class BaseResponse:
-            """Nothing is needed of it."""
+Way: TypeAlias = Literal["parked", "background", "middleware", "request", "server"]
 
 
-class Parked(Protocol):
-    """A parked request, on the server's side."""
+@dataclass(frozen=True, slots=True)
+class ParkingStatistics:
+    """How the waiting requests of this process have been handled since it started: parked, or by a task that waits."""
 
-    def send(self, *messages: Message) -> None:
-        """Write messages of ASGI's `send`, those of one call together. Raises an exception for a wrong message."""
-
-    def close(self) -> None:
-        """Close the connection without the rest of the response."""
-
-
-class Listener(Protocol):
-    """The application's side of a parked request. Nothing is called any more after the last message."""
-
-    def disconnected(self) -> None:
-        """The client has disconnected."""
-
-    def shutdown(self) -> None:
-        """The server shuts down: the response is to be sent now."""
-
-    def pause_writing(self) -> None:
-        """The client does not take what was sent: no more is to be sent."""
-
-    def resume_writing(self) -> None:
-        """More may be sent."""
+    parked: int
+    """Without a task."""
+    background: int
+    """By a task, because the response has a background task."""
+    middleware: int
+    """By a task, because a middleware wraps `send` that is not known to be safe. The log says which."""
+    request: int
+    """By a task, because the request was not complete, or the client's next one had come with it."""
+    server: int
+    """By a task, because the server parks no requests. `python -m purgatory.uvicorn` does."""
 
 
-def park(scope: Scope, send: Send, listener: Listener) -> Parked | None:
-    """Park the request of `scope`. Returns `None`, and nothing has changed, if the server cannot.
+_counts: Final[Counter[Way]] = Counter()
 
-    It cannot if a middleware has wrapped `send`: that waits for messages which would pass it by.
+
+def parking_statistics() -> ParkingStatistics:
+    """Return how the waiting requests of this process have been handled."""
+    return ParkingStatistics(**{way: _counts[way] for way in get_args(Way)})
+
+
+def count(way: Way) -> None:
+    """Count a request that waits."""
+    _counts[way] += 1
+
+
+def park(scope: Scope, send: Send, listener: "Waiting") -> Parked | None:
+    """Park the request of `scope`, and count it.
+
+    Returns:
+        The parked request; `None`, and nothing has changed, if the server or a middleware doesn't let it be parked.
     """
-    extension = (scope.get("extensions") or {}).get(EXTENSION)
-    if extension is None:
+    offered = (scope.get("extensions") or {}).get(EXTENSION)
+    if not offered:
+        count("server")
         return None
-    parked: Parked | None = extension["park"](_unwrapped(send), listener)
-    return parked
-
-
-_NOTES_ONLY: Final = {
-    ("starlette._exception_handler", "wrap_app_handling_exceptions.<locals>.wrapped_app.<locals>.sender"),
-    ("starlette.middleware.errors", "ServerErrorMiddleware.__call__.<locals>._send"),
-}
-"""Starlette's own wrappers of `send`, of which every application has three. They note that the response has started,
-for a handler of exceptions, and pass each message on as it is: after parking nothing is lost without them."""
-
-
-def _unwrapped(send: Any) -> Any:
-    while (getattr(send, "__module__", None), getattr(send, "__qualname__", None)) in _NOTES_ONLY:
-        try:
-            send = send.__closure__[send.__code__.co_freevars.index("send")].cell_contents
-        except ValueError:  # another version of Starlette
-            break
-    return send
+    own = offered["send"]
+    try:
+        wrappers = Wrappers(send, own)
+    except UnsafeWrapper as unsafe:
+        count("middleware")
+        warn_once(scope.get("app"), unsafe)
+        return None
+    parked: Parked | None = offered["park"](own, listener)
+    if parked is None:
+        count("request")
+        return None
+    count("parked")
+    return parked if wrappers.outer is own else Through(parked, listener, wrappers, scope, copy_context())
 
 
 class Waiting(ABC):
@@ -165,6 +136,10 @@ class Waiting(ABC):
         return self.answers.get_loop()
 
     # As the server's listener.
+
+    def returned(self) -> None:
+        if isinstance(self.parked, Through):
+            self.parked.release()
 
     def disconnected(self) -> None:
         self.parked = None

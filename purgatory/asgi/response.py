@@ -6,18 +6,8 @@ from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from purgatory import DelayedOperation, OperationCancelled
 from purgatory.asgi.disconnects import ClientDisconnected, unless_disconnected
-from purgatory.asgi.parking import (
-    Answers,
-    BaseResponse,
-    Message,
-    Receive,
-    Scope,
-    Send,
-    Waiting,
-    answers,
-    logger,
-    park,
-)
+from purgatory.asgi.parking import Answers, Waiting, answers, count, park
+from purgatory.asgi.protocol import BaseResponse, Message, Receive, Scope, Send, logger
 from purgatory.lowlevel import check_callback, take_result
 
 __all__ = ["Answer", "DelayedResponse"]
@@ -82,9 +72,10 @@ class DelayedResponse(BaseResponse, Generic[T]):  # Starlette's, where that is i
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request, as an ASGI application."""
         operation = self.operation
-        if self.background is None and not operation.done():
-            waiting = _WaitingResponse(answers(), self.renderer, self.key)
-            if waiting.begin(scope, send, operation):
+        if not operation.done():
+            if self.background is not None:
+                count("background")
+            elif _WaitingResponse(answers(), self.renderer, self.key).begin(scope, send, operation):
                 return
         try:
             await unless_disconnected(receive, operation)

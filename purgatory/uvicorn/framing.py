@@ -4,7 +4,7 @@ from typing import Final, TypeAlias
 
 from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE, STATUS_LINE
 
-from purgatory.asgi.parking import Message
+from purgatory.asgi.protocol import Message
 
 __all__ = ["CHUNKED", "CLOSE", "HEAD", "HTTP_1_0", "PAUSED", "STARTED", "Framing"]
 
@@ -72,16 +72,16 @@ def _encode(status: int, headers: list[tuple[bytes, bytes]], flags: int) -> Enco
             flags |= CLOSE
             says_close = True
         content += (name, b": ", value, b"\r\n")
+    unframed = status not in _WITHOUT_BODY and length is None and not flags & (CHUNKED | HEAD)
     if status in _WITHOUT_BODY:
         length = 0
         flags &= ~CHUNKED
-    elif length is None and not flags & (CHUNKED | HEAD):
-        if flags & HTTP_1_0:
-            flags |= CLOSE  # the end of the connection is the end of the body
-        else:
-            flags |= CHUNKED
-            content.append(b"transfer-encoding: chunked\r\n")
+    elif unframed and flags & HTTP_1_0:
+        flags |= CLOSE  # the end of the connection is the end of the body
     if flags & CLOSE and not says_close:
         content.append(b"connection: close\r\n")
+    if unframed and not flags & HTTP_1_0:
+        flags |= CHUNKED
+        content.append(b"transfer-encoding: chunked\r\n")
     content.append(b"\r\n")
     return b"".join(content), flags | STARTED, length

@@ -1,15 +1,15 @@
 """uvicorn's protocol of a connection, while there is a request to parse or to handle."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from purgatory.asgi.parking import EXTENSION, Listener, Send
+from purgatory.asgi.protocol import EXTENSION, Listener, Send
 from purgatory.uvicorn.quiet import QuietConnection
+from purgatory.uvicorn.sender import Sender
 from purgatory.uvicorn.shared import Shared
 
 __all__ = ["ParkingProtocol"]
@@ -43,7 +43,7 @@ class ParkingProtocol(HttpToolsProtocol):
             self.shared: Shared = state.purgatory
         except AttributeError:
             self.shared = state.purgatory = Shared(type(self), config, server_state, app_state)
-        self.parking: dict[str, Callable[[Send, Listener], QuietConnection | None]] = {"park": self.park}
+        self.app = self.shared.app
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -58,13 +58,12 @@ class ParkingProtocol(HttpToolsProtocol):
         self.shared.settling.discard(self)
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # which uvicorn leaves after a reset: it would keep this object until then
-        self.parking = {}  # a cycle of references is not left to the garbage collector
 
     # For each request: not by way of super(), which is a tenth of a microsecond.
 
     def on_message_begin(self) -> None:
         HttpToolsProtocol.on_message_begin(self)
-        self.scope["extensions"] = {EXTENSION: self.parking}  # type: ignore[dict-item]
+        self.scope["extensions"] = {EXTENSION: {"park": self.park}}
 
     def on_response_complete(self) -> None:
         HttpToolsProtocol.on_response_complete(self)
@@ -76,7 +75,7 @@ class ParkingProtocol(HttpToolsProtocol):
         cycle: RequestResponseCycle | None = self.cycle
         if (
             cycle is None
-            or send != cycle.send
+            or not (isinstance(send, Sender) and send.is_of(cycle))
             or cycle.more_body
             or cycle.response_started
             or cycle.disconnected
@@ -87,6 +86,9 @@ class ParkingProtocol(HttpToolsProtocol):
             return None
         quiet = QuietConnection(self.shared, self.transport, self.flow.write_paused)
         quiet.park(cycle, listener)
+        send.park(quiet)
+        # A middleware may keep the scope, and must not keep this object with it.
+        (cycle.scope.get("extensions") or {}).pop(EXTENSION, {}).clear()
         # The application has nothing more to receive and to send, and uvicorn nothing to say about that.
         cycle.disconnected = True
         cycle.waiting_for_100_continue = False
@@ -135,4 +137,3 @@ class ParkingProtocol(HttpToolsProtocol):
         # What refers to this object is dropped, so that no garbage collection is needed to free it.
         own: Any = cast(HttpToolsProtocol, self)
         own.parser = own.cycle = own.scope = own.headers = None
-        self.parking = {}

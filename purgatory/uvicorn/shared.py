@@ -9,6 +9,7 @@ from uvicorn.server import ServerState
 
 from purgatory import IdleTracker, WheelTimer
 from purgatory.uvicorn.framing import Framing
+from purgatory.uvicorn.sender import parkable
 
 if TYPE_CHECKING:
     from purgatory.uvicorn.protocol import ParkingProtocol
@@ -21,6 +22,7 @@ class Shared:
 
     __slots__ = (
         "access_logger",
+        "app",
         "app_state",
         "config",
         "context",
@@ -42,6 +44,7 @@ class Shared:
         self.protocol_class: type[ParkingProtocol] = protocol_class
         """The class of connections that are not quiet."""
         self.config: Config = config
+        self.app: Any = parkable(config.loaded_app)
         self.server_state: ServerState = server_state
         self.app_state: dict[str, Any] = app_state
         access_logger = logging.getLogger("uvicorn.access")

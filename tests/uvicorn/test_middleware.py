@@ -1,25 +1,48 @@
-"""Middleware around handlers whose requests are parked."""
+"""Middlewares around handlers whose requests wait: which are parked, and that the answers are the same."""
 
 import asyncio
+import contextlib
+import functools
+import gc
+import logging
+import tracemalloc
+from contextvars import ContextVar
+from dataclasses import asdict
 from typing import Any
 
+import itsdangerous
 import pytest
+from asgi_correlation_id import CorrelationIdMiddleware
+from fastapi import FastAPI
+from opentelemetry.instrumentation.asgi import OpenTelemetryMiddleware
+from prometheus_client import CollectorRegistry
+from prometheus_fastapi_instrumentator.middleware import PrometheusInstrumentatorMiddleware
+from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.sessions import SessionMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from purgatory.asgi.parking import EXTENSION, park
+from purgatory import Delay, DelayedOperationPurgatory
+from purgatory.asgi import DelayedResponse, Event, EventStream, park_through, parking_statistics
+from purgatory.uvicorn import ParkingProtocol
 from tests.uvicorn.board import Board
-from tests.uvicorn.serving import connected, serving
+from tests.uvicorn.serving import Client, Server, connected, serving
 
-QUIET, BUSY = "QuietConnection", "ParkingProtocol"
+NAME: ContextVar[str] = ContextVar("NAME")
+SAMPLE = 200
+"""Clients."""
 
 
-class _AddsHeader:
-    """A middleware that wraps `send`."""
+class AddsHeader:
+    """A middleware that wraps `send` by a closure."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -33,93 +56,496 @@ class _AddsHeader:
         await self.app(scope, receive, wrapped)
 
 
-class _AddsHeaderAndParks(_AddsHeader):
-    """The same, for parked requests too."""
+class Declared(AddsHeader):
+    """Is declared by the application."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        name = scope["path"]
+
+        async def wrapped(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-path", name.encode() + scope["path"].encode())]
+            await send(message)
+
+        await self.app(scope, receive, wrapped)
+
+
+class MarkedFunction(AddsHeader):
+    """The wrapper says that it is safe."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def wrapped(message: Message) -> None:
-            await send(self.changed(message))
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-marked", b"1")]
+            await send(message)
 
-        def park_too(sender: Any, listener: Any) -> Any:
-            inner = park(scope, send, listener) if sender == wrapped else None
-            return None if inner is None else _Parked(inner)
-
-        extensions = {**(scope.get("extensions") or {}), EXTENSION: {"park": park_too}}
-        await self.app({**scope, "extensions": extensions}, receive, wrapped)
-
-    @staticmethod
-    def changed(message: Message) -> Message:
-        if message["type"] != "http.response.start":
-            return message
-        return {**message, "headers": [*message["headers"], (b"x-added", b"1")]}
+        wrapped.purgatory_parking = True  # type: ignore[attr-defined]
+        await self.app(scope, receive, wrapped)
 
 
-class _Parked:
-    def __init__(self, inner: Any) -> None:
-        self.close = inner.close
-        self.inner = inner
+class MarkedClass(AddsHeader):
+    """The class says that it is safe, and the wrapper is found by its variable `self`."""
 
-    def send(self, *messages: Message) -> None:
-        self.inner.send(*map(_AddsHeaderAndParks.changed, messages))
+    purgatory_parking = True
+    header = (b"x-marked", b"class")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def wrapped(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], self.header]
+            await send(message)
+
+        await self.app(scope, receive, wrapped)
 
 
-async def _passes_on(request: Any, call_next: Any) -> Any:
+class MarkedMethod(AddsHeader):
+    """The wrapper is a method of an object for each request."""
+
+    class Responder:
+        purgatory_parking = True
+
+        def __init__(self, send: Send) -> None:
+            self.send = send
+
+        async def sent(self, message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-marked", b"method")]
+            await self.send(message)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, self.Responder(send).sent)
+
+
+class ReadsContext(AddsHeader):
+    """The wrapper reads a context variable of the request, as asgi-correlation-id does."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        NAME.set(scope["path"])
+
+        async def wrapped(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-name", NAME.get("none").encode())]
+            await send(message)
+
+        await self.app(scope, receive, wrapped)
+
+
+class Waits(AddsHeader):
+    """The wrapper really waits before each message."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def wrapped(message: Message) -> None:
+            await asyncio.sleep(0)
+            async with asyncio.timeout(60):
+                await asyncio.sleep(0.001)
+            await send(message)
+
+        await self.app(scope, receive, wrapped)
+
+
+for each in (Declared, ReadsContext, Waits):
+    park_through(each)
+
+
+class WorksAfterwards(AddsHeader):
+    """A middleware that nobody has declared."""
+
+
+async def passes_on(request: Any, call_next: Any) -> Any:
     response = await call_next(request)
     response.headers["x-added"] = "1"
     return response
 
 
-class TestMiddleware:
-    @pytest.mark.parametrize(
-        ("middleware", "name"),
-        [
-            (Middleware(_AddsHeader), "x-added"),
-            (Middleware(BaseHTTPMiddleware, dispatch=_passes_on), "x-added"),
-            (Middleware(CORSMiddleware, allow_origins=["*"]), "access-control-allow-origin"),
-            (Middleware(GZipMiddleware, minimum_size=1), "content-encoding"),
-        ],
-    )
-    async def test_middleware_that_wraps_send_sees_the_answer(
-        self, middleware: Middleware, name: str, http: Any
+PARKED = {
+    "cors": Middleware(CORSMiddleware, allow_origins=["*"], expose_headers=["x-exposed"]),
+    "cors with credentials": Middleware(CORSMiddleware, allow_origins=["http://a.example"], allow_credentials=True),
+    "session": Middleware(SessionMiddleware, secret_key="secret"),
+    "trusted host": Middleware(TrustedHostMiddleware, allowed_hosts=["localhost"]),
+    "correlation id": Middleware(CorrelationIdMiddleware, generator=lambda: "an-id", validator=None),
+    "declared": Middleware(Declared),
+    "marked function": Middleware(MarkedFunction),
+    "marked class": Middleware(MarkedClass),
+    "marked method": Middleware(MarkedMethod),
+    "context": Middleware(ReadsContext),
+    "waits": Middleware(Waits),
+}
+with contextlib.suppress(ImportError):  # it is not in the oldest Starlette
+    from starlette.middleware.body_limit import RequestBodyLimitMiddleware
+
+    PARKED["body limit"] = Middleware(RequestBodyLimitMiddleware, max_body_size=1000)
+
+BEHIND = {
+    "gzip": (Middleware(GZipMiddleware, minimum_size=1), "starlette.middleware.gzip.GZipResponder"),
+    "base": (
+        Middleware(BaseHTTPMiddleware, dispatch=passes_on),
+        "starlette.middleware.base.BaseHTTPMiddleware",
+    ),
+    "unknown": (Middleware(WorksAfterwards), f"{__name__}.AddsHeader"),
+    "tracing": (
+        Middleware(OpenTelemetryMiddleware),
+        "opentelemetry.instrumentation.asgi.OpenTelemetryMiddleware",
+    ),
+    "prometheus": (
+        Middleware(PrometheusInstrumentatorMiddleware, registry=CollectorRegistry()),
+        "prometheus_fastapi_instrumentator.middleware.PrometheusInstrumentatorMiddleware",
+    ),
+}
+
+
+class Application:
+    """`/poll` and `/events` wait for `publish`, in Starlette, in FastAPI, or in one that is mounted in another."""
+
+    def __init__(self, kind: str, *middleware: Middleware) -> None:
+        self.purgatory = DelayedOperationPurgatory("news")
+        self.followed: list[str | None] = []
+        self.app: Any
+        inside = list(middleware)
+        if kind == "fastapi":
+            self.app = FastAPI(middleware=inside)
+            self.app.get("/poll", response_model=None)(self.poll_in_fastapi)
+            self.app.get("/events", response_model=None)(self.events_in_fastapi)
+        else:
+            routes = [Route("/poll", self.poll), Route("/events", self.events)]
+            self.app = Starlette(routes=routes, middleware=inside)
+        if kind == "mounted":
+            self.app = Starlette(routes=[Mount("/", self.app)])
+
+    async def poll(self, request: Request) -> Any:
+        if "session" in request.scope:
+            request.session["seen"] = "1"
+        operation = self.purgatory.try_complete_else_watch(Delay(60.0), ["news"])
+        return DelayedResponse(operation, lambda _: PlainTextResponse("news", headers={"vary": "accept"}))
+
+    async def events(self, request: Request) -> Any:
+        def follow(last_event_id: str | None) -> Delay | None:
+            self.followed.append(last_event_id)
+            return self.purgatory.try_complete_else_watch(Delay(60.0), ["news"]) if last_event_id != "3" else None
+
+        return EventStream(follow, lambda _: [Event(f"é{number}", id=str(number)) for number in (1, 2, 3)])
+
+    async def poll_in_fastapi(self, request: Request) -> Any:
+        return await self.poll(request)
+
+    poll_in_fastapi.__annotations__["request"] = Request
+
+    async def events_in_fastapi(self, request: Request) -> Any:
+        return await self.events(request)
+
+    async def until_waiting(self, count: int) -> None:
+        while self.purgatory.num_delayed != count:
+            await asyncio.sleep(0.005)
+
+
+async def answer(client: Client, server: Server, application: Application, target: str) -> tuple[bytes, int]:
+    """The bytes of an answer, and how many tasks have waited for it."""
+    headers = "Origin: http://a.example", "Accept-Encoding: gzip", "User-Agent: a browser", "Connection: close"
+    await client.send("GET", target, *headers)
+    await application.until_waiting(1)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    tasks = len(server.server_state.tasks)
+    application.purgatory.complete_all()
+    return await client.reader.read(), tasks
+
+
+async def answers(application: Application, protocol: Any) -> tuple[bytes, bytes, int]:
+    """The bytes of the answers to both targets, and how many tasks have waited for them."""
+    async with serving(application.app, protocol, date_header=False) as server:
+        async with connected(server) as client:
+            poll, waited = await answer(client, server, application, "/poll")
+        async with connected(server) as client:
+            events, more = await answer(client, server, application, "/events")
+    return poll, events, waited + more
+
+
+@pytest.fixture
+def same_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions are signed with the time."""
+    monkeypatch.setattr(itsdangerous.TimestampSigner, "get_timestamp", lambda self: 1_700_000_000)
+
+
+@pytest.mark.usefixtures("same_second")
+@pytest.mark.parametrize("kind", ["starlette", "fastapi", "mounted"])
+class TestTheAnswerIsTheSame:
+    @pytest.mark.parametrize("name", PARKED)
+    async def test_and_no_task_waits(self, name: str, kind: str) -> None:
+        *with_tasks, tasks = await answers(Application(kind, PARKED[name]), HttpToolsProtocol)
+        assert tasks == 2
+        assert await answers(Application(kind, PARKED[name]), ParkingProtocol) == (*with_tasks, 0)
+
+    async def test_behind_several(self, kind: str) -> None:
+        several = [PARKED[name] for name in PARKED if name != "waits"]
+        *with_tasks, tasks = await answers(Application(kind, *several), HttpToolsProtocol)
+        assert tasks == 2
+        assert await answers(Application(kind, *several), ParkingProtocol) == (*with_tasks, 0)
+        for part in (b"access-control-allow-origin", b"x-path", b"an-id", b"x-marked: method", b"x-name: /"):
+            assert all(part in each.lower() for each in with_tasks)
+
+    @pytest.mark.parametrize("name", BEHIND)
+    async def test_and_a_task_waits_behind_others(self, name: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+        middleware, wrapper = BEHIND[name]
+        *with_tasks, _ = await answers(Application(kind, middleware), HttpToolsProtocol)
+        before = parking_statistics()
+        for _ in range(2):
+            application = Application(kind, middleware)
+            assert await answers(application, ParkingProtocol) == (*with_tasks, 2)
+        records = [record for record in caplog.records if record.name == "purgatory.asgi"]
+        assert len(records) == 2  # once for each application
+        assert all(record.levelno == logging.WARNING for record in records)
+        assert f"because {wrapper} wraps send" in records[0].getMessage()
+        assert parking_statistics().middleware == before.middleware + 4
+
+
+class TestThrough:
+    async def test_connection_goes_on_after_the_answer(self) -> None:
+        application = Application("starlette", PARKED["cors"], PARKED["session"])
+        async with serving(application.app) as server, connected(server) as client:
+            for _ in range(3):
+                await client.send("GET", "/poll", "Origin: http://a.example")
+                await application.until_waiting(1)
+                await server.until("QuietConnection")
+                application.purgatory.complete_all()
+                assert (await client.receive()).headers["access-control-allow-origin"] == "*"
+
+    async def test_client_that_disconnects_leaves_its_operation(self) -> None:
+        application = Application("fastapi", PARKED["cors"])
+        for target in ("/poll", "/events"):
+            async with serving(application.app) as server, connected(server) as client:
+                await client.send("GET", target)
+                await application.until_waiting(1)
+                await server.until("QuietConnection")
+                client.writer.close()
+                await application.until_waiting(0)
+
+    @pytest.mark.parametrize("sends", ["start", "body"])
+    async def test_middleware_that_raises_is_logged_and_the_client_gets_an_error(
+        self, sends: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        board = Board(middleware)
-        async with serving(board.app, http) as server, connected(server) as client:
-            await client.send("GET", "/look", "Origin: http://other", "Accept-Encoding: gzip")
-            await board.until_waiting(1)
-            assert server.connections == [http.__name__]  # its task waits
-            board.pin("hello")
-            assert name in (await client.receive()).headers
-            await client.send("GET", "/look?seen=1", "Origin: http://other", "Accept-Encoding: gzip")
-            await board.until_waiting(1)
-            client.writer.close()
-            await board.until_waiting(0)
+        @park_through
+        class Raises(AddsHeader):
+            raised = 0
 
-    async def test_middleware_that_passes_send_on_lets_requests_be_parked(self) -> None:
-        board = Board(Middleware(TrustedHostMiddleware, allowed_hosts=["localhost"]))
-        async with serving(board.app) as server, connected(server) as client:
-            await client.send("GET", "/look")
-            await board.until_waiting(1)
-            await server.until(QUIET)
-            board.pin("hello")
-            assert (await client.receive()).body == b'["hello"]'
+            async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+                async def wrapped(message: Message) -> None:
+                    if message["type"] == f"http.response.{sends}" and not Raises.raised:
+                        Raises.raised += 1
+                        raise ValueError("a bad middleware")
+                    await send(message)
 
-    async def test_middleware_can_wrap_the_extension(self) -> None:
-        board = Board(Middleware(_AddsHeaderAndParks))
-        async with serving(board.app) as server, connected(server) as client:
-            await client.send("GET", "/look")
-            await board.until_waiting(1)
-            await server.until(QUIET)
-            board.pin("hello")
-            response = await client.receive()
-            assert (response.body, response.headers["x-added"]) == (b'["hello"]', "1")
-            assert (await client.request("GET", "/now")).headers["x-added"] == "1"
+                await self.app(scope, receive, wrapped)
 
-    async def test_background_tasks_run_after_the_answer(self, board: Board, http: Any) -> None:
-        async with serving(board.app, http) as server, connected(server) as client:
-            await client.send("GET", "/look?background")
-            await board.until_waiting(1)
-            assert board.ran == []
-            board.pin("hello")
-            assert (await client.receive()).body == b'["hello"]'
-            while board.ran != ["background"]:
-                await asyncio.sleep(0.005)
+        application = Application("starlette", Middleware(Raises))
+        async with serving(application.app) as server, connected(server) as client:
+            await client.send("GET", "/poll")
+            await application.until_waiting(1)
+            application.purgatory.complete_all()
+            assert (await client.receive()).status == 500
+            assert "a bad middleware" in caplog.text
+
+    async def test_middleware_that_raises_after_it_has_waited_closes_the_connection(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        @park_through
+        class Raises(AddsHeader):
+            async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+                async def wrapped(message: Message) -> None:
+                    await asyncio.sleep(0.001)
+                    if message:
+                        raise ValueError("a bad middleware")
+                    await send(message)
+
+                await self.app(scope, receive, wrapped)
+
+        application = Application("starlette", Middleware(Raises))
+        for target in ("/poll", "/events"):
+            async with serving(application.app) as server, connected(server) as client:
+                await client.send("GET", target)
+                await application.until_waiting(1 if target == "/poll" else 0)
+                application.purgatory.complete_all()
+                assert await client.ended()
+                assert "a bad middleware" in caplog.text
+                caplog.clear()
+
+    async def test_stream_asks_for_nothing_while_a_middleware_waits(self) -> None:
+        may_go_on = asyncio.Event()
+        may_go_on.set()
+
+        @park_through
+        class Holds(AddsHeader):
+            async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+                async def wrapped(message: Message) -> None:
+                    await may_go_on.wait()
+                    await send(message)
+
+                await self.app(scope, receive, wrapped)
+
+        application = Application("starlette", Middleware(Holds))
+        async with serving(application.app) as server, connected(server) as client:
+            await client.send("GET", "/events")
+            await application.until_waiting(1)
+            may_go_on.clear()
+            application.purgatory.complete_all()
+            await server.until_no_task()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert application.purgatory.num_delayed == 0
+            assert application.followed == [None]
+            may_go_on.set()
+            await client.until(b"0\r\n\r\n")
+            assert application.followed == [None, "3"]
+
+    async def test_stream_that_is_shut_down_while_a_middleware_waits_ends_after_it(self) -> None:
+        may_go_on = asyncio.Event()
+        may_go_on.set()
+
+        @park_through
+        class Holds(AddsHeader):
+            async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+                async def wrapped(message: Message) -> None:
+                    await may_go_on.wait()
+                    await send(message)
+
+                await self.app(scope, receive, wrapped)
+
+        application = Application("starlette", Middleware(Holds))
+        async with serving(application.app) as server, connected(server) as client:
+            await client.send("GET", "/events")
+            await application.until_waiting(1)
+            may_go_on.clear()
+            application.purgatory.complete_all()
+            await asyncio.sleep(0.05)
+            server.should_exit = True
+            await asyncio.sleep(0.3)
+            may_go_on.set()
+            data = await client.until(b"0\r\n\r\n")
+            assert "data:é3".encode() in data
+
+    async def test_what_the_wrappers_do_not_need_is_let_go(self) -> None:
+        """A client takes two KiB more, whatever its headers are, and the request's objects are freed."""
+
+        async def size(*middleware: Middleware) -> float:
+            application = Application("fastapi", *middleware)
+            headers = [f"X-Header-{number}: {'x' * 100}" for number in range(20)]
+            async with serving(application.app) as server, contextlib.AsyncExitStack() as stack:
+                clients = [await stack.enter_async_context(connected(server)) for _ in range(SAMPLE + 20)]
+                sizes = []
+                for some in (clients[:20], clients[20:]):
+                    for client in some:
+                        await client.send("GET", "/poll", "Origin: http://a.example", *headers)
+                    await server.until(*["QuietConnection"] * len(clients))
+                    await application.until_waiting(20 if some == clients[:20] else len(clients))
+                    gc.collect()
+                    sizes.append(tracemalloc.get_traced_memory()[0])
+                application.purgatory.cancel_all()
+            return (sizes[1] - sizes[0]) / SAMPLE
+
+        tracemalloc.start()
+        try:
+            await size()
+            alone = await size()
+            behind = await size(PARKED["cors"], PARKED["session"])
+        finally:
+            tracemalloc.stop()
+        assert behind - alone < 2500
+
+
+class TestWhichAreSafe:
+    def test_class_or_function_is_needed(self) -> None:
+        with pytest.raises(TypeError, match=r"the class or function of a middleware is needed, not 5"):
+            park_through(5)  # type: ignore[type-var]
+
+    def test_base_http_middleware_is_refused(self) -> None:
+        class Mine(BaseHTTPMiddleware):
+            pass
+
+        with pytest.raises(TypeError, match="write it as a pure ASGI middleware"):
+            park_through(Mine)
+
+    async def test_function_can_be_declared(self) -> None:
+        @park_through
+        def adds_header(app: ASGIApp) -> ASGIApp:
+            async def call(scope: Scope, receive: Receive, send: Send) -> None:
+                async def wrapped(message: Message) -> None:
+                    await send(message)
+
+                await app(scope, receive, wrapped)
+
+            return call
+
+        application = Application("starlette", Middleware(adds_header))
+        *_, tasks = await answers(application, ParkingProtocol)
+        assert tasks == 0
+
+    async def test_wrapper_that_hides_the_next_one_is_not_safe(self, caplog: pytest.LogCaptureFixture) -> None:
+        def middleware(app: ASGIApp) -> ASGIApp:
+            async def call(scope: Scope, receive: Receive, send: Send) -> None:
+                another_name = send
+
+                async def wrapped(message: Message) -> None:
+                    await another_name(message)
+
+                wrapped.purgatory_parking = True  # type: ignore[attr-defined]
+                await app(scope, receive, wrapped)
+
+            return call
+
+        *_, tasks = await answers(Application("starlette", Middleware(middleware)), ParkingProtocol)
+        assert tasks == 2
+        assert f"{__name__}.TestWhichAreSafe.test_wrapper_that_hides" in caplog.text
+
+    async def test_mark_is_not_inherited_by_functools_wraps(self) -> None:
+        def traces(app: ASGIApp) -> ASGIApp:
+            async def call(scope: Scope, receive: Receive, send: Send) -> None:
+                @functools.wraps(send)
+                async def wrapped(message: Message) -> None:
+                    await send(message)
+
+                await app(scope, receive, wrapped)
+
+            return call
+
+        application = Application("starlette", Middleware(MarkedFunction), Middleware(traces))
+        *_, tasks = await answers(application, ParkingProtocol)
+        assert tasks == 2
+
+    async def test_application_without_a_scopes_app_is_warned_of_too(self, caplog: pytest.LogCaptureFixture) -> None:
+        purgatory = DelayedOperationPurgatory("news")
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            async def wrapped(message: Message) -> None:
+                await send(message)
+
+            name = f"wrapped for {id(purgatory)}"  # another one in the next test
+            wrapped.__code__ = wrapped.__code__.replace(co_qualname=name)
+            operation = purgatory.try_complete_else_watch(Delay(0.01), ["news"])
+            await DelayedResponse(operation, lambda _: PlainTextResponse("news"))(scope, receive, wrapped)
+
+        async with serving(app, lifespan="off") as server, connected(server) as client:
+            for _ in range(2):
+                assert (await client.request("GET", "/")).body == b"news"
+        assert caplog.text.count("wraps send") == 1
+
+
+class TestStatistics:
+    async def test_each_way_is_counted(self) -> None:
+        def difference() -> dict[str, int]:
+            now = asdict(parking_statistics())
+            return {way: now[way] - count for way, count in before.items() if now[way] != count}
+
+        before = asdict(parking_statistics())
+        board = Board()
+        for target, headers, http, way in (
+            ("/look", [], ParkingProtocol, "parked"),
+            ("/events", [], ParkingProtocol, "parked"),
+            ("/look?background", [], ParkingProtocol, "background"),
+            ("/look", ["Content-Length: 5"], ParkingProtocol, "request"),  # the body does not come
+            ("/look", [], HttpToolsProtocol, "server"),
+        ):
+            async with serving(board.app, http) as server, connected(server) as client:
+                await client.send("POST" if headers else "GET", target, *headers)
+                await board.until_waiting(1)
+                assert difference() == {way: 1}
+                before = asdict(parking_statistics())
+                client.writer.close()
+                await board.until_waiting(0)

@@ -14,7 +14,7 @@ from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from purgatory.asgi.parking import EXTENSION
+from purgatory.asgi.protocol import EXTENSION
 from purgatory.uvicorn import ParkingProtocol
 from tests.uvicorn.board import Board
 from tests.uvicorn.serving import Client, Server, connected, serving
@@ -242,6 +242,8 @@ class TestTheExtension:
         told: list[str] = []
 
         class Listener:
+            def returned(self) -> None: ...
+
             def __init__(self) -> None:
                 self.parked: Any = None
 
@@ -274,6 +276,8 @@ class TestTheExtension:
         gone = asyncio.Event()
 
         class Listener:
+            def returned(self) -> None: ...
+
             def disconnected(self) -> None:
                 gone.set()
 
@@ -291,6 +295,8 @@ class TestTheExtension:
         parked: list[Any] = []
 
         class Listener:
+            def returned(self) -> None: ...
+
             def disconnected(self) -> None: ...
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,0 +1,233 @@
+"""Parking behind middlewares that wrap `send`.
+
+A middleware that wraps `send` only to change or read messages can be called after its own `__call__` has returned. So a
+request behind it can be parked: the answer is given to the outermost wrapper, each wrapper calls the next one, and the
+server's own `send` at the end accepts it without a task.
+
+A middleware that works after `await self.app(...)`, such as a compressor that closes its buffer there or a tracer that
+ends its span, would take a parked request for an answered one. A wrapper of `send` doesn't tell which kind it is, so
+the safe ones have to be known: they are in the table below, or the application has declared them by `park_through`, or
+they say so themselves by the attribute `MARK`.
+
+The wrappers are found from the outermost inwards, because each one holds the next by the name that it has in ASGI,
+`send`: as a variable of a function, as a keyword of a partial, or as an attribute of a method's object.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from inspect import getmembers, isclass, isfunction
+from types import CodeType, FunctionType
+from typing import Any, Final, TypeVar
+from weakref import WeakKeyDictionary
+
+from purgatory.asgi.protocol import Scope, Send, logger
+
+__all__ = ["MARK", "UnsafeWrapper", "Wrappers", "park_through", "warn_once"]
+
+M = TypeVar("M", bound=Callable[..., Any])
+
+MARK: Final = "purgatory_parking"
+"""With this attribute, a wrapper of `send` says that it is safe. So does the object whose method it is, or which it has
+as its variable `self`."""
+
+_BASE: Final = "starlette.middleware.base"
+
+
+@dataclass(frozen=True, slots=True)
+class _Safe:
+    """What is known of a safe wrapper."""
+
+    only_notes: bool = False
+    """Whether it only notes that a response has started, for its handling of exceptions. Every application has some of
+    these. The outermost ones are left out: nothing is lost without them, and each takes a third of a KiB."""
+    scope: frozenset[str] | None = frozenset()
+    """What it reads in the scope when it is called, if that is known."""
+    lighten: Callable[[Any], None] | None = None
+    """Lets go of what the wrapper holds of the request and doesn't need."""
+
+
+def _keep_origin(wrapper: Any) -> None:
+    """Let go of the other headers of the request, of which a browser sends two KiB."""
+    headers = wrapper.keywords["request_headers"]
+    origin = [header for header in headers.raw if header[0] == b"origin"]
+    wrapper.keywords["request_headers"] = type(headers)(raw=origin)
+
+
+_NOTES: Final = _Safe(only_notes=True)
+_DECLARED: Final = _Safe(scope=None)
+_KNOWN: Final[dict[str, dict[str, _Safe]]] = {
+    "asgi_correlation_id.middleware": {"CorrelationIdMiddleware": _Safe()},
+    "fastapi._body_limit": {"AppBodyLimitMiddleware": _NOTES},
+    "starlette._exception_handler": {"wrap_app_handling_exceptions": _NOTES},
+    "starlette.middleware.body_limit": {"RequestBodyLimitResponder": _Safe(scope=None)},
+    "starlette.middleware.cors": {"CORSMiddleware": _Safe(lighten=_keep_origin)},
+    "starlette.middleware.errors": {"ServerErrorMiddleware": _NOTES},
+    "starlette.middleware.sessions": {"SessionMiddleware": _Safe(scope=frozenset({"session"}))},
+}
+"""The safe middlewares of others, by module and name."""
+_OF_FRAMEWORKS: Final = ("extensions", "fastapi_", "starlette.")
+"""What frameworks keep in the scope for themselves, such as FastAPI's exit stacks, which take 2 KiB."""
+
+_codes: Final[dict[CodeType, _Safe]] = {}
+"""The safe wrappers, by the code that all closures of a function share."""
+_warned: Final[WeakKeyDictionary[Any, set[str]]] = WeakKeyDictionary()
+"""The wrappers that an application has been warned of."""
+
+
+class UnsafeWrapper(Exception):
+    """Requests cannot be parked behind this wrapper of `send`."""
+
+    def __init__(self, function: Any, owner: Any) -> None:
+        if owner is None:
+            module, name = (
+                function.__module__,
+                function.__qualname__.partition(".<locals>")[0].removesuffix(".__call__"),
+            )
+        else:
+            module, name = type(owner).__module__, type(owner).__qualname__
+        super().__init__(f"{module}.{name}")
+        self.is_base = module == _BASE
+
+
+def park_through(middleware: M) -> M:
+    """Let requests be parked behind a middleware, because it wraps `send` only to change or read messages.
+
+    Its wrapper is then called after the middleware's own `__call__` has returned, in the request's context (of
+    `contextvars`), and outside of a task unless it waits. It can be used as a decorator.
+
+    Args:
+        middleware: The class of the middleware, or the function in which the wrapper is defined.
+
+    Returns:
+        `middleware`.
+
+    Raises:
+        TypeError: It is neither a class nor a function, or derives from `BaseHTTPMiddleware`, which handles the
+            request in another task.
+    """
+    if isclass(middleware) and any(base.__module__ == _BASE for base in middleware.__mro__):
+        raise TypeError(f"{middleware!r} cannot be parked behind: write it as a pure ASGI middleware")
+    if not (isclass(middleware) or isfunction(middleware)):
+        raise TypeError(f"the class or function of a middleware is needed, not {middleware!r}")
+    _add(middleware, _DECLARED)
+    return middleware
+
+
+class Wrappers:
+    """The wrappers of a request's `send`, which are all safe."""
+
+    __slots__ = ("_safe", "outer")
+
+    def __init__(self, send: Send, own: Send) -> None:
+        """Find those between `send` and the server's `own`.
+
+        Raises:
+            UnsafeWrapper: One of them is not known to be safe.
+        """
+        self._safe: list[tuple[Any, _Safe]] = []
+        self.outer: Send = own
+        """The one that is given the messages; the server's own `send` if there is none that matters."""
+        while send is not own:
+            function, owner, wrapped = _opened(send)
+            safe = _safety(function, owner)
+            if safe is None or wrapped is None or wrapped == send:
+                raise UnsafeWrapper(function, owner)
+            if self._safe or not safe.only_notes:
+                self._safe.append((send, safe))
+            send = wrapped
+        if self._safe:
+            self.outer = self._safe[0][0]
+
+    def release(self, scope: Scope) -> None:
+        """Let go of what they hold of the request, and don't need when they are called."""
+        needed: set[str] | None = set()
+        for wrapper, safe in self._safe:
+            if safe.lighten is not None:
+                safe.lighten(wrapper)
+            needed = None if needed is None or safe.scope is None else needed | safe.scope
+        left = {
+            name: value
+            for name, value in scope.items()
+            if (name in needed if needed is not None else not name.startswith(_OF_FRAMEWORKS))
+        }
+        scope.clear()  # and not one by one, because the dictionary would stay as large
+        scope.update(left)
+
+
+def warn_once(app: Any, unsafe: UnsafeWrapper) -> None:
+    """Log that requests of `app` are not parked, once for each application and wrapper."""
+    try:
+        warned = _warned.setdefault(app, set())
+    except TypeError:  # there is none, or it takes no weak references
+        warned = _warned.setdefault(UnsafeWrapper, set())
+    name = str(unsafe)
+    if name in warned:
+        return
+    warned.add(name)
+    advice = "If it only changes or reads messages, declare it: purgatory.asgi.park_through(…)."
+    if unsafe.is_base:
+        advice = "Write the middleware as a pure ASGI one: a BaseHTTPMiddleware handles each request in another task."
+    logger.warning(
+        "the waiting requests of %s are not parked, because %s wraps send: each keeps its task. %s "
+        "See 'Middlewares' in purgatory/uvicorn/PARKING.md",
+        type(app).__name__, name, advice,
+    )  # fmt: skip
+
+
+def _add(middleware: Callable[..., Any], safe: _Safe) -> None:
+    functions: list[Any] = [middleware]
+    if isclass(middleware):
+        functions = [function for _, function in getmembers(middleware, isfunction)]
+    codes = [function.__code__ for function in functions]
+    while codes:
+        code = codes.pop()
+        _codes.setdefault(code, safe)
+        codes += (constant for constant in code.co_consts if isinstance(constant, CodeType))
+
+
+@cache
+def _add_known(module: str) -> None:
+    """Add the known middlewares of a module, which is imported because one of them is in use."""
+    for name, safe in _KNOWN.get(module, {}).items():
+        _add(getattr(sys.modules[module], name), safe)
+
+
+def _opened(send: Any) -> tuple[Any, Any, Any]:
+    """The function of a wrapper, the object that it belongs to, and what it wraps; the latter two may be `None`."""
+    variables: dict[str, Any] = {}
+    if isinstance(send, partial):
+        variables.update(send.keywords)
+        send = send.func
+    function = getattr(send, "__func__", send)
+    owner = getattr(send, "__self__", None)
+    if isfunction(function):
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            if name in ("self", "send"):
+                variables.setdefault(name, cell.cell_contents)
+        owner = variables.get("self") if owner is None else owner
+    else:
+        owner, function = send, type(send).__call__
+    return function, owner, variables.get("send") or getattr(owner, "send", None)
+
+
+def _safety(function: Any, owner: Any) -> _Safe | None:
+    """What is known of a wrapper; `None` if it is not known to be safe."""
+    code = getattr(function, "__code__", None)
+    if code not in _codes:
+        if isfunction(function):
+            _add_known(_module(function))
+        if code not in _codes:
+            return _DECLARED if _is_marked(function) or _is_marked(owner) else None
+    return _codes[code]
+
+
+def _module(function: FunctionType) -> str:
+    name: str = function.__globals__.get("__name__", "")  # not `__module__`, which functools.wraps copies
+    return name
+
+
+def _is_marked(wrapper: Any) -> bool:
+    # functools.wraps copies the mark, too, of what is wrapped.
+    return bool(getattr(wrapper, MARK, False)) and not hasattr(wrapper, "__wrapped__")

@@ -1,0 +1,102 @@
+"""Sending the answer of a parked request through middlewares."""
+
+import asyncio
+from asyncio import Task
+from collections.abc import Coroutine, Generator
+from contextvars import Context
+from functools import partial
+from types import coroutine
+from typing import TYPE_CHECKING, Any, Final
+
+from purgatory.asgi.middleware import Wrappers
+from purgatory.asgi.protocol import Message, Parked, Scope, logger
+
+if TYPE_CHECKING:
+    from purgatory.asgi.parking import Waiting
+
+__all__ = ["Through"]
+
+_tasks: Final[set[Task[None]]] = set()
+"""The event loop keeps only weak references."""
+
+
+class Through:
+    """A parked request whose messages go through the middlewares that have wrapped `send`.
+
+    Their coroutines are driven to their end at once, so no task is needed. If one really waits, a task does the rest:
+    the messages that are sent meanwhile follow it, and the response is told to pause.
+    """
+
+    __slots__ = ("_context", "_held", "_parked", "_send", "_unsent", "_waiting")
+
+    def __init__(self, parked: Parked, waiting: "Waiting", wrappers: Wrappers, scope: Scope, context: Context) -> None:
+        """Send through `wrappers`, in the context of the request."""
+        self._parked = parked
+        self._waiting = waiting
+        self._send = wrappers.outer
+        self._held: tuple[Wrappers, Scope] | None = (wrappers, scope)
+        self._context = context
+        self._unsent: list[Message] | None = None
+        """The messages of the task."""
+
+    def send(self, *messages: Message) -> None:
+        """Send messages of ASGI's `send`. Raises the exceptions of the middlewares, and of the server."""
+        if self._unsent is not None:
+            self._unsent += messages
+            return
+        unsent = list(messages)
+        sending = self._send_all(unsent)
+        try:
+            awaited = self._context.run(sending.send, None)
+        except StopIteration:
+            return
+        self._unsent = unsent
+        task = asyncio.get_running_loop().create_task(_rest(sending, awaited), context=self._context)
+        _tasks.add(task)
+        task.add_done_callback(self._sent)
+        self._waiting.pause_writing()
+
+    def release(self) -> None:
+        """Let go of what the wrappers hold of the request, and don't need any more."""
+        if self._held is not None:
+            wrappers, scope = self._held
+            self._held = None
+            wrappers.release(scope)
+
+    def close(self) -> None:
+        """Close the connection without the rest of the response."""
+        self._parked.close()
+
+    async def _send_all(self, messages: list[Message]) -> None:
+        for message in messages:  # the list may grow while a middleware waits
+            await self._send(message)
+
+    def _sent(self, task: Task[None]) -> None:
+        _tasks.discard(task)
+        self._unsent = None
+        if not task.cancelled() and task.exception() is None:
+            self._waiting.resume_writing()
+            return
+        logger.error("a parked request cannot be answered", exc_info=None if task.cancelled() else task.exception())
+        self._waiting.parked = None
+        self.close()
+
+
+async def _rest(started: Coroutine[Any, Any, None], awaited: Any) -> None:
+    await _driven(started, awaited)
+
+
+@coroutine
+def _driven(started: Coroutine[Any, Any, None], awaited: Any) -> Generator[Any, Any, None]:
+    """Drive a coroutine on, in a task, which was started outside of one and then awaited `awaited`."""
+    while True:
+        try:
+            result = yield awaited
+        except BaseException as exception:
+            step = partial(started.throw, exception)
+        else:
+            step = partial(started.send, result)
+        try:
+            awaited = step()
+        except StopIteration:
+            return
