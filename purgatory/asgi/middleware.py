@@ -22,7 +22,7 @@ from types import CodeType, FunctionType
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
-from purgatory.asgi.protocol import Scope, Send, logger
+from purgatory.asgi.protocol import Send, logger
 
 __all__ = ["MARK", "UnsafeWrapper", "Wrappers", "park_through", "warn_once"]
 
@@ -42,8 +42,6 @@ class _Safe:
     only_notes: bool = False
     """Whether it only notes that a response has started, for its handling of exceptions. Every application has some of
     these. The outermost ones are left out: nothing is lost without them, and each takes a third of a KiB."""
-    scope: frozenset[str] | None = frozenset()
-    """What it reads in the scope when it is called, if that is known."""
     lighten: Callable[[Any], None] | None = None
     """Lets go of what the wrapper holds of the request and doesn't need."""
 
@@ -55,20 +53,23 @@ def _keep_origin(wrapper: Any) -> None:
     wrapper.keywords["request_headers"] = type(headers)(raw=origin)
 
 
+def _keep_session(wrapper: Any) -> None:
+    """Let go of the rest of the request's scope, where FastAPI keeps two KiB."""
+    cell = wrapper.__closure__[wrapper.__code__.co_freevars.index("scope")]
+    cell.cell_contents = {"session": cell.cell_contents["session"]}
+
+
 _NOTES: Final = _Safe(only_notes=True)
-_DECLARED: Final = _Safe(scope=None)
 _KNOWN: Final[dict[str, dict[str, _Safe]]] = {
     "asgi_correlation_id.middleware": {"CorrelationIdMiddleware": _Safe()},
     "fastapi._body_limit": {"AppBodyLimitMiddleware": _NOTES},
     "starlette._exception_handler": {"wrap_app_handling_exceptions": _NOTES},
-    "starlette.middleware.body_limit": {"RequestBodyLimitResponder": _Safe(scope=None)},
+    "starlette.middleware.body_limit": {"RequestBodyLimitResponder": _Safe()},
     "starlette.middleware.cors": {"CORSMiddleware": _Safe(lighten=_keep_origin)},
     "starlette.middleware.errors": {"ServerErrorMiddleware": _NOTES},
-    "starlette.middleware.sessions": {"SessionMiddleware": _Safe(scope=frozenset({"session"}))},
+    "starlette.middleware.sessions": {"SessionMiddleware": _Safe(lighten=_keep_session)},
 }
 """The safe middlewares of others, by module and name."""
-_OF_FRAMEWORKS: Final = ("extensions", "fastapi_", "starlette.")
-"""What frameworks keep in the scope for themselves, such as FastAPI's exit stacks, which take 2 KiB."""
 
 _codes: Final[dict[CodeType, _Safe]] = {}
 """The safe wrappers, by the code that all closures of a function share."""
@@ -81,13 +82,10 @@ class UnsafeWrapper(Exception):
 
     def __init__(self, function: Any, owner: Any) -> None:
         if owner is None:
-            module, name = (
-                function.__module__,
-                function.__qualname__.partition(".<locals>")[0].removesuffix(".__call__"),
-            )
+            module, name = _module(function), function.__code__.co_qualname.partition(".<locals>")[0]
         else:
             module, name = type(owner).__module__, type(owner).__qualname__
-        super().__init__(f"{module}.{name}")
+        super().__init__(f"{module}.{name}".removesuffix(".__call__"))
         self.is_base = module == _BASE
 
 
@@ -111,7 +109,7 @@ def park_through(middleware: M) -> M:
         raise TypeError(f"{middleware!r} cannot be parked behind: write it as a pure ASGI middleware")
     if not (isclass(middleware) or isfunction(middleware)):
         raise TypeError(f"the class or function of a middleware is needed, not {middleware!r}")
-    _add(middleware, _DECLARED)
+    _add(middleware, _Safe())
     return middleware
 
 
@@ -140,20 +138,11 @@ class Wrappers:
         if self._safe:
             self.outer = self._safe[0][0]
 
-    def release(self, scope: Scope) -> None:
-        """Let go of what they hold of the request, and don't need when they are called."""
-        needed: set[str] | None = set()
+    def release(self) -> None:
+        """Let go of what the known ones hold of the request, and don't need when they are called."""
         for wrapper, safe in self._safe:
             if safe.lighten is not None:
                 safe.lighten(wrapper)
-            needed = None if needed is None or safe.scope is None else needed | safe.scope
-        left = {
-            name: value
-            for name, value in scope.items()
-            if (name in needed if needed is not None else not name.startswith(_OF_FRAMEWORKS))
-        }
-        scope.clear()  # and not one by one, because the dictionary would stay as large
-        scope.update(left)
 
 
 def warn_once(app: Any, unsafe: UnsafeWrapper) -> None:
@@ -219,7 +208,7 @@ def _safety(function: Any, owner: Any) -> _Safe | None:
         if isfunction(function):
             _add_known(_module(function))
         if code not in _codes:
-            return _DECLARED if _is_marked(function) or _is_marked(owner) else None
+            return _Safe() if _is_marked(function) or _is_marked(owner) else None
     return _codes[code]
 
 

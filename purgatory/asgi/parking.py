@@ -79,7 +79,7 @@ def park(scope: Scope, send: Send, listener: "Waiting") -> Parked | None:
         count("request")
         return None
     count("parked")
-    return parked if wrappers.outer is own else Through(parked, listener, wrappers, scope, copy_context())
+    return parked if wrappers.outer is own else Through(parked, listener, wrappers, copy_context())
 
 
 class Waiting(ABC):

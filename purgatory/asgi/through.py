@@ -9,7 +9,7 @@ from types import coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from purgatory.asgi.middleware import Wrappers
-from purgatory.asgi.protocol import Message, Parked, Scope, logger
+from purgatory.asgi.protocol import Message, Parked, logger
 
 if TYPE_CHECKING:
     from purgatory.asgi.parking import Waiting
@@ -27,14 +27,14 @@ class Through:
     the messages that are sent meanwhile follow it, and the response is told to pause.
     """
 
-    __slots__ = ("_context", "_held", "_parked", "_send", "_unsent", "_waiting")
+    __slots__ = ("_context", "_parked", "_send", "_unsent", "_waiting", "_wrappers")
 
-    def __init__(self, parked: Parked, waiting: "Waiting", wrappers: Wrappers, scope: Scope, context: Context) -> None:
+    def __init__(self, parked: Parked, waiting: "Waiting", wrappers: Wrappers, context: Context) -> None:
         """Send through `wrappers`, in the context of the request."""
         self._parked = parked
         self._waiting = waiting
         self._send = wrappers.outer
-        self._held: tuple[Wrappers, Scope] | None = (wrappers, scope)
+        self._wrappers: Wrappers | None = wrappers
         self._context = context
         self._unsent: list[Message] | None = None
         """The messages of the task."""
@@ -58,10 +58,9 @@ class Through:
 
     def release(self) -> None:
         """Let go of what the wrappers hold of the request, and don't need any more."""
-        if self._held is not None:
-            wrappers, scope = self._held
-            self._held = None
-            wrappers.release(scope)
+        if self._wrappers is not None:
+            self._wrappers.release()
+            self._wrappers = None
 
     def close(self) -> None:
         """Close the connection without the rest of the response."""
