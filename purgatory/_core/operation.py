@@ -27,7 +27,9 @@ __all__ = ["AWAIT_FROM_THREADS", "DelayedOperation", "Failure", "check_exception
 
 T = TypeVar("T")
 
-AWAIT_FROM_THREADS: Final = "asyncio.run_coroutine_threadsafe() with a coroutine that awaits it"
+AWAIT_FROM_THREADS: Final = (
+    "asyncio.run_coroutine_threadsafe() with a coroutine that awaits it; in a web framework, make the handler async def"
+)
 
 
 class Failure:

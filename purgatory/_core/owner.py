@@ -19,7 +19,7 @@ __all__ = ["Owner"]
 
 _FROM_THREADS = (
     "loop.call_soon_threadsafe(purgatory.try_complete_else_watch, operation, keys), or to wait for its result "
-    "asyncio.run_coroutine_threadsafe()"
+    "asyncio.run_coroutine_threadsafe(); in a web framework, make the handler async def"
 )
 
 

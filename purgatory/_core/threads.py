@@ -41,7 +41,9 @@ def running_loop(what: object, loop: AbstractEventLoop | None, call: str, instea
     running = _get_running_loop()
     if running is None:
         if loop is None:
-            raise RuntimeError("no running event loop")
+            raise RuntimeError(
+                "no running event loop: call it in a coroutine; in a web framework, make the handler async def"
+            )
         raise _wrong_thread(call, instead)
     if loop is not None and running is not loop:
         if loop.is_running():

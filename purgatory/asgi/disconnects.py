@@ -7,7 +7,7 @@ from typing import TypeVar
 from purgatory import DelayedOperation, OperationCancelled
 from purgatory.asgi.protocol import Receive
 
-__all__ = ["ClientDisconnected", "unless_disconnected"]
+__all__ = ["ClientDisconnected", "unless_disconnected", "until_disconnected"]
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ async def unless_disconnected(receive: Receive, operation: DelayedOperation[T]) 
     async def watch() -> None:
         nonlocal interrupted
         try:
-            await _until_disconnected(receive, lambda: left or operation.done())
+            await until_disconnected(receive, lambda: left or operation.done())
         finally:
             if not left and not operation.done():
                 interrupted = True
@@ -62,7 +62,7 @@ async def unless_disconnected(receive: Receive, operation: DelayedOperation[T]) 
         await asyncio.wait([watching])
 
 
-async def _until_disconnected(receive: Receive, is_over: Callable[[], bool]) -> None:
+async def until_disconnected(receive: Receive, is_over: Callable[[], bool] = lambda: False) -> None:
     """Return when the client has disconnected, or after a message if `is_over()` is true then."""
     ended = False
     while (message := await receive())["type"] != "http.disconnect":

@@ -1,25 +1,25 @@
-"""Server-sent events: an open stream is a connection and an operation, which is followed by the next one.
-
-Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
-"""
+"""A response of server-sent events, made of operations or of an async iterator."""
 
 import asyncio
-import re
-from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import AsyncIterable, Callable, Hashable, Iterable
+from inspect import isasyncgenfunction
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from purgatory import DelayedOperation, OperationCancelled, PurgatoryClosed
 from purgatory.asgi.disconnects import ClientDisconnected, unless_disconnected
+from purgatory.asgi.event import Event, chunk, encoded, end
+from purgatory.asgi.iterated import IteratedStream, chunks, send_chunks
 from purgatory.asgi.parking import Answers, Waiting, answers, count, park
 from purgatory.asgi.protocol import BaseResponse, Message, Receive, Scope, Send, logger
-from purgatory.lowlevel import check_callback, take_result
+from purgatory.lowlevel import check_callback, seconds, take_result
 
-__all__ = ["Event", "EventStream"]
+__all__ = ["EventStream"]
 
 T = TypeVar("T")
 
-_COMMENT: Final = b":\n\n"
+Follow: TypeAlias = Callable[[str | None], DelayedOperation[T] | None]
+Render: TypeAlias = Callable[[T], Iterable[Event]]
+
 _HEADERS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -27,44 +27,10 @@ _HEADERS: Final = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """A server-sent event."""
-
-    data: str
-    """The text that the client gets as `event.data`. Line ends become those of the format."""
-    id: str | None = None
-    """Sent back as `Last-Event-ID` when the client connects again. Not empty, without line ends and NUL."""
-    event: str | None = None
-    """The event's type, if it is not `message`. Not empty, without line ends."""
-    retry: int | None = None
-    """Milliseconds after which the client is to connect again when it has lost the connection."""
-
-    def __post_init__(self) -> None:
-        if self.id is not None and (not self.id or re.search("[\r\n\0]", self.id)):
-            raise ValueError(f"id must neither be empty nor have a line end or NUL: {self.id!r}")
-        if self.event is not None and (not self.event or re.search("[\r\n]", self.event)):
-            raise ValueError(f"event must neither be empty nor have a line end: {self.event!r}")
-        if self.retry is not None and self.retry < 0:
-            raise ValueError(f"retry must not be negative: {self.retry!r}")
-
-    def encode(self) -> bytes:
-        """The event as it is sent."""
-        lines = []
-        if self.event is not None:
-            lines.append(f"event: {self.event}")
-        if self.id is not None:
-            lines.append(f"id: {self.id}")
-        if self.retry is not None:
-            lines.append(f"retry: {self.retry}")
-        # No loop over the lines: there may be millions. The format takes one space away.
-        data = "\n" + self.data.replace("\r\n", "\n").replace("\r", "\n")
-        lines.append(data.replace("\n", "\ndata:").replace("\ndata: ", "\ndata:  ").removeprefix("\n"))
-        return "\n".join([*lines, "", ""]).encode()
-
-
 class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is installed
     """A response of server-sent events. A handler returns it like any other response.
+
+    It is made of operations, one after the other, or of an async iterator:
 
         async def events(request):
             def follow(last_event_id):
@@ -73,39 +39,70 @@ class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is insta
 
             return EventStream(follow, to_events, request.headers.get("last-event-id"))
 
-    The stream has one operation at a time. When it is done, its events are sent and the next one is asked for. If there
-    are none, as at the operation's deadline, a comment is sent: the operation's timeout is the interval of heartbeats.
-    While the client does not take what was sent, no operation is asked for.
+        async def tokens(request):
+            return EventStream(model.generate(prompt))  # it yields strings, or events
 
-    The stream ends when `follow` returns `None` or raises `PurgatoryClosed`, and when the server shuts down. The
-    request is parked as with `DelayedResponse`. When the client disconnects, the operation is left as by an awaiting
-    task that is cancelled. If `follow` or `render` raises, or the operation has failed, the exception is logged to
-    `purgatory.asgi` and the connection closed: the client connects again.
+    *Operations*: when one is done, its events are sent and the next one is asked for. If there are none, as at the
+    operation's deadline, a comment is sent, so the operation's timeout is the interval of heartbeats. The stream ends
+    when `follow` returns `None` or raises `PurgatoryClosed`. When the client disconnects, the operation is left as by
+    an awaiting task that is cancelled.
+
+    *An iterator* is asked by a task, which is cancelled when the client disconnects. The stream ends with the iterator.
+
+    In both cases the request is parked as with `DelayedResponse`, and nothing is asked for while the client does not
+    take what was sent. When the server shuts down, the operation is completed as by a close of its purgatory, and the
+    iterator's task cancelled; the events that they have then are the last ones. If `follow`, `render` or the iterator
+    raises, or the operation has failed, the exception is logged to `purgatory.asgi` and the connection closed: the
+    client connects again.
     """
+
+    media_type = "text/event-stream"
+
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, _: object) -> "type[EventStream]":
+            """The class itself, because FastAPI takes an annotation for a response only if it is a class."""
+            return cls
 
     def __init__(
         self,
-        follow: Callable[[str | None], DelayedOperation[T] | None],
-        render: Callable[[T], Iterable[Event]],
+        follow: Follow[T] | AsyncIterable[T],
+        render: Render[T] | None = None,
         last_event_id: str | None = None,
         *,
         key: Callable[[T], Hashable] | None = None,
         headers: Iterable[tuple[bytes, bytes]] = (),
+        heartbeat: float = 15.0,
     ) -> None:
-        """Send the events of the operations that `follow(last_event_id)` hands to their purgatory and returns.
+        """Send the events of what `follow` returns, or yields. Functions are plain ones, called in an empty context.
 
-        It is called with `last_event_id` at first, which is the request's header, and later with the id of the last
-        event that had one. `render` makes the events of a result. Both are plain functions, called in an empty context.
+        Args:
+            follow: A function that hands an operation to its purgatory and returns it. It is called with
+                `last_event_id` at first, and later with the id of the last event that had one. Or an async iterator.
+            render: Returns the events of an operation's result, or of an item of the iterator. It can be left out if
+                the iterator yields events or strings.
+            last_event_id: The header of the request, for `follow`.
+            key: Equal for results of which the events are equal, among all that have a key: the events of many streams
+                that are sent in one iteration of the loop are rendered once. It is for operations; equal events of
+                iterators are encoded once anyway.
+            headers: Names, in lower case, and values. Those with the name of a usual one take its place.
+            heartbeat: Seconds after which a comment is sent if the iterator has yielded nothing. Operations have their
+                timeouts.
 
-        `key(result)` is equal for results of which the events are equal, among all that have a key: the events of many
-        streams that are sent in one iteration of the loop are rendered once.
-
-        `headers` are names, in lower case, and values. Those with the name of a usual one take its place.
-
-        Raises `TypeError` if `follow`, `render` or `key` cannot be called or is async.
+        Raises:
+            TypeError: `follow` is neither of the two, `render` is missing, or a function cannot be called or is async.
+            ValueError: `heartbeat` is not a positive number.
         """
-        check_callback("follow", follow)
-        check_callback("render", render)
+        if render is not None:
+            check_callback("render", render)
+        if not isinstance(follow, AsyncIterable):
+            if isasyncgenfunction(follow):
+                raise TypeError(f"follow must be an async iterator, not the function that makes one: call {follow!r}")
+            check_callback("follow", follow)
+            if render is None:
+                raise TypeError("render is needed for the results of operations: EventStream(follow, render)")
+        elif key is not None:
+            raise TypeError("key is for operations: the events of an iterator are shared if they are equal")
         if key is not None:
             check_callback("key", key)
         self.follow = follow
@@ -113,6 +110,7 @@ class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is insta
         self.last_event_id = last_event_id
         self.key = key
         self.extra_headers: list[tuple[bytes, bytes]] = list(headers)
+        self.heartbeat = seconds("heartbeat", heartbeat, "positive")
         self.background: Any = None
         """A background task, which FastAPI sets. With one, the request is not parked."""
 
@@ -123,30 +121,42 @@ class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is insta
         start: Message = {"type": "http.response.start", "status": 200, "headers": headers}
         if scope["method"] == "HEAD":
             await send(start)
-            await send(_end())
+            await send(end())
             return
         if self.background is not None:
             count("background")
-        else:
-            stream = _WaitingStream(answers(), self.follow, self.renderer, self.last_event_id, self.key)
-            if stream.begin(scope, send, start):
-                return
+        elif self._parked_stream().begin(scope, send, start):
+            return
         await send(start)
-        await send(_chunk(b""))
+        await send(chunk(b""))
+        if await self._send_all(receive, send):
+            await send(end())
+            if self.background is not None:
+                await self.background()
+
+    def _parked_stream(self) -> "_WaitingStream[T] | IteratedStream":
+        if isinstance(self.follow, AsyncIterable):
+            return IteratedStream(chunks(self.follow, self.renderer), self.heartbeat)
+        assert self.renderer is not None
+        return _WaitingStream(answers(), self.follow, self.renderer, self.last_event_id, self.key)
+
+    async def _send_all(self, receive: Receive, send: Send) -> bool:
+        """Send all events by a task that waits. Returns whether the client has not disconnected."""
+        if isinstance(self.follow, AsyncIterable):
+            return await send_chunks(chunks(self.follow, self.renderer), self.heartbeat, receive, send)
+        assert self.renderer is not None
         last_event_id = self.last_event_id
         try:
             while (operation := _followed(self.follow, last_event_id)) is not None:
                 result = await unless_disconnected(receive, operation)
-                chunk, last = _encoded(self.renderer(result))
+                data, last = encoded(self.renderer(result))
                 last_event_id = last_event_id if last is None else last
-                await send(_chunk(chunk))
+                await send(chunk(data))
         except ClientDisconnected:
-            return
+            return False
         except OperationCancelled:
             pass
-        await send(_end())
-        if self.background is not None:
-            await self.background()
+        return True
 
 
 class _WaitingStream(Waiting, Generic[T]):
@@ -157,8 +167,8 @@ class _WaitingStream(Waiting, Generic[T]):
     def __init__(
         self,
         answers: Answers,
-        follow: Callable[[str | None], DelayedOperation[T] | None],
-        render: Callable[[T], Iterable[Event]],
+        follow: Follow[T],
+        render: Render[T],
         last_event_id: str | None,
         key: Callable[[T], Hashable] | None,
     ) -> None:
@@ -178,7 +188,7 @@ class _WaitingStream(Waiting, Generic[T]):
             return False
         self.parked = parked
         try:
-            parked.send(start, _chunk(b""))
+            parked.send(start, chunk(b""))
         except Exception:
             self.log_and_fail()
         self.advance()
@@ -202,7 +212,7 @@ class _WaitingStream(Waiting, Generic[T]):
         """Complete the response."""
         parked, self.parked = self.parked, None
         if parked is not None:
-            parked.send(_end())
+            parked.send(end())
 
     def answer(self) -> None:
         if self.parked is None or self.operation is None:
@@ -211,14 +221,13 @@ class _WaitingStream(Waiting, Generic[T]):
         try:
             result = take_result(operation)
             if self.key is None:
-                chunk, last = _encoded(self.render(result))
+                data, last = encoded(self.render(result))
             else:
-                chunk, last = self.answers.shared(
-                    (EventStream, self.key(result)), lambda: _encoded(self.render(result))
-                )
+                key = (EventStream, self.key(result))
+                data, last = self.answers.shared(key, lambda: encoded(self.render(result)))
             if last is not None:
                 self.last_event_id = last
-            self.parked.send(_chunk(chunk))
+            self.parked.send(chunk(data))
         except OperationCancelled:
             self.ending = True
         except (Exception, asyncio.CancelledError):
@@ -246,17 +255,6 @@ class _WaitingStream(Waiting, Generic[T]):
         self.advance()
 
 
-# New messages each time: a middleware may change them in place.
-
-
-def _end() -> Message:
-    return {"type": "http.response.body", "body": b""}
-
-
-def _chunk(body: bytes) -> Message:
-    return {"type": "http.response.body", "body": body, "more_body": True}
-
-
 def _followed(follow: Callable[[str | None], Any], last_event_id: str | None) -> DelayedOperation[Any] | None:
     """The next operation of a stream. `None` ends the stream."""
     try:
@@ -268,14 +266,3 @@ def _followed(follow: Callable[[str | None], Any], last_event_id: str | None) ->
     if not isinstance(operation, DelayedOperation):
         raise TypeError(f"follow must return a DelayedOperation or None, not {operation!r}")
     return operation
-
-
-def _encoded(events: Iterable[Event]) -> tuple[bytes, str | None]:
-    """The bytes that are sent for `events`, and the last id that they have."""
-    chunks = []
-    last_event_id = None
-    for event in events:
-        chunks.append(event.encode())
-        if event.id is not None:
-            last_event_id = event.id
-    return b"".join(chunks) or _COMMENT, last_event_id

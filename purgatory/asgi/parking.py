@@ -21,7 +21,7 @@ from purgatory.asgi.protocol import EXTENSION, Parked, Scope, Send
 from purgatory.asgi.through import Through
 from purgatory.lowlevel import Slice, add_waiter, close_operation, remove_waiter, report
 
-__all__ = ["Answers", "ParkingStatistics", "Waiting", "answers", "count", "park", "parking_statistics"]
+__all__ = ["Answering", "Answers", "ParkingStatistics", "Waiting", "answers", "count", "park", "parking_statistics"]
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ def count(way: Way) -> None:
     _counts[way] += 1
 
 
-def park(scope: Scope, send: Send, listener: "Waiting") -> Parked | None:
+def park(scope: Scope, send: Send, listener: "Answering") -> Parked | None:
     """Park the request of `scope`, and count it.
 
     Returns:
@@ -82,19 +82,51 @@ def park(scope: Scope, send: Send, listener: "Waiting") -> Parked | None:
     return parked if wrappers.outer is own else Through(parked, listener, wrappers, copy_context())
 
 
-class Waiting(ABC):
-    """A parked request that waits for an operation: a `Waiter` of the operation, a `Listener` of the server."""
+class Answering(ABC):
+    """The application's side of a parked request: a `Listener` of the server."""
 
-    __slots__ = ("answers", "operation", "parked")
+    __slots__ = ("parked",)
 
-    operation: DelayedOperation[Any] | None
     parked: Parked | None
     """`None` when nothing more is to be sent."""
 
+    def __init__(self) -> None:
+        self.parked = None
+
+    def fail(self) -> None:
+        """Close the connection, as no response can be sent."""
+        parked, self.parked = self.parked, None
+        if parked is not None:
+            parked.close()
+
+    def returned(self) -> None:
+        if isinstance(self.parked, Through):
+            self.parked.release()
+
+    @abstractmethod
+    def disconnected(self) -> None: ...
+
+    @abstractmethod
+    def shutdown(self) -> None: ...
+
+    @abstractmethod
+    def pause_writing(self) -> None: ...
+
+    @abstractmethod
+    def resume_writing(self) -> None: ...
+
+
+class Waiting(Answering):
+    """A parked request that waits for an operation: a `Waiter` of the operation, too."""
+
+    __slots__ = ("answers", "operation")
+
+    operation: DelayedOperation[Any] | None
+
     def __init__(self, answers: "Answers") -> None:
+        super().__init__()
         self.answers: Answers = answers
         self.operation = None
-        self.parked = None
 
     @abstractmethod
     def answer(self) -> None:
@@ -118,12 +150,6 @@ class Waiting(ABC):
         if operation is not None:
             remove_waiter(operation, self)
 
-    def fail(self) -> None:
-        """Close the connection, as no response can be sent."""
-        parked, self.parked = self.parked, None
-        if parked is not None:
-            parked.close()
-
     # As the operation's waiter.
 
     def done(self) -> bool:
@@ -137,10 +163,6 @@ class Waiting(ABC):
 
     # As the server's listener.
 
-    def returned(self) -> None:
-        if isinstance(self.parked, Through):
-            self.parked.release()
-
     def disconnected(self) -> None:
         self.parked = None
         self.leave()
@@ -148,12 +170,6 @@ class Waiting(ABC):
     def shutdown(self) -> None:
         if self.operation is not None:
             close_operation(self.operation)
-
-    @abstractmethod
-    def pause_writing(self) -> None: ...
-
-    @abstractmethod
-    def resume_writing(self) -> None: ...
 
 
 class Answers:

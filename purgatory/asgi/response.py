@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from purgatory import DelayedOperation, OperationCancelled
 from purgatory.asgi.disconnects import ClientDisconnected, unless_disconnected
@@ -40,6 +40,12 @@ class DelayedResponse(BaseResponse, Generic[T]):  # Starlette's, where that is i
     If the operation was cancelled, the response is a 503; if it has failed or `render` raises, a 500, and the exception
     is logged to `purgatory.asgi`.
     """
+
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, _: object) -> "type[DelayedResponse]":
+            """The class itself, because FastAPI takes an annotation for a response only if it is a class."""
+            return cls
 
     def __init__(
         self,
@@ -110,12 +116,23 @@ def _rendered(operation: DelayedOperation[T], render: Callable[[T], Answer]) -> 
     """The response for the outcome of `operation`, which is done."""
     try:
         answer = render(take_result(operation))
-        return answer.status_code, tuple(answer.raw_headers), answer.body
+        try:
+            return answer.status_code, tuple(answer.raw_headers), answer.body
+        except AttributeError:
+            wrong = _wrong(answer)
+            logger.error("no response for %r: %s", operation, wrong)
+            return _text(500, f"Internal Server Error: {wrong}")
     except OperationCancelled:
         return _CANCELLED
     except _FAULTS:
         logger.exception("no response for %r", operation)
         return _FAILED
+
+
+def _wrong(answer: object) -> str:
+    if isinstance(answer, BaseResponse):
+        return f"render must return a response that has its body at once, not a {type(answer).__name__}"
+    return f"render must return a response, not a {type(answer).__name__}: JSONResponse(value)?"
 
 
 def _messages(rendered: Rendered) -> tuple[Message, Message]:

@@ -12,12 +12,20 @@ from purgatory.asgi.middleware import Wrappers
 from purgatory.asgi.protocol import Message, Parked, logger
 
 if TYPE_CHECKING:
-    from purgatory.asgi.parking import Waiting
+    from purgatory.asgi.parking import Answering
 
-__all__ = ["Through"]
+__all__ = ["Through", "start_task"]
 
 _tasks: Final[set[Task[None]]] = set()
 """The event loop keeps only weak references."""
+
+
+def start_task(coroutine: Coroutine[Any, Any, None], context: Context | None = None) -> Task[None]:
+    """Start a task that is kept until it is done."""
+    task = asyncio.get_running_loop().create_task(coroutine, context=context)
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+    return task
 
 
 class Through:
@@ -27,12 +35,12 @@ class Through:
     the messages that are sent meanwhile follow it, and the response is told to pause.
     """
 
-    __slots__ = ("_context", "_parked", "_send", "_unsent", "_waiting", "_wrappers")
+    __slots__ = ("_answering", "_context", "_parked", "_send", "_unsent", "_wrappers")
 
-    def __init__(self, parked: Parked, waiting: "Waiting", wrappers: Wrappers, context: Context) -> None:
+    def __init__(self, parked: Parked, answering: "Answering", wrappers: Wrappers, context: Context) -> None:
         """Send through `wrappers`, in the context of the request."""
         self._parked = parked
-        self._waiting = waiting
+        self._answering = answering
         self._send = wrappers.outer
         self._wrappers: Wrappers | None = wrappers
         self._context = context
@@ -51,10 +59,8 @@ class Through:
         except StopIteration:
             return
         self._unsent = unsent
-        task = asyncio.get_running_loop().create_task(_rest(sending, awaited), context=self._context)
-        _tasks.add(task)
-        task.add_done_callback(self._sent)
-        self._waiting.pause_writing()
+        start_task(_rest(sending, awaited), self._context).add_done_callback(self._sent)
+        self._answering.pause_writing()
 
     def release(self) -> None:
         """Let go of what the wrappers hold of the request, and don't need any more."""
@@ -71,13 +77,12 @@ class Through:
             await self._send(message)
 
     def _sent(self, task: Task[None]) -> None:
-        _tasks.discard(task)
         self._unsent = None
         if not task.cancelled() and task.exception() is None:
-            self._waiting.resume_writing()
+            self._answering.resume_writing()
             return
         logger.error("a parked request cannot be answered", exc_info=None if task.cancelled() else task.exception())
-        self._waiting.parked = None
+        self._answering.parked = None
         self.close()
 
 

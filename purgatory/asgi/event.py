@@ -1,0 +1,100 @@
+"""Server-sent events, and how they are encoded.
+
+Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from purgatory.asgi.protocol import Message
+
+__all__ = ["COMMENT", "Event", "chunk", "encoded", "end"]
+
+COMMENT: Final = b":\n\n"
+"""The heartbeat of a stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A server-sent event."""
+
+    data: str
+    """The text that the client gets as `event.data`. Line ends become those of the format."""
+    id: str | None = None
+    """Sent back as `Last-Event-ID` when the client connects again. Not empty, without line ends and NUL."""
+    event: str | None = None
+    """The event's type, if it is not `message`. Not empty, without line ends."""
+    retry: int | None = None
+    """Milliseconds after which the client is to connect again when it has lost the connection."""
+
+    def __post_init__(self) -> None:
+        if self.id is not None and (not self.id or re.search("[\r\n\0]", self.id)):
+            raise ValueError(f"id must neither be empty nor have a line end or NUL: {self.id!r}")
+        if self.event is not None and (not self.event or re.search("[\r\n]", self.event)):
+            raise ValueError(f"event must neither be empty nor have a line end: {self.event!r}")
+        if self.retry is not None and self.retry < 0:
+            raise ValueError(f"retry must not be negative: {self.retry!r}")
+
+    def encode(self) -> bytes:
+        """The event as it is sent."""
+        return _encode(self)
+
+
+@lru_cache(16)  # a broadcast gives the same few events to very many streams
+def _encode(event: Event) -> bytes:
+    lines = []
+    if event.event is not None:
+        lines.append(f"event: {event.event}")
+    if event.id is not None:
+        lines.append(f"id: {event.id}")
+    if event.retry is not None:
+        lines.append(f"retry: {event.retry}")
+    # No loop over the lines: there may be millions. The format takes one space away.
+    data = "\n" + event.data.replace("\r\n", "\n").replace("\r", "\n")
+    lines.append(data.replace("\n", "\ndata:").replace("\ndata: ", "\ndata:  ").removeprefix("\n"))
+    return "\n".join([*lines, "", ""]).encode()
+
+
+def encoded(events: Iterable[Event]) -> tuple[bytes, str | None]:
+    """The bytes that are sent for `events`, and the last id that they have.
+
+    Raises:
+        TypeError: `events` are none.
+    """
+    if isinstance(events, (str, Event)) or not isinstance(events, Iterable):
+        raise TypeError(f"render must return a list of events, not {_a(events)}: [{_suggested(events)}]")
+    chunks = []
+    last_event_id = None
+    for event in events:
+        if not isinstance(event, Event):
+            raise TypeError(f"render must return a list of events, not of {_a(event)}: [{_suggested(event)}, …]")
+        chunks.append(event.encode())
+        if event.id is not None:
+            last_event_id = event.id
+    return b"".join(chunks) or COMMENT, last_event_id
+
+
+def _a(value: object) -> str:
+    return f"a {type(value).__name__}"
+
+
+def _suggested(value: object) -> str:
+    if isinstance(value, Event):
+        return "event"
+    return "Event(text)" if isinstance(value, str) else "Event(json.dumps(value))"
+
+
+# New messages each time: a middleware may change them in place.
+
+
+def end() -> Message:
+    """The last message of a response."""
+    return {"type": "http.response.body", "body": b""}
+
+
+def chunk(body: bytes) -> Message:
+    """A message with a part of a response."""
+    return {"type": "http.response.body", "body": body, "more_body": True}

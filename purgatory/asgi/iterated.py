@@ -1,0 +1,154 @@
+"""The events of an async iterator: a task asks for them, and the request is parked meanwhile."""
+
+import asyncio
+from asyncio import Future, Task, TimerHandle
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable
+from contextlib import aclosing
+from typing import Any
+
+from purgatory.asgi.disconnects import until_disconnected
+from purgatory.asgi.event import COMMENT, Event, chunk, encoded, end
+from purgatory.asgi.parking import Answering, park
+from purgatory.asgi.protocol import Message, Receive, Scope, Send, logger
+from purgatory.asgi.through import start_task
+
+__all__ = ["IteratedStream", "chunks", "send_chunks"]
+
+
+async def chunks(
+    items: AsyncIterable[Any], render: Callable[[Any], Iterable[Event]] | None
+) -> AsyncGenerator[bytes, None]:
+    """What is sent for each item of `items`, which is closed at the end."""
+    try:
+        async for item in items:
+            yield encoded(_events(item) if render is None else render(item))[0]
+    finally:
+        close: Callable[[], Awaitable[None]] | None = getattr(items, "aclose", None)
+        if close is not None:
+            await close()
+
+
+def _events(item: object) -> list[Event]:
+    if isinstance(item, str):
+        return [Event(item)]
+    if isinstance(item, Event):
+        return [item]
+    raise TypeError(f"the iterator must yield events or strings, not a {type(item).__name__}: give a render function")
+
+
+class IteratedStream(Answering):
+    """A parked request that gets the events of an async iterator."""
+
+    __slots__ = ("_chunks", "_ending", "_heartbeat", "_next_beat", "_paused", "_pauses", "_sent", "_task")
+
+    def __init__(self, chunks: AsyncGenerator[bytes, None], heartbeat: float) -> None:
+        """Send `chunks`, and a comment when none has been sent for `heartbeat` seconds."""
+        super().__init__()
+        self._chunks = chunks
+        self._heartbeat = heartbeat
+        self._ending = False
+        self._pauses = 0
+        self._paused: Future[None] | None = None
+        """Done when the task may go on."""
+        self._sent = True
+        """Whether a chunk has been sent since the last beat."""
+        self._next_beat: TimerHandle | None = None
+        self._task: Task[None] | None = None
+
+    def begin(self, scope: Scope, send: Send, start: Message) -> bool:
+        """Park the request and start the task. Returns whether the server could park it."""
+        self.parked = park(scope, send, self)
+        if self.parked is None:
+            return False
+        start_task(self._run(start))
+        return True
+
+    async def _run(self, start: Message) -> None:
+        self._task = asyncio.current_task()
+        try:
+            self._send(start, chunk(b""))
+            self._beat()
+            async with aclosing(self._chunks):
+                if not self._ending and self.parked is not None:
+                    await self._forward()
+        except asyncio.CancelledError:
+            if self.parked is None:
+                raise  # the client has disconnected
+        except Exception:
+            logger.exception("an event stream fails")
+            self.fail()
+        finally:
+            if self._next_beat is not None:
+                self._next_beat.cancel()
+            self._task = None
+        parked, self.parked = self.parked, None
+        if parked is not None:
+            parked.send(end())
+
+    async def _forward(self) -> None:
+        async for data in self._chunks:
+            self._send(chunk(data))
+            self._sent = True
+            if self._ending:
+                break
+            while self._pauses:
+                self._paused = asyncio.get_running_loop().create_future()
+                await self._paused
+
+    def _send(self, *messages: Message) -> None:
+        if self.parked is not None:
+            self.parked.send(*messages)
+
+    def _beat(self) -> None:
+        if not self._sent and not self._pauses:
+            self._send(chunk(COMMENT))
+        self._sent = False
+        self._next_beat = asyncio.get_running_loop().call_later(self._heartbeat, self._beat)
+
+    def disconnected(self) -> None:
+        self.parked = None
+        self._cancel()
+
+    def shutdown(self) -> None:
+        self._ending = True
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if self._task is not None:  # else it has not begun, and will see what has happened
+            self._task.cancel()
+
+    def pause_writing(self) -> None:
+        self._pauses += 1
+
+    def resume_writing(self) -> None:
+        self._pauses -= 1
+        if not self._pauses and self._paused is not None and not self._paused.done():
+            self._paused.set_result(None)
+
+
+async def send_chunks(chunks: AsyncGenerator[bytes, None], heartbeat: float, receive: Receive, send: Send) -> bool:
+    """Send `chunks` by a task that waits. Returns whether all have been sent, before the client disconnected."""
+
+    async def forward() -> None:
+        async with aclosing(chunks):
+            async for data in chunks:
+                await send(chunk(data))
+
+    async def beat() -> None:
+        while True:
+            await asyncio.sleep(heartbeat)
+            await send(chunk(COMMENT))
+
+    forwarding = asyncio.create_task(forward())
+    tasks = [forwarding, asyncio.create_task(until_disconnected(receive)), asyncio.create_task(beat())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        is_all = forwarding.done()
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()
+    return is_all

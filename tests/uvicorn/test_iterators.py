@@ -1,0 +1,212 @@
+"""Event streams that are made of an async iterator, parked and not."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from purgatory.asgi import Event, EventStream
+from purgatory.uvicorn import ParkingProtocol
+from tests.uvicorn.serving import Client, Server, connected, serving
+
+END = b"\r\n0\r\n\r\n"
+USER: ContextVar[str] = ContextVar("USER")
+
+
+class Feed:
+    """An application with an event stream of what is put into a queue."""
+
+    def __init__(self, *, render: Callable[[Any], list[Event]] | None = None, heartbeat: float = 60.0) -> None:
+        self.queue: asyncio.Queue[Any] = asyncio.Queue()
+        self.events: list[str] = []
+        self.render = render
+        self.heartbeat = heartbeat
+        self.last: Any = None
+        self.app = Starlette(routes=[Route("/feed", self.feed)])
+
+    async def feed(self, request: Any) -> EventStream[Any]:
+        USER.set("somebody")
+        return EventStream(self.items(), self.render, heartbeat=self.heartbeat)
+
+    async def items(self) -> AsyncGenerator[Any, None]:
+        self.events.append("begun")
+        try:
+            while (item := await self.queue.get()) is not None:
+                yield item
+                self.events.append("asked for more")
+        except asyncio.CancelledError:
+            self.events.append("cancelled")
+            if self.last is None:
+                raise
+            yield self.last
+        finally:
+            self.events.append(f"ended for {USER.get('nobody')}")
+
+    async def until(self, event: str) -> None:
+        while event not in self.events:
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def reading(feed: Feed, http: Any) -> AsyncGenerator[tuple[Server, Client], None]:
+    async with serving(feed.app, http) as server, connected(server) as client:
+        await client.send("GET", "/feed")
+        await client.until(b"\r\n\r\n")
+        await feed.until("begun")
+        yield server, client
+
+
+async def test_items_come_as_they_are_yielded(http: Any) -> None:
+    feed = Feed()
+    async with reading(feed, http) as (server, client):
+        if http is ParkingProtocol:
+            await server.until_no_task()
+        feed.queue.put_nowait("one")
+        assert await client.until(b"\r\ndata:one\n\n\r\n")
+        feed.queue.put_nowait(Event("two", id="2"))
+        assert await client.until(b"id: 2\ndata:two\n\n\r\n")
+        feed.queue.put_nowait(None)
+        await client.until(END[2:])
+        assert feed.events[-1] == "ended for somebody"
+        await client.send("GET", "/feed")  # the connection goes on
+        assert b"200 OK" in await client.until(b"\r\n\r\n")
+
+
+async def test_render_makes_the_events_of_an_item(http: Any) -> None:
+    feed = Feed(render=lambda number: [Event(str(number)), Event(str(number + 1))])
+    async with reading(feed, http) as (_, client):
+        feed.queue.put_nowait(1)
+        assert await client.until(b"data:1\n\ndata:2\n\n")
+
+
+async def test_iterator_is_closed_when_the_client_disconnects(http: Any) -> None:
+    feed = Feed()
+    async with reading(feed, http) as (_, client):
+        client.writer.close()
+        await feed.until("ended for somebody")
+        assert "cancelled" in feed.events
+
+
+async def test_stream_ends_at_shutdown_with_its_last_event() -> None:
+    for last, text in ((None, b""), (Event("goodbye"), b"data:goodbye\n\n\r\n")):
+        feed = Feed()
+        feed.last = last
+        async with reading(feed, ParkingProtocol) as (server, client):
+            feed.queue.put_nowait("one")
+            await client.until(b"data:one\n\n\r\n")
+            server.should_exit = True
+            rest = await client.until(b"0\r\n\r\n")
+            assert text in rest
+            assert feed.events[-1] == "ended for somebody"
+
+
+async def test_request_that_is_parked_after_shutdown_has_begun_ends() -> None:
+    feed = Feed()
+    async with serving(feed.app) as server, connected(server) as client:
+        await client.send("GET", "/feed")
+        for connection in list(server.server_state.connections):
+            connection.shared.is_stopping = True  # type: ignore[union-attr]
+        await client.until(b"0\r\n\r\n")
+        assert feed.events in ([], ["begun", "cancelled", "ended for somebody"])
+
+
+@pytest.mark.parametrize("item", [5, {"a": 1}])
+async def test_wrong_item_is_an_error_that_says_what_to_do(
+    item: object, http: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    feed = Feed()
+    async with reading(feed, http) as (_, client):
+        feed.queue.put_nowait(item)
+        assert await client.ended()
+        assert f"must yield events or strings, not a {type(item).__name__}: give a render function" in caplog.text
+
+
+async def test_iterator_that_raises_closes_the_connection(http: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def bad(item: object) -> list[Event]:
+        raise ValueError("a bad item")
+
+    feed = Feed(render=bad)
+    async with reading(feed, http) as (_, client):
+        feed.queue.put_nowait(1)
+        assert await client.ended()
+        assert "a bad item" in caplog.text
+        await feed.until("ended for somebody")
+
+
+async def test_silence_is_filled_with_comments(http: Any) -> None:
+    feed = Feed(heartbeat=0.02)
+    async with reading(feed, http) as (_, client):
+        for _ in range(3):
+            assert await client.until(b":\n\n\r\n")
+
+
+async def test_reader_that_takes_nothing_is_asked_for_nothing() -> None:
+    feed = Feed()
+    async with reading(feed, ParkingProtocol) as (_, client):
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        for _ in range(200):
+            feed.queue.put_nowait("x" * 100_000)
+        size = feed.queue.qsize()
+        while True:
+            await asyncio.sleep(0.05)
+            if feed.queue.qsize() == size:
+                break
+            size = feed.queue.qsize()
+        assert size > 0
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        feed.queue.put_nowait(None)
+        data = await client.until(b"0\r\n\r\n")
+        assert data.count(b"data:") == 200
+
+
+async def test_event_of_many_streams_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[str] = []
+
+    class Text(str):
+        def replace(self, *arguments: Any) -> str:
+            encoded.append(self)
+            return super().replace(*arguments)
+
+    feeds = [Feed() for _ in range(20)]
+    event = Event(Text(f"news {id(feeds)}"))
+    app = Starlette(routes=[Route(f"/{number}", feed.feed) for number, feed in enumerate(feeds)])
+    async with serving(app) as server:
+        clients = []
+        for number, feed in enumerate(feeds):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            clients.append(Client(reader, writer))
+            await clients[-1].send("GET", f"/{number}")
+            await feed.until("begun")
+        for feed in feeds:
+            feed.queue.put_nowait(event)
+        for client in clients:
+            await client.until(f"data:{event.data}\n\n".encode())
+            client.writer.close()
+    assert len(encoded) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ((Feed.items,), "must be an async iterator, not the function that makes one: call"),
+        ((lambda seen: None,), "render is needed for the results of operations"),
+        ((5, list), "follow must be callable, not 5"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: Any, match: str) -> None:
+    with pytest.raises(TypeError, match=match):
+        EventStream(*arguments)
+
+
+async def test_wrong_options_are_refused() -> None:
+    items = Feed().items()
+    with pytest.raises(TypeError, match="key is for operations"):
+        EventStream(items, key=hash)
+    with pytest.raises(ValueError, match="heartbeat must be finite and positive, not 0"):
+        EventStream(items, heartbeat=0)
+    await items.aclose()
