@@ -1,7 +1,6 @@
 """The command `purgatory serve`."""
 
 import argparse
-import re
 import resource
 import signal
 import sys
@@ -13,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 from purgatory._extras import install
 from purgatory.streams.http.app import journal
 from purgatory.streams.server import bound, serve
-from purgatory.streams.settings import Settings
+from purgatory.streams.settings import (
+    Settings,
+    check_database,
+    check_host,
+    check_instance,
+    check_origin,
+    check_url,
+)
 from purgatory.streams.storage.database import StorageError
 from purgatory.streams.storage.opener import FolderOpener, PostgresOpener
 
@@ -42,7 +48,7 @@ def add_to(subcommands: "Subcommands") -> None:
     )
     where.add_argument(
         "--database",
-        type=_dsn,
+        type=_text(check_database),
         metavar="URL",
         help="URL of a PostgreSQL database to use instead of SQLite: postgresql://user@host/database",
     )
@@ -54,7 +60,7 @@ def add_to(subcommands: "Subcommands") -> None:
         help="number of processes; more than one needs --database (default: 1)",
     )
     parser.add_argument(
-        "--url", type=_url, metavar="URL",
+        "--url", type=_text(check_url), metavar="URL",
         help="public URL of the server, for webhooks; behind a proxy, the URL of the proxy (default: http://HOST:PORT)",
     )  # fmt: skip
     parser.add_argument(
@@ -62,12 +68,12 @@ def add_to(subcommands: "Subcommands") -> None:
         help="refuse webhooks to this machine; only https to public addresses is allowed",
     )  # fmt: skip
     parser.add_argument(
-        "--allowed-host", dest="allowed_hosts", type=_host, action="append", default=[], metavar="NAME",
+        "--allowed-host", dest="allowed_hosts", type=_text(check_host), action="append", default=[], metavar="NAME",
         help="host name of the server, beside localhost and IP addresses; may be repeated; * allows every name",
     )  # fmt: skip
     parser.add_argument(
         "--allowed-origin",
-        type=_origin,
+        type=_text(check_origin),
         metavar="ORIGIN",
         help="origin whose pages may use the server; * allows every origin",
     )
@@ -100,7 +106,7 @@ def add_to(subcommands: "Subcommands") -> None:
         help="folder for a journal: a row for each finished wait, with its duration and outcome",
     )
     parser.add_argument(
-        "--instance", type=_instance, default=defaults.instance, metavar="NAME",
+        "--instance", type=_text(check_instance), default=defaults.instance, metavar="NAME",
         help="name of the server in the journal and in /health; a worker appends its process id (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--demo", action="store_true", help="let the page start made-up operations that wait")
@@ -129,6 +135,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.url is None:
         host = f"[{options.host}]" if ":" in options.host else options.host
         options.url = f"http://{host}:{options.port}"
+    options.url = options.url.rstrip("/")
     options.allowed_hosts = tuple(options.allowed_hosts)
     settings = Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})
     _check(settings)
@@ -188,34 +195,23 @@ def _check(settings: Settings) -> None:
         sys.exit(f"cannot use {(settings.database and 'the database') or settings.data}: {failure}")
 
 
-def _dsn(text: str) -> str:
-    if not text.startswith(("postgresql://", "postgres://")):
-        raise argparse.ArgumentTypeError("must be like postgresql://user@host/database")
-    return text
-
-
 def _port(text: str) -> int:
     if not text.isdecimal() or not 0 <= int(text) <= 65535:
         raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, not {text}")
     return int(text)
 
 
-def _url(text: str) -> str:
-    if not re.fullmatch(r"https?://[^\s/?#@]+/?", text):
-        raise argparse.ArgumentTypeError(f"must be like https://streams.example.org, not {text}")
-    return text.rstrip("/")
+def _text(check: Callable[[str], None]) -> Callable[[str], str]:
+    """A text that a setting may be."""
 
+    def parse(text: str) -> str:
+        try:
+            check(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        return text
 
-def _host(text: str) -> str:
-    if text != "*" and not re.fullmatch(r"[A-Za-z0-9_.-]+", text):
-        raise argparse.ArgumentTypeError(f"a host is a name without scheme and port, or *, not {text}")
-    return text
-
-
-def _origin(text: str) -> str:
-    if text != "*" and not re.fullmatch(r"https?://[^\s/?#@]+", text):
-        raise argparse.ArgumentTypeError(f"an origin is like https://page.example.org, or *, not {text}")
-    return text
+    return parse
 
 
 def _rate(text: str) -> float:
@@ -226,13 +222,6 @@ def _rate(text: str) -> float:
     if not 0 < rate < float("inf"):
         raise argparse.ArgumentTypeError(f"must be more than 0 and finite, not {text}")
     return rate
-
-
-def _instance(text: str) -> str:
-    # As in the journal, but with room for the process ids of workers.
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", text) or text in {".", ".."}:
-        raise argparse.ArgumentTypeError(f"must be 1 to 100 of A-Z a-z 0-9 . _ -, and neither . nor .., not {text}")
-    return text
 
 
 def _count(text: str) -> int:

@@ -1,25 +1,34 @@
-"""The settings of a server."""
+"""The settings of a server, and what each of them may be."""
 
+import re
 import socket
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
 
-__all__ = ["Settings"]
+__all__ = ["Settings", "check_database", "check_host", "check_instance", "check_origin", "check_url"]
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of a server. An instance can be pickled, for worker processes."""
+    """The settings of a server. An instance can be pickled, for worker processes.
+
+    Raises `TypeError` or `ValueError` for a value that cannot be, and names it.
+    """
 
     data: str = "data"
     """Folder of the SQLite database."""
     database: str | None = None
     """URL of a PostgreSQL database to use instead of SQLite."""
-    url: str = "http://localhost:4437"
-    """Public URL of the server, for webhooks and their workers."""
+    url: str | None = None
+    """Public URL of the server, for webhooks and their workers; `None` refuses webhooks."""
     local_webhooks: bool = True
     """Whether webhooks to this machine are allowed, over http, as in development."""
-    allowed_hosts: tuple[str, ...] = ()
-    """Host names of the server, beside localhost and IP addresses; `*` allows every name."""
+    allowed_hosts: tuple[str, ...] | None = ()
+    """Host names of the server, beside localhost and IP addresses; `*` allows every name.
+
+    With `None`, only clients on this machine must use one of these names.
+    """
     allowed_origin: str | None = None
     """Origin whose pages may use the server; `*` allows every origin."""
     long_poll_timeout: float = 30.0
@@ -50,3 +59,105 @@ class Settings:
     """Name of the server in the journal, in `/health` and in the metrics."""
     demo: bool = False
     """Whether the page may start demo traffic, which needs a single process."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value is None and (each.default is None or each.name == "allowed_hosts"):
+                continue
+            try:
+                _CHECKS[each.name](value)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"{each.name} {error}") from None
+
+
+# Each raises an error of which the text follows the name of the argument, or of the option.
+
+
+def check_database(value: str) -> None:
+    """Refuse what is no URL of a PostgreSQL. The error has not the URL, which may have a password."""
+    _check_type(value, str, "a str")
+    if not value.startswith(("postgresql://", "postgres://")):
+        raise ValueError("must be like postgresql://user@host/database")
+
+
+def check_url(value: str) -> None:
+    """Refuse what is no URL of a server, or of an application below a path of one."""
+    _check_match(value, r"https?://[^\s/?#@]+(/[^\s?#]*)?", "like https://streams.example.org")
+
+
+def check_host(value: str) -> None:
+    """Refuse what is no name of a host."""
+    _check_match(value, r"\*|[A-Za-z0-9_.-]+", "a host name without scheme and port, or *")
+
+
+def check_origin(value: str) -> None:
+    """Refuse what is no origin of pages."""
+    _check_match(value, r"\*|https?://[^\s/?#@]+", "like https://page.example.org, or *")
+
+
+def check_instance(value: str) -> None:
+    """Refuse what is no name of a server."""
+    # As in the journal, but with room for the process ids of workers.
+    _check_match(value, r"(?!\.\.?$)[A-Za-z0-9._-]{1,100}", "1 to 100 of A-Z a-z 0-9 . _ -, and neither . nor ..")
+
+
+def _check_hosts(value: tuple[str, ...]) -> None:
+    _check_type(value, tuple, "a collection of host names")
+    for each in value:
+        check_host(each)
+
+
+def _check_folder(value: str) -> None:
+    _check_type(value, str, "a path")
+    if not value or "\0" in value:
+        raise ValueError(f"must be the path of a folder, not {value!r}")
+
+
+def _check_switch(value: bool) -> None:
+    _check_type(value, bool, "True or False")
+
+
+def _check_count(value: int) -> None:
+    _check_type(value, int, "an int")
+    if not 0 < value < 2**53:
+        raise ValueError(f"must be at least 1 and less than 2**53, not {value}")
+
+
+def _check_seconds(value: float) -> None:
+    _check_type(value, (int, float), "a number of seconds")
+    if not 0 < value <= 3600:
+        raise ValueError(f"must be more than 0 and at most 3600 seconds, not {value}")
+
+
+def _check_rate(value: float) -> None:
+    _check_type(value, (int, float), "a number")
+    if not 0 < value < float("inf"):
+        raise ValueError(f"must be more than 0 and finite, not {value}")
+
+
+def _check_type(value: object, expected: type | tuple[type, ...], described: str) -> None:
+    if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
+        raise TypeError(f"must be {described}, not {value!r}")
+
+
+def _check_match(value: str, pattern: str, described: str) -> None:
+    _check_type(value, str, "a str")
+    if not re.fullmatch(pattern, value):
+        raise ValueError(f"must be {described}, not {value}")
+
+
+_CHECKS: Final[Mapping[str, Callable[[Any], None]]] = {
+    "data": _check_folder,
+    "database": check_database,
+    "url": check_url,
+    "allowed_hosts": _check_hosts,
+    "allowed_origin": check_origin,
+    "append_rate": _check_rate,
+    "journal": _check_folder,
+    "instance": check_instance,
+    **dict.fromkeys(("local_webhooks", "demo"), _check_switch),
+    **dict.fromkeys(("long_poll_timeout", "event_stream_timeout", "heartbeat", "write_timeout"), _check_seconds),
+    **dict.fromkeys(("max_body", "max_units", "max_streams", "max_subscriptions"), _check_count),
+    **dict.fromkeys(("max_pending", "max_pending_client"), _check_count),
+}

@@ -24,6 +24,7 @@ class Server(uvicorn.Server):
         self.application = Application(settings)
         options: dict[str, Any] = {"http": http, "ws": "none", "log_config": None, "loop": "none"}
         super().__init__(uvicorn.Config(self.application, timeout_keep_alive=timeout_keep_alive, **options))
+        assert settings.url is not None
         self.url = settings.url
         self.port = int(settings.url.rpartition(":")[2])
         self.up = threading.Event()

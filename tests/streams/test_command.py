@@ -34,8 +34,8 @@ def refused(*options: str) -> str:
         (["--demo", "--workers", "2", "--database", "postgresql://127.0.0.1:1/x"], "--demo is for one process"),
         (["--database", "mysql://x"], "must be like postgresql://"),
         (["--url", "ftp://x"], "must be like https://streams.example.org, not ftp://x"),
-        (["--allowed-host", "foo:80"], "a host is a name without scheme and port, or *, not foo:80"),
-        (["--allowed-origin", "foo"], "an origin is like https://page.example.org, or *, not foo"),
+        (["--allowed-host", "foo:80"], "must be a host name without scheme and port, or *, not foo:80"),
+        (["--allowed-origin", "foo"], "must be like https://page.example.org, or *, not foo"),
         (["--max-body", "0"], "must be an integer and at least 1"),
         (["--heartbeat", "x"], "must be more than 0 and at most 3600 seconds"),
         (

@@ -1,11 +1,13 @@
 """The application: streams and subscriptions at their paths, and what an operator asks for."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
 from prometheus_client import CollectorRegistry, GCCollector, Info, ProcessCollector
 from prometheus_client.exposition import choose_encoder
@@ -26,6 +28,7 @@ from purgatory.streams.http.endpoint import StreamEndpoint
 from purgatory.streams.http.guard import Guard
 from purgatory.streams.http.listing import LIST, ListEndpoint
 from purgatory.streams.http.page import PATHS, PageEndpoint, open_live, page_routes
+from purgatory.streams.http.prefix import below_root, relative
 from purgatory.streams.http.quotas import Quotas
 from purgatory.streams.http.replies import RETRY, Refusal, error
 from purgatory.streams.http.requests import ROOT
@@ -43,18 +46,27 @@ if TYPE_CHECKING:
 
 __all__ = ["Application", "journal"]
 
+_NOT_STARTED: Final = (
+    "the Durable Streams server is not started: give the application around it lifespan=streams.lifespan,"
+    " or enter `async with streams.lifespan(app):` in its own lifespan"
+)
+
+logger: Final = logging.getLogger("purgatory.streams")
+
 
 class Application:
-    """The ASGI application of a server."""
+    """The ASGI application of a server, at the root or mounted.
+
+    It changes no settings of the process: `purgatory serve` does that, around this.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.streams: Streams
         """Those of the running server."""
+        self._is_running = False
+        self._has_warned = False
         self._guard = Guard(settings.allowed_hosts, settings.allowed_origin)
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
-        GCCollector(registry=self._registry)
         self._other = Starlette(
             routes=[
                 Route("/health", self._health),
@@ -63,7 +75,7 @@ class Application:
                 *page_routes(),
             ],
             exception_handlers={HTTPException: _refused},
-            lifespan=self._lifespan,
+            lifespan=self.lifespan,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,6 +83,10 @@ class Application:
         if scope["type"] != "http":
             await self._other(scope, receive, send)
             return
+        if not self._is_running:
+            await self._not_started()(scope, receive, send)
+            return
+        scope = relative(scope)
         try:
             self._guard.check(scope)
         except Refusal as refusal:
@@ -86,7 +102,13 @@ class Application:
         elif path in PATHS:
             await self._page(scope, receive, send)
         else:
-            await self._other(scope, receive, send)
+            await self._other(below_root(scope), receive, send)
+
+    def _not_started(self) -> Response:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.error(_NOT_STARTED)
+        return error(503, _NOT_STARTED, [RETRY])
 
     async def _health(self, request: Request) -> Response:
         """`GET /health`: whether the database answers."""
@@ -106,10 +128,23 @@ class Application:
 
     async def _description(self, request: Request) -> Response:
         """`GET /openapi.json`: the description of the server."""
-        return JSONResponse(describe(self.settings))
+        return JSONResponse(describe(self.settings, quote(request.scope["root_path"])))
 
     @asynccontextmanager
-    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+    async def lifespan(self, app: object) -> AsyncIterator[None]:
+        """Run the server: the lifespan of the application that it is mounted in, or a part of that.
+
+        Args:
+            app: That application, which isn't used: so this fits `FastAPI(lifespan=streams.lifespan)`.
+
+        Raises:
+            RuntimeError: The server is running already.
+            BlockingIOError: Another server uses the folder.
+            OSError: The folder cannot be used.
+            StorageError: The database cannot be used.
+        """
+        if self._is_running:
+            raise RuntimeError("the Durable Streams server is running already: enter its lifespan once")
         settings = self.settings
         async with AsyncExitStack() as stack:
             opened = await asyncio.to_thread(opener, settings)
@@ -125,6 +160,9 @@ class Application:
                 quotas = Quotas(settings.append_rate, settings.max_pending)
                 stack.callback(quotas.close)
                 purgatories.append(quotas.purgatory)
+            self._registry = CollectorRegistry()
+            ProcessCollector(registry=self._registry)
+            GCCollector(registry=self._registry)
             self._registry.register(PurgatoryCollector(*purgatories))
             Info("purgatory_server", "The process that answers", registry=self._registry).info(
                 {"instance": settings.instance, "version": purgatory.__version__}
@@ -150,7 +188,13 @@ class Application:
             self._list = ListEndpoint(streams, settings, limits)
             self._subscriptions = SubscriptionEndpoint(streams, settings, limits, keys)
             self._page = PageEndpoint(streams, settings, limits, live)
-            yield
+            self._is_running = True
+            try:
+                yield
+            finally:
+                self._is_running = self._has_warned = False
+                # They hold appends of late, and belong to this event loop.
+                del self.streams, self._registry, self._endpoint, self._list, self._subscriptions, self._page
 
 
 def _relay(streams: Streams, database: str, live: Live) -> Relay:

@@ -32,8 +32,8 @@ _RETRY: Final = {
 }
 
 
-def describe(settings: Settings) -> Json:
-    """The description of a server with these settings."""
+def describe(settings: Settings, prefix: str = "") -> Json:
+    """The description of a server with these settings, at the path `prefix`."""
     path = _parameter("path", "path", {"type": "string", "minLength": 1, "maxLength": 1024})
     path["description"] = (
         "The path may have more segments: `/v1/stream/a/b`. Paths that begin with `__ds` are reserved."
@@ -67,6 +67,7 @@ def describe(settings: Settings) -> Json:
             "summary": "Append-only streams over HTTP.",
             "description": _TEXT.format(long_poll=settings.long_poll_timeout).strip(),
         },
+        **({"servers": [{"url": prefix}]} if prefix else {}),
         "paths": {
             "/v1/stream/{path}": stream,
             subscriptions: {

@@ -7,6 +7,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Final
+from urllib.parse import quote
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope
@@ -92,7 +93,7 @@ class StreamEndpoint(Endpoint):
                 ttl,
                 expires_at,
                 headers.is_true(b"stream-closed"),
-                fork=requests.fork(headers),
+                fork=requests.fork(headers, scope.get("root_path", "")),
                 most=self.settings.max_streams,
                 body=await requests.body(receive, headers, self.settings.max_body, hold),
             )
@@ -370,7 +371,7 @@ def _caught_up(chunk: Chunk, offset: str, known: str | None) -> Reply:
 
 def _url(scope: Scope) -> str:
     host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), None)
-    path = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
+    path = quote(scope.get("root_path", "")) + scope.get("raw_path", scope["path"].encode()).decode("latin-1")
     return path if host is None else f"{scope['scheme']}://{host}{path}"
 
 

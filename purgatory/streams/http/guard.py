@@ -6,6 +6,7 @@ from ipaddress import ip_address
 
 from starlette.types import Scope
 
+from purgatory.streams.http.limits import address
 from purgatory.streams.http.replies import Refusal
 
 __all__ = ["Guard"]
@@ -19,9 +20,14 @@ class Guard:
     that is made to point here (DNS rebinding) helps that names have to be known. An address is no name.
     """
 
-    def __init__(self, allowed_hosts: Collection[str] = (), allowed_origin: str | None = None) -> None:
-        """Allow pages of `allowed_origin`, with `*` those of every origin."""
-        self._names = {"localhost", *(name.lower() for name in allowed_hosts)}
+    def __init__(self, allowed_hosts: Collection[str] | None = (), allowed_origin: str | None = None) -> None:
+        """Allow pages of `allowed_origin`, with `*` those of every origin.
+
+        Without `allowed_hosts`, names have to be known to clients on this machine alone. The browser there is the one
+        that no password and no proxy keeps off; which names others use is known to the application around this one.
+        """
+        self._names = {"localhost", *(name.lower() for name in allowed_hosts or ())}
+        self._only_local = allowed_hosts is None
         self._origin = allowed_origin
 
     def check(self, scope: Scope) -> None:
@@ -40,8 +46,9 @@ class Guard:
                 destination = value
         if host is None and scope["http_version"] == "1.1":
             raise Refusal(400, "a request of HTTP/1.1 must have a Host")
-        if host is not None and not self._is_known(_name(host)):
-            raise Refusal(400, f"{_name(host)[:100]!r} is no host name of this server; --allowed-host adds a name")
+        if host is not None and not self._is_known(_name(host)) and not (self._only_local and not _is_local(scope)):
+            added = "add it to allowed_hosts (`purgatory serve`: --allowed-host)"
+            raise Refusal(400, f"{_name(host)[:100]!r} is no host name of this server: {added}")
         if scope["method"] == "OPTIONS" or self._origin == "*" or (origin is not None and origin == self._origin):
             return
         if destination == b"document" and scope["path"] == "/":
@@ -51,7 +58,8 @@ class Guard:
         else:
             foreign = origin is not None and origin.partition("://")[2].lower() != (host or "").lower()
         if foreign:
-            raise Refusal(403, "pages of other origins may not use this server; --allowed-origin allows an origin")
+            allowed = "allowed_origin (`purgatory serve`: --allowed-origin) allows an origin"
+            raise Refusal(403, f"pages of other origins may not use this server: {allowed}")
 
     def _is_known(self, name: str) -> bool:
         return name in self._names or "*" in self._names or _is_address(name)
@@ -61,6 +69,14 @@ def _name(host: str) -> str:
     """The host without its port, in lower case."""
     name, colon, port = host.rpartition(":")
     return (name if colon and port.isdecimal() else host).lower()
+
+
+def _is_local(scope: Scope) -> bool:
+    client = address(scope)
+    if not client:
+        return False  # it has come by a socket of files, or a test's client
+    found = ip_address(client)
+    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
 
 
 @lru_cache(256)

@@ -128,20 +128,25 @@ def producer(headers: Headers) -> Identity | None:
     return Identity(name, _integer("Producer-Epoch", epoch), _integer("Producer-Seq", seq))
 
 
-def fork(headers: Headers) -> Fork | None:
-    """The headers of a fork. Raises `Invalid`."""
+def fork(headers: Headers, prefix: str = "") -> Fork | None:
+    """The headers of a fork. Raises `Invalid`.
+
+    The path of the source may begin with `prefix`, as the client knows it, or not, as the protocol has it.
+    """
     source = headers.get(b"stream-forked-from")
     offset, sub = headers.get(b"stream-fork-offset"), headers.get(b"stream-fork-sub-offset")
     if source is None:
         if offset is not None or sub is not None:
             raise Invalid("Stream-Fork-Offset and Stream-Fork-Sub-Offset need Stream-Forked-From")
         return None
-    if not source.startswith(ROOT):
-        raise Invalid(f"Stream-Forked-From must be the path of a stream: {ROOT}…")
+    path = unquote(source.encode("latin-1").decode("utf-8", "replace"), errors="replace")
+    if path.startswith(f"{prefix}{ROOT}"):
+        path = path.removeprefix(prefix)
+    if not path.startswith(ROOT):
+        raise Invalid(f"Stream-Forked-From must be the path of a stream: {prefix}{ROOT}…")
     units = 0 if sub is None else _integer("Stream-Fork-Sub-Offset", sub)
     if units and offset is None:
         raise Invalid("Stream-Fork-Sub-Offset needs Stream-Fork-Offset")
-    path = unquote(source.encode("latin-1").decode("utf-8", "replace"), errors="replace")
     return Fork(stream_path(path[len(ROOT) :]), None if offset is None else parse(offset), units)
 
 

@@ -99,7 +99,8 @@ class SubscriptionEndpoint(Endpoint):
         subscription = view.subscription
         webhook = None
         if subscription.url is not None:
-            signing = {"alg": "ed25519", "kid": self.keys.id, "jwks_url": f"{self.settings.url}{CONTROL}/jwks.json"}
+            jwks_url = f"{self.settings.url or ''}{CONTROL}/jwks.json"
+            signing = {"alg": "ed25519", "kid": self.keys.id, "jwks_url": jwks_url}
             webhook = {"url": subscription.url, "signing": signing}
         return {
             "id": subscription.id,
@@ -229,6 +230,8 @@ def _subscribe(name: str, given: dict[str, Any], settings: Settings) -> core.Sub
         url = _text(webhook, "url") if isinstance(webhook, dict) else None
         if url is None:
             raise Invalid("a subscription of type webhook must have webhook.url")
+        if settings.url is None:
+            raise UrlRejected("webhooks need the public URL of this server: pass url to durable_streams")
         check_url(url, settings.local_webhooks)
     else:
         wake_stream = _text(given, "wake_stream")

@@ -31,8 +31,8 @@ logger: Final = logging.getLogger("purgatory.streams")
 class Webhooks:
     """Calls the webhooks of subscriptions whose wake is due."""
 
-    def __init__(self, streams: Streams, keys: Keys, url: str, local: bool) -> None:
-        """Tell the webhooks that this server is at `url`."""
+    def __init__(self, streams: Streams, keys: Keys, url: str | None, local: bool) -> None:
+        """Tell the webhooks that this server is at `url`. Without it, deliveries fail until a server has one."""
         self._local = local
         self._streams = streams
         self._keys = keys
@@ -87,6 +87,8 @@ class Webhooks:
                 await self._streams.run(Delivered(name, subscription.wake, True, done))
 
     async def _call(self, delivery: Delivery) -> bool:
+        if self._url is None:
+            raise ValueError("this server has no url that could be called back")
         subscription = delivery.view.subscription
         body = json.dumps(
             {

@@ -29,8 +29,12 @@ class Folder:
         self._lock = (path / "lock").open("a")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             self._lock.close()
+            if isinstance(error, BlockingIOError):
+                # Two applications of one process too, as each has opened the file.
+                text = "another server uses the folder, and SQLite is for one: use another folder, or a PostgreSQL"
+                raise BlockingIOError(error.errno, text, str(path)) from None
             raise
 
     def close(self) -> None:
