@@ -6,9 +6,12 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
+from urllib.parse import quote
 
 import uvicorn
 import uvloop
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from purgatory.streams.http.app import Application
 from purgatory.streams.http.protocol import BoundedProtocol
@@ -20,13 +23,15 @@ from purgatory.streams.streams import Streams
 class Server(uvicorn.Server):
     """uvicorn without handlers of signals, which are the test's."""
 
-    def __init__(self, settings: Settings, http: type[Any], timeout_keep_alive: int) -> None:
+    def __init__(self, settings: Settings, http: type[Any], timeout_keep_alive: int, prefix: str) -> None:
         self.application = Application(settings)
+        mounted = Starlette(routes=[Mount(prefix, self.application)], lifespan=self.application.lifespan)
         options: dict[str, Any] = {"http": http, "ws": "none", "log_config": None, "loop": "none"}
-        super().__init__(uvicorn.Config(self.application, timeout_keep_alive=timeout_keep_alive, **options))
+        app: Any = mounted if prefix else self.application
+        super().__init__(uvicorn.Config(app, timeout_keep_alive=timeout_keep_alive, **options))
         assert settings.url is not None
         self.url = settings.url
-        self.port = int(settings.url.rpartition(":")[2])
+        self.port = int(settings.url.removesuffix(quote(prefix)).rpartition(":")[2])
         self.up = threading.Event()
         self.thread: threading.Thread
 
@@ -40,11 +45,13 @@ class Server(uvicorn.Server):
 
 
 @contextmanager
-def serving(*, http: type[Any] = BoundedProtocol, timeout_keep_alive: int = 75, **settings: Any) -> Iterator[Server]:
-    """Run a server with these settings until the end of the block."""
+def serving(
+    *, http: type[Any] = BoundedProtocol, timeout_keep_alive: int = 75, prefix: str = "", **settings: Any
+) -> Iterator[Server]:
+    """Run a server with these settings until the end of the block. With `prefix`, it is mounted there."""
     listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
-    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    server = Server(Settings(url=url, **settings), http, timeout_keep_alive)
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}{quote(prefix)}"
+    server = Server(Settings(url=url, **settings), http, timeout_keep_alive, prefix)
 
     def run() -> None:
         try:

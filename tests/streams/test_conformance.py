@@ -50,6 +50,12 @@ def test_server_that_cannot_park_conforms_to_the_protocol(tmp_path: Path) -> Non
 
 
 @pytest.mark.timeout(900)
+def test_mounted_server_conforms_to_the_protocol(tmp_path: Path) -> None:
+    with serving(prefix="/a b/streams", data=str(tmp_path), long_poll_timeout=2.0) as server:
+        check(server.url)
+
+
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(not WHOLE, reason="takes long: HYPOTHESIS_PROFILE=searching")
 def test_four_workers_conform_to_the_protocol(postgres: PostgresServer) -> None:
     with running(
