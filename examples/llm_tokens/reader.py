@@ -34,4 +34,6 @@ if __name__ == "__main__":
     place = Path(sys.argv[2])
     for messages, offset in follow(sys.argv[1], place.read_text() if place.exists() else "-1"):
         print("".join(message.get("token", "\n") for message in messages), end="", flush=True)
-        place.write_text(offset)
+        new = place.with_suffix(".new")
+        new.write_text(offset)
+        new.replace(place)  # all of it or nothing, whenever this is killed

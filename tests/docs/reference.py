@@ -22,6 +22,7 @@ MODULES: Final = (
     "purgatory.relay",
     "purgatory.spark.session",
     "purgatory.spark.source",
+    "purgatory.streams",
     "purgatory.uvicorn",
 )
 """The modules whose names are public."""

@@ -12,6 +12,7 @@ import pytest
 import purgatory
 import purgatory.metrics
 import purgatory.relay
+import purgatory.streams
 from tests.support.paths import ROOT
 
 
@@ -90,13 +91,29 @@ def test_each_part_imports_with_its_extra_alone(part: str, extras: list[str]) ->
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("missing", ["starlette", "httptools", "prometheus_client"])
+def test_streams_without_their_extra_say_what_to_install(missing: str) -> None:
+    without = f"""
+import sys
+import purgatory.streams
+print(sorted({{"starlette", "uvicorn", "prometheus_client", "aiohttp", "sqlite3"}} & set(sys.modules)))
+sys.modules[{missing!r}] = None
+from purgatory.streams import durable_streams
+"""
+    done = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("[]\n", 1)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ModuleNotFoundError: ")
+    assert "pip install -e '.[server]' in a clone, or pip install 'asyncio-purgatory[server]" in last
+
+
 def test_a_part_without_its_extra_does_not_import() -> None:
     command = [sys.executable, "-m", "tests.package.alone", "purgatory.metrics", "journal"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert "No module named 'opentelemetry': pip install -e '.[metrics]' in a clone, or pip install" in done.stderr
 
 
-@pytest.mark.parametrize("package", [purgatory.metrics, purgatory.relay])
+@pytest.mark.parametrize("package", [purgatory.metrics, purgatory.relay, purgatory.streams])
 def test_public_names_of_lazy_packages_can_be_imported(package: object) -> None:
     for name in vars(package)["__all__"]:
         assert getattr(package, name).__name__ == name

@@ -10,9 +10,9 @@ __all__ = ["below_root", "relative"]
 def relative(scope: Scope) -> Scope:
     """The scope with `path` and `raw_path` as they would be without a prefix, which stays in `root_path`.
 
-    By ASGI's specification `path` begins with `root_path`. Some servers and frameworks take it away, from `raw_path`
-    too or not. And where FastAPI has a `root_path` of its own, which its proxy takes away, `path` begins with the end
-    of `root_path` alone: `/api/streams` is the prefix of `/streams/v1/stream/a`.
+    By ASGI's specification `path` begins with `root_path`. Some frameworks take it away, from `raw_path` too or not.
+    With hypercorn's `--root-path`, and with the `root_path` of FastAPI, `path` lacks what the proxy takes away. So it
+    begins with the end of `root_path` alone: `/api/streams` is the prefix of `/streams/v1/stream/a`.
     """
     prefix: str = scope.get("root_path", "").rstrip("/")
     if not prefix:
