@@ -128,7 +128,7 @@ class Application:
 
     async def _description(self, request: Request) -> Response:
         """`GET /openapi.json`: the description of the server."""
-        return JSONResponse(describe(self.settings, quote(request.scope["root_path"])))
+        return JSONResponse(describe(self.settings, quote(request.scope.get("root_path", ""))))
 
     @asynccontextmanager
     async def lifespan(self, app: object) -> AsyncIterator[None]:

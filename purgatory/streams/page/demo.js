@@ -31,7 +31,7 @@ export class Demo {
   update(pending) {
     this.slider.disabled = pending === null;
     if (pending === null) {
-      say(this.note, "This server makes none: start it with --demo, as one process, to switch this on.");
+      say(this.note, "This server makes none: purgatory serve --demo, as one process, has this switched on.");
       return;
     }
     if (!this.failed) say(this.note, "It ends by itself after ten seconds without a viewer.");
