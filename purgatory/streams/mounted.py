@@ -50,8 +50,9 @@ def durable_streams(
             back there, so without it subscriptions of the type `webhook` are refused.
         local_webhooks: Whether webhooks to this machine are allowed, over http.
         allowed_hosts: Names by which clients may call the server, besides localhost and IP addresses; `*` allows every
-            name. Unless you pass some, only clients on this machine are held to that, because pages of other sites
-            could reach the server by their browsers: other clients are your application's concern.
+            name. Unless you pass some, clients that connect from other machines may use any name. Those on this
+            machine may not, because pages of other sites could reach the server through the browser here; nor those
+            behind a proxy, whose origin isn't sure.
         allowed_origin: Origin whose pages may use the server, besides its own; `*` allows every origin. The headers
             that a browser needs for that are added by your application, for example by `CORSMiddleware`.
         long_poll_timeout: Longest wait of a long poll, in seconds.

@@ -27,7 +27,7 @@ class Settings:
     allowed_hosts: tuple[str, ...] | None = ()
     """Host names of the server, beside localhost and IP addresses; `*` allows every name.
 
-    With `None`, only clients on this machine must use one of these names.
+    With `None`, only clients on this machine, or behind a proxy, must use one of these names.
     """
     allowed_origin: str | None = None
     """Origin whose pages may use the server; `*` allows every origin."""

@@ -345,6 +345,15 @@ class TestGuard:
             async with client(streams, address) as http:
                 assert (await http.get("/health")).status_code == 200
 
+    @pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded", "X-Real-IP"])
+    async def test_client_behind_a_proxy_must_use_a_known_name(self, tmp_path: Path, header: str) -> None:
+        """A page of another site can send the header, by the browser on this machine."""
+        streams = durable_streams(data=tmp_path)
+        async with streams.lifespan(None):
+            for host, status in (("rebound.example", 400), ("localhost", 200)):
+                async with client(streams, "192.0.2.1", host) as http:
+                    assert (await http.get("/health", headers={header: "192.0.2.1"})).status_code == status
+
     @pytest.mark.parametrize("address", ["192.0.2.1", "10.0.0.1", "2001:db8::1", "testclient"])
     async def test_other_clients_may_use_any_name(self, tmp_path: Path, address: str) -> None:
         streams = durable_streams(data=tmp_path)

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from functools import lru_cache
 from ipaddress import ip_address
+from typing import Final
 
 from starlette.types import Scope
 
@@ -10,6 +11,9 @@ from purgatory.streams.http.limits import address
 from purgatory.streams.http.replies import Refusal
 
 __all__ = ["Guard"]
+
+_FORWARDED: Final = frozenset((b"forwarded", b"x-forwarded-for", b"x-real-ip"))
+"""Headers by which servers replace the address of a client."""
 
 
 class Guard:
@@ -23,16 +27,18 @@ class Guard:
     def __init__(self, allowed_hosts: Collection[str] | None = (), allowed_origin: str | None = None) -> None:
         """Allow pages of `allowed_origin`, with `*` those of every origin.
 
-        Without `allowed_hosts`, names have to be known to clients on this machine alone. The browser there is the one
-        that no password and no proxy keeps off; which names others use is known to the application around this one.
+        With `None` as `allowed_hosts`, a client that is connected from elsewhere may use any name: only a browser on
+        this machine is past all that keeps others off. One behind a proxy may be that browser. A page can send such a
+        header too, and uvicorn believes it, as it comes from this machine.
         """
         self._names = {"localhost", *(name.lower() for name in allowed_hosts or ())}
-        self._only_local = allowed_hosts is None
+        self._trusts_remote = allowed_hosts is None
         self._origin = allowed_origin
 
     def check(self, scope: Scope) -> None:
         """Raise `Refusal` unless the request may be answered."""
         host = origin = site = destination = None
+        forwarded = False
         for name, value in scope["headers"]:
             if name == b"host":
                 if host is not None:
@@ -44,9 +50,15 @@ class Guard:
                 site = value
             elif name == b"sec-fetch-dest":
                 destination = value
+            elif name in _FORWARDED:
+                forwarded = True
         if host is None and scope["http_version"] == "1.1":
             raise Refusal(400, "a request of HTTP/1.1 must have a Host")
-        if host is not None and not self._is_known(_name(host)) and not (self._only_local and not _is_local(scope)):
+        if (
+            host is not None
+            and not self._is_known(_name(host))
+            and (forwarded or not self._trusts_remote or _is_local(scope))
+        ):
             added = "add it to allowed_hosts (`purgatory serve`: --allowed-host)"
             raise Refusal(400, f"{_name(host)[:100]!r} is no host name of this server: {added}")
         if scope["method"] == "OPTIONS" or self._origin == "*" or (origin is not None and origin == self._origin):

@@ -31,11 +31,9 @@ class Folder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._lock.close()
-            if isinstance(error, BlockingIOError):
-                # Two applications of one process too, as each has opened the file.
-                text = "another server uses the folder, and SQLite is for one: use another folder, or a PostgreSQL"
-                raise BlockingIOError(error.errno, text, str(path)) from None
-            raise
+            # Two applications of one process too, as each has opened the file.
+            text = f"another server uses the folder, or it cannot be locked ({error.strerror}): name another one"
+            raise OSError(error.errno, text, str(path)) from None  # whose class the number chooses
 
     def close(self) -> None:
         """Let others have it."""
