@@ -96,7 +96,7 @@ def test_streams_without_their_extra_say_what_to_install(missing: str) -> None:
     without = f"""
 import sys
 import purgatory.streams
-print(sorted({{"starlette", "uvicorn", "prometheus_client", "aiohttp", "sqlite3"}} & set(sys.modules)))
+print(sorted({{"starlette", "uvicorn", "prometheus_client", "aiohttp"}} & set(sys.modules)))
 sys.modules[{missing!r}] = None
 from purgatory.streams import durable_streams
 """
