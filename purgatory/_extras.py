@@ -13,6 +13,6 @@ def install(*extras: str) -> str:
     return f"pip install -e '.[{names}]' in a clone, or pip install 'asyncio-purgatory[{names}] @ {_REPOSITORY}'"
 
 
-def missing(error: ModuleNotFoundError, extra: str) -> ModuleNotFoundError:
+def missing(error: ModuleNotFoundError, *extras: str) -> ModuleNotFoundError:
     """The same error, with these commands in its message."""
-    return ModuleNotFoundError(f"{error}: {install(extra)}", name=error.name)
+    return ModuleNotFoundError(f"{error}: {install(*extras)}", name=error.name)

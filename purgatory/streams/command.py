@@ -9,7 +9,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from purgatory._extras import install
 from purgatory.streams.http.app import journal
 from purgatory.streams.server import bound, serve
 from purgatory.streams.settings import (
@@ -190,7 +189,7 @@ def _check(settings: Settings) -> None:
     except BlockingIOError:
         sys.exit(f"another server uses {settings.data}: name another folder with --data")
     except ModuleNotFoundError as missing:
-        sys.exit(f"--database needs {missing.name}: {install('server', 'postgresql')}")
+        sys.exit(f"--database: {missing}")
     except (OSError, StorageError) as failure:
         sys.exit(f"cannot use {(settings.database and 'the database') or settings.data}: {failure}")
 

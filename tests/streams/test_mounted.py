@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import logging
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import fields
@@ -19,7 +20,7 @@ from fastapi.testclient import TestClient
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from purgatory.streams import durable_streams
+from purgatory.streams import durable_streams, storage
 from purgatory.streams.http.app import Application
 from purgatory.streams.http.prefix import below_root, relative
 from purgatory.streams.server import application
@@ -27,6 +28,7 @@ from purgatory.streams.settings import Settings
 from tests.asgi.processes import Server, serving
 from tests.streams import serving as here
 from tests.streams.processes import TEXT
+from tests.support.servers import PostgresServer
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -230,6 +232,26 @@ class TestLifespan:
                     pass
         async with other.lifespan(None):
             pass
+
+    async def test_servers_of_one_database_share_its_streams(self, postgres: PostgresServer) -> None:
+        database = postgres.create_database()
+        one, other = (durable_streams(database=database) for _ in range(2))
+        async with one.lifespan(None), other.lifespan(None), client(one) as here, client(other) as there:
+            await here.put("/v1/stream/a", headers=TEXT)
+            live = {"offset": "-1", "live": "long-poll"}
+            poll = asyncio.create_task(there.get("/v1/stream/a", params=live))
+            while not other.streams.reads.num_delayed:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await here.post("/v1/stream/a", content="x", headers=TEXT)
+            assert (await poll).text == "x"
+
+    async def test_database_without_its_extra_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delitem(sys.modules, "purgatory.streams.storage.postgresql", raising=False)
+        monkeypatch.delattr(storage, "postgresql", raising=False)
+        monkeypatch.setitem(sys.modules, "psycopg", None)
+        with pytest.raises(ModuleNotFoundError, match=r"asyncio-purgatory\[server,postgresql\]"):
+            async with durable_streams(database="postgresql://localhost/x").lifespan(None):
+                pass
 
     async def test_lifespan_that_is_entered_twice_is_refused(self, tmp_path: Path) -> None:
         streams = durable_streams(data=tmp_path)

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
+from purgatory._extras import missing
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import Database
 from purgatory.streams.storage.sqlite import FileDatabase, Folder, WritingDatabase
@@ -64,8 +65,11 @@ class PostgresOpener:
 
     def __init__(self, dsn: str) -> None:
         """Raises `ModuleNotFoundError` without the extra, `StorageError`."""
-        from purgatory.relay.payload import encode
-        from purgatory.streams.storage import postgresql
+        try:
+            from purgatory.relay.payload import encode
+            from purgatory.streams.storage import postgresql
+        except ModuleNotFoundError as error:
+            raise missing(error, "server", "postgresql") from None
 
         self._module = postgresql
         self._payloads = encode
