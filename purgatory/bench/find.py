@@ -19,6 +19,7 @@ LIBRARY: Final = {
     "callback": "scenarios.paths",
     "await": "scenarios.paths",
     "http": "scenarios.http",
+    "events": "scenarios.events",
     "settings": "scenarios.settings",
     "threshold": "scenarios.threshold",
     "listeners": "scenarios.listeners",

@@ -21,7 +21,7 @@ class Headline:
     parameters: Mapping[str, Any]
 
 
-ONE_LOOP: Final = {"http"}
+ONE_LOOP: Final = {"http", "events"}
 """The scenarios that are in both tables though they have one loop only, which the headline names."""
 
 HEADLINES: Final = (
@@ -79,6 +79,12 @@ HEADLINES: Final = (
     Headline("the same: from publish to the answer of one", "http", "latency_us", {"clients": 10_000}),
     Headline("an idle HTTP connection: memory", "http", "idle_kib", {"clients": 10_000}),
     Headline("an HTTP request that does not wait: the server's CPU", "http", "now_us", {"clients": 10_000}),
+    Headline("server-sent events on uvloop, 10,000 idle streams: memory each", "events", "kib", {"clients": 10_000}),
+    Headline("the same: the server's CPU, with heartbeats", "events", "idle_cpu", {"clients": 10_000}),
+    Headline("the same: from publish to the event at all clients", "events", "event_ms", {"clients": 10_000}),
+    Headline("the same: the server's CPU for it, a client", "events", "cpu_event_us", {"clients": 10_000}),
+    Headline("the same: from publish to the event at one client", "events", "latency_us", {"clients": 10_000}),
+    Headline("the same: from SIGTERM to the end of the server", "events", "stop_s", {"clients": 10_000}),
     Headline("durable appends of 100 bytes, 1 writer: time each", "appends", "us", {"bytes": 100, "writers": 1}),
     Headline("the same, 64 writers on 16 streams", "appends", "us", {"bytes": 100, "writers": 64}),
     Headline("the same: the server's CPU", "appends", "cpu_us", {"bytes": 100, "writers": 64}),

@@ -16,13 +16,14 @@ from purgatory.bench import report, runner
 from purgatory.bench.case import IN_PYTHON, LOOPS, OURS, UNLIMITED, Case, Figures, Measured, Metric, Scenario
 from purgatory.bench.every import SCENARIOS
 from purgatory.bench.scenarios import enqueue
+from purgatory.bench.web import client
 from tests.support.cores import extension
 from tests.support.paths import ROOT
 
 COMMAND = [sys.executable, "-m", "purgatory", "bench"]
 
 
-RUN = {name: SCENARIOS[name] for name in ("storm", "callback", "http", "versions")}
+RUN = {name: SCENARIOS[name] for name in ("storm", "callback", "http", "events", "versions")}
 """The scenarios of the run that all tests look at. Of the others, each measures one group of its cases."""
 
 
@@ -156,8 +157,13 @@ class TestAQuickRun:
         measured = results(quick)["scenarios"]
         storms = [case for case in measured["storm"]["cases"] if case["implementation"] == OURS]
         assert [figures["early"] for case in storms for figures in case["rounds"]] == [0] * 2
-        for name in ("http", "versions"):
+        for name in ("http", "events", "versions"):
             assert {figures["wrong"] for case in measured[name]["cases"] for figures in case["rounds"]} == {0}
+
+    def test_shutdown_ends_our_streams_properly_after_the_last_event(self, quick: Path) -> None:
+        for case in results(quick)["scenarios"]["events"]["cases"]:
+            if case["implementation"] in (OURS, "not parked"):
+                assert [(each["stop_clean"], each["stop_missed"]) for each in case["rounds"]] == [(100, 0)]
 
 
 class TestTheCommand:
@@ -192,6 +198,16 @@ class TestTheCommand:
         node = "http: Node, uvloop, clients 200, requests 2,000"
         assert f"{node} was not measured: node is not installed" in " ".join(capsys.readouterr().err.split())
         assert results(tmp_path)["missing"] == {node: "node is not installed", "http": "it has no cases on asyncio"}
+
+    def test_cases_whose_library_is_missing_are_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(client, "find_spec", lambda name: None)
+        main(["bench", "events", "--loop", "asyncio", "--output", str(tmp_path)])
+        said = " ".join(capsys.readouterr().err.split())
+        assert "events: sse-starlette, uvloop, clients 1,000" in said
+        assert "was not measured: sse-starlette is not installed" in said
+        assert "was not measured: fastapi 0.135 or newer is not installed" in said
 
     @pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"scenarios": {"size": {}}}'])
     def test_unreadable_results_are_not_redrawn(self, tmp_path: Path, content: str | None) -> None:
@@ -253,6 +269,7 @@ class TestAFullRun:
             ("storm", "due", {10**6}),
             ("await", "tasks", {2_000, 100_000}),
             ("http", "clients", {1_000, 10_000}),
+            ("events", "clients", {1_000, 10_000}),
             ("idle", "idle", {0, 10**4, 10**6}),
             ("queue", "takers", {10**3, 10**4, 10**5}),
             ("threads", "calls", {200_000}),

@@ -43,7 +43,7 @@ def test_figures_in_the_readme_are_those_that_were_measured() -> None:
 
 def test_figures_of_the_benchmark_are_those_that_were_measured() -> None:
     about, cases = report.load(MEASURED / "results.json")
-    assert list(cases) == list(SCENARIOS)
+    assert list(cases) == [name for name in SCENARIOS if name != "events"]  # which has a run of its own
     assert (about["rounds"], about["missing"]) == (3, {})
     for name in cases:
         assert [each.case for each in cases[name]] == SCENARIOS[name].cases(False)

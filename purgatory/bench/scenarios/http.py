@@ -23,6 +23,7 @@ from purgatory.bench.web.client import (
     cpu_seconds,
     missing,
     running,
+    until_waiting,
 )
 
 SETTLED: Final = 1.0
@@ -50,8 +51,7 @@ async def run(case: Case) -> Figures:
         await _ask_often(control, 100)
         empty, cpu = process.memory_info().rss, cpu_seconds(process)
         clients = [client async for client in arriving(count, port, "/wait?topic=all&after=0")]
-        while int(await control.ask("GET", "/waiting")) < count:
-            await asyncio.sleep(0.05)
+        await until_waiting(control, count)
         await asyncio.sleep(SETTLED)
         figures["kib"] = (process.memory_info().rss - empty) / 1024 / count
         latencies = [await _latency(control, one, number) for number in range(200)]

@@ -6,8 +6,11 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
+from threading import Thread
 from typing import Any, Final, cast
 
 import httptools
@@ -16,8 +19,10 @@ import psutil
 from purgatory.bench.case import OURS
 
 __all__ = [
+    "EVENT_SERVERS",
     "SERVERS",
     "Client",
+    "Listener",
     "abort",
     "allow_open_files",
     "arriving",
@@ -25,6 +30,7 @@ __all__ = [
     "cpu_seconds",
     "missing",
     "running",
+    "until_waiting",
 ]
 
 AT_ONCE: Final = 10
@@ -36,19 +42,27 @@ PACE: Final = 2_000
 _UVICORN: Final = ["--loop", "uvloop", "--no-access-log", "--port", "0", "--host", "0.0.0.0", "--backlog", "8192"]
 _OPTIONS: Final = [*_UVICORN, "--timeout-keep-alive", "600"]
 
+_PARKING: Final = [sys.executable, "-m", "purgatory.uvicorn", *_OPTIONS]
+_OWN: Final = [sys.executable, "-m", "uvicorn", "--http", "httptools", *_OPTIONS]
+
 SERVERS: Final = {
-    OURS: [sys.executable, "-m", "purgatory.uvicorn", "purgatory.bench.web.delayed:app", *_OPTIONS],
-    "not parked": [
-        *(sys.executable, "-m", "uvicorn", "purgatory.bench.web.delayed:app", "--http", "httptools"),
-        *_OPTIONS,
-    ],
-    "Event + timeout": [
-        *(sys.executable, "-m", "uvicorn", "purgatory.bench.web.events:app", "--http", "httptools"),
-        *_OPTIONS,
-    ],
+    OURS: [*_PARKING, "purgatory.bench.web.delayed:app"],
+    "not parked": [*_OWN, "purgatory.bench.web.delayed:app"],
+    "Event + timeout": [*_OWN, "purgatory.bench.web.events:app"],
     "Node": ["node", __file__.replace("client.py", "server.js")],
 }
 """The command of each server."""
+
+# Without it, a server whose application doesn't end its streams at shutdown would never stop.
+_GRACE: Final = ["--timeout-graceful-shutdown", "5"]
+
+EVENT_SERVERS: Final = {
+    OURS: [*_PARKING, *_GRACE, "purgatory.bench.web.event_streams:app"],
+    "not parked": [*_OWN, *_GRACE, "purgatory.bench.web.event_streams:app"],
+    "sse-starlette": [*_OWN, *_GRACE, "purgatory.bench.web.sse_starlette:app"],
+    "fastapi.sse": [*_OWN, *_GRACE, "purgatory.bench.web.fastapi_sse:app"],
+}
+"""The command of each server of event streams."""
 
 
 class Client(asyncio.Protocol):
@@ -85,27 +99,53 @@ class Client(asyncio.Protocol):
         return self.answered
 
 
-async def connect(count: int, port: int, first: int = 0, addresses: int = 1) -> list[Client]:
+class Listener(Client):
+    """A client of an event stream. `ask` returns a future that is done when the stream has ended properly."""
+
+    def __init__(self, heard: Callable[[], object]) -> None:
+        super().__init__()
+        self.heard = heard
+        """Called at each event."""
+        self.ids: list[int] = []
+        """The ids of the events so far."""
+
+    def on_body(self, body: bytes) -> None:
+        *lines, self.body = (self.body + body).split(b"\n")
+        for line in lines:
+            if line.startswith(b"id:"):
+                self.ids.append(int(line[3:]))
+                self.heard()
+
+
+async def connect(
+    count: int, port: int, first: int = 0, addresses: int = 1, make: Callable[[], Client] = Client
+) -> list[Client]:
     """Open `count` connections at once, spread over addresses of loopback: each address has so many ports only."""
     loop = asyncio.get_running_loop()
     hosts = [f"127.0.0.{1 + number % addresses}" for number in range(first, first + count)]
-    return [
-        client for _, client in await asyncio.gather(*(loop.create_connection(Client, host, port) for host in hosts))
-    ]
+    return [client for _, client in await asyncio.gather(*(loop.create_connection(make, host, port) for host in hosts))]
 
 
-async def arriving(count: int, port: int, target: str = "/now", addresses: int = 1) -> AsyncIterator[Client]:
+async def arriving(
+    count: int, port: int, target: str = "/now", addresses: int = 1, make: Callable[[], Client] = Client
+) -> AsyncIterator[Client]:
     """Clients that come at a steady pace, each with a request."""
     while count:
         some = min(AT_ONCE, count)
-        for client in await connect(some, port, count, addresses):
+        for client in await connect(some, port, count, addresses, make):
             client.ask("GET", target)
             yield client
         count -= some
         await asyncio.sleep(AT_ONCE / PACE)
 
 
-def abort(clients: list[Client]) -> None:
+async def until_waiting(control: Client, count: int) -> None:
+    """Return when `count` clients wait at the server."""
+    while int(await control.ask("GET", "/waiting")) < count:
+        await asyncio.sleep(0.05)
+
+
+def abort(clients: Sequence[Client]) -> None:
     """Hang up."""
     for client in clients:
         client.answered.cancel()
@@ -113,16 +153,23 @@ def abort(clients: list[Client]) -> None:
 
 
 @contextmanager
-def running(name: str) -> Iterator[tuple[psutil.Process, int]]:
+def running(name: str, servers: Mapping[str, list[str]] = SERVERS) -> Iterator[tuple[psutil.Process, int]]:
     """The server of that name in a process of its own, and its port."""
-    with subprocess.Popen(SERVERS[name], stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(servers[name], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         said = []
         try:
             for line in process.stderr:
                 said.append(line)
                 if found := re.search(r"running on http://[0-9.]+:(\d+)", line):
-                    yield psutil.Process(process.pid), int(found[1])
+                    # The lines of a shutdown, one for each broken stream, would fill the pipe and hold up the server.
+                    drain = Thread(target=deque, args=(process.stderr, 0))
+                    drain.start()
+                    try:
+                        yield psutil.Process(process.pid), int(found[1])
+                    finally:
+                        process.kill()
+                        drain.join()
                     break
             else:
                 raise RuntimeError(f"{name} did not start: {''.join(said)}")
@@ -132,8 +179,12 @@ def running(name: str) -> Iterator[tuple[psutil.Process, int]]:
 
 def missing(name: str) -> str | None:
     """The reason if the server of that name cannot run here."""
-    if SERVERS[name][0] == "node" and shutil.which("node") is None:
+    if name == "Node" and shutil.which("node") is None:
         return "node is not installed"
+    if name == "sse-starlette" and find_spec("sse_starlette") is None:
+        return "sse-starlette is not installed"
+    if name == "fastapi.sse" and (find_spec("fastapi") is None or find_spec("fastapi.sse") is None):
+        return "fastapi 0.135 or newer is not installed"
     return None
 
 

@@ -1,0 +1,140 @@
+"""Server-sent events over real HTTP: thousands of idle clients of event streams, then broadcasts, then a shutdown.
+
+As in the scenario `http`, each implementation is a server in a process of its own, and the clients share this process.
+All servers have `--timeout-graceful-shutdown 5`, because some would never stop without it.
+"""
+
+import asyncio
+import statistics
+import time
+from contextlib import suppress
+
+from purgatory.bench import machine
+from purgatory.bench.case import Case, Figures, Metric, Plot, Scenario
+from purgatory.bench.scenarios.http import SETTLED
+from purgatory.bench.web.client import (
+    EVENT_SERVERS,
+    Client,
+    Listener,
+    abort,
+    allow_open_files,
+    arriving,
+    connect,
+    cpu_seconds,
+    missing,
+    running,
+    until_waiting,
+)
+
+
+class _Topic:
+    """A topic and the clients of its stream."""
+
+    def __init__(self, name: str) -> None:
+        self.name: str = name
+        self.listeners: list[Listener] = []
+        self.late: int = 0
+        self.all_here: asyncio.Event = asyncio.Event()
+
+    async def open(self, count: int, port: int) -> None:
+        """Let so many clients come."""
+        async for _ in arriving(count, port, f"/wait?topic={self.name}", make=self._listener):
+            pass
+
+    def _listener(self) -> Listener:
+        self.listeners.append(Listener(self._heard))
+        return self.listeners[-1]
+
+    def _heard(self) -> None:
+        self.late -= 1
+        if not self.late:
+            self.all_here.set()
+
+    async def publish(self, control: Client) -> float:
+        """Seconds from a publish until all clients have its event. One that gets lost is counted elsewhere."""
+        self.late = len(self.listeners)
+        self.all_here.clear()
+        began = time.perf_counter()
+        published = control.ask("POST", f"/publish?topic={self.name}")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(60):
+                await self.all_here.wait()
+        took = time.perf_counter() - began
+        await published
+        return took
+
+
+async def run(case: Case) -> Figures:
+    """Measure idle streams, events for one and for all of them, and a shutdown."""
+    count, seconds, times = (case.parameters[name] for name in ("clients", "seconds", "times"))
+    figures: Figures = {}
+    with running(case.implementation, EVENT_SERVERS) as (process, port):
+        (control,) = await connect(1, port)
+        one, all_ = _Topic("one"), _Topic("all")
+        await one.open(1, port)
+        await until_waiting(control, 1)
+        for _ in range(100):  # to warm up
+            await one.publish(control)
+
+        empty = process.memory_info().rss
+        await all_.open(count, port)
+        await until_waiting(control, count + 1)
+        await asyncio.sleep(SETTLED)
+        cpu, began = cpu_seconds(process), time.perf_counter()
+        await asyncio.sleep(seconds)
+        figures["idle_cpu"] = 100 * (cpu_seconds(process) - cpu) / (time.perf_counter() - began)
+        figures["kib"] = (process.memory_info().rss - empty) / 1024 / count
+
+        figures["latency_us"] = 1e6 * statistics.median([await one.publish(control) for _ in range(200)])
+        cpu = cpu_seconds(process)
+        figures["event_ms"] = 1e3 * statistics.median([await all_.publish(control) for _ in range(times)])
+        await asyncio.sleep(0.1)
+        figures["cpu_event_us"] = 1e6 * (cpu_seconds(process) - cpu) / count / times
+        figures["wrong"] = sum(each.ids != list(range(1, times + 1)) for each in all_.listeners)
+
+        await control.ask("POST", "/publish?topic=all")
+        began = time.perf_counter()
+        process.terminate()
+        await asyncio.to_thread(process.wait)
+        figures["stop_s"] = time.perf_counter() - began
+        ends = await asyncio.gather(*(each.answered for each in all_.listeners), return_exceptions=True)
+        figures["stop_clean"] = 100 * sum(not isinstance(end, Exception) for end in ends) / count
+        figures["stop_missed"] = 100 * sum(each.ids[times:] != [times + 1] for each in all_.listeners) / count
+        abort([control, *one.listeners, *all_.listeners])
+    return figures
+
+
+def measure(case: Case) -> Figures:
+    allow_open_files(case.parameters["clients"])
+    return machine.run(case.loop, run(case))
+
+
+def cases(quick: bool) -> list[Case]:
+    # The full run idles as long as it is from one heartbeat of a stream to the next.
+    how_much = {"seconds": 1, "times": 3} if quick else {"seconds": 15, "times": 5}
+    return [
+        Case("events", implementation, "uvloop", {"clients": count, **how_much})
+        for count in ((200,) if quick else (1_000, 10_000))
+        for implementation in EVENT_SERVERS
+    ]
+
+
+SCENARIO = Scenario(
+    name="events",
+    title="Server-sent events: idle clients, broadcasts and a shutdown",
+    cases=cases,
+    measure=measure,
+    metrics=(
+        Metric("kib", "the server's memory, an idle stream", "KiB", compared=True),
+        Metric("idle_cpu", "the server's CPU with idle streams and their heartbeats", "% of a core", compared=True),
+        Metric("event_ms", "from publish to the event at all clients", "ms", compared=True),
+        Metric("cpu_event_us", "the server's CPU, an event and client", "µs", compared=True),
+        Metric("latency_us", "from publish to the event at one among all", "µs", compared=True),
+        Metric("wrong", "clients that missed an event", ""),
+        Metric("stop_s", "from SIGTERM to the end of the process", "s", compared=True),
+        Metric("stop_clean", "streams that SIGTERM ended properly", "%"),
+        Metric("stop_missed", "clients that missed the event just before SIGTERM", "%"),
+    ),
+    plots=(Plot("memory", metric="kib", x="clients"),),
+    missing=lambda case: missing(case.implementation),
+)
