@@ -5,6 +5,7 @@ import re
 
 import purgatory
 from purgatory.bench import report
+from purgatory.bench.case import OURS
 from purgatory.bench.every import SCENARIOS
 from purgatory.bench.summary import summary
 from tests.support.paths import ROOT
@@ -50,9 +51,26 @@ def test_figures_of_the_benchmark_are_those_that_were_measured() -> None:
     table = report.markdown(summary(cases, "asyncio")).partition("\n\n")[2]
     assert table in BENCH
     assert f"`{about['command']}`" in BENCH
-    parking = (ROOT / "purgatory" / "uvicorn" / "README.md").read_text()
-    http = re.search(r"<!-- http -->\n(.*?)<!-- /http -->", parking, re.DOTALL)
-    assert http is not None
-    assert set(http[1].splitlines()[2:]) <= set(table.splitlines())
+    assert set(shown("uvicorn", "http")) <= set(table.splitlines())
     for picture in re.findall(r"measured/(\S+\.png)\)", BENCH):
         assert (MEASURED / picture).exists()
+
+
+def test_figures_of_event_streams_are_those_that_were_measured() -> None:
+    about, measured = report.load(MEASURED / "events" / "results.json")
+    cases, scenario = measured["events"], SCENARIOS["events"]
+    assert (about["rounds"], about["missing"]) == (3, {})
+    assert [each.case for each in cases] == scenario.on_both_cores(scenario.cases(False))
+    assert f"`{about['command']}`" in (ROOT / "purgatory" / "asgi" / "README.md").read_text()
+    assert shown("asgi", "events") == report.markdown(summary(measured, "uvloop")).splitlines()[4:]
+    ends = {each.case.implementation: [figures["stop_clean"] for figures in each.rounds] for each in cases}
+    assert (ends[OURS], ends["sse-starlette"], ends["fastapi.sse"]) == ([100] * 3, [0] * 3, [0] * 3)
+    assert {figures["wrong"] for each in cases for figures in each.rounds} == {0}
+
+
+def shown(part: str, scenario: str) -> list[str]:
+    """The rows of a scenario's figures on the page of a part."""
+    page = (ROOT / "purgatory" / part / "README.md").read_text()
+    block = re.search(rf"<!-- {scenario} -->\n(.*?)<!-- /{scenario} -->", page, re.DOTALL)
+    assert block is not None
+    return block[1].splitlines()[2:]
