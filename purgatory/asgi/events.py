@@ -1,12 +1,12 @@
 """A response of server-sent events, made of operations or of an async iterator."""
 
 import asyncio
-from collections.abc import AsyncIterable, Callable, Hashable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, Iterable
+from contextlib import suppress
 from inspect import isasyncgenfunction
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from purgatory import DelayedOperation, OperationCancelled, PurgatoryClosed
-from purgatory.asgi.disconnects import ClientDisconnected, unless_disconnected
 from purgatory.asgi.event import Event, chunk, encoded, end
 from purgatory.asgi.iterated import IteratedStream, chunks, send_chunks
 from purgatory.asgi.parking import Answers, Waiting, answers, count, park
@@ -129,7 +129,11 @@ class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is insta
             return
         await send(start)
         await send(chunk(b""))
-        if await self._send_all(receive, send):
+        if isinstance(self.follow, AsyncIterable):
+            sent = await send_chunks(chunks(self.follow, self.renderer), receive, send, self.heartbeat)
+        else:
+            sent = await send_chunks(self._chunks(self.follow), receive, send)
+        if sent:
             await send(end())
             if self.background is not None:
                 await self.background()
@@ -140,23 +144,15 @@ class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is insta
         assert self.renderer is not None
         return _WaitingStream(answers(), self.follow, self.renderer, self.last_event_id, self.key)
 
-    async def _send_all(self, receive: Receive, send: Send) -> bool:
-        """Send all events by a task that waits. Returns whether the client has not disconnected."""
-        if isinstance(self.follow, AsyncIterable):
-            return await send_chunks(chunks(self.follow, self.renderer), self.heartbeat, receive, send)
+    async def _chunks(self, follow: Follow[T]) -> AsyncGenerator[bytes, None]:
+        """What is sent for each operation, by a task that awaits it."""
         assert self.renderer is not None
         last_event_id = self.last_event_id
-        try:
-            while (operation := _followed(self.follow, last_event_id)) is not None:
-                result = await unless_disconnected(receive, operation)
-                data, last = encoded(self.renderer(result))
+        with suppress(OperationCancelled):
+            while (operation := _followed(follow, last_event_id)) is not None:
+                data, last = encoded(self.renderer(await operation))
                 last_event_id = last_event_id if last is None else last
-                await send(chunk(data))
-        except ClientDisconnected:
-            return False
-        except OperationCancelled:
-            pass
-        return True
+                yield data
 
 
 class _WaitingStream(Waiting, Generic[T]):

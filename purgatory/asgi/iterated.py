@@ -1,6 +1,7 @@
 """The events of an async iterator: a task asks for them, and the request is parked meanwhile."""
 
 import asyncio
+import math
 from asyncio import Future, Task, TimerHandle
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable
 from contextlib import aclosing
@@ -126,8 +127,10 @@ class IteratedStream(Answering):
             self._paused.set_result(None)
 
 
-async def send_chunks(chunks: AsyncGenerator[bytes, None], heartbeat: float, receive: Receive, send: Send) -> bool:
-    """Send `chunks` by a task that waits. Returns whether all have been sent, before the client disconnected."""
+async def send_chunks(
+    chunks: AsyncGenerator[bytes, None], receive: Receive, send: Send, heartbeat: float = math.inf
+) -> bool:
+    """Send `chunks` by a task that waits. Returns whether all have been sent before the client disconnected."""
 
     async def forward() -> None:
         async with aclosing(chunks):
@@ -140,15 +143,17 @@ async def send_chunks(chunks: AsyncGenerator[bytes, None], heartbeat: float, rec
             await send(chunk(COMMENT))
 
     forwarding = asyncio.create_task(forward())
-    tasks = [forwarding, asyncio.create_task(until_disconnected(receive)), asyncio.create_task(beat())]
+    tasks = [forwarding, asyncio.create_task(until_disconnected(receive))]
+    if heartbeat < math.inf:
+        tasks.append(asyncio.create_task(beat()))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        sent = forwarding.done()
     finally:
-        is_all = forwarding.done()
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
     for task in tasks:
         if not task.cancelled():
             task.result()
-    return is_all
+    return sent
