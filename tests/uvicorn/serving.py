@@ -79,6 +79,8 @@ class Response:
 class Client:
     """A connection of raw bytes. Responses are parsed by h11."""
 
+    host = "localhost"
+
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
@@ -86,7 +88,7 @@ class Client:
 
     async def send(self, method: str, target: str, *headers: str, body: bytes = b"", version: str = "1.1") -> None:
         """Send a request."""
-        lines = [f"{method} {target} HTTP/{version}", "Host: localhost", *headers]
+        lines = [f"{method} {target} HTTP/{version}", f"Host: {self.host}", *headers]
         if body:
             lines.append(f"Content-Length: {len(body)}")
         await self.write("\r\n".join([*lines, "", ""]).encode() + body)
