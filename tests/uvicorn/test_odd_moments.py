@@ -2,10 +2,7 @@
 
 import asyncio
 import gc
-import socket
-import struct
 import time
-import weakref
 from contextvars import ContextVar
 from typing import Any
 
@@ -16,6 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from purgatory.asgi.protocol import EXTENSION
 from purgatory.uvicorn import ParkingProtocol
+from purgatory.uvicorn.quiet import QuietConnection
+from purgatory.uvicorn.shared import Shared
 from tests.uvicorn.board import Board
 from tests.uvicorn.serving import Client, Server, connected, serving
 
@@ -237,6 +236,50 @@ async def test_client_that_leaves_a_little_is_disconnected_at_last(board: Board)
         await server.until()
 
 
+class TestNothingOutlivesItsConnection:
+    """After a reset, uvicorn alone keeps protocol and request until the end of keep-alive: codex-lb #2041."""
+
+    @pytest.mark.parametrize("moment", ["answered", "quiet", "parked", "streaming"])
+    @pytest.mark.parametrize("how", ["client closes", "client resets", "half-closed", "closed", "aborted", "shutdown"])
+    async def test_protocols_and_timers_go_with_it(self, board: Board, moment: str, how: str) -> None:
+        class Protocol(ParkingProtocol):
+            settle_after = 0.05 if moment == "quiet" else 60.0
+
+        async with serving(board.app, Protocol) as server, connected(server) as client:
+            if moment in ("answered", "quiet"):
+                await client.request("GET", "/now")
+                await server.until(QUIET if moment == "quiet" else "Protocol")
+            else:
+                await client.send("GET", "/look" if moment == "parked" else "/events")
+                await server.until(QUIET)
+            connection: Any = next(iter(server.server_state.connections))
+            shared: Shared = connection.shared
+            transport = connection.transport
+            del connection
+            if how == "client closes":
+                client.writer.close()
+            elif how == "client resets":
+                client.reset()
+            elif how == "half-closed":
+                client.writer.write_eof()
+            elif how == "closed":
+                transport.close()
+            elif how == "aborted":
+                transport.abort()
+            else:
+                server.should_exit = True
+                await server.serve_task  # whose frame has the connection
+            del transport
+            await server.until()
+            await board.until_waiting(0)
+            await server.until_no_task()
+            await asyncio.sleep(0)
+            gc.collect()
+            protocols = [each for each in gc.get_objects() if isinstance(each, (ParkingProtocol, QuietConnection))]
+            assert [each for each in protocols if each.shared is shared] == []
+            assert (len(shared.timer), len(shared.settling)) == (0, 0)
+
+
 class TestTheExtension:
     async def test_shutdown_that_raises_does_not_stop_the_others(self, caplog: pytest.LogCaptureFixture) -> None:
         told: list[str] = []
@@ -312,20 +355,6 @@ class TestTheExtension:
             parked[0].transport.abort()
             await server.until()
             assert len(parked) == 1
-
-    async def test_protocol_of_a_client_that_resets_the_connection_is_freed(self, board: Board) -> None:
-        """Its keep-alive has begun, and would keep it for a minute."""
-        async with serving(board.app) as server, connected(server) as client:
-            await client.request("GET", "/none")
-            (protocol,) = server.server_state.connections
-            freed = weakref.ref(protocol)
-            del protocol
-            connection = client.writer.get_extra_info("socket")
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            client.writer.transport.abort()
-            await server.until()
-            gc.collect()
-            assert freed() is None
 
     async def test_response_of_status_304_may_have_a_length(self, board: Board, client: Client) -> None:
         board.render = lambda notes: Response(status_code=304, headers={"Content-Length": "5"})
