@@ -57,7 +57,10 @@ class ParkingProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.shared.settling.discard(self)
         super().connection_lost(exc)
-        self._unset_keepalive_if_required()  # which uvicorn leaves after a reset: it would keep this object until then
+        # uvicorn cancels this only if `exc` is None (its #1604). After a reset the timer would keep the protocol and
+        # the request until keep-alive ends: 7200 s and 2 GiB in https://github.com/Soju06/codex-lb/issues/2041.
+        self._unset_keepalive_if_required()
+        self._withdraw()
 
     # For each request: not by way of super(), which is a tenth of a microsecond.
 
@@ -87,8 +90,6 @@ class ParkingProtocol(HttpToolsProtocol):
         quiet = QuietConnection(self.shared, self.transport, self.flow.write_paused)
         quiet.park(cycle, listener)
         send.park(quiet)
-        # A middleware may keep the scope, and must not keep this object with it.
-        (cycle.scope.get("extensions") or {}).pop(EXTENSION, {}).clear()
         # The application has nothing more to receive and to send, and uvicorn nothing to say about that.
         cycle.disconnected = True
         cycle.waiting_for_100_continue = False
@@ -127,7 +128,13 @@ class ParkingProtocol(HttpToolsProtocol):
             quiet.keep_alive_for(keep_alive)
             self._retire(quiet)
 
+    def _withdraw(self) -> None:
+        """Take the extension out of the request's scope, which others may keep, and must not keep this object with."""
+        if self.scope is not None:
+            (self.scope.get("extensions") or {}).pop(EXTENSION, {}).clear()
+
     def _retire(self, quiet: QuietConnection) -> None:
+        self._withdraw()
         self._unset_keepalive_if_required()
         self.shared.settling.discard(self)
         self.connections.discard(self)

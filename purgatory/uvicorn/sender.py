@@ -17,7 +17,9 @@ def parkable(app: Any) -> Callable[[Scope, Receive, Send], Awaitable[object]]:
     """An application with a `Sender` for each request."""
 
     async def call(scope: Scope, receive: Receive, send: Send) -> object:
-        sender = scope["extensions"][EXTENSION]["send"] = Sender(send)
+        sender = Sender(send)
+        if (offered := scope["extensions"].get(EXTENSION)) is not None:  # else the client has disconnected already
+            offered["send"] = sender
         try:
             result: object = await app(scope, receive, sender)
         finally:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from tests.uvicorn.board import Board
@@ -22,7 +22,6 @@ class TestFaults:
             lambda notes: Response(b"long", headers={"Content-Length": "3"}),
             lambda notes: Response(b"short", headers={"Content-Length": "300"}),
             lambda notes: Response(status_code=99),
-            lambda notes: None,
         ],
     )
     async def test_bad_answer_is_a_500_and_logged(
@@ -33,6 +32,25 @@ class TestFaults:
         assert (response.status, response.body) == (500, b"Internal Server Error")
         assert [record.name for record in caplog.records if record.exc_info] == ["purgatory.asgi"]
         assert (await client.request("GET", "/now")).status == 200
+
+    @pytest.mark.parametrize(
+        ("answer", "text"),
+        [
+            ({"a": 1}, "render must return a response, not a dict: JSONResponse(value)?"),
+            ("text", "render must return a response, not a str: JSONResponse(value)?"),
+            (None, "render must return a response, not a NoneType: JSONResponse(value)?"),
+            (StreamingResponse([]), "must return a response that has its body at once, not a StreamingResponse"),
+        ],
+    )
+    async def test_render_that_returns_no_response_is_told_what_to_return(
+        self, board: Board, http: Any, answer: Any, text: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        board.render = lambda notes: answer
+        async with serving(board.app, http) as server, connected(server) as client:
+            response = await client.request("GET", "/look?timeout=0.01")
+        assert response.status == 500
+        assert text in response.body.decode()
+        assert text in caplog.text
 
     async def test_exception_of_render_is_a_500_without_parking_too(
         self, board: Board, http: Any, caplog: pytest.LogCaptureFixture

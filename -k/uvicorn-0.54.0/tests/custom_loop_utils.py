@@ -1,0 +1,7 @@
+from __future__ import annotations
+
+import asyncio
+
+
+class CustomLoop(asyncio.SelectorEventLoop):
+    pass
