@@ -56,8 +56,6 @@ class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is insta
     client connects again.
     """
 
-    media_type = "text/event-stream"
-
     if not TYPE_CHECKING:
 
         def __class_getitem__(cls, _: object) -> "type[EventStream]":

@@ -55,12 +55,12 @@ fastapi = FastAPI()
 
 
 @fastapi.get("/wait")
-async def _fastapi_wait() -> Response:
+async def _fastapi_wait() -> DelayedResponse[None]:
     return _wait()
 
 
-@fastapi.get("/events", response_class=EventStream)
-async def _fastapi_events() -> Any:
+@fastapi.get("/events")
+async def _fastapi_events() -> EventStream[None]:
     return _events()
 
 
