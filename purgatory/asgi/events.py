@@ -103,12 +103,12 @@ class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is insta
             raise TypeError("key is for operations: the events of an iterator are shared if they are equal")
         if key is not None:
             check_callback("key", key)
-        self.follow = follow
-        self.renderer = render
-        self.last_event_id = last_event_id
-        self.key = key
+        self.follow: Follow[T] | AsyncIterable[T] = follow
+        self.renderer: Render[T] | None = render
+        self.last_event_id: str | None = last_event_id
+        self.key: Callable[[T], Hashable] | None = key
         self.extra_headers: list[tuple[bytes, bytes]] = list(headers)
-        self.heartbeat = seconds("heartbeat", heartbeat, "positive")
+        self.heartbeat: float = seconds("heartbeat", heartbeat, "positive")
         self.background: Any = None
         """A background task, which FastAPI sets. With one, the request is not parked."""
 
@@ -171,7 +171,7 @@ class _WaitingStream(Waiting, Generic[T]):
         self.render = render
         self.last_event_id = last_event_id
         self.key = key
-        self.pauses = 0
+        self.pauses: int = 0
         """How many have paused the stream: the server, and a middleware that waits."""
         self.ending = False
 

@@ -86,7 +86,7 @@ class UnsafeWrapper(Exception):
         else:
             module, name = type(owner).__module__, type(owner).__qualname__
         super().__init__(f"{module}.{name}".removesuffix(".__call__"))
-        self.is_base = module == _BASE
+        self.is_base: bool = module == _BASE
 
 
 def park_through(middleware: M) -> M:

@@ -43,6 +43,11 @@ class ParkingStatistics:
     server: int
     """By a task, because the server parks no requests. `python -m purgatory.uvicorn` does."""
 
+    @property
+    def not_parked(self) -> int:
+        """By a task, for any reason."""
+        return self.background + self.middleware + self.request + self.server
+
 
 _counts: Final[Counter[Way]] = Counter()
 

@@ -18,20 +18,20 @@ waited and how late they were, when an operation finishes. Both come with the ex
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from purgatory.metrics.opentelemetry import PurgatoryInstruments
-    from purgatory.metrics.prometheus import JournalCollector, PurgatoryCollector
+    from purgatory.metrics.opentelemetry import PurgatoryInstruments, observe_parking
+    from purgatory.metrics.prometheus import JournalCollector, ParkingCollector, PurgatoryCollector
 
-__all__ = ["JournalCollector", "PurgatoryCollector", "PurgatoryInstruments"]
+__all__ = ["JournalCollector", "ParkingCollector", "PurgatoryCollector", "PurgatoryInstruments", "observe_parking"]
 
 
 def __getattr__(name: str) -> Any:
     """Import a class when it is first used: Prometheus' client and OpenTelemetry are not needed both."""
-    if name in ("JournalCollector", "PurgatoryCollector"):
+    if name in ("JournalCollector", "ParkingCollector", "PurgatoryCollector"):
         from purgatory.metrics import prometheus
 
         return getattr(prometheus, name)
-    if name == "PurgatoryInstruments":
-        from purgatory.metrics.opentelemetry import PurgatoryInstruments
+    if name in ("PurgatoryInstruments", "observe_parking"):
+        from purgatory.metrics import opentelemetry
 
-        return PurgatoryInstruments
+        return getattr(opentelemetry, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,18 @@ from typing import Final, Generic, Literal, TypeVar
 from purgatory import DelayedOperationPurgatory, PurgatoryStatistics, TimerStatistics
 from purgatory.lowlevel import Listener, Outcome
 
-__all__ = ["LATENESS", "LATENESS_BOUNDS", "MEASURES", "MISSED", "WAIT", "WAITED", "WAIT_BOUNDS", "Exporter", "Measure"]
+__all__ = [
+    "LATENESS",
+    "LATENESS_BOUNDS",
+    "MEASURES",
+    "MISSED",
+    "REQUESTS",
+    "WAIT",
+    "WAITED",
+    "WAIT_BOUNDS",
+    "Exporter",
+    "Measure",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +95,7 @@ MEASURES: Final = (
     ),
 )
 
+REQUESTS: Final = ("requests", "HTTP requests of this process that had to wait, by how they were handled")
 MISSED: Final = (
     "missed_by_operation",
     "Missed operations, by the operation's type: those that finished since the purgatory was added",

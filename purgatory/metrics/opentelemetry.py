@@ -1,12 +1,24 @@
 """Metrics for OpenTelemetry."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from weakref import WeakSet
 
 from purgatory import DelayedOperationPurgatory, FinishedOperation
 from purgatory._extras import missing
+from purgatory.asgi import parking_statistics
 from purgatory.lowlevel import Listener
-from purgatory.metrics.measures import LATENESS, LATENESS_BOUNDS, MEASURES, MISSED, WAIT, WAIT_BOUNDS, Exporter, Measure
+from purgatory.metrics.measures import (
+    LATENESS,
+    LATENESS_BOUNDS,
+    MEASURES,
+    MISSED,
+    REQUESTS,
+    WAIT,
+    WAIT_BOUNDS,
+    Exporter,
+    Measure,
+)
 
 try:
     from opentelemetry.metrics import (
@@ -21,7 +33,7 @@ try:
 except ModuleNotFoundError as _error:
     raise missing(_error, "metrics") from None
 
-__all__ = ["PurgatoryInstruments"]
+__all__ = ["PurgatoryInstruments", "observe_parking"]
 
 _instrumented: "WeakSet[MeterProvider]" = WeakSet()
 """Providers that have the instruments. If these are created again, the SDK observes nothing."""
@@ -76,6 +88,19 @@ class PurgatoryInstruments(Exporter[Listener]):
                     yield Observation(value, attributes)
 
         return observe
+
+
+def observe_parking(meter_provider: MeterProvider | None = None) -> None:
+    """Count how the HTTP requests of this process that had to wait were handled, in `meter_provider` or the global one.
+
+    The attribute `handled` says whether they were parked, or why not. Call this once for each provider.
+    """
+
+    def observe(_: CallbackOptions) -> Iterable[Observation]:
+        return [Observation(count, {"handled": way}) for way, count in asdict(parking_statistics()).items()]
+
+    meter = get_meter("purgatory", meter_provider=meter_provider)
+    meter.create_observable_counter(_name(REQUESTS[0]), [observe], "1", REQUESTS[1])
 
 
 def _name(name: str) -> str:

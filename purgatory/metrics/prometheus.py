@@ -2,15 +2,18 @@
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from purgatory import FinishedOperation
 from purgatory._extras import missing
+from purgatory.asgi import parking_statistics
 from purgatory.metrics.measures import (
     LATENESS,
     LATENESS_BOUNDS,
     MEASURES,
     MISSED,
+    REQUESTS,
     WAIT,
     WAIT_BOUNDS,
     WAITED,
@@ -27,7 +30,7 @@ except ModuleNotFoundError as _error:
 if TYPE_CHECKING:
     from purgatory.journal import Journal
 
-__all__ = ["JournalCollector", "PurgatoryCollector"]
+__all__ = ["JournalCollector", "ParkingCollector", "PurgatoryCollector"]
 
 
 class _Histogram:
@@ -129,6 +132,17 @@ class JournalCollector(Collector):
             for instance, statistics in read:
                 family.add_metric([instance], getattr(statistics, attribute))
             yield family
+
+
+class ParkingCollector(Collector):
+    """Collects how the HTTP requests of this process that had to wait were handled: parked, or why not."""
+
+    def collect(self) -> Iterator[Metric]:
+        """The figures as they are now, called by the registry."""
+        family = CounterMetricFamily(f"purgatory_{REQUESTS[0]}", REQUESTS[1], labels=["handled"])
+        for way, count in asdict(parking_statistics()).items():
+            family.add_metric([way], count)
+        yield family
 
 
 def _family(measure: Measure) -> CounterMetricFamily | GaugeMetricFamily:

@@ -18,6 +18,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory, FinishedOperation, Handle, ThresholdPurgatory
+from purgatory.asgi import parking_statistics
 from purgatory.streams.demo import Demo
 from purgatory.streams.storage.database import StorageError
 from purgatory.streams.storage.snapshots import exchange
@@ -150,6 +151,7 @@ class Live:
             "clock": time.time(),
             "demo": None if self.demo is None else self.demo.pending,
             "bounds": BOUNDS,
+            "requests": _requests(),
             "purgatories": {purgatory.name: _describe(purgatory, waits) for purgatory, waits in self._waits.items()},
         }
 
@@ -189,6 +191,11 @@ class Live:
         self._workers = workers
         self._published = self._clock.time()
         self._numbers.advance_soon(self.number + 1)
+
+
+def _requests() -> dict[str, int]:
+    handled = parking_statistics()
+    return {"parked": handled.parked, "not_parked": handled.not_parked}
 
 
 def _describe(purgatory: DelayedOperationPurgatory, waits: Waits) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from purgatory import DelayedOperationPurgatory, FinishedOperation, ThresholdPurgatory, VirtualClock
+from purgatory.asgi import parking_statistics
 from purgatory.journal import Journal
 from purgatory.metrics.measures import MEASURES, WAIT_BOUNDS
-from purgatory.metrics.opentelemetry import PurgatoryInstruments
-from purgatory.metrics.prometheus import JournalCollector, PurgatoryCollector
+from purgatory.metrics.opentelemetry import PurgatoryInstruments, observe_parking
+from purgatory.metrics.prometheus import JournalCollector, ParkingCollector, PurgatoryCollector
 from tests.support.operations import FaultLog, Flag
 
 Samples = dict[tuple[str, str], float]
@@ -320,3 +322,19 @@ def test_operations_on_many_keys_export_no_more_series_than_on_one(
         counts.append(count())
     assert (purgatory.statistics().expired, purgatory.statistics().missed) == (1001, 1001)
     assert counts[0] == counts[1] > 0
+
+
+def test_requests_that_wait_are_counted_by_how_they_are_handled() -> None:
+    registry = CollectorRegistry()
+    registry.register(ParkingCollector())
+    reader = InMemoryMetricReader()
+    observe_parking(MeterProvider([reader]))
+    expected = asdict(parking_statistics())
+    found = {way: registry.get_sample_value("purgatory_requests_total", {"handled": way}) for way in expected}
+    assert found == expected
+    data = reader.get_metrics_data()
+    assert data is not None
+    (metric,) = data.resource_metrics[0].scope_metrics[0].metrics
+    assert metric.name == "purgatory.requests"
+    points = [point for point in metric.data.data_points if isinstance(point, NumberDataPoint)]
+    assert {(point.attributes or {})["handled"]: point.value for point in points} == expected

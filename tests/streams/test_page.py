@@ -345,7 +345,8 @@ def test_sum_of_workers_puts_the_same_deadline_into_one_bucket(page: Page) -> No
             "waits": {"satisfied": [1, 2], "expired": [0, process]},
         }
         other = dict.fromkeys(purgatories, purgatory)
-        return {"process": process, "clock": clock, "time": time, "purgatories": {"read": purgatory, **other}}
+        known = {"process": process, "clock": clock, "time": time, "requests": {"parked": 2, "not_parked": process}}
+        return {**known, "purgatories": {"read": purgatory, **other}}
 
     # What is at 5 on the clock of the first machine is at 2 on that of the other, which was started 3 s later.
     summed = page.run_async(
@@ -356,6 +357,7 @@ def test_sum_of_workers_puts_the_same_deadline_into_one_bucket(page: Page) -> No
         [worker(1, 1000.0, 4.0, 5), worker(2, 1000.5, 1.5, 2, demo=1)],
     )
     assert summed["time"] == 4.5
+    assert summed["requests"] == {"parked": 4, "not_parked": 3}
     assert set(summed["purgatories"]) == {"read", "demo"}
     read = summed["purgatories"]["read"]
     assert [wheel["counts"].index(max(wheel["counts"])) for wheel in read["wheels"]] == [5, 1]

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 import purgatory
 from purgatory.asgi import closing_on_shutdown
-from purgatory.metrics.prometheus import JournalCollector, PurgatoryCollector
+from purgatory.metrics.prometheus import JournalCollector, ParkingCollector, PurgatoryCollector
 from purgatory.relay import Relay
 from purgatory.streams.http.admission import Limits
 from purgatory.streams.http.description import describe
@@ -163,6 +163,7 @@ class Application:
             self._registry = CollectorRegistry()
             ProcessCollector(registry=self._registry)
             GCCollector(registry=self._registry)
+            self._registry.register(ParkingCollector())
             self._registry.register(PurgatoryCollector(*purgatories))
             Info("purgatory_server", "The process that answers", registry=self._registry).info(
                 {"instance": settings.instance, "version": purgatory.__version__}

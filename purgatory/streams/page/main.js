@@ -70,7 +70,7 @@ function show() {
   const purgatory = snapshot.purgatories[chosen];
   if (!purgatory) return; // this worker has no such one
   rings.update(purgatory, snapshot.time);
-  counters.update(purgatory, snapshot.time);
+  counters.update({ ...purgatory, requests: snapshot.requests }, snapshot.time);
   levels.update(purgatory, rings.levels);
   histogram.update(purgatory, snapshot.bounds);
   demo.update(snapshot.demo);

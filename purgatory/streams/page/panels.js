@@ -16,6 +16,7 @@ const COUNTERS = [
   { key: "cascaded", name: "Cascaded" },
   { key: "wake_ups", name: "Timer wake-ups" },
   { key: "purged", name: "Entries purged", remark: ({ statistics }) => `${count(statistics.purges)} purges` },
+  { key: "parked", name: "Requests parked", remark: ({ requests }) => `${count(requests.not_parked)} not parked` },
 ];
 
 // Of several workers there is none.
@@ -40,7 +41,7 @@ export class Counters {
   }
 
   update(purgatory, time) {
-    const values = { ...purgatory.statistics, ...purgatory.timer };
+    const values = { ...purgatory.statistics, ...purgatory.timer, ...purgatory.requests };
     this.past.push({ time, values });
     while (this.past.length > 2 && this.past[1].time <= time - SPAN) this.past.shift();
     const [oldest] = this.past;

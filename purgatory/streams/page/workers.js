@@ -38,6 +38,7 @@ export function sum(workers) {
     ...first,
     clock: latest,
     time: latest - offset(first),
+    requests: total(workers.map(({ requests }) => requests)),
     purgatories: Object.fromEntries(names.map((name) => [name, added(name)])),
   };
 }

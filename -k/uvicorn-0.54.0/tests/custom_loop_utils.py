@@ -1,7 +1,0 @@
-from __future__ import annotations
-
-import asyncio
-
-
-class CustomLoop(asyncio.SelectorEventLoop):
-    pass
