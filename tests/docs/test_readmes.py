@@ -18,7 +18,12 @@ READMES = sorted(
     for folder in (ROOT, ROOT / "purgatory", ROOT / "examples", ROOT / "tests")
     for path in ([README] if folder == ROOT else folder.rglob("README.md"))
 )
-PAGES = [*READMES, ROOT / "CONTRIBUTING.md"]
+PAGES = [
+    *READMES,
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "purgatory" / "asgi" / "EVENTS.md",
+    ROOT / "purgatory" / "uvicorn" / "PARKING.md",
+]
 ON_SPARK = ROOT / "purgatory" / "spark" / "README.md"
 """Its code runs in `tests/pipeline/test_stream_source.py`."""
 
