@@ -205,8 +205,8 @@ class _WaitingStream(Waiting, Generic[T]):
     def end(self) -> None:
         """Complete the response."""
         parked, self.parked = self.parked, None
-        if parked is not None:
-            parked.send(end())
+        assert parked is not None
+        parked.send(end())
 
     def answer(self) -> None:
         if self.parked is None or self.operation is None:

@@ -90,14 +90,14 @@ class IteratedStream(Answering):
         async for data in self._chunks:
             self._send(chunk(data))
             self._sent = True
-            if self._ending:
+            if self._ending or self.parked is None:
                 break
             while self._pauses:
                 self._paused = asyncio.get_running_loop().create_future()
                 await self._paused
 
     def _send(self, *messages: Message) -> None:
-        if self.parked is not None:
+        if self.parked is not None:  # a generator may keep its cancellation to itself
             self.parked.send(*messages)
 
     def _beat(self) -> None:

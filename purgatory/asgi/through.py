@@ -64,9 +64,9 @@ class Through:
 
     def release(self) -> None:
         """Let go of what the wrappers hold of the request, and don't need any more."""
-        if self._wrappers is not None:
-            self._wrappers.release()
-            self._wrappers = None
+        assert self._wrappers is not None, "the application has returned once"
+        self._wrappers.release()
+        self._wrappers = None
 
     def close(self) -> None:
         """Close the connection without the rest of the response."""

@@ -135,9 +135,10 @@ class QuietConnection(asyncio.Protocol, TimerTask):
             self._completed()
 
     def close(self) -> None:
-        """Close the connection without the rest of the response."""
-        self.listener = None
-        self._close()
+        """Close the connection without the rest of the response, if that is not complete."""
+        if self.listener is not None:
+            self.listener = None
+            self._close()
 
     def _close(self) -> None:
         """Close the connection when what was sent has been taken, or else when the patience is over."""

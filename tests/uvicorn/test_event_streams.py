@@ -155,6 +155,27 @@ class TestStreams:
 
 
 class TestParkedStreams:
+    @pytest.mark.parametrize(
+        ("events", "text"),
+        [
+            ("text", "render must return a list of events, not a str: [Event(text)]"),
+            (Event("a"), "render must return a list of events, not a Event: [event]"),
+            (5, "render must return a list of events, not a int: [Event(json.dumps(value))]"),
+            ([{"a": 1}], "render must return a list of events, not of a dict: [Event(json.dumps(value)), …]"),
+        ],
+    )
+    async def test_render_that_returns_no_events_is_told_what_to_return(
+        self, board: Board, http: Any, events: Any, text: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        board._to_events = lambda notes: events  # type: ignore[method-assign]
+        async with serving(board.app, http) as server, connected(server) as client:
+            await client.send("GET", "/events")
+            await board.until_waiting(1)
+            board.pin("hello")
+            assert await client.until(b"\r\n\r\n")
+            assert await client.ended()
+        assert text in caplog.text
+
     async def test_streams_end_when_shutdown_begins(self) -> None:
         board = Board()
         async with serving(board.app) as server, connected(server) as client:

@@ -138,6 +138,46 @@ async def test_iterator_that_raises_closes_the_connection(http: Any, caplog: pyt
         await feed.until("ended for somebody")
 
 
+async def test_iterator_that_is_no_generator_is_enough(http: Any) -> None:
+    class Counts:
+        def __init__(self) -> None:
+            self.count = 0
+
+        def __aiter__(self) -> "Counts":
+            return self
+
+        async def __anext__(self) -> str:
+            self.count += 1
+            if self.count > 2:
+                raise StopAsyncIteration
+            return str(self.count)
+
+    async def counts(request: Any) -> EventStream[str]:
+        return EventStream(Counts())
+
+    async with serving(Starlette(routes=[Route("/", counts)]), http) as server, connected(server) as client:
+        response = await client.request("GET", "/")
+        assert response.body == b"data:1\n\ndata:2\n\n"
+
+
+async def test_iterator_that_keeps_its_cancellation_to_itself_is_closed(http: Any) -> None:
+    feed = Feed()
+    feed.last = "goodbye"
+    async with reading(feed, http) as (_, client):
+        client.writer.close()
+        await feed.until("ended for somebody")
+
+
+async def test_wrong_headers_are_logged_and_close_the_connection(caplog: pytest.LogCaptureFixture) -> None:
+    async def wrong(request: Any) -> EventStream[str]:
+        return EventStream(Feed().items(), headers=[(b"a b", b"c")])
+
+    async with serving(Starlette(routes=[Route("/", wrong)])) as server, connected(server) as client:
+        await client.send("GET", "/")
+        assert await client.ended()
+        assert "Invalid HTTP header name" in caplog.text
+
+
 async def test_silence_is_filled_with_comments(http: Any) -> None:
     feed = Feed(heartbeat=0.02)
     async with reading(feed, http) as (_, client):

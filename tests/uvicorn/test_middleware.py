@@ -116,6 +116,24 @@ class MarkedMethod(AddsHeader):
         await self.app(scope, receive, self.Responder(send).sent)
 
 
+class CallableObject(AddsHeader):
+    """The wrapper is an object."""
+
+    class Responder:
+        purgatory_parking = True
+
+        def __init__(self, send: Send) -> None:
+            self.send = send
+
+        async def __call__(self, message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-marked", b"object")]
+            await self.send(message)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, self.Responder(send))
+
+
 class ReadsContext(AddsHeader):
     """The wrapper reads a context variable of the request, as asgi-correlation-id does."""
 
@@ -167,6 +185,7 @@ PARKED = {
     "marked function": Middleware(MarkedFunction),
     "marked class": Middleware(MarkedClass),
     "marked method": Middleware(MarkedMethod),
+    "callable object": Middleware(CallableObject),
     "context": Middleware(ReadsContext),
     "waits": Middleware(Waits),
 }
@@ -366,6 +385,70 @@ class TestThrough:
                 assert await client.ended()
                 assert "a bad middleware" in caplog.text
                 caplog.clear()
+
+    async def test_exception_of_what_a_middleware_awaits_reaches_it(self) -> None:
+        @park_through
+        class Recovers(AddsHeader):
+            async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+                async def wrapped(message: Message) -> None:
+                    future = asyncio.get_running_loop().create_future()
+                    asyncio.get_running_loop().call_soon(future.set_exception, ValueError("awaited"))
+                    with contextlib.suppress(ValueError):
+                        await future
+                    await send(message)
+
+                await self.app(scope, receive, wrapped)
+
+        application = Application("starlette", Middleware(Recovers))
+        assert (await answers(application, ParkingProtocol))[2] == 0
+
+    async def test_server_that_cancels_the_task_of_a_waiting_middleware_closes_the_connection(self) -> None:
+        @park_through
+        class WaitsForever(AddsHeader):
+            async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+                async def wrapped(message: Message) -> None:
+                    if message["type"].startswith("http."):
+                        await asyncio.Event().wait()
+                    await send(message)
+
+                await self.app(scope, receive, wrapped)
+
+        application = Application("starlette", Middleware(WaitsForever))
+        async with serving(application.app) as server, connected(server) as client:
+            await client.send("GET", "/poll")
+            await application.until_waiting(1)
+            await server.until_no_task()
+            before = asyncio.all_tasks()
+            application.purgatory.complete_all()
+            while not (new := asyncio.all_tasks() - before):
+                await asyncio.sleep(0)
+            for task in new:
+                task.cancel()
+            assert await client.ended()
+
+    async def test_scope_is_left_to_tasks_that_the_handler_has_started(self) -> None:
+        application = Application("fastapi", PARKED["cors"], PARKED["session"])
+        seen: list[Any] = []
+
+        async def look(request: Request) -> None:
+            await application.until_waiting(1)
+            await asyncio.sleep(0.05)
+            seen.append((request.url.path, dict(request.session), "origin" in request.headers))
+
+        poll = application.poll
+
+        async def poll_and_look(request: Request) -> Any:
+            tasks.append(asyncio.create_task(look(request)))
+            return await poll(request)
+
+        tasks: list[asyncio.Task[None]] = []
+        application.poll = poll_and_look  # type: ignore[method-assign]
+        async with serving(application.app) as server, connected(server) as client:
+            await client.send("GET", "/poll", "Origin: http://a.example")
+            await application.until_waiting(1)
+            await server.until("QuietConnection")
+            await asyncio.wait(tasks)
+            assert seen == [("/poll", {"seen": "1"}, True)]
 
     async def test_stream_asks_for_nothing_while_a_middleware_waits(self) -> None:
         may_go_on = asyncio.Event()
