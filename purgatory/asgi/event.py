@@ -31,6 +31,11 @@ class Event:
     """Milliseconds after which the client is to connect again when it has lost the connection."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.data, str):
+            raise TypeError(f"data must be a str, not {self.data!r}: Event(json.dumps(value))")
+        for name, value in (("id", self.id), ("event", self.event)):
+            if value is not None and not isinstance(value, str):
+                raise TypeError(f"{name} must be a str, not {value!r}")
         if self.id is not None and (not self.id or re.search("[\r\n\0]", self.id)):
             raise ValueError(f"id must neither be empty nor have a line end or NUL: {self.id!r}")
         if self.event is not None and (not self.event or re.search("[\r\n]", self.event)):

@@ -47,13 +47,14 @@ class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is insta
     when `follow` returns `None` or raises `PurgatoryClosed`. When the client disconnects, the operation is left as by
     an awaiting task that is cancelled.
 
-    *An iterator* is asked by a task, which is cancelled when the client disconnects. The stream ends with the iterator.
+    *An iterator* is asked by the task of the request, which is cancelled when the client disconnects. The stream ends
+    with the iterator.
 
     In both cases the request is parked as with `DelayedResponse`, and nothing is asked for while the client does not
     take what was sent. When the server shuts down, the operation is completed as by a close of its purgatory, and the
-    iterator's task cancelled; the events that they have then are the last ones. If `follow`, `render` or the iterator
-    raises, or the operation has failed, the exception is logged to `purgatory.asgi` and the connection closed: the
-    client connects again.
+    task of the iterator cancelled; the events that they have then are the last ones. If `follow`, `render` or the
+    iterator raises, or the operation has failed, the exception is logged to `purgatory.asgi` and the connection closed:
+    the client connects again.
     """
 
     if not TYPE_CHECKING:
@@ -88,7 +89,8 @@ class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is insta
                 timeouts.
 
         Raises:
-            TypeError: `follow` is neither of the two, `render` is missing, or a function cannot be called or is async.
+            TypeError: `follow` is neither of the two, `render` is missing, a function cannot be called or is async, or
+                a header is no pair of bytes.
             ValueError: `heartbeat` is not a positive number.
         """
         if render is not None:
@@ -108,6 +110,9 @@ class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is insta
         self.last_event_id: str | None = last_event_id
         self.key: Callable[[T], Hashable] | None = key
         self.extra_headers: list[tuple[bytes, bytes]] = list(headers)
+        for header in self.extra_headers:
+            if [type(part) for part in header] != [bytes, bytes]:
+                raise TypeError(f'headers must be pairs of bytes, such as (b"x-name", b"value"), not {header!r}')
         self.heartbeat: float = seconds("heartbeat", heartbeat, "positive")
         self.background: Any = None
         """A background task, which FastAPI sets. With one, the request is not parked."""
@@ -123,7 +128,10 @@ class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is insta
             return
         if self.background is not None:
             count("background")
-        elif self._parked_stream().begin(scope, send, start):
+        elif isinstance(self.follow, AsyncIterable):
+            if await IteratedStream(chunks(self.follow, self.renderer), self.heartbeat).send(scope, send, start):
+                return
+        elif self._waiting_stream(self.follow).begin(scope, send, start):
             return
         await send(start)
         await send(chunk(b""))
@@ -136,11 +144,9 @@ class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is insta
             if self.background is not None:
                 await self.background()
 
-    def _parked_stream(self) -> "_WaitingStream[T] | IteratedStream":
-        if isinstance(self.follow, AsyncIterable):
-            return IteratedStream(chunks(self.follow, self.renderer), self.heartbeat)
+    def _waiting_stream(self, follow: Follow[T]) -> "_WaitingStream[T]":
         assert self.renderer is not None
-        return _WaitingStream(answers(), self.follow, self.renderer, self.last_event_id, self.key)
+        return _WaitingStream(answers(), follow, self.renderer, self.last_event_id, self.key)
 
     async def _chunks(self, follow: Follow[T]) -> AsyncGenerator[bytes, None]:
         """What is sent for each operation, by a task that awaits it."""

@@ -1,4 +1,4 @@
-"""The events of an async iterator: a task asks for them, and the request is parked meanwhile."""
+"""The events of an async iterator, which the task of the request asks for. The request is parked meanwhile."""
 
 import asyncio
 import math
@@ -11,7 +11,6 @@ from purgatory.asgi.disconnects import until_disconnected
 from purgatory.asgi.event import COMMENT, Event, chunk, encoded, end
 from purgatory.asgi.parking import Answering, park
 from purgatory.asgi.protocol import Message, Receive, Scope, Send, logger
-from purgatory.asgi.through import start_task
 
 __all__ = ["IteratedStream", "chunks", "send_chunks"]
 
@@ -40,14 +39,14 @@ def _events(item: object) -> list[Event]:
 class IteratedStream(Answering):
     """A parked request that gets the events of an async iterator."""
 
-    __slots__ = ("_chunks", "_ending", "_heartbeat", "_next_beat", "_paused", "_pauses", "_sent", "_task")
+    __slots__ = ("_cancelled", "_chunks", "_heartbeat", "_next_beat", "_paused", "_pauses", "_sent", "_task")
 
     def __init__(self, chunks: AsyncGenerator[bytes, None], heartbeat: float) -> None:
         """Send `chunks`, and a comment when none has been sent for `heartbeat` seconds."""
         super().__init__()
         self._chunks = chunks
         self._heartbeat = heartbeat
-        self._ending = False
+        self._cancelled = False
         self._pauses = 0
         self._paused: Future[None] | None = None
         """Done when the task may go on."""
@@ -56,41 +55,43 @@ class IteratedStream(Answering):
         self._next_beat: TimerHandle | None = None
         self._task: Task[None] | None = None
 
-    def begin(self, scope: Scope, send: Send, start: Message) -> bool:
-        """Park the request and start the task. Returns whether the server could park it."""
+    async def send(self, scope: Scope, send: Send, start: Message) -> bool:
+        """Park the request and send all events, in its own task: FastAPI's dependencies stay open as long.
+
+        Returns:
+            Whether the server could park it.
+        """
         self.parked = park(scope, send, self)
         if self.parked is None:
             return False
-        start_task(self._run(start))
-        return True
-
-    async def _run(self, start: Message) -> None:
-        self._task = asyncio.current_task()
+        task = self._task = asyncio.current_task()
+        assert task is not None
         try:
             self._send(start, chunk(b""))
             self._beat()
             async with aclosing(self._chunks):
-                if not self._ending and self.parked is not None:
-                    await self._forward()
+                await self._forward()
         except asyncio.CancelledError:
-            if self.parked is None:
-                raise  # the client has disconnected
+            if not self._cancelled:
+                raise
+            task.uncancel()
         except Exception:
             logger.exception("an event stream fails")
             self.fail()
         finally:
+            self._task = None
             if self._next_beat is not None:
                 self._next_beat.cancel()
-            self._task = None
         parked, self.parked = self.parked, None
         if parked is not None:
             parked.send(end())
+        return True
 
     async def _forward(self) -> None:
         async for data in self._chunks:
             self._send(chunk(data))
             self._sent = True
-            if self._ending or self.parked is None:
+            if self._cancelled:
                 break
             while self._pauses:
                 self._paused = asyncio.get_running_loop().create_future()
@@ -108,14 +109,11 @@ class IteratedStream(Answering):
 
     def disconnected(self) -> None:
         self.parked = None
-        self._cancel()
+        self.shutdown()
 
     def shutdown(self) -> None:
-        self._ending = True
-        self._cancel()
-
-    def _cancel(self) -> None:
-        if self._task is not None:  # else it has not begun, and will see what has happened
+        if self._task is not None and not self._cancelled:
+            self._cancelled = True
             self._task.cancel()
 
     def pause_writing(self) -> None:

@@ -80,13 +80,18 @@ _warned: Final[WeakKeyDictionary[Any, set[str]]] = WeakKeyDictionary()
 class UnsafeWrapper(Exception):
     """Requests cannot be parked behind this wrapper of `send`."""
 
-    def __init__(self, function: Any, owner: Any) -> None:
+    def __init__(self, function: Any, owner: Any, is_declared: bool) -> None:
         if owner is None:
             module, name = _module(function), function.__code__.co_qualname.partition(".<locals>")[0]
+            name = name.removesuffix(".__call__")
         else:
             module, name = type(owner).__module__, type(owner).__qualname__
-        super().__init__(f"{module}.{name}".removesuffix(".__call__"))
-        self.is_base: bool = module == _BASE
+        super().__init__(f"{module}.{name}")
+        self.advice: str = f"if it only changes or reads messages, declare it: purgatory.asgi.park_through({name})"
+        if module == _BASE:
+            self.advice = "write the middleware as a pure ASGI one: this base handles each request in another task"
+        elif is_declared:
+            self.advice = "it is declared, but what it wraps isn't found: let it have that by the name `send`"
 
 
 def park_through(middleware: M) -> M:
@@ -131,7 +136,7 @@ class Wrappers:
             function, owner, wrapped = _opened(send)
             safe = _safety(function, owner)
             if safe is None or wrapped is None or wrapped == send:
-                raise UnsafeWrapper(function, owner)
+                raise UnsafeWrapper(function, owner, safe is not None)
             if self._safe or not safe.only_notes:
                 self._safe.append((send, safe))
             send = wrapped
@@ -155,13 +160,10 @@ def warn_once(app: Any, unsafe: UnsafeWrapper) -> None:
     if name in warned:
         return
     warned.add(name)
-    advice = "If it only changes or reads messages, declare it: purgatory.asgi.park_through(…)."
-    if unsafe.is_base:
-        advice = "Write the middleware as a pure ASGI one: a BaseHTTPMiddleware handles each request in another task."
     logger.warning(
-        "the waiting requests of %s are not parked, because %s wraps send: each keeps its task. %s "
+        "the waiting requests of %s are not parked, because %s wraps send: each keeps its task; %s. "
         "See 'Middlewares' in purgatory/uvicorn/PARKING.md",
-        type(app).__name__, name, advice,
+        type(app).__name__, name, unsafe.advice,
     )  # fmt: skip
 
 

@@ -14,18 +14,10 @@ from purgatory.asgi.protocol import Message, Parked, logger
 if TYPE_CHECKING:
     from purgatory.asgi.parking import Answering
 
-__all__ = ["Through", "start_task"]
+__all__ = ["Through"]
 
 _tasks: Final[set[Task[None]]] = set()
 """The event loop keeps only weak references."""
-
-
-def start_task(coroutine: Coroutine[Any, Any, None], context: Context | None = None) -> Task[None]:
-    """Start a task that is kept until it is done."""
-    task = asyncio.get_running_loop().create_task(coroutine, context=context)
-    _tasks.add(task)
-    task.add_done_callback(_tasks.discard)
-    return task
 
 
 class Through:
@@ -59,7 +51,9 @@ class Through:
         except StopIteration:
             return
         self._unsent = unsent
-        start_task(_rest(sending, awaited), self._context).add_done_callback(self._sent)
+        task = asyncio.get_running_loop().create_task(_rest(sending, awaited), context=self._context)
+        _tasks.add(task)
+        task.add_done_callback(self._sent)
         self._answering.pause_writing()
 
     def release(self) -> None:
@@ -77,6 +71,7 @@ class Through:
             await self._send(message)
 
     def _sent(self, task: Task[None]) -> None:
+        _tasks.discard(task)
         self._unsent = None
         if not task.cancelled() and task.exception() is None:
             self._answering.resume_writing()

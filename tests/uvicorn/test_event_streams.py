@@ -155,6 +155,16 @@ class TestStreams:
 
 
 class TestParkedStreams:
+    @pytest.mark.parametrize("headers", [{"x-a": "b"}, [("x-a", "b")], [(b"x-a", b"b", b"c")]])
+    def test_headers_must_be_pairs_of_bytes(self, headers: Any) -> None:
+        with pytest.raises(TypeError, match="headers must be pairs of bytes, such as"):
+            EventStream(lambda seen: None, list, headers=headers)
+
+    @pytest.mark.parametrize("fields", [{"data": {"a": 1}}, {"data": "", "id": 1}, {"data": "", "event": b"a"}])
+    def test_fields_of_an_event_must_be_strings(self, fields: Any) -> None:
+        with pytest.raises(TypeError, match=r"(data|id|event) must be a str, not "):
+            Event(**fields)
+
     @pytest.mark.parametrize(
         ("events", "text"),
         [

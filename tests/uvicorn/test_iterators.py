@@ -65,7 +65,7 @@ async def test_items_come_as_they_are_yielded(http: Any) -> None:
     feed = Feed()
     async with reading(feed, http) as (server, client):
         if http is ParkingProtocol:
-            await server.until_no_task()
+            await server.until("QuietConnection")
         feed.queue.put_nowait("one")
         assert await client.until(b"\r\ndata:one\n\n\r\n")
         feed.queue.put_nowait(Event("two", id="2"))

@@ -284,6 +284,7 @@ def same_second(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(itsdangerous.TimestampSigner, "get_timestamp", lambda self: 1_700_000_000)
 
 
+@pytest.mark.asyncio(loop_factories=["uvloop"])
 @pytest.mark.usefixtures("same_second")
 @pytest.mark.parametrize("kind", ["starlette", "fastapi", "mounted"])
 class TestTheAnswerIsTheSame:
@@ -313,6 +314,8 @@ class TestTheAnswerIsTheSame:
         assert len(records) == 2  # once for each application
         assert all(record.levelno == logging.WARNING for record in records)
         assert f"because {wrapper} wraps send" in records[0].getMessage()
+        advice = "a pure ASGI one" if name == "base" else f"park_through({wrapper.rpartition('.')[2]})"
+        assert advice in records[0].getMessage()
         assert parking_statistics().middleware == before.middleware + 4
 
 
@@ -576,6 +579,7 @@ class TestWhichAreSafe:
         *_, tasks = await answers(Application("starlette", Middleware(middleware)), ParkingProtocol)
         assert tasks == 2
         assert f"{__name__}.TestWhichAreSafe.test_wrapper_that_hides" in caplog.text
+        assert "what it wraps isn't found: let it have that by the name `send`" in caplog.text
 
     async def test_mark_is_not_inherited_by_functools_wraps(self) -> None:
         def traces(app: ASGIApp) -> ASGIApp:
