@@ -56,7 +56,7 @@ def _keep_origin(wrapper: Any) -> None:
 def _keep_session(wrapper: Any) -> None:
     """Let go of the rest of the request's scope, where FastAPI keeps two KiB."""
     cell = wrapper.__closure__[wrapper.__code__.co_freevars.index("scope")]
-    cell.cell_contents = {"session": cell.cell_contents["session"]}
+    cell.cell_contents = {name: value for name, value in cell.cell_contents.items() if name == "session"}
 
 
 _NOTES: Final = _Safe(only_notes=True)

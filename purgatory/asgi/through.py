@@ -77,7 +77,7 @@ class Through:
             self._answering.resume_writing()
             return
         logger.error("a parked request cannot be answered", exc_info=None if task.cancelled() else task.exception())
-        self._answering.parked = None
+        self._answering.disconnected()
         self.close()
 
 

@@ -6,6 +6,7 @@ import functools
 import gc
 import logging
 import tracemalloc
+from collections.abc import AsyncGenerator
 from contextvars import ContextVar
 from dataclasses import asdict
 from typing import Any
@@ -225,7 +226,7 @@ class Application:
             self.app.get("/poll", response_model=None)(self.poll_in_fastapi)
             self.app.get("/events", response_model=None)(self.events_in_fastapi)
         else:
-            routes = [Route("/poll", self.poll), Route("/events", self.events)]
+            routes = [Route("/poll", self.poll), Route("/events", self.events), Route("/tokens", self.tokens)]
             self.app = Starlette(routes=routes, middleware=inside)
         if kind == "mounted":
             self.app = Starlette(routes=[Mount("/", self.app)])
@@ -242,6 +243,13 @@ class Application:
             return self.purgatory.try_complete_else_watch(Delay(60.0), ["news"]) if last_event_id != "3" else None
 
         return EventStream(follow, lambda _: [Event(f"é{number}", id=str(number)) for number in (1, 2, 3)])
+
+    async def tokens(self, request: Request) -> Any:
+        async def generate() -> AsyncGenerator[str, None]:
+            yield "one"
+            await asyncio.Event().wait()
+
+        return EventStream(generate())
 
     async def poll_in_fastapi(self, request: Request) -> Any:
         return await self.poll(request)
@@ -380,12 +388,13 @@ class TestThrough:
                 await self.app(scope, receive, wrapped)
 
         application = Application("starlette", Middleware(Raises))
-        for target in ("/poll", "/events"):
+        for target in ("/poll", "/events", "/tokens"):
             async with serving(application.app) as server, connected(server) as client:
                 await client.send("GET", target)
                 await application.until_waiting(1 if target == "/poll" else 0)
                 application.purgatory.complete_all()
                 assert await client.ended()
+                await server.until_no_task()
                 assert "a bad middleware" in caplog.text
                 caplog.clear()
 
