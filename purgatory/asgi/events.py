@@ -243,7 +243,8 @@ class _WaitingStream(Waiting, Generic[T]):
     def shutdown(self) -> None:
         self.ending = True
         if self.operation is None:
-            self.end()
+            if self.parked is not None:  # else a middleware still waits with the end
+                self.end()
         else:
             super().shutdown()
 

@@ -102,8 +102,14 @@ class IteratedStream(Answering):
             self.parked.send(*messages)
 
     def _beat(self) -> None:
-        if not self._sent and not self._pauses:
-            self._send(chunk(COMMENT))
+        try:
+            if not self._sent and not self._pauses:
+                self._send(chunk(COMMENT))
+        except Exception:
+            logger.exception("an event stream fails")
+            self.fail()
+            self.shutdown()
+            return
         self._sent = False
         self._next_beat = asyncio.get_running_loop().call_later(self._heartbeat, self._beat)
 

@@ -15,6 +15,7 @@ The wrappers are found from the outermost inwards, because each one holds the ne
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from inspect import getmembers, isclass, isfunction
@@ -71,8 +72,9 @@ _KNOWN: Final[dict[str, dict[str, _Safe]]] = {
 }
 """The safe middlewares of others, by module and name."""
 
-_codes: Final[dict[CodeType, _Safe]] = {}
-"""The safe wrappers, by the code that all closures of a function share."""
+_codes: Final[dict[CodeType, tuple[_Safe, set[type]]]] = {}
+"""The safe wrappers, by the code that all closures of a function share, with the classes that were declared: one that
+is derived from them may work afterwards."""
 _warned: Final[WeakKeyDictionary[Any, set[str]]] = WeakKeyDictionary()
 """The wrappers that an application has been warned of."""
 
@@ -114,6 +116,8 @@ def park_through(middleware: M) -> M:
         raise TypeError(f"{middleware!r} cannot be parked behind: write it as a pure ASGI middleware")
     if not (isclass(middleware) or isfunction(middleware)):
         raise TypeError(f"the class or function of a middleware is needed, not {middleware!r}")
+    for base in middleware.__mro__ if isclass(middleware) else ():
+        _add_known(base.__module__)
     _add(middleware, _Safe())
     return middleware
 
@@ -147,7 +151,9 @@ class Wrappers:
         """Let go of what the known ones hold of the request, and don't need when they are called."""
         for wrapper, safe in self._safe:
             if safe.lighten is not None:
-                safe.lighten(wrapper)
+                # Another version may keep it in another way, and then it does keep it.
+                with suppress(AttributeError, KeyError, TypeError, ValueError):
+                    safe.lighten(wrapper)
 
 
 def warn_once(app: Any, unsafe: UnsafeWrapper) -> None:
@@ -171,10 +177,15 @@ def _add(middleware: Callable[..., Any], safe: _Safe) -> None:
     functions: list[Any] = [middleware]
     if isclass(middleware):
         functions = [function for _, function in getmembers(middleware, isfunction)]
+        # What is overridden may be called by super(), and counts if it is known to be safe.
+        inherited = (value for base in middleware.__mro__ for value in vars(base).values() if isfunction(value))
+        functions += [function for function in inherited if function.__code__ in _codes]
     codes = [function.__code__ for function in functions]
     while codes:
         code = codes.pop()
-        _codes.setdefault(code, safe)
+        _, classes = _codes.setdefault(code, (safe, set()))
+        if isclass(middleware):
+            classes.add(middleware)
         codes += (constant for constant in code.co_consts if isinstance(constant, CodeType))
 
 
@@ -182,7 +193,8 @@ def _add(middleware: Callable[..., Any], safe: _Safe) -> None:
 def _add_known(module: str) -> None:
     """Add the known middlewares of a module, which is imported because one of them is in use."""
     for name, safe in _KNOWN.get(module, {}).items():
-        _add(getattr(sys.modules[module], name), safe)
+        if (middleware := getattr(sys.modules[module], name, None)) is not None:
+            _add(middleware, safe)
 
 
 def _opened(send: Any) -> tuple[Any, Any, Any]:
@@ -205,13 +217,15 @@ def _opened(send: Any) -> tuple[Any, Any, Any]:
 
 def _safety(function: Any, owner: Any) -> _Safe | None:
     """What is known of a wrapper; `None` if it is not known to be safe."""
-    code = getattr(function, "__code__", None)
-    if code not in _codes:
-        if isfunction(function):
-            _add_known(_module(function))
-        if code not in _codes:
-            return _Safe() if _is_marked(function) or _is_marked(owner) else None
-    return _codes[code]
+    if _is_marked(function) or _is_marked(owner):
+        return _Safe()
+    if isfunction(function):
+        _add_known(_module(function))
+    known = _codes.get(getattr(function, "__code__", None))  # type: ignore[arg-type]
+    if known is None:
+        return None
+    safe, classes = known
+    return safe if owner is None or not classes or type(owner) in classes else None
 
 
 def _module(function: FunctionType) -> str:

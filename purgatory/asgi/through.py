@@ -24,7 +24,8 @@ class Through:
     """A parked request whose messages go through the middlewares that have wrapped `send`.
 
     Their coroutines are driven to their end at once, so no task is needed. If one really waits, a task does the rest:
-    the messages that are sent meanwhile follow it, and the response is told to pause.
+    the messages that are sent meanwhile follow it, and the response is told to pause. What is sent from a task, such as
+    the head of an event stream, gets a task, too.
     """
 
     __slots__ = ("_answering", "_context", "_parked", "_send", "_unsent", "_wrappers")
@@ -46,12 +47,15 @@ class Through:
             return
         unsent = list(messages)
         sending = self._send_all(unsent)
-        try:
-            awaited = self._context.run(sending.send, None)
-        except StopIteration:
-            return
+        if asyncio.current_task() is None:
+            try:
+                awaited = self._context.run(sending.send, None)
+            except StopIteration:
+                return
+            sending = _rest(sending, awaited)
+        # Else it would begin in a task that is not its own, and a time limit that it sets would be for that one.
         self._unsent = unsent
-        task = asyncio.get_running_loop().create_task(_rest(sending, awaited), context=self._context)
+        task = asyncio.get_running_loop().create_task(sending, context=self._context)
         _tasks.add(task)
         task.add_done_callback(self._sent)
         self._answering.pause_writing()
@@ -69,10 +73,10 @@ class Through:
     async def _send_all(self, messages: list[Message]) -> None:
         for message in messages:  # the list may grow while a middleware waits
             await self._send(message)
+        self._unsent = None
 
     def _sent(self, task: Task[None]) -> None:
         _tasks.discard(task)
-        self._unsent = None
         if not task.cancelled() and task.exception() is None:
             self._answering.resume_writing()
             return

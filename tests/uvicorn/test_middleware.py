@@ -462,6 +462,110 @@ class TestThrough:
             await asyncio.wait(tasks)
             assert seen == [("/poll", {"seen": "1"}, True)]
 
+    async def test_nothing_is_lost_between_a_wait_and_its_end(self) -> None:
+        @park_through
+        class Yields(AddsHeader):
+            async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+                async def wrapped(message: Message) -> None:
+                    await asyncio.sleep(0)
+                    await send(message)
+
+                await self.app(scope, receive, wrapped)
+
+        for pauses in range(6):
+            for items in (0, 2):
+
+                async def generate(pauses: int = pauses, items: int = items) -> AsyncGenerator[str, None]:
+                    for number in range(items):
+                        for _ in range(pauses):
+                            await asyncio.sleep(0)
+                        yield str(number)
+                    for _ in range(pauses):
+                        await asyncio.sleep(0)
+
+                async def handler(request: Request, generate: Any = generate) -> Any:
+                    return EventStream(generate())
+
+                app = Starlette(routes=[Route("/", handler)], middleware=[Middleware(Yields)])
+                async with serving(app) as server, connected(server) as client:
+                    response = await client.request("GET", "/")
+                    assert response.body == b"".join(b"data:%d\n\n" % number for number in range(items))
+
+    async def test_time_limit_of_a_middleware_is_its_own(self) -> None:
+        @park_through
+        class Limits(AddsHeader):
+            async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+                async def wrapped(message: Message) -> None:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(0.01):
+                            await asyncio.sleep(60)
+                    await send(message)
+
+                await self.app(scope, receive, wrapped)
+
+        async def generate() -> AsyncGenerator[str, None]:
+            yield "one"
+            yield "two"
+
+        async def handler(request: Request) -> Any:
+            return EventStream(generate())
+
+        app = Starlette(routes=[Route("/", handler)], middleware=[Middleware(Limits)])
+        async with serving(app) as server, connected(server) as client:
+            assert (await client.request("GET", "/")).body == b"data:one\n\ndata:two\n\n"
+
+    async def test_shutdown_while_a_middleware_waits_with_the_end_cuts_nothing_off(self) -> None:
+        may_go_on = asyncio.Event()
+
+        @park_through
+        class HoldsTheEnd(AddsHeader):
+            async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+                async def wrapped(message: Message) -> None:
+                    if message["type"] == "http.response.body" and not message.get("more_body"):
+                        await may_go_on.wait()
+                    await send(message)
+
+                await self.app(scope, receive, wrapped)
+
+        application = Application("starlette", Middleware(HoldsTheEnd))
+        async with serving(application.app) as server, connected(server) as client:
+            await client.send("GET", "/events")
+            await application.until_waiting(1)
+            application.purgatory.complete_all()
+            await client.until("data:é3".encode())
+            server.should_exit = True
+            await asyncio.sleep(0.3)
+            may_go_on.set()
+            await client.until(b"0\r\n\r\n")
+
+    async def test_middleware_that_raises_at_a_heartbeat_closes_the_connection(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        @park_through
+        class Raises(AddsHeader):
+            async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+                async def wrapped(message: Message) -> None:
+                    if message.get("body") == b":\n\n":
+                        raise ValueError("a bad middleware")
+                    await send(message)
+
+                await self.app(scope, receive, wrapped)
+
+        async def generate() -> AsyncGenerator[str, None]:
+            await asyncio.Event().wait()
+            yield "never"
+
+        async def handler(request: Request) -> Any:
+            return EventStream(generate(), heartbeat=0.02)
+
+        app = Starlette(routes=[Route("/", handler)], middleware=[Middleware(Raises)])
+        async with serving(app) as server, connected(server) as client:
+            await client.send("GET", "/")
+            await client.until(b"\r\n\r\n")
+            assert await client.ended()
+            assert "a bad middleware" in caplog.text
+            await server.until_no_task()
+
     async def test_stream_asks_for_nothing_while_a_middleware_waits(self) -> None:
         may_go_on = asyncio.Event()
         may_go_on.set()
@@ -571,6 +675,23 @@ class TestWhichAreSafe:
         application = Application("starlette", Middleware(adds_header))
         *_, tasks = await answers(application, ParkingProtocol)
         assert tasks == 0
+
+    async def test_class_that_is_derived_from_a_safe_one_is_not_known(self, caplog: pytest.LogCaptureFixture) -> None:
+        class WorksAfterSessions(SessionMiddleware):
+            async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+                await super().__call__(scope, receive, send)
+
+        class WorksAfterCORS(CORSMiddleware):
+            async def simple_response(self, *arguments: Any, **keywords: Any) -> None:
+                await super().simple_response(*arguments, **keywords)
+
+        for derived, options in ((WorksAfterSessions, {"secret_key": "a"}), (WorksAfterCORS, {"allow_origins": ["*"]})):
+            for expected in (2, 0):
+                application = Application("starlette", Middleware(derived, **options))
+                *_, tasks = await answers(application, ParkingProtocol)
+                assert tasks == expected
+                park_through(derived)
+            assert f"park_through({derived.__qualname__})" in caplog.text
 
     async def test_wrapper_that_hides_the_next_one_is_not_safe(self, caplog: pytest.LogCaptureFixture) -> None:
         def middleware(app: ASGIApp) -> ASGIApp:
