@@ -127,6 +127,7 @@ class Waiting(Answering):
     __slots__ = ("answers", "operation")
 
     operation: DelayedOperation[Any] | None
+    parked: Parked | None
 
     def __init__(self, answers: "Answers") -> None:
         super().__init__()

@@ -43,7 +43,7 @@ class ParkingProtocol(HttpToolsProtocol):
             self.shared: Shared = state.purgatory
         except AttributeError:
             self.shared = state.purgatory = Shared(type(self), config, server_state, app_state)
-        self.app = self.shared.app
+        self.app: Any = self.shared.app
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
