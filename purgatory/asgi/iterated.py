@@ -88,12 +88,11 @@ class IteratedStream(Answering):
         return True
 
     async def _forward(self) -> None:
-        async for data in self._chunks:
+        # What comes after a cancellation is the last event.
+        while not self._cancelled and (data := await anext(self._chunks, None)) is not None:
             self._send(chunk(data))
             self._sent = True
-            if self._cancelled:
-                break
-            while self._pauses:
+            while self._pauses and not self._cancelled:
                 self._paused = asyncio.get_running_loop().create_future()
                 await self._paused
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from inspect import getmembers, isclass, isfunction
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -84,8 +84,8 @@ class UnsafeWrapper(Exception):
 
     def __init__(self, function: Any, owner: Any, is_declared: bool) -> None:
         if owner is None:
-            module, name = _module(function), function.__code__.co_qualname.partition(".<locals>")[0]
-            name = name.removesuffix(".__call__")
+            module = _module(function)
+            name = function.__code__.co_qualname.partition(".<locals>")[0].removesuffix(".__call__")
         else:
             module, name = type(owner).__module__, type(owner).__qualname__
         super().__init__(f"{module}.{name}")
@@ -173,6 +173,10 @@ def warn_once(app: Any, unsafe: UnsafeWrapper) -> None:
     )  # fmt: skip
 
 
+def _absent() -> None:
+    """In the place of a middleware that another version does not have."""
+
+
 def _add(middleware: Callable[..., Any], safe: _Safe) -> None:
     functions: list[Any] = [middleware]
     if isclass(middleware):
@@ -193,8 +197,7 @@ def _add(middleware: Callable[..., Any], safe: _Safe) -> None:
 def _add_known(module: str) -> None:
     """Add the known middlewares of a module, which is imported because one of them is in use."""
     for name, safe in _KNOWN.get(module, {}).items():
-        if (middleware := getattr(sys.modules[module], name, None)) is not None:
-            _add(middleware, safe)
+        _add(getattr(sys.modules[module], name, _absent), safe)
 
 
 def _opened(send: Any) -> tuple[Any, Any, Any]:
@@ -219,8 +222,9 @@ def _safety(function: Any, owner: Any) -> _Safe | None:
     """What is known of a wrapper; `None` if it is not known to be safe."""
     if _is_marked(function) or _is_marked(owner):
         return _Safe()
-    if isfunction(function):
-        _add_known(_module(function))
+    _add_known(
+        getattr(function, "__globals__", {}).get("__name__", "")
+    )  # not `__module__`, which functools.wraps copies
     known = _codes.get(getattr(function, "__code__", None))  # type: ignore[arg-type]
     if known is None:
         return None
@@ -228,8 +232,8 @@ def _safety(function: Any, owner: Any) -> _Safe | None:
     return safe if owner is None or not classes or type(owner) in classes else None
 
 
-def _module(function: FunctionType) -> str:
-    name: str = function.__globals__.get("__name__", "")  # not `__module__`, which functools.wraps copies
+def _module(function: Any) -> str:
+    name: str = getattr(function, "__globals__", {}).get("__name__", "")  # functools.wraps copies `__module__`
     return name
 
 

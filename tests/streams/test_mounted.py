@@ -335,6 +335,14 @@ class TestPrefixes:
             keys = shown["webhook"]["signing"]["jwks_url"]
             assert keys == "https://www.example.org/streams/v1/stream/__ds/jwks.json"
 
+    async def test_webhook_without_a_url_is_refused(self, tmp_path: Path) -> None:
+        hook = {"type": "webhook", "pattern": "a/*", "webhook": {"url": "http://localhost:1/"}}
+        streams = durable_streams(data=tmp_path)
+        async with streams.lifespan(None), client(streams) as http:
+            refused = await http.put("/v1/stream/__ds/subscriptions/s", json=hook)
+            assert refused.status_code == 400
+            assert "pass url to durable_streams" in refused.text
+
     async def test_webhook_of_before_waits_until_there_is_a_url(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -178,6 +178,28 @@ async def test_wrong_headers_are_logged_and_close_the_connection(caplog: pytest.
         assert "Invalid HTTP header name" in caplog.text
 
 
+async def test_task_that_others_cancel_is_cancelled() -> None:
+    """As at the end of a graceful shutdown's time."""
+    feed = Feed()
+    async with reading(feed, ParkingProtocol) as (server, client):
+        (task,) = server.server_state.tasks
+        task.cancel()
+        await server.until_no_task()
+        assert feed.events[-1] == "ended for somebody"
+        client.writer.close()
+
+
+async def test_wake_of_a_stream_that_does_not_wait_changes_nothing() -> None:
+    feed = Feed()
+    async with reading(feed, ParkingProtocol) as (server, client):
+        (connection,) = server.server_state.connections
+        listener: Any = connection.listener  # type: ignore[union-attr]
+        listener.pause_writing()
+        listener.resume_writing()
+        feed.queue.put_nowait("one")
+        assert await client.until(b"data:one\n\n")
+
+
 async def test_silence_is_filled_with_comments(http: Any) -> None:
     feed = Feed(heartbeat=0.02)
     async with reading(feed, http) as (_, client):

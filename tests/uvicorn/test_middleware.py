@@ -398,6 +398,48 @@ class TestThrough:
                 assert "a bad middleware" in caplog.text
                 caplog.clear()
 
+    async def test_middleware_that_raises_when_all_is_sent_leaves_the_connection(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        @park_through
+        class RaisesAtTheEnd(AddsHeader):
+            async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+                async def wrapped(message: Message) -> None:
+                    await send(message)
+                    if message["type"] == "http.response.body":
+                        await asyncio.sleep(0.001)
+                        raise ValueError("a bad middleware")
+
+                await self.app(scope, receive, wrapped)
+
+        application = Application("starlette", Middleware(RaisesAtTheEnd))
+        async with serving(application.app) as server, connected(server) as client:
+            for _ in range(2):
+                await client.send("GET", "/poll")
+                await application.until_waiting(1)
+                application.purgatory.complete_all()
+                assert (await client.receive()).body == b"news"
+                while "a bad middleware" not in caplog.text:
+                    await asyncio.sleep(0.005)
+                caplog.clear()
+
+    async def test_callable_object_that_is_not_declared_is_not_safe(self) -> None:
+        class Object:
+            def __init__(self, send: Send) -> None:
+                self.send = send
+
+            async def __call__(self, message: Message) -> None:
+                await self.send(message)
+
+        def middleware(app: ASGIApp) -> ASGIApp:
+            async def call(scope: Scope, receive: Receive, send: Send) -> None:
+                await app(scope, receive, Object(send))
+
+            return call
+
+        *_, tasks = await answers(Application("starlette", Middleware(middleware)), ParkingProtocol)
+        assert tasks == 2
+
     async def test_exception_of_what_a_middleware_awaits_reaches_it(self) -> None:
         @park_through
         class Recovers(AddsHeader):
