@@ -5,6 +5,7 @@ import contextlib
 import functools
 import gc
 import logging
+import re
 import tracemalloc
 from collections.abc import AsyncGenerator
 from contextvars import ContextVar
@@ -273,7 +274,8 @@ async def answer(client: Client, server: Server, application: Application, targe
         await asyncio.sleep(0)
     tasks = len(server.server_state.tasks)
     application.purgatory.complete_all()
-    return await client.reader.read(), tasks
+    # Older releases of Starlette write the time into what they compress.
+    return re.sub(rb"(?s)\x1f\x8b\x08\0....", b"compressed", await client.reader.read()), tasks
 
 
 async def answers(application: Application, protocol: Any) -> tuple[bytes, bytes, int]:
