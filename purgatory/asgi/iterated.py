@@ -74,12 +74,13 @@ class IteratedStream(Answering):
         except asyncio.CancelledError:
             if not self._cancelled:
                 raise
-            task.uncancel()
         except Exception:
             logger.exception("an event stream fails")
             self.fail()
         finally:
             self._task = None
+            if self._cancelled:
+                task.uncancel()
             if self._next_beat is not None:
                 self._next_beat.cancel()
         parked, self.parked = self.parked, None

@@ -222,9 +222,7 @@ def _safety(function: Any, owner: Any) -> _Safe | None:
     """What is known of a wrapper; `None` if it is not known to be safe."""
     if _is_marked(function) or _is_marked(owner):
         return _Safe()
-    _add_known(
-        getattr(function, "__globals__", {}).get("__name__", "")
-    )  # not `__module__`, which functools.wraps copies
+    _add_known(_module(function))
     known = _codes.get(getattr(function, "__code__", None))  # type: ignore[arg-type]
     if known is None:
         return None
