@@ -10,7 +10,7 @@ connections have closed, and the application's own long polls keep them open.
 import purgatory.lowlevel  # noqa: F401 - it says so if another distribution has overwritten a part of this one
 from purgatory.asgi.disconnects import ClientDisconnected, unless_disconnected
 from purgatory.asgi.event import Event
-from purgatory.asgi.events import EventStream
+from purgatory.asgi.event_stream import EventStream
 from purgatory.asgi.middleware import park_through
 from purgatory.asgi.parking import ParkingStatistics, parking_statistics
 from purgatory.asgi.response import DelayedResponse

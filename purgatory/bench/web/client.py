@@ -48,7 +48,7 @@ _OWN: Final = [sys.executable, "-m", "uvicorn", "--http", "httptools", *_OPTIONS
 SERVERS: Final = {
     OURS: [*_PARKING, "purgatory.bench.web.delayed:app"],
     "not parked": [*_OWN, "purgatory.bench.web.delayed:app"],
-    "Event + timeout": [*_OWN, "purgatory.bench.web.events:app"],
+    "Event + timeout": [*_OWN, "purgatory.bench.web.event_and_timeout:app"],
     "Node": ["node", __file__.replace("client.py", "server.js")],
 }
 """The command of each server."""
