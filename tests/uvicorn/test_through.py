@@ -1,0 +1,336 @@
+"""Answers of parked requests that go through middlewares, at odd moments."""
+
+import asyncio
+import contextlib
+import gc
+import tracemalloc
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from purgatory.asgi import EventStream
+from purgatory.uvicorn import ParkingProtocol
+from tests.uvicorn.middlewares import (
+    PARKED,
+    Application,
+    answers,
+    wrapping,
+)
+from tests.uvicorn.serving import connected, serving
+
+SAMPLE = 200
+"""Clients."""
+
+
+class TestThrough:
+    async def test_connection_goes_on_after_the_answer(self) -> None:
+        application = Application("starlette", PARKED["cors"], PARKED["session"])
+        async with serving(application.app) as server, connected(server) as client:
+            for _ in range(3):
+                await client.send("GET", "/poll", "Origin: http://a.example")
+                await application.until_waiting(1)
+                await server.until("QuietConnection")
+                application.purgatory.complete_all()
+                assert (await client.receive()).headers["access-control-allow-origin"] == "*"
+
+    async def test_client_that_disconnects_leaves_its_operation(self) -> None:
+        application = Application("fastapi", PARKED["cors"])
+        for target in ("/poll", "/events"):
+            async with serving(application.app) as server, connected(server) as client:
+                await client.send("GET", target)
+                await application.until_waiting(1)
+                await server.until("QuietConnection")
+                client.writer.close()
+                await application.until_waiting(0)
+
+    @pytest.mark.parametrize("sends", ["start", "body"])
+    async def test_middleware_that_raises_is_logged_and_the_client_gets_an_error(
+        self, sends: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        faults = [ValueError("a bad middleware")]
+
+        async def raises(message: Message, send: Send) -> None:
+            if message["type"] == f"http.response.{sends}" and faults:
+                raise faults.pop()
+            await send(message)
+
+        application = Application("starlette", wrapping(raises))
+        async with serving(application.app) as server, connected(server) as client:
+            await client.send("GET", "/poll")
+            await application.until_waiting(1)
+            application.purgatory.complete_all()
+            assert (await client.receive()).status == 500
+            assert "a bad middleware" in caplog.text
+
+    async def test_middleware_that_raises_after_it_has_waited_closes_the_connection(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def raises(message: Message, send: Send) -> None:
+            await asyncio.sleep(0.001)
+            if message:
+                raise ValueError("a bad middleware")
+            await send(message)
+
+        application = Application("starlette", wrapping(raises))
+        for target in ("/poll", "/events", "/tokens"):
+            async with serving(application.app) as server, connected(server) as client:
+                await client.send("GET", target)
+                await application.until_waiting(1 if target == "/poll" else 0)
+                application.purgatory.complete_all()
+                assert await client.ended()
+                await server.until_no_task()
+                assert "a bad middleware" in caplog.text
+                caplog.clear()
+
+    async def test_middleware_that_raises_when_all_is_sent_leaves_the_connection(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def raises_at_the_end(message: Message, send: Send) -> None:
+            await send(message)
+            if message["type"] == "http.response.body":
+                await asyncio.sleep(0.001)
+                raise ValueError("a bad middleware")
+
+        application = Application("starlette", wrapping(raises_at_the_end))
+        async with serving(application.app) as server, connected(server) as client:
+            for _ in range(2):
+                await client.send("GET", "/poll")
+                await application.until_waiting(1)
+                application.purgatory.complete_all()
+                assert (await client.receive()).body == b"news"
+                while "a bad middleware" not in caplog.text:
+                    await asyncio.sleep(0.005)
+                caplog.clear()
+
+    async def test_callable_object_that_is_not_declared_is_not_safe(self) -> None:
+        class Object:
+            def __init__(self, send: Send) -> None:
+                self.send = send
+
+            async def __call__(self, message: Message) -> None:
+                await self.send(message)
+
+        def middleware(app: ASGIApp) -> ASGIApp:
+            async def call(scope: Scope, receive: Receive, send: Send) -> None:
+                await app(scope, receive, Object(send))
+
+            return call
+
+        *_, tasks = await answers(Application("starlette", Middleware(middleware)), ParkingProtocol)
+        assert tasks == 2
+
+    async def test_exception_of_what_a_middleware_awaits_reaches_it(self) -> None:
+        async def recovers(message: Message, send: Send) -> None:
+            future = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().call_soon(future.set_exception, ValueError("awaited"))
+            with contextlib.suppress(ValueError):
+                await future
+            await send(message)
+
+        application = Application("starlette", wrapping(recovers))
+        assert (await answers(application, ParkingProtocol))[2] == 0
+
+    async def test_server_that_cancels_the_task_of_a_waiting_middleware_closes_the_connection(self) -> None:
+        async def waits_forever(message: Message, send: Send) -> None:
+            if message["type"].startswith("http."):
+                await asyncio.Event().wait()
+            await send(message)
+
+        application = Application("starlette", wrapping(waits_forever))
+        async with serving(application.app) as server, connected(server) as client:
+            await client.send("GET", "/poll")
+            await application.until_waiting(1)
+            await server.until_no_task()
+            before = asyncio.all_tasks()
+            application.purgatory.complete_all()
+            while not (new := asyncio.all_tasks() - before):
+                await asyncio.sleep(0)
+            for task in new:
+                task.cancel()
+            assert await client.ended()
+
+    async def test_scope_is_left_to_tasks_that_the_handler_has_started(self) -> None:
+        application = Application("fastapi", PARKED["cors"], PARKED["session"])
+        seen: list[Any] = []
+
+        async def look(request: Request) -> None:
+            await application.until_waiting(1)
+            await asyncio.sleep(0.05)
+            seen.append((request.url.path, dict(request.session), "origin" in request.headers))
+
+        poll = application.poll
+
+        async def poll_and_look(request: Request) -> Any:
+            tasks.append(asyncio.create_task(look(request)))
+            return await poll(request)
+
+        tasks: list[asyncio.Task[None]] = []
+        application.poll = poll_and_look  # type: ignore[method-assign]
+        async with serving(application.app) as server, connected(server) as client:
+            await client.send("GET", "/poll", "Origin: http://a.example")
+            await application.until_waiting(1)
+            await server.until("QuietConnection")
+            await asyncio.wait(tasks)
+            assert seen == [("/poll", {"seen": "1"}, True)]
+
+    async def test_nothing_is_lost_between_a_wait_and_its_end(self) -> None:
+        async def yields(message: Message, send: Send) -> None:
+            await asyncio.sleep(0)
+            await send(message)
+
+        for pauses in range(6):
+            for items in (0, 2):
+
+                async def generate(pauses: int = pauses, items: int = items) -> AsyncGenerator[str, None]:
+                    for number in range(items):
+                        for _ in range(pauses):
+                            await asyncio.sleep(0)
+                        yield str(number)
+                    for _ in range(pauses):
+                        await asyncio.sleep(0)
+
+                async def handler(request: Request, generate: Any = generate) -> Any:
+                    return EventStream(generate())
+
+                app = Starlette(routes=[Route("/", handler)], middleware=[wrapping(yields)])
+                async with serving(app) as server, connected(server) as client:
+                    response = await client.request("GET", "/")
+                    assert response.body == b"".join(b"data:%d\n\n" % number for number in range(items))
+
+    async def test_time_limit_of_a_middleware_is_its_own(self) -> None:
+        async def limits(message: Message, send: Send) -> None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await asyncio.sleep(60)
+            await send(message)
+
+        async def generate() -> AsyncGenerator[str, None]:
+            yield "one"
+            yield "two"
+
+        async def handler(request: Request) -> Any:
+            return EventStream(generate())
+
+        app = Starlette(routes=[Route("/", handler)], middleware=[wrapping(limits)])
+        async with serving(app) as server, connected(server) as client:
+            assert (await client.request("GET", "/")).body == b"data:one\n\ndata:two\n\n"
+
+    async def test_shutdown_while_a_middleware_waits_with_the_end_cuts_nothing_off(self) -> None:
+        may_go_on = asyncio.Event()
+
+        async def holds_the_end(message: Message, send: Send) -> None:
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                await may_go_on.wait()
+            await send(message)
+
+        application = Application("starlette", wrapping(holds_the_end))
+        async with serving(application.app) as server, connected(server) as client:
+            await client.send("GET", "/events")
+            await application.until_waiting(1)
+            application.purgatory.complete_all()
+            await client.until("data:é3".encode())
+            server.should_exit = True
+            await asyncio.sleep(0.3)
+            may_go_on.set()
+            await client.until(b"0\r\n\r\n")
+
+    async def test_middleware_that_raises_at_a_heartbeat_closes_the_connection(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def raises(message: Message, send: Send) -> None:
+            if message.get("body") == b":\n\n":
+                raise ValueError("a bad middleware")
+            await send(message)
+
+        async def generate() -> AsyncGenerator[str, None]:
+            await asyncio.Event().wait()
+            yield "never"
+
+        async def handler(request: Request) -> Any:
+            return EventStream(generate(), heartbeat=0.02)
+
+        app = Starlette(routes=[Route("/", handler)], middleware=[wrapping(raises)])
+        async with serving(app) as server, connected(server) as client:
+            await client.send("GET", "/")
+            await client.until(b"\r\n\r\n")
+            assert await client.ended()
+            assert "a bad middleware" in caplog.text
+            await server.until_no_task()
+
+    async def test_stream_asks_for_nothing_while_a_middleware_waits(self) -> None:
+        may_go_on = asyncio.Event()
+        may_go_on.set()
+
+        async def holds(message: Message, send: Send) -> None:
+            await may_go_on.wait()
+            await send(message)
+
+        application = Application("starlette", wrapping(holds))
+        async with serving(application.app) as server, connected(server) as client:
+            await client.send("GET", "/events")
+            await application.until_waiting(1)
+            may_go_on.clear()
+            application.purgatory.complete_all()
+            await server.until_no_task()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert application.purgatory.num_delayed == 0
+            assert application.followed == [None]
+            may_go_on.set()
+            await client.until(b"0\r\n\r\n")
+            assert application.followed == [None, "3"]
+
+    async def test_stream_that_is_shut_down_while_a_middleware_waits_ends_after_it(self) -> None:
+        may_go_on = asyncio.Event()
+        may_go_on.set()
+
+        async def holds(message: Message, send: Send) -> None:
+            await may_go_on.wait()
+            await send(message)
+
+        application = Application("starlette", wrapping(holds))
+        async with serving(application.app) as server, connected(server) as client:
+            await client.send("GET", "/events")
+            await application.until_waiting(1)
+            may_go_on.clear()
+            application.purgatory.complete_all()
+            await asyncio.sleep(0.05)
+            server.should_exit = True
+            await asyncio.sleep(0.3)
+            may_go_on.set()
+            data = await client.until(b"0\r\n\r\n")
+            assert "data:é3".encode() in data
+
+    async def test_what_the_wrappers_do_not_need_is_let_go(self) -> None:
+        """A client takes two KiB more, whatever its headers are, and the request's objects are freed."""
+
+        async def size(*middleware: Middleware) -> float:
+            application = Application("fastapi", *middleware)
+            headers = [f"X-Header-{number}: {'x' * 100}" for number in range(20)]
+            async with serving(application.app) as server, contextlib.AsyncExitStack() as stack:
+                clients = [await stack.enter_async_context(connected(server)) for _ in range(SAMPLE + 20)]
+                sizes = []
+                for some in (clients[:20], clients[20:]):
+                    for client in some:
+                        await client.send("GET", "/poll", "Origin: http://a.example", *headers)
+                    await server.until(*["QuietConnection"] * len(clients))
+                    await application.until_waiting(20 if some == clients[:20] else len(clients))
+                    gc.collect()
+                    sizes.append(tracemalloc.get_traced_memory()[0])
+                application.purgatory.cancel_all()
+            return (sizes[1] - sizes[0]) / SAMPLE
+
+        tracemalloc.start()
+        try:
+            await size()
+            alone = await size()
+            behind = await size(PARKED["cors"], PARKED["session"])
+        finally:
+            tracemalloc.stop()
+        assert behind - alone < 2500
