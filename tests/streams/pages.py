@@ -11,7 +11,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from purgatory.streams.live import Live
+from purgatory.streams.engine.live import Live
 from tests.streams.serving import Server
 
 PATHS = (f"stream-{number}" for number in itertools.count())

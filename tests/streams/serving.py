@@ -13,11 +13,11 @@ import uvloop
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
+from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http.app import Application
 from purgatory.streams.http.protocol import BoundedProtocol
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage.opener import opener
-from purgatory.streams.streams import Streams
 
 
 class Server(uvicorn.Server):

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from purgatory import VirtualClock
-from purgatory.streams.demo import MAX_PENDING, UNSEEN, Demo
+from purgatory.streams.engine.demo import MAX_PENDING, UNSEEN, Demo
 from tests.streams.serving import serving
 
 

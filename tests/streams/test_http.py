@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from purgatory.streams.http.endpoint import Polls
-from purgatory.streams.streams import Streams
+from purgatory.streams.engine.streams import Streams
+from purgatory.streams.http.streams import Polls
 from tests.streams.serving import Server, serving
 
 ZERO = "0000000000000000_0000000000000000"
@@ -230,7 +230,7 @@ class TestMemory:
     def test_long_polls_with_a_cursor_share_their_functions(
         self, monkeypatch: pytest.MonkeyPatch, server: Server
     ) -> None:
-        monkeypatch.setattr("purgatory.streams.http.endpoint._CURSORS", 3)
+        monkeypatch.setattr("purgatory.streams.http.streams._CURSORS", 3)
         polls = Polls(server.application.streams)
         assert polls.of(None) is polls.of(None)
         for number in range(10):  # a client may invent them
@@ -238,9 +238,9 @@ class TestMemory:
             assert len(polls._functions) <= 3
 
     def test_old_data_is_read_from_the_database(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setattr("purgatory.streams.streams._RECENT", 1000)
-        monkeypatch.setattr("purgatory.streams.streams._KNOWN", 2)
-        monkeypatch.setattr("purgatory.streams.streams.CHUNK", 100)
+        monkeypatch.setattr("purgatory.streams.engine.streams._RECENT", 1000)
+        monkeypatch.setattr("purgatory.streams.engine.streams._KNOWN", 2)
+        monkeypatch.setattr("purgatory.streams.engine.streams.CHUNK", 100)
         with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as http:
             expected = {}
             for name in "abcd":

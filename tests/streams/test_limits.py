@@ -16,12 +16,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from purgatory import PurgatoryClosed
 from purgatory.lowlevel import loop_for_threads
-from purgatory.streams.clients import Clients, TooManyRequests
+from purgatory.streams import admission
+from purgatory.streams.admission import Clients, Held, Quotas, Refusal, TooManyRequests, address, jittered
 from purgatory.streams.core.commands import Create
-from purgatory.streams.http import admission
-from purgatory.streams.http.limits import Held, address, jittered
-from purgatory.streams.http.quotas import Quotas
-from purgatory.streams.http.replies import Refusal, Reply
+from purgatory.streams.http.replies import Reply
+from purgatory.streams.http.streams import delayed
 from purgatory.streams.settings import Settings
 from purgatory.uvicorn import ParkingProtocol
 from tests.streams.processes import ROOT, ZERO, append, create, poll, running, until_waiting
@@ -376,11 +375,11 @@ class TestQuotas:
         assert len(quotas) == 1
         reply = Reply(204)
         # One answer may wait. The next is not lost: it is sent at once.
-        responses = [quotas.delayed(reply, due) for due in (now, now + 9, now + 9)]
+        responses = [delayed(reply, due, quotas) for due in (now, now + 9, now + 9)]
         assert [response is reply for response in responses] == [True, False, True]
         assert quotas.purgatory.num_delayed == 1
         quotas.purgatory.close()
-        assert quotas.delayed(reply, now + 9) is reply
+        assert delayed(reply, now + 9, quotas) is reply
         quotas.close()
         assert len(quotas) == 1
 

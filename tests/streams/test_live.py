@@ -11,7 +11,7 @@ import pytest
 
 from purgatory import Delay, DelayedOperation, DelayedOperationPurgatory, PurgatoryClosed, PurgatoryFull, VirtualClock
 from purgatory.asgi.disconnects import unless_disconnected
-from purgatory.streams.live import BOUNDS, MAX_POLLS, POLL, Live
+from purgatory.streams.engine.live import BOUNDS, MAX_POLLS, POLL, Live
 from tests.streams.pages import is_idle, live
 from tests.streams.serving import Server, serving
 from tests.support.operations import Flag
@@ -272,7 +272,7 @@ class TestServersOnOneDatabase:
     def test_nothing_is_scheduled_without_a_page(
         self, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("purgatory.streams.live.FRESH", 2.0)
+        monkeypatch.setattr("purgatory.streams.engine.live.FRESH", 2.0)
         with two(postgres.create_database()) as ((one, here), (other, _)):
             lives = [live(server) for server in (one, other)]
             assert all(is_idle(each) for each in lives)

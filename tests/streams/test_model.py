@@ -11,7 +11,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from purgatory.streams.chunk import Chunk
 from purgatory.streams.core.commands import Append, Command, Create, Delete, Fork, Identity, Touch
 from purgatory.streams.core.errors import (
     Conflict,
@@ -26,6 +25,7 @@ from purgatory.streams.core.errors import (
 from purgatory.streams.core.messages import JSON
 from purgatory.streams.core.state import Stream
 from purgatory.streams.core.transaction import Transaction
+from purgatory.streams.engine.chunk import Chunk
 from purgatory.streams.storage.sqlite import WritingDatabase
 from tests.streams.memory import Memory
 

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from starlette.types import Message
 
-from purgatory.streams.http.replies import Refusal
+from purgatory.streams.admission import Refusal
 from purgatory.streams.http.requests import Headers, body
 from tests.streams.processes import append, create, metric, poll, running, until_waiting
 from tests.streams.serving import serving

@@ -16,11 +16,11 @@ from purgatory.streams.core.commands import Append, Create, Delete
 from purgatory.streams.core.errors import NotFound
 from purgatory.streams.core.state import Row
 from purgatory.streams.core.subscriptions import Subscribe
+from purgatory.streams.engine.streams import Streams
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import Database, StorageConflict, StorageError, StorageFull, StorageUnavailable
 from purgatory.streams.storage.opener import opener
 from purgatory.streams.storage.postgresql import errors
-from purgatory.streams.streams import Streams
 from tests.streams.serving import opened, serving
 from tests.support.servers import PostgresServer
 
@@ -277,7 +277,7 @@ async def test_changes_of_other_processes_become_known(postgres: PostgresServer)
 
 
 def test_database_that_does_not_answer_causes_503(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("purgatory.streams.store.PATIENCE", 1.0)
+    monkeypatch.setattr("purgatory.streams.engine.store.PATIENCE", 1.0)
     with serving(database=postgres.create_database()) as server, httpx.Client(base_url=server.url, timeout=60) as http:
         http.put("/v1/stream/a", headers=TEXT)
         with postgres.frozen():

@@ -12,11 +12,11 @@ from purgatory.streams.core import messages
 from purgatory.streams.core.commands import Append, Create, Delete
 from purgatory.streams.core.errors import NotFound
 from purgatory.streams.core.transaction import Transaction
+from purgatory.streams.engine.streams import Streams
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import StorageConflict, StorageError, StorageUnavailable
 from purgatory.streams.storage.opener import FolderOpener
 from purgatory.streams.storage.sqlite import FileDatabase
-from purgatory.streams.streams import Streams
 from tests.streams.serving import opened
 
 

@@ -22,24 +22,22 @@ import purgatory
 from purgatory.asgi import closing_on_shutdown
 from purgatory.metrics.prometheus import JournalCollector, ParkingCollector, PurgatoryCollector
 from purgatory.relay import Relay
-from purgatory.streams.http.admission import Limits
+from purgatory.streams.admission import RETRY, Guard, Limits, Quotas, Refusal
+from purgatory.streams.engine.live import LOOKING, Live
+from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http.description import describe
-from purgatory.streams.http.endpoint import StreamEndpoint
-from purgatory.streams.http.guard import Guard
+from purgatory.streams.http.keys import Keys
 from purgatory.streams.http.listing import LIST, ListEndpoint
 from purgatory.streams.http.page import PATHS, PageEndpoint, open_live, page_routes
 from purgatory.streams.http.prefix import below_root, relative
-from purgatory.streams.http.quotas import Quotas
-from purgatory.streams.http.replies import RETRY, Refusal, error
+from purgatory.streams.http.replies import error
 from purgatory.streams.http.requests import ROOT
-from purgatory.streams.http.secrets import Keys
+from purgatory.streams.http.streams import StreamEndpoint
 from purgatory.streams.http.subscriptions import CONTROL, SubscriptionEndpoint
 from purgatory.streams.http.webhooks import Webhooks
-from purgatory.streams.live import LOOKING, Live
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import StorageError
 from purgatory.streams.storage.opener import opener
-from purgatory.streams.streams import Streams
 
 if TYPE_CHECKING:
     from purgatory.journal import Journal

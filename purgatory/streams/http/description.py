@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from purgatory.streams.demo import MAX_PENDING
+from purgatory.streams.engine.demo import MAX_PENDING
 from purgatory.streams.http.protocol import BODY_SECONDS, HEAD_SECONDS, MAX_HEAD_BYTES
 from purgatory.streams.http.subscriptions import DEFAULT_LEASE, LEASE, MAX_NAME, MAX_STREAMS
 from purgatory.streams.settings import Settings

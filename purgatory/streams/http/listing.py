@@ -6,11 +6,11 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
+from purgatory.streams.admission import Refusal
 from purgatory.streams.core.errors import Invalid
 from purgatory.streams.http import requests
-from purgatory.streams.http.admission import Endpoint
-from purgatory.streams.http.endpoint import refuse
-from purgatory.streams.http.replies import Refusal, Reply
+from purgatory.streams.http.endpoint import Endpoint
+from purgatory.streams.http.replies import Reply
 
 __all__ = ["LIST", "ListEndpoint"]
 
@@ -45,7 +45,3 @@ class ListEndpoint(Endpoint):
         ]
         body = json.dumps({"streams": shown}, ensure_ascii=False, separators=(",", ":")).encode()
         return Reply(200, [(b"content-type", b"application/json"), (b"cache-control", b"no-store")], body)
-
-    def refusal(self, exception: Exception) -> Response | None:
-        """The response for the reason of a refusal; `None` for other exceptions."""
-        return refuse(exception)

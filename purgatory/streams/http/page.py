@@ -13,16 +13,16 @@ from starlette.types import Receive, Scope
 
 from purgatory import DelayedOperationPurgatory
 from purgatory.asgi import DelayedResponse
+from purgatory.streams.admission import Limits, Refusal
 from purgatory.streams.core.errors import Invalid
-from purgatory.streams.demo import MAX_PENDING
+from purgatory.streams.engine.demo import MAX_PENDING
+from purgatory.streams.engine.live import Live
+from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http import requests
-from purgatory.streams.http.admission import Endpoint, Limits
-from purgatory.streams.http.endpoint import refuse
-from purgatory.streams.http.replies import Refusal, Reply
+from purgatory.streams.http.endpoint import Endpoint
+from purgatory.streams.http.replies import Reply
 from purgatory.streams.http.requests import Headers
-from purgatory.streams.live import Live
 from purgatory.streams.settings import Settings
-from purgatory.streams.streams import Streams
 
 __all__ = ["PATHS", "PageEndpoint", "PageFiles", "open_live", "page_routes"]
 
@@ -98,10 +98,6 @@ class PageEndpoint(Endpoint):
         _check_method(scope, "GET")
         operation = self.live.poll(_after(scope))
         return DelayedResponse(operation, self._render, key=_key)
-
-    def refusal(self, exception: Exception) -> Response | None:
-        """The response for the reason of a refusal; `None` for other exceptions."""
-        return refuse(exception)
 
     def _render(self, number: int) -> Reply:
         return Reply(200, _JSON, self.live.answer())

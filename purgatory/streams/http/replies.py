@@ -7,7 +7,7 @@ from typing import Any, Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-__all__ = ["ALWAYS", "RETRY", "Refusal", "Reply", "error"]
+__all__ = ["ALWAYS", "Reply", "error"]
 
 ALWAYS: Final = [
     (b"x-content-type-options", b"nosniff"),
@@ -16,7 +16,6 @@ ALWAYS: Final = [
     (b"content-security-policy", b"sandbox"),
 ]
 """The headers of every response. Many requests wait: no middleware adds them, as it would have to wait too."""
-RETRY: Final = (b"retry-after", b"1")
 _PART: Final = 64 * 1024
 """Bytes of a body that are given to the server at once. It takes more when the client has taken most of them."""
 
@@ -41,16 +40,6 @@ class Reply(Response):
             await send({"type": "http.response.body", "body": rest[:_PART], "more_body": True})
             rest = rest[_PART:]
         await send({"type": "http.response.body", "body": rest})
-
-
-class Refusal(Exception):
-    """A request is refused, by the server and not by the protocol's core."""
-
-    def __init__(self, status: int, message: str, headers: Iterable[tuple[bytes, bytes]] = (), code: str = "") -> None:
-        super().__init__(message)
-        self.status = status
-        self.headers = list(headers)
-        self.code = code
 
 
 def error(status: int, message: str, headers: Iterable[tuple[bytes, bytes]] = (), **more: Any) -> Reply:

@@ -10,10 +10,10 @@ from urllib.parse import parse_qsl, unquote
 
 from starlette.types import Receive, Scope
 
+from purgatory.streams.admission import RETRY, Refusal
 from purgatory.streams.core.commands import Fork, Identity
 from purgatory.streams.core.errors import Invalid
 from purgatory.streams.core.offsets import parse
-from purgatory.streams.http.replies import RETRY, Refusal
 
 __all__ = ["ROOT", "Headers", "body", "expiry", "fork", "producer", "query", "stream_path", "time_to_live"]
 

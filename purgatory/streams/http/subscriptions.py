@@ -9,18 +9,18 @@ from urllib.parse import unquote
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
+from purgatory.streams.admission import Limits, Refusal
 from purgatory.streams.core import subscriptions as core
 from purgatory.streams.core.errors import Invalid
 from purgatory.streams.core.state import Subscription
+from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http import requests
 from purgatory.streams.http.addresses import UrlRejected, check_url
-from purgatory.streams.http.admission import Endpoint, Limits
-from purgatory.streams.http.endpoint import refuse
-from purgatory.streams.http.replies import Refusal, Reply, error
+from purgatory.streams.http.endpoint import Endpoint, refuse
+from purgatory.streams.http.keys import Keys, TokenInvalid
+from purgatory.streams.http.replies import Reply, error
 from purgatory.streams.http.requests import RESERVED, ROOT, Headers
-from purgatory.streams.http.secrets import Keys, TokenInvalid
 from purgatory.streams.settings import Settings
-from purgatory.streams.streams import Streams
 
 __all__ = ["CONTROL", "DEFAULT_LEASE", "LEASE", "MAX_NAME", "MAX_STREAMS", "SubscriptionEndpoint"]
 

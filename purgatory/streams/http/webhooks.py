@@ -11,10 +11,10 @@ from urllib.parse import quote
 import aiohttp
 
 from purgatory.streams.core.subscriptions import Deliver, Delivered, Delivery
+from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http.addresses import Resolver, UrlRejected, check_url
+from purgatory.streams.http.keys import Keys
 from purgatory.streams.http.requests import ROOT
-from purgatory.streams.http.secrets import Keys
-from purgatory.streams.streams import Streams
 
 __all__ = ["Webhooks"]
 

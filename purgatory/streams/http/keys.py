@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from purgatory.streams.core.state import Subscription
-from purgatory.streams.streams import Streams
+from purgatory.streams.engine.streams import Streams
 
 __all__ = ["Keys", "TokenInvalid"]
 

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory, PurgatoryFull
-from purgatory.streams.chunk import Chunk
-from purgatory.streams.clients import Clients
+from purgatory.streams.admission import Clients
 from purgatory.streams.core import messages
 from purgatory.streams.core.commands import Command, Expire, Secrets, Touch
 from purgatory.streams.core.errors import Gone, NotFound
 from purgatory.streams.core.state import Part, Row, Stream
 from purgatory.streams.core.subscriptions import Lapse
 from purgatory.streams.core.transaction import Transaction
+from purgatory.streams.engine.chunk import Chunk
+from purgatory.streams.engine.store import Change, Store
 from purgatory.streams.storage.database import PARTS, StorageError
 from purgatory.streams.storage.opener import Opener
-from purgatory.streams.store import Change, Store
 
 __all__ = ["Read", "Streams"]
 

@@ -19,10 +19,10 @@ from uuid import uuid4
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory, FinishedOperation, Handle, ThresholdPurgatory
 from purgatory.asgi import parking_statistics
-from purgatory.streams.demo import Demo
+from purgatory.streams.engine.demo import Demo
+from purgatory.streams.engine.store import Store
 from purgatory.streams.storage.database import StorageError
 from purgatory.streams.storage.snapshots import exchange
-from purgatory.streams.store import Store
 
 __all__ = ["BOUNDS", "LOOKING", "Live"]
 

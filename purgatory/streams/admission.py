@@ -1,0 +1,266 @@
+"""Whether a request is let in: who may ask, how often, how much at once, and how many bytes it may hold in memory.
+
+A client is an address. Each limit is checked before the database is asked, and before anything is changed.
+"""
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from ipaddress import ip_address
+from sys import intern
+from typing import Any, Final
+
+from purgatory import DelayedOperationPurgatory, IdleTracker
+from purgatory.streams.settings import Settings
+
+__all__ = ["RETRY", "Clients", "Guard", "Held", "Limits", "Quotas", "Refusal", "TooManyRequests", "address", "jittered"]
+
+Scope = Any
+
+RETRY: Final = (b"retry-after", b"1")
+_HELD: Final = 128 * 1024 * 1024
+_JITTER: Final = 1 / 16
+_SHORT: Final = 1.0
+_FORWARDED: Final = frozenset((b"forwarded", b"x-forwarded-for", b"x-real-ip"))
+"""Headers by which servers replace the address of a client."""
+_DELAY: Final = 30.0
+"""Seconds. A client that would have to wait longer is told to come again."""
+_DAY: Final = 86_400.0
+
+
+class Refusal(Exception):
+    """A request is refused, by the server and not by the protocol's core."""
+
+    def __init__(self, status: int, message: str, headers: Iterable[tuple[bytes, bytes]] = (), code: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = list(headers)
+        self.code = code
+
+
+class TooManyRequests(Refusal):
+    """The client has reached its limit of requests."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(429, message, [RETRY])
+
+
+def address(scope: Scope) -> str:
+    """The address of a client, or "" if a proxy has given something else: an invented text is no client."""
+    return _address((scope.get("client") or ("", 0))[0])
+
+
+@lru_cache(1024)
+def _address(host: str) -> str:
+    try:
+        return intern(str(ip_address(host.partition("%")[0])))  # also the zone may be anything
+    except ValueError:
+        return ""
+
+
+def jittered(seconds: float, draw: Callable[[], float] = random.random) -> float:
+    """A little less than `seconds`, so that readers that began to wait at once do not come back at once.
+
+    It is less by up to a sixteenth, as with Consul's blocking queries. A time below a second stays as it is.
+    """
+    return seconds if seconds < _SHORT else seconds * (1 - _JITTER * draw())
+
+
+class Clients:
+    """Counts requests by the address of their client."""
+
+    def __init__(self, most: int, what: str) -> None:
+        """Refuse more than `most` requests of a client, which are named `what` in the error."""
+        self._most = most
+        self._what = what
+        self._counts: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        """The number of clients that have requests."""
+        return len(self._counts)
+
+    def check(self, address: str) -> None:
+        """Raise `TooManyRequests` if the client has reached its limit."""
+        if self._counts.get(address, 0) >= self._most:
+            raise TooManyRequests(f"the client has reached its limit of {self._most} {self._what}")
+
+    def enter(self, address: str) -> None:
+        """Count a request, until `leave`."""
+        self._counts[address] = self._counts.get(address, 0) + 1
+
+    def leave(self, address: str) -> None:
+        """A request has ended."""
+        count = self._counts[address] - 1
+        if count:
+            self._counts[address] = count
+        else:
+            del self._counts[address]
+
+
+class Held:
+    """The bytes that all requests together hold in memory."""
+
+    def __init__(self, most: int, error: str) -> None:
+        """Refuse more than `most` bytes, with this error."""
+        self._most = most
+        self._error = error
+        self.bytes = 0
+
+    @contextmanager
+    def some(self) -> Iterator[Callable[[int], None]]:
+        """Yields `hold(size)`, which counts `size` bytes for one request until the context ends.
+
+        `hold` raises `Refusal` if they are too many together, and counts none of them then.
+        """
+        mine = 0
+
+        def hold(size: int) -> None:
+            nonlocal mine
+            if self.bytes - mine + size > self._most:
+                raise Refusal(503, self._error, [RETRY])
+            self.bytes += size - mine
+            mine = size
+
+        try:
+            yield hold
+        finally:
+            self.bytes -= mine
+
+
+class Limits:
+    """The counts of requests and bytes that the endpoints of a server share."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.clients = Clients(settings.max_pending_client, "requests in progress")
+        most = max(_HELD, 2 * settings.max_body)
+        self.bodies = Held(most, f"the limit for request bodies in memory is reached: {most} bytes")
+        self.answers = Held(most, f"the limit for long responses in memory is reached: {most} bytes")
+
+
+class Quotas:
+    """Delays the answers to a client, so that it does not append more than `rate` times a second.
+
+    An append of a client that owes none is free. Each is due `1 / rate` seconds after the one before; a client may be
+    ahead of that by a second. (The generic cell rate algorithm of ITU-T I.371, as virtual scheduling.) As in Kafka,
+    the append is taken, and its answer waits. It belongs to one event loop.
+    """
+
+    def __init__(self, rate: float, max_pending: int) -> None:
+        """Delay `max_pending` answers at most."""
+        self.purgatory = DelayedOperationPurgatory("throttle", max_pending=max_pending)
+        """Where the answers wait."""
+        self._rate = rate
+        self._loop = asyncio.get_running_loop()
+        self._due: dict[str, float] = {}
+        # A client that is silent for so long has no delay any more: none is longer.
+        self._clients = IdleTracker(2 * _DELAY + min(1 / rate, _DAY), self._due.pop)
+
+    def __len__(self) -> int:
+        """The number of clients that are remembered."""
+        return len(self._due)
+
+    def take(self, client: str) -> float:
+        """Count an append. Returns the time of the loop at which it may be answered.
+
+        Raises `Refusal` if the client is too far ahead.
+        """
+        now = self._loop.time()
+        next_due = max(now, self._due.get(client, 0.0)) + 1 / self._rate
+        delay = max(0.0, next_due - now - 1.0) if self._due.get(client, 0.0) > now else 0.0
+        if delay > _DELAY:
+            after = (b"retry-after", b"%d" % math.ceil(delay - _DELAY))
+            raise Refusal(429, f"the client appends more than {self._rate:g} times a second", [after])
+        self._due[client] = next_due
+        self._clients.touch(client)
+        return now + delay
+
+    def close(self) -> None:
+        """Forget all clients."""
+        self._clients.close()
+
+
+class Guard:
+    """Refuses requests that a page of another origin has made, and those for a host that this server is not.
+
+    A server on loopback has no password but that it is on loopback, and a browser there takes orders from any page.
+    The browser says whose they are: in `Sec-Fetch-Site`, and older ones in `Origin`. Against a name of the page's own
+    that is made to point here (DNS rebinding) helps that names have to be known. An address is no name.
+    """
+
+    def __init__(self, allowed_hosts: Collection[str] | None = (), allowed_origin: str | None = None) -> None:
+        """Allow pages of `allowed_origin`, with `*` those of every origin.
+
+        With `None` as `allowed_hosts`, a client that is connected from elsewhere may use any name: only a browser on
+        this machine is past all that keeps others off. One behind a proxy may be that browser. A page can send such a
+        header too, and uvicorn believes it, as it comes from this machine.
+        """
+        self._names = {"localhost", *(name.lower() for name in allowed_hosts or ())}
+        self._trusts_remote = allowed_hosts is None
+        self._origin = allowed_origin
+
+    def check(self, scope: Scope) -> None:
+        """Raise `Refusal` unless the request may be answered."""
+        host = origin = site = destination = None
+        forwarded = False
+        for name, value in scope["headers"]:
+            if name == b"host":
+                if host is not None:
+                    raise Refusal(400, "a request must not have more than one Host")
+                host = value.decode("latin-1")
+            elif name == b"origin":
+                origin = value.decode("latin-1")
+            elif name == b"sec-fetch-site":
+                site = value
+            elif name == b"sec-fetch-dest":
+                destination = value
+            elif name in _FORWARDED:
+                forwarded = True
+        if host is None and scope["http_version"] == "1.1":
+            raise Refusal(400, "a request of HTTP/1.1 must have a Host")
+        if (
+            host is not None
+            and not self._is_known(_name(host))
+            and (forwarded or not self._trusts_remote or _is_local(scope))
+        ):
+            added = "add it to allowed_hosts (`purgatory serve`: --allowed-host)"
+            raise Refusal(400, f"{_name(host)[:100]!r} is no host name of this server: {added}")
+        if scope["method"] == "OPTIONS" or self._origin == "*" or (origin is not None and origin == self._origin):
+            return
+        if destination == b"document" and scope["path"] == "/":
+            return  # a link to the page
+        if site is not None:
+            foreign = site not in (b"same-origin", b"none")
+        else:
+            foreign = origin is not None and origin.partition("://")[2].lower() != (host or "").lower()
+        if foreign:
+            allowed = "allowed_origin (`purgatory serve`: --allowed-origin) allows an origin"
+            raise Refusal(403, f"pages of other origins may not use this server: {allowed}")
+
+    def _is_known(self, name: str) -> bool:
+        return name in self._names or "*" in self._names or _is_address(name)
+
+
+def _name(host: str) -> str:
+    """The host without its port, in lower case."""
+    name, colon, port = host.rpartition(":")
+    return (name if colon and port.isdecimal() else host).lower()
+
+
+def _is_local(scope: Scope) -> bool:
+    client = address(scope)
+    if not client:
+        return False  # it has come by a socket of files, or a test's client
+    found = ip_address(client)
+    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
+
+
+@lru_cache(256)
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True

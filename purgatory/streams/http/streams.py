@@ -1,0 +1,387 @@
+"""The endpoint of streams: PUT, POST, DELETE, HEAD and GET of their URLs."""
+
+import asyncio
+import base64
+import json
+import math
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import Final
+from urllib.parse import quote
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope
+
+from purgatory import Delay, PurgatoryClosed, PurgatoryFull
+from purgatory.asgi import DelayedResponse, Event, EventStream
+from purgatory.streams.admission import Limits, Quotas, TooManyRequests, jittered
+from purgatory.streams.core import errors, messages, offsets
+from purgatory.streams.core.commands import Append, Appended, Create, Delete
+from purgatory.streams.core.cursors import next_cursor
+from purgatory.streams.core.state import Stream
+from purgatory.streams.engine.chunk import Chunk
+from purgatory.streams.engine.streams import Known, Read, Streams
+from purgatory.streams.http import requests
+from purgatory.streams.http.endpoint import Endpoint, refuse
+from purgatory.streams.http.replies import ALWAYS, Reply, error
+from purgatory.streams.http.requests import Headers
+from purgatory.streams.settings import Settings
+
+__all__ = ["StreamEndpoint", "delayed"]
+
+Header = tuple[bytes, bytes]
+
+_NO_STORE: Final = (b"cache-control", b"no-store")
+_CACHED: Final = (b"cache-control", b"public, max-age=60, stale-while-revalidate=300")
+_UP_TO_DATE: Final = (b"stream-up-to-date", b"true")
+_CLOSED: Final = (b"stream-closed", b"true")
+_PREFLIGHT: Final = [
+    (b"access-control-allow-methods", b"GET, HEAD, PUT, POST, DELETE, OPTIONS"),
+    (
+        b"access-control-allow-headers",
+        b"authorization, content-type, if-none-match, producer-epoch, producer-id, producer-seq, stream-closed,"
+        b" stream-expires-at, stream-fork-offset, stream-fork-sub-offset, stream-forked-from, stream-seq, stream-ttl",
+    ),
+    (b"access-control-max-age", b"600"),
+]
+_CURSORS: Final = 1000
+METHODS: Final = b"GET, HEAD, PUT, POST, DELETE, OPTIONS"
+
+
+class StreamEndpoint(Endpoint):
+    """Answers requests to streams, as PROTOCOL.md says."""
+
+    def __init__(self, streams: Streams, settings: Settings, limits: Limits, quotas: Quotas | None = None) -> None:
+        super().__init__(streams, settings, limits)
+        self._quotas = quotas
+        self._polls = Polls(streams)
+        self._methods: dict[str, Callable[[Scope, Receive, str], Awaitable[Response]]] = {
+            "GET": self.read,
+            "HEAD": self.head,
+            "POST": self.append,
+            "PUT": self.create,
+            "DELETE": self.delete,
+        }
+
+    async def answer(self, scope: Scope, receive: Receive) -> Response:
+        """The response to a request. Raises the reason of a refusal."""
+        method = scope["method"]
+        if method == "OPTIONS":
+            return Reply(204, _PREFLIGHT)
+        answer = self._methods.get(method)
+        if answer is None:
+            return error(405, f"method {method} is not allowed", [(b"allow", METHODS)])
+        return await answer(scope, receive, requests.stream_path(scope["path"][len(requests.ROOT) :]))
+
+    async def create(self, scope: Scope, receive: Receive, path: str) -> Response:
+        """PUT: create a stream, or confirm that there is the same one."""
+        headers = Headers(scope)
+        ttl, expires_at = requests.time_to_live(headers), requests.expiry(headers)
+        if ttl is not None and expires_at is not None:
+            raise errors.Invalid("Stream-TTL and Stream-Expires-At exclude each other")
+        with self.limits.bodies.some() as hold:
+            command = Create(
+                path,
+                headers.text(b"content-type") or None,
+                ttl,
+                expires_at,
+                headers.is_true(b"stream-closed"),
+                fork=requests.fork(headers, scope.get("root_path", "")),
+                most=self.settings.max_streams,
+                body=await requests.body(receive, headers, self.settings.max_body, hold),
+            )
+            created = await self.streams.run(command)
+        stream = created.stream
+        answer = [(b"content-type", stream.content_type.encode("latin-1")), _offset(stream.tail)]
+        if stream.closed:
+            answer.append(_CLOSED)
+        if not created.new:
+            return Reply(200, answer, b"")
+        return Reply(201, [*answer, (b"location", _url(scope).encode("latin-1"))], b"")
+
+    async def append(self, scope: Scope, receive: Receive, path: str) -> Response:
+        """POST: append, close, or both."""
+        headers = Headers(scope)
+        producer = requests.producer(headers)
+        # A refusal comes before the body is read.
+        due = None if self._quotas is None else self._quotas.take(scope["purgatory.client"])
+        with self.limits.bodies.some() as hold:
+            command = Append(
+                path,
+                headers.get(b"content-type") or None,
+                await requests.body(receive, headers, self.settings.max_body, hold),
+                headers.text(b"stream-seq"),
+                producer,
+                headers.is_true(b"stream-closed"),
+                self.settings.max_units,
+            )
+            appended = await self.streams.run(command)
+        reply = _appended(command, appended)
+        return reply if self._quotas is None or due is None else delayed(reply, due, self._quotas)
+
+    async def delete(self, scope: Scope, receive: Receive, path: str) -> Response:
+        """DELETE: delete a stream."""
+        await self.streams.run(Delete(path))
+        return Reply(204)
+
+    async def head(self, scope: Scope, receive: Receive, path: str) -> Response:
+        """HEAD: the state of a stream. It does not count as a read."""
+        stream = (await self.streams.find(path)).stream
+        answer = [(b"content-type", stream.content_type.encode("latin-1")), _offset(stream.tail), _NO_STORE]
+        if stream.ttl is not None:
+            answer.append((b"stream-ttl", b"%d" % stream.ttl))
+        if stream.expires_at is not None:
+            answer.append((b"stream-expires-at", stream.expires_at.encode("latin-1")))
+        if stream.closed:
+            answer.append(_CLOSED)
+        return Reply(200, answer)
+
+    async def read(self, scope: Scope, receive: Receive, path: str) -> Response:
+        """GET: what follows an offset, at once or when there is something."""
+        parameters = requests.query(scope)
+        live = parameters.get("live", [""])[0]
+        if live not in ("", "long-poll", "sse"):
+            raise errors.Invalid("live must be long-poll or sse")
+        given = parameters.get("offset")
+        if given is not None and len(given) > 1:
+            raise errors.Invalid("the parameter offset is repeated")
+        if live and given is None:
+            raise errors.Invalid("a live read needs an offset")
+        offset = offsets.BEFORE_ALL if given is None else given[0]
+        position = None if offset == offsets.NOW else 0 if offset == offsets.BEFORE_ALL else offsets.parse(offset)
+        cursor = parameters.get("cursor", [None])[0]
+
+        address = scope["purgatory.client"]
+        if live:
+            self.streams.check_room(address)
+        known = await self.streams.find(path)
+        stream = known.stream
+        if position is not None and position > stream.tail:
+            raise errors.Invalid("the offset is beyond the end of the stream")
+        self.streams.touch(known)
+        if live == "sse":
+            return self._events(known, stream.tail if position is None else position, cursor, address)
+        if position is None and (not live or stream.closed):
+            return self._now(stream, live)
+        if position is None:
+            position = stream.tail
+        if live and position == stream.tail:
+            if stream.closed:
+                return _nothing(Chunk(stream, position, position), None)
+            return self._long_poll(known, position, cursor, address)
+        chunk = await self.streams.chunk(known, position)
+        if live:
+            return _polled(chunk, next_cursor(cursor, self.streams.now()))
+        return _caught_up(chunk, offset, Headers(scope).get(b"if-none-match"))
+
+    def _now(self, stream: Stream, live: str) -> Response:
+        if live:
+            return _nothing(Chunk(stream, stream.tail, stream.tail), None)
+        answer = [(b"content-type", stream.content_type.encode("latin-1")), _offset(stream.tail), _UP_TO_DATE]
+        if stream.closed:
+            answer.append(_CLOSED)
+        return Reply(200, [*answer, _NO_STORE], messages.join(stream.media_type, []))
+
+    def _long_poll(self, known: Known, position: int, cursor: str | None, address: str) -> Response:
+        timeout = jittered(min(self.settings.long_poll_timeout, _unread(known.stream)))
+        operation = self.streams.wait(known, position, timeout, address)
+        render, key = self._polls.of(cursor)
+        return DelayedResponse(operation, render, key=key)
+
+    def _events(self, known: Known, position: int, cursor: str | None, address: str) -> Response:
+        events = Events(self, known, position, cursor, address)
+        headers = [*ALWAYS, (b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+        if events.is_binary:
+            headers.append((b"stream-sse-data-encoding", b"base64"))
+        return EventStream(events.follow, events.render, key=events.key, headers=headers)
+
+
+class Polls:
+    """The functions that make the answers of long polls. Very many of these wait: they share them."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._functions: dict[str | None, _Functions] = {}
+
+    def of(self, cursor: str | None) -> "_Functions":
+        """Those of long polls with this cursor."""
+        functions = self._functions.get(cursor)
+        if functions is None:
+            if len(self._functions) >= _CURSORS:
+                self._functions.clear()
+            functions = self._functions[cursor] = partial(self._render, cursor), partial(_key, cursor)
+        return functions
+
+    def _render(self, cursor: str | None, chunk: Chunk | Exception) -> Reply:
+        if isinstance(chunk, Exception):
+            return _failed(chunk)
+        if chunk.begin == chunk.end:
+            return _nothing(chunk, None if chunk.is_last else next_cursor(cursor, self._streams.now()))
+        return _polled(chunk, next_cursor(cursor, self._streams.now()))
+
+
+def _key(cursor: str | None, chunk: Chunk | Exception) -> tuple[Chunk | Exception, str | None]:
+    return chunk, cursor
+
+
+_Functions = tuple[
+    Callable[[Chunk | Exception], Reply], Callable[[Chunk | Exception], tuple[Chunk | Exception, str | None]]
+]
+
+
+class Events:
+    """The state of an open stream of events."""
+
+    __slots__ = ("address", "cursor", "end", "endpoint", "is_binary", "known", "operation", "position")
+
+    def __init__(self, endpoint: StreamEndpoint, known: Known, position: int, cursor: str | None, address: str) -> None:
+        self.endpoint = endpoint
+        self.address = address
+        self.known = known
+        self.position = position
+        self.cursor = cursor
+        self.operation: Read | None = None
+        self.end = asyncio.get_running_loop().time() + jittered(endpoint.settings.event_stream_timeout)
+        media = known.stream.media_type
+        self.is_binary = not media.startswith("text/") and media != messages.JSON
+
+    def follow(self, last_event_id: str | None) -> Read | None:
+        """The next operation; `None` ends the stream."""
+        left = self.end - asyncio.get_running_loop().time()
+        if self.operation is not None:
+            chunk = self.operation.result()
+            if isinstance(chunk, Exception) or chunk.is_last or left <= 0:
+                return None
+            self.position = chunk.end
+            self.endpoint.streams.touch(self.known)
+        timeout = min(self.endpoint.settings.heartbeat, max(left, 0.0), _unread(self.known.stream))
+        now = self.operation is None
+        wait = self.endpoint.streams.wait
+        try:
+            self.operation = wait(self.known, self.position, timeout, self.address, now=now)
+        except (PurgatoryFull, TooManyRequests):
+            return None  # since the last operation, others have come: the client may connect again
+        return self.operation
+
+    def key(self, chunk: Chunk | Exception) -> tuple[Chunk | Exception, str | None]:
+        """Many streams of events send the same."""
+        return chunk, self.cursor
+
+    def render(self, chunk: Chunk | Exception) -> Iterable[Event]:
+        """The events of a chunk: after each append's data, where the reader is then."""
+        if isinstance(chunk, Exception):
+            return []
+        cursor = next_cursor(self.cursor, self.endpoint.streams.now())
+        events = []
+        for (_, end, _), data in zip(chunk.parts, chunk.data(), strict=True):
+            events.append(Event(self._text(chunk.stream, data), event="data"))
+            events.append(_control(end, chunk, cursor))
+        return events or [_control(chunk.end, chunk, cursor)]
+
+    def _text(self, stream: Stream, data: bytes) -> str:
+        if self.is_binary:
+            return base64.b64encode(data).decode()
+        return messages.join(stream.media_type, [data]).decode("utf-8", "replace")
+
+
+def _unread(stream: Stream) -> float:
+    """Seconds for which a live read may wait: a stream with readers does not expire, as each read prolongs it."""
+    return math.inf if stream.ttl is None else stream.ttl / 2
+
+
+def _control(position: int, chunk: Chunk, cursor: str) -> Event:
+    control: dict[str, str | bool] = {"streamNextOffset": offsets.encode(position)}
+    at_tail = position >= chunk.stream.tail
+    if at_tail and chunk.stream.closed:
+        control["streamClosed"] = True
+    else:
+        control["streamCursor"] = cursor
+    if at_tail:
+        control["upToDate"] = True
+    return Event(json.dumps(control, separators=(",", ":")), event="control")
+
+
+def delayed(reply: Reply, due: float, quotas: Quotas) -> Response:
+    """The response that is sent when it is due. The append is stored: if no more may wait, it is sent at once."""
+    delay = due - asyncio.get_running_loop().time()
+    if delay <= 0:
+        return reply
+    try:
+        operation = quotas.purgatory.try_complete_else_watch(Delay(delay), ["append"])
+    except (PurgatoryFull, PurgatoryClosed):
+        return reply
+    return DelayedResponse(operation, lambda _: reply)
+
+
+def _appended(command: Append, appended: Appended) -> Reply:
+    answer = [_offset(appended.tail)]
+    if appended.closed:
+        answer.append(_CLOSED)
+    producer = command.producer
+    if producer is None:
+        return Reply(204, answer)
+    answer.append((b"producer-epoch", b"%d" % producer.epoch))
+    answer.append((b"producer-seq", b"%d" % (appended.seq or 0)))
+    if appended.new and command.body:
+        return Reply(200, answer, b"")
+    return Reply(204, answer)
+
+
+def _offset(position: int) -> Header:
+    return b"stream-next-offset", offsets.encode(position).encode()
+
+
+def _nothing(chunk: Chunk, cursor: str | None) -> Reply:
+    answer = [_offset(chunk.end), _UP_TO_DATE, _NO_STORE]
+    if cursor is not None:
+        answer.append((b"stream-cursor", cursor.encode()))
+    if chunk.is_last:
+        answer.append(_CLOSED)
+    return Reply(204, answer)
+
+
+def _headers(chunk: Chunk) -> list[Header]:
+    answer = [(b"content-type", chunk.stream.content_type.encode("latin-1")), _offset(chunk.end)]
+    if chunk.up_to_date:
+        answer.append(_UP_TO_DATE)
+    if chunk.is_last:
+        answer.append(_CLOSED)
+    return answer
+
+
+def _tag(chunk: Chunk, offset: str) -> bytes:
+    suffix = ":c" if chunk.is_last else ""
+    return f'"{chunk.stream.id}:{offset}:{offsets.encode(chunk.end)}{suffix}"'.encode()
+
+
+def _polled(chunk: Chunk, cursor: str) -> Reply:
+    tag = _tag(chunk, offsets.encode(chunk.begin))
+    answer = [*_headers(chunk), (b"stream-cursor", cursor.encode()), (b"etag", tag), _cached(chunk.stream)]
+    return Reply(200, answer, chunk.body())
+
+
+def _cached(stream: Stream) -> Header:
+    """Caches may keep data for a minute, but not the data of a stream that expires."""
+    return _CACHED if stream.deadline is None else _NO_STORE
+
+
+def _caught_up(chunk: Chunk, offset: str, known: str | None) -> Reply:
+    tag = _tag(chunk, offset)
+    if known is not None and tag.decode() in [each.strip().removeprefix("W/") for each in known.split(",")]:
+        return Reply(304, [(b"etag", tag), _cached(chunk.stream)])
+    # At the tail there may be more in a moment.
+    cached = _cached(chunk.stream) if chunk.parts else _NO_STORE
+    return Reply(200, [*_headers(chunk), (b"etag", tag), cached], chunk.body())
+
+
+def _url(scope: Scope) -> str:
+    host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), None)
+    path = quote(scope.get("root_path", "")) + scope.get("raw_path", scope["path"].encode()).decode("latin-1")
+    return path if host is None else f"{scope['scheme']}://{host}{path}"
+
+
+def _failed(exception: Exception) -> Reply:
+    reply = refuse(exception)
+    if reply is None:
+        raise exception
+    return reply
