@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
+from purgatory.streams.engine.cache import Known
+from purgatory.streams.engine.readers import Readers
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http.streams import Polls
 from tests.streams.serving import Server, serving
@@ -238,9 +240,9 @@ class TestMemory:
             assert len(polls._functions) <= 3
 
     def test_old_data_is_read_from_the_database(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setattr("purgatory.streams.engine.streams._RECENT", 1000)
-        monkeypatch.setattr("purgatory.streams.engine.streams._KNOWN", 2)
-        monkeypatch.setattr("purgatory.streams.engine.streams.CHUNK", 100)
+        monkeypatch.setattr("purgatory.streams.engine.cache._RECENT", 1000)
+        monkeypatch.setattr("purgatory.streams.engine.cache._KNOWN", 2)
+        monkeypatch.setattr("purgatory.streams.engine.cache.CHUNK", 100)
         with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as http:
             expected = {}
             for name in "abcd":
@@ -249,8 +251,8 @@ class TestMemory:
                 for text in expected[name]:
                     append(http, f"/v1/stream/{name}", text)
             streams = server.application.streams
-            assert len(streams.known) <= 2
-            assert streams._size == sum(known.size for known in streams.known.values()) <= 1000
+            assert len(streams.cache) <= 2
+            assert streams.cache._size == sum(known.size for known in streams.cache._known.values()) <= 1000
             for name, texts in expected.items():
                 position, found = 0, []
                 while position < 600:
@@ -290,7 +292,7 @@ class TestExpiry:
                 time.sleep(0.1)
             assert http.get("/v1/stream/b").status_code == 404
             assert http.get("/v1/streams").json()["streams"][0]["path"] == "a"
-            listed = server.application.streams.known
+            listed = server.application.streams.cache._known
             assert listed["b"].gone
 
     @pytest.mark.parametrize("live", ["sse", "long-poll"])
@@ -396,8 +398,8 @@ class TestTrouble:
                 async with httpx.AsyncClient(base_url=server.url, timeout=60) as reader:
                     poll = asyncio.ensure_future(reader.get("/v1/stream/a?live=long-poll&offset=now"))
                     await asyncio.to_thread(wait_for, server.application.streams, 1)
-                    monkeypatch.setattr(Streams, "recent", lambda *arguments: None)
-                    monkeypatch.setattr(Streams, "_stored", fail)
+                    monkeypatch.setattr(Known, "recent_chunk", lambda *arguments: None)
+                    monkeypatch.setattr(Readers, "stored", fail)
                     await reader.post("/v1/stream/a", content="x", headers={"Content-Type": "text/plain"})
                     polled.append(await poll)
 

@@ -103,7 +103,7 @@ class TestClients:
                     assert await asyncio.gather(*waiting) == ["x"] * len(waiting)
                     waiting = []
                 await until_waiting(other, len(waiting))
-            assert len(server.application.streams.clients) == 0
+            assert len(server.application.streams.readers.clients) == 0
 
     async def test_a_read_that_fails_does_not_wait_any_more(self, server: Server, client: httpx.AsyncClient) -> None:
         await create(client, "fails")
@@ -115,7 +115,7 @@ class TestClients:
         assert loop is not None
         loop.call_soon_threadsafe(read.fail, RuntimeError("its database is gone"))
         await until_waiting(client, 0)
-        assert len(streams.clients) == 0
+        assert len(streams.readers.clients) == 0
         waiting.cancel()
 
     async def test_limit_of_one_client_does_not_concern_others(self, server: Server, client: httpx.AsyncClient) -> None:
@@ -153,7 +153,7 @@ class TestClients:
                     await create(client, "once")
                     polls = [asyncio.create_task(poll(client, "once")) for _ in range(3)]
                     await until_waiting(other, 3)
-                    assert server.application.streams.clients._counts == {"127.0.0.1": 3}
+                    assert server.application.streams.readers.clients._counts == {"127.0.0.1": 3}
                     assert (await client.get(f"{ROOT}/once?offset=-1&live=sse")).status_code == 429
                     await append(other, "once", "x")
                     assert await asyncio.gather(*polls) == ["x"] * 3
@@ -234,18 +234,18 @@ async def test_reads_that_cannot_wait_are_not_counted(tmp_path: Path) -> None:
         await streams.run(Create("a", "text/plain"))
         known = await streams.find("a")
         read = streams.wait(known, 0, 60.0, "127.0.0.1")
-        assert len(streams.clients) == 1
+        assert len(streams.readers.clients) == 1
         assert [read.cancel(), read.cancel()] == [True, False]
-        assert len(streams.clients) == 0
+        assert len(streams.readers.clients) == 0
         streams.reads.close()
         with pytest.raises(PurgatoryClosed):
             streams.wait(known, 0, 60.0, "127.0.0.1")
-        assert len(streams.clients) == 0
+        assert len(streams.readers.clients) == 0
 
 
 async def test_no_more_reads_of_a_client_wait_than_may_if_they_are_admitted_at_once(tmp_path: Path) -> None:
     async with opened(Settings(data=str(tmp_path))) as streams:
-        streams.clients = Clients(2, "waiting reads")
+        streams.readers.clients = Clients(2, "waiting reads")
         await streams.run(Create("a", "text/plain"))
         for _ in range(3):
             streams.check_room("127.0.0.1")
@@ -255,7 +255,7 @@ async def test_no_more_reads_of_a_client_wait_than_may_if_they_are_admitted_at_o
             streams.wait(known, 0, 60.0, "127.0.0.1")
         for read in reads:
             read.cancel()
-        assert len(streams.clients) == 0
+        assert len(streams.readers.clients) == 0
 
 
 class TestBodies:

@@ -141,7 +141,7 @@ async def test_newer_change_prevails_over_an_older_look_up(postgres: PostgresSer
         streams.publish("a", late, [Row(2, 3, b"z")])
         assert not known.size or known.recent[0].begin == 2
         streams.publish("a", stream)
-        assert streams.known["a"].stream.tail == 3
+        assert streams.cache._known["a"].stream.tail == 3
         looking = asyncio.ensure_future(streams.find("a"))
         await asyncio.sleep(0)
         await streams.refresh(["a", "b"])
@@ -255,7 +255,7 @@ async def test_changes_of_other_processes_become_known(postgres: PostgresServer)
     async with opened(Settings(database=database)) as here, opened(Settings(database=database)) as there:
         await here.run(Create("a", "text/plain"))
         await here.refresh(["a"])
-        assert "a" not in here.known  # nothing waits for it: it is looked up when it is asked for
+        assert "a" not in here.cache  # nothing waits for it: it is looked up when it is asked for
         read = here.wait(await here.find("a"), 0, 60.0)
         await there.run(Append("a", "text/plain", b"x"))
         await here.refresh(["a"])
@@ -268,11 +268,11 @@ async def test_changes_of_other_processes_become_known(postgres: PostgresServer)
         await there.run(Delete("a"))
         refreshing = asyncio.ensure_future(here.refresh(["a"]))
         await asyncio.sleep(0)
-        stream = here.known["a"].stream.copy()
+        stream = here.cache._known["a"].stream.copy()
         stream.id += 1
         here.publish("a", stream)
         await refreshing
-        assert not here.known["a"].gone
+        assert not here.cache._known["a"].gone
         assert isinstance(await read, NotFound)
 
 

@@ -125,7 +125,7 @@ async def test_a_caller_that_leaves_changes_nothing_of_the_command(tmp_path: Pat
 
 
 async def test_very_many_appends_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("streams", "storage.database"):
+    for module in ("engine.cache", "storage.database"):
         monkeypatch.setattr(f"purgatory.streams.{module}.PARTS", 10)
     async with opened(Settings(data=str(tmp_path))) as streams:
         await streams.run(Create("a", "text/plain"))
@@ -189,7 +189,7 @@ async def test_readers_at_the_same_place_share_a_read_of_the_database(tmp_path: 
         known.drop_recent()
         reads = [streams.wait(known, 0, 30.0) for _ in range(3)]
         reads += [streams.wait(known, 2, 30.0)]
-        assert len(streams._loading) == 2
+        assert len(streams.readers._loading) == 2
         streams.reads.check_and_complete("a")
         chunks = [await each for each in reads]
         assert chunks[0] is chunks[1] is chunks[2]
@@ -211,7 +211,7 @@ async def test_read_of_a_stream_no_longer_in_memory_gets_new_data(tmp_path: Path
     async with opened(Settings(data=str(tmp_path))) as streams:
         await streams.run(Create("a", "text/plain"))
         known = await streams.find("a")
-        streams._forget("a")
+        streams.cache.forget("a")
         read = streams.wait(known, 0, 30.0)
         await streams.run(Append("a", "text/plain", b"x"))
         chunk = await read
@@ -255,7 +255,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
 async def test_look_up_sees_a_deletion_that_happens_meanwhile(tmp_path: Path, looks: Looks, again: bool) -> None:
     async with opened(Settings(data=str(tmp_path))) as streams:
         await streams.run(Create("a", "text/plain", body=b"old"))
-        streams._forget("a")
+        streams.cache.forget("a")
         looks.hold()
         finding = asyncio.ensure_future(streams.find("a"))
         await looks.until_begun()
@@ -275,15 +275,15 @@ async def test_readers_of_a_stream_no_longer_in_memory_are_told_of_its_deletion(
         await streams.run(Create("a", "text/plain"))
         known = await streams.find("a")
         reads = [streams.wait(known, 0, 60.0) for _ in range(2)]
-        streams._forget("a")
+        streams.cache.forget("a")
         await streams.run(Delete("a"))
         assert [type(await each) for each in reads] == [NotFound, NotFound]
         # One that is created again while it is looked up tells them itself.
         await streams.run(Create("a", "text/plain"))
         read = streams.wait(await streams.find("a"), 0, 60.0)
-        streams._forget("a")
+        streams.cache.forget("a")
         looks.hold()
-        streams.look("a")
+        streams.readers.look("a")
         await looks.until_begun()
         await streams.run(Append("a", "text/plain", b"x"))
         looks.released.set()
@@ -297,16 +297,15 @@ async def test_committed_stream_is_not_overridden_by_an_older_look_up(tmp_path: 
         await streams.run(Create("a", "text/plain"))
         known = await streams.find("a")
         read = streams.wait(known, 0, 60.0)
-        streams._forget("a")
+        streams.cache.forget("a")
         writing: Any = streams.store._writing
         writing.connection.execute("DELETE FROM streams")
         looks.hold()
-        streams.look("a")
+        streams.readers.look("a")
         await looks.until_begun()
-        streams.known["a"] = known
+        streams.cache._known["a"] = known
         looks.released.set()
-        while streams._tasks:
-            await asyncio.wait(streams._tasks)
+        await streams._background.join()
         assert not read.done()
         read.cancel()
 
@@ -315,14 +314,14 @@ async def test_reader_gets_the_error_of_a_look_up_that_fails(tmp_path: Path, mon
     async with opened(Settings(data=str(tmp_path))) as streams:
         await streams.run(Create("a", "text/plain"))
         read = streams.wait(await streams.find("a"), 0, 60.0)
-        streams._forget("a")
+        streams.cache.forget("a")
 
         def stream(self: Any, path: str) -> Any:
             raise StorageError("no")
 
         monkeypatch.setattr(FileDatabase, "stream", stream)
-        streams.look("a")
-        streams.look("a")
+        streams.readers.look("a")
+        streams.readers.look("a")
         assert isinstance(await read, StorageError)
 
 
@@ -345,9 +344,8 @@ async def test_reads_prolong_a_stream_and_few_of_them_are_stored(tmp_path: Path)
         opener.seconds += 0.1
         known = await streams.find("a")
         streams.touch(known)
-        while streams._tasks:
-            await asyncio.wait(streams._tasks)
-        stored.append(streams.known["a"].stream.deadline)
+        await streams._background.join()
+        stored.append(streams.cache._known["a"].stream.deadline)
         assert stored[-1] is not None
         assert 40 <= stored[-1] - opener.seconds <= 41
     assert len(set(stored)) < 150
@@ -378,14 +376,14 @@ async def test_many_streams_that_expire_at_once_are_all_deleted(
 async def test_expiry_times_that_come_during_a_scan_are_kept(tmp_path: Path) -> None:
     async with opened(Settings(data=str(tmp_path))) as streams:
         streams.look_for_due()
-        while not streams._looking:  # noqa: ASYNC110 - a callback's
+        while not streams._alarm._looking:  # noqa: ASYNC110 - a callback's
             await asyncio.sleep(0)
-        streams._look_at(streams.now() + 30)
-        streams._look_at(streams.now() + 20)
-        while streams._looking:  # noqa: ASYNC110
+        streams._alarm.at(streams.now() + 30)
+        streams._alarm.at(streams.now() + 20)
+        while streams._alarm._looking:  # noqa: ASYNC110
             await asyncio.sleep(0)
-        assert streams._alarm is not None
-        assert 15 < streams._alarm_at - asyncio.get_running_loop().time() <= 20
+        assert streams._alarm._handle is not None
+        assert 15 < streams._alarm._handle_at - asyncio.get_running_loop().time() <= 20
 
 
 async def test_closed_store_refuses_commands(tmp_path: Path) -> None:
@@ -394,7 +392,7 @@ async def test_closed_store_refuses_commands(tmp_path: Path) -> None:
     with pytest.raises(StorageUnavailable):
         await streams.run(Create("a", "text/plain"))
     streams.look_for_due()
-    assert not streams._looking
+    assert not streams._alarm._looking
 
 
 async def test_failed_scan_for_expired_streams_is_repeated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -404,5 +402,5 @@ async def test_failed_scan_for_expired_streams_is_repeated(tmp_path: Path, caplo
         streams.look_for_due()
         while "a background task" not in caplog.text:  # noqa: ASYNC110 - a log tells no event
             await asyncio.sleep(0.01)
-        assert streams._alarm is not None
+        assert streams._alarm._handle is not None
         writing.connection.execute("ALTER TABLE hidden RENAME TO streams")

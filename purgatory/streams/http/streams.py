@@ -19,8 +19,10 @@ from purgatory.streams.core import errors, messages, offsets
 from purgatory.streams.core.commands import Append, Appended, Create, Delete
 from purgatory.streams.core.cursors import next_cursor
 from purgatory.streams.core.state import Stream
+from purgatory.streams.engine.cache import Known
 from purgatory.streams.engine.chunk import Chunk
-from purgatory.streams.engine.streams import Known, Read, Streams
+from purgatory.streams.engine.readers import Read
+from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http import requests
 from purgatory.streams.http.endpoint import Endpoint, refuse
 from purgatory.streams.http.replies import ALWAYS, Reply, error

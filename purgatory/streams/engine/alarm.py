@@ -1,0 +1,95 @@
+"""The look for what is due: streams that expire, leases that end, deliveries."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from purgatory.streams.core.commands import Expire
+from purgatory.streams.core.subscriptions import Lapse
+from purgatory.streams.engine.background import Background
+from purgatory.streams.engine.store import Store
+
+__all__ = ["SOON", "Alarm"]
+
+SOON: Final = 0.05
+"""Shortest interval between two looks, in seconds."""
+_LOOK: Final = 5.0
+"""Longest time between two looks, in seconds, if other processes use the database."""
+
+
+class Alarm:
+    """Looks into the database at each deadline, and sees to what is due then. It belongs to one event loop."""
+
+    def __init__(
+        self,
+        store: Store,
+        background: Background,
+        now: Callable[[], float],
+        on_due: Callable[[list[str]], None],
+        *,
+        shared: bool,
+    ) -> None:
+        """Call `on_due` with the ids of subscriptions of which something is due. `now` is in seconds since 1970."""
+        self._store = store
+        self._background = background
+        self._now = now
+        self._on_due = on_due
+        self._shared = shared
+        self._loop = asyncio.get_running_loop()
+        self._handle: asyncio.TimerHandle | None = None
+        self._handle_at = 0.0
+        self._wanted: float | None = None
+        """When to look again, as was said while it was looked."""
+        self._looking = False
+        self._closing = False
+
+    def close(self) -> None:
+        """Look no more."""
+        self._closing = True
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def at(self, time: float | None) -> None:
+        """Look at `time`, in seconds since 1970, or before."""
+        if time is not None:
+            self.after(max(SOON, time - self._now()))
+
+    def after(self, delay: float) -> None:
+        """Look in `delay` seconds, or before."""
+        if self._closing:
+            return
+        when = self._loop.time() + delay
+        if self._looking:
+            self._wanted = when if self._wanted is None else min(when, self._wanted)
+            return
+        if self._handle is not None:
+            if self._handle_at <= when:
+                return
+            self._handle.cancel()
+        self._handle_at = when  # not every handle of uvloop's tells
+        self._handle = self._loop.call_at(when, self._begin)
+
+    def _begin(self) -> None:
+        self._handle = None
+        self._looking = True
+        self._background.spawn(self._look())
+
+    async def _look(self) -> None:
+        next_time: float | None = self._now() + _LOOK
+        try:
+            now = self._now()
+            paths, names, next_time = await self._store.read(lambda database: database.due(now))
+            if self._shared:
+                next_time = min(now + _LOOK, next_time or now + _LOOK)
+            await asyncio.gather(*(self._store.run(Expire(path)) for path in paths))
+            await asyncio.gather(*(self._store.run(Lapse(name)) for name in names))
+            self._on_due(names)
+        except BaseException:
+            next_time = self._now() + _LOOK
+            raise
+        finally:
+            self._looking = False
+            wanted, self._wanted = self._wanted, None
+            if wanted is not None:
+                self.after(wanted - self._loop.time())
+            self.at(next_time)

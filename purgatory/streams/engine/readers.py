@@ -1,0 +1,181 @@
+"""The reads that wait for data."""
+
+from collections.abc import Awaitable, Callable
+
+from purgatory import DelayedOperation, DelayedOperationPurgatory, PurgatoryFull
+from purgatory.streams.admission import Clients
+from purgatory.streams.core import messages
+from purgatory.streams.core.errors import NotFound
+from purgatory.streams.core.state import Part, Row, Stream
+from purgatory.streams.engine.background import Background
+from purgatory.streams.engine.cache import CHUNK, Cache, Known
+from purgatory.streams.engine.chunk import Chunk
+from purgatory.streams.engine.store import Store
+from purgatory.streams.storage.database import StorageError
+
+__all__ = ["Read", "Readers"]
+
+
+class Read(DelayedOperation["Chunk | Exception"]):
+    """Waits for data after a position, for the end of the stream, or for the deadline.
+
+    Yields a chunk, which is empty at the deadline. If the data cannot be read, or the stream is deleted, it yields the
+    exception.
+    """
+
+    __slots__ = ("address", "chunk", "now", "path", "position", "readers", "stream")
+
+    def __init__(
+        self, readers: "Readers", stream: Stream, position: int, timeout: float, address: str, now: bool
+    ) -> None:
+        """With `now`, do not wait if there is nothing: yield an empty chunk."""
+        super().__init__(timeout)
+        self.address: str = address
+        self.readers: Readers = readers
+        self.path: str = stream.path
+        self.stream: Stream = stream
+        self.position: int = position
+        self.now: bool = now
+        self.chunk: Chunk | Exception | None = None
+
+    def try_complete(self) -> bool:
+        known = self.readers.cache.get(self.path)
+        if known is None:
+            self.readers.look(self.path)
+            return False
+        stream = known.stream
+        if stream.id != self.stream.id or stream.deleted or known.gone:
+            self.chunk = NotFound("the stream is deleted")
+            return self.force_complete()
+        if self.position < stream.tail:
+            chunk = known.recent_chunk(self.position)
+            if chunk is None:
+                self.readers.load(self)
+                return False
+            self.chunk = chunk
+            return self.force_complete()
+        self.stream = stream
+        return (stream.closed or self.now) and self.force_complete()
+
+    def on_complete(self) -> "Chunk | Exception":
+        return Chunk(self.stream, self.position, self.position) if self.chunk is None else self.chunk
+
+    def on_done(self) -> None:
+        self.readers.clients.leave(self.address)
+
+
+class Readers:
+    """The reads that wait, and what is fetched for them. It belongs to one event loop."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        store: Store,
+        background: Background,
+        look_up: Callable[[str], Awaitable[Stream | None]],
+        publish: Callable[[str, Stream | None], None],
+        *,
+        max_pending: int,
+        max_pending_client: int,
+    ) -> None:
+        """Let `max_pending` reads wait at most, and `max_pending_client` of one address."""
+        self.cache = cache
+        self.purgatory = DelayedOperationPurgatory("read", max_pending=max_pending)
+        """Where they wait, by the paths of their streams."""
+        self.clients = Clients(max_pending_client, "waiting reads")
+        self._store = store
+        self._background = background
+        self._look_up = look_up
+        self._publish = publish
+        self._max_pending = max_pending
+        self._loading: dict[tuple[int, int], list[Read]] = {}
+        self._looked_at: set[str] = set()
+
+    def check_room(self, address: str) -> None:
+        """Raise `TooManyRequests` or `PurgatoryFull` if no more reads of a client, or of all, may wait.
+
+        This comes before the database is asked.
+        """
+        self.clients.check(address)
+        if self.purgatory.num_delayed >= self._max_pending:
+            raise PurgatoryFull(f"the limit of waiting reads is reached: max_pending is {self._max_pending}")
+
+    async def stored(self, stream: Stream, position: int) -> Chunk:
+        """The data behind `position`, from the database. Raises `NotFound` or `StorageError`."""
+        media = stream.media_type
+        parts = await self._store.read(
+            lambda database: [_split(media, part) for part in database.read(stream.pieces(position), CHUNK)]
+        )
+        if not parts:
+            raise NotFound("the stream is deleted")
+        return Chunk(stream, position, parts[-1].end, parts)
+
+    def wait(self, known: Known, position: int, timeout: float, address: str = "", *, now: bool = False) -> Read:
+        """An operation that waits for what follows `position`, for the client with `address`.
+
+        Raises `TooManyRequests`, `PurgatoryFull` or `PurgatoryClosed`.
+        """
+        self.clients.check(address)  # once more: since `check_room`, others may have come
+        operation = Read(self, known.stream, position, timeout, address, now)
+        self.clients.enter(address)
+        try:
+            return self.purgatory.try_complete_else_watch(operation, [known.stream.path])
+        except BaseException:
+            if operation.outcome is None:  # else its on_done() was called
+                self.clients.leave(address)
+            raise
+
+    def load(self, operation: Read) -> None:
+        """Read what the operation waits for from the database, and complete it."""
+        key = operation.stream.id, operation.position
+        waiting = self._loading.get(key)
+        if waiting is None:
+            self._loading[key] = [operation]
+            self._background.spawn(self._load(key, operation.path))
+        elif operation not in waiting:
+            waiting.append(operation)
+
+    async def _load(self, key: tuple[int, int], path: str) -> None:
+        try:
+            known = self.cache.get(path)
+            mine = self._loading[key][0].stream
+            stream = mine if known is None or known.stream.id != mine.id else known.stream
+            loaded: Chunk | Exception = await self.stored(stream, key[1])
+        except Exception as error:
+            loaded = error
+        finally:
+            waiting = self._loading.pop(key)
+        for operation in waiting:
+            operation.chunk = loaded
+            operation.force_complete()
+
+    def look(self, path: str) -> None:
+        """Look at a stream that is not in memory, and tell those that wait for it."""
+        if path not in self._looked_at:
+            self._looked_at.add(path)
+            self._background.spawn(self._look_at_path(path))
+
+    async def _look_at_path(self, path: str) -> None:
+        try:
+            stream: Stream | Exception | None = await self._look_up(path)
+        except StorageError as error:
+            stream = error
+        finally:
+            self._looked_at.discard(path)
+        if isinstance(stream, Stream):
+            self._publish(path, stream)
+            return
+        if path in self.cache:  # it was committed here meanwhile
+            return
+        for operation in self.purgatory.watching(path):
+            assert isinstance(operation, Read)
+            operation.chunk = stream or NotFound("the stream is deleted")
+            operation.force_complete()
+
+
+def _split(media: str, part: Part) -> Part:
+    """The part with its own data alone."""
+    begin, end, row = part
+    if (begin, end) == (row.begin, row.end):
+        return part
+    return Part(begin, end, Row(begin, end, messages.part(media, row.data, begin - row.begin, end - row.begin)))
