@@ -13,7 +13,7 @@ from purgatory.asgi.parking import Answers, Waiting, answers, count, park
 from purgatory.asgi.protocol import BaseResponse, Message, Receive, Scope, Send, logger
 from purgatory.lowlevel import check_callback, seconds, take_result
 
-__all__ = ["EventStream"]
+__all__ = ["EventStream", "Follow", "WaitingStream"]
 
 T = TypeVar("T")
 
@@ -131,7 +131,7 @@ class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is insta
         elif isinstance(self.follow, AsyncIterable):
             if await IteratedStream(chunks(self.follow, self.renderer), self.heartbeat).send(scope, send, start):
                 return
-        elif self._waiting_stream(self.follow).begin(scope, send, start):
+        elif self.waiting_stream(self.follow).begin(scope, send, start):
             return
         await send(start)
         await send(chunk(b""))
@@ -144,9 +144,10 @@ class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is insta
             if self.background is not None:
                 await self.background()
 
-    def _waiting_stream(self, follow: Follow[T]) -> "_WaitingStream[T]":
+    def waiting_stream(self, follow: Follow[T]) -> "WaitingStream[T]":
+        """The state of the response while the request is parked."""
         assert self.renderer is not None
-        return _WaitingStream(answers(), follow, self.renderer, self.last_event_id, self.key)
+        return WaitingStream(answers(), follow, self.renderer, self.last_event_id, self.key)
 
     async def _chunks(self, follow: Follow[T]) -> AsyncGenerator[bytes, None]:
         """What is sent for each operation, by a task that awaits it."""
@@ -159,10 +160,10 @@ class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is insta
                 yield data
 
 
-class _WaitingStream(Waiting, Generic[T]):
+class WaitingStream(Waiting, Generic[T]):
     """A parked request that gets a stream of events."""
 
-    __slots__ = ("ending", "follow", "key", "last_event_id", "pauses", "render")
+    __slots__ = ("ending", "follow", "key", "last_event_id", "pauses", "render", "sent")
 
     def __init__(
         self,
@@ -180,6 +181,8 @@ class _WaitingStream(Waiting, Generic[T]):
         self.pauses: int = 0
         """How many have paused the stream: the server, and a middleware that waits."""
         self.ending = False
+        self.sent: int = 0
+        """Bytes of the last events: of a paused stream, those that the client has not taken yet."""
 
     def begin(self, scope: Scope, send: Send, start: Message) -> bool:
         """Park the request and send the head. Returns whether the server could park it."""
@@ -227,6 +230,7 @@ class _WaitingStream(Waiting, Generic[T]):
                 data, last = self.answers.shared(key, lambda: encoded(self.render(result)))
             if last is not None:
                 self.last_event_id = last
+            self.sent = len(data)
             self.parked.send(chunk(data))
         except OperationCancelled:
             self.ending = True

@@ -9,18 +9,33 @@ import random
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from sys import intern
 from typing import Any, Final
 
 from purgatory import DelayedOperationPurgatory, IdleTracker
 from purgatory.streams.settings import Settings
 
-__all__ = ["RETRY", "Clients", "Guard", "Held", "Limits", "Quotas", "Refusal", "TooManyRequests", "address", "jittered"]
+__all__ = [
+    "RETRY",
+    "SMALL",
+    "Budget",
+    "Clients",
+    "Guard",
+    "Hold",
+    "Limits",
+    "Quotas",
+    "Refusal",
+    "TooManyRequests",
+    "address",
+    "jittered",
+]
 
 Scope = Any
 
 RETRY: Final = (b"retry-after", b"1")
+SMALL: Final = 16 * 1024
+"""Bytes up to which a request's body, or its response, is not counted: it is never refused for want of memory."""
 _HELD: Final = 128 * 1024 * 1024
 _JITTER: Final = 1 / 16
 _SHORT: Final = 1.0
@@ -49,16 +64,27 @@ class TooManyRequests(Refusal):
 
 
 def address(scope: Scope) -> str:
-    """The address of a client, or "" if a proxy has given something else: an invented text is no client."""
-    return _address((scope.get("client") or ("", 0))[0])
+    """The address of a client, or "" if a proxy has given something else: an invented text is no client.
+
+    A network of IPv6 with a prefix of 64 bits is one address, because each of its machines has as many as it wants.
+    """
+    return _counted((scope.get("client") or ("", 0))[0])
 
 
 @lru_cache(1024)
-def _address(host: str) -> str:
+def _counted(host: str) -> str:
+    found = _address(host)
+    if isinstance(found, IPv6Address) and not found.is_loopback:
+        found = ip_network((found, 64), strict=False).network_address
+    return "" if found is None else intern(str(found))
+
+
+def _address(host: str) -> IPv4Address | IPv6Address | None:
     try:
-        return intern(str(ip_address(host.partition("%")[0])))  # also the zone may be anything
+        found = ip_address(host.partition("%")[0])  # also the zone may be anything
     except ValueError:
-        return ""
+        return None
+    return getattr(found, "ipv4_mapped", None) or found
 
 
 def jittered(seconds: float, draw: Callable[[], float] = random.random) -> float:
@@ -100,34 +126,75 @@ class Clients:
             del self._counts[address]
 
 
-class Held:
-    """The bytes that all requests together hold in memory."""
+class Budget:
+    """The bytes that requests hold in memory: a bound for all together, and for each client an eighth of that.
 
-    def __init__(self, most: int, error: str) -> None:
-        """Refuse more than `most` bytes, with this error."""
+    So one client's stalled requests are no reason to refuse another's. What is small is neither counted nor refused.
+    """
+
+    def __init__(self, most: int, what: str) -> None:
+        """Let all requests hold `most` bytes, which are named `what` in the errors."""
         self._most = most
-        self._error = error
+        self._what = what
+        self._shares: dict[str, int] = {}
         self.bytes = 0
+        """Those that are held now."""
 
     @contextmanager
-    def some(self) -> Iterator[Callable[[int], None]]:
-        """Yields `hold(size)`, which counts `size` bytes for one request until the context ends.
-
-        `hold` raises `Refusal` if they are too many together, and counts none of them then.
-        """
-        mine = 0
-
-        def hold(size: int) -> None:
-            nonlocal mine
-            if self.bytes - mine + size > self._most:
-                raise Refusal(503, self._error, [RETRY])
-            self.bytes += size - mine
-            mine = size
-
+    def hold(self, client: str) -> Iterator["Hold"]:
+        """What a request of the client holds, until the context ends."""
+        hold = self.of(client)
         try:
             yield hold
         finally:
-            self.bytes -= mine
+            hold.count(0)
+
+    def of(self, client: str) -> "Hold":
+        """What a request of the client holds: nothing yet."""
+        return Hold(self, client)
+
+    def check(self, client: str, more: int = 1) -> None:
+        """Raise `Refusal` unless the client may hold `more` bytes."""
+        share = self._most // 8
+        if self._shares.get(client, 0) + more > share:
+            raise Refusal(429, f"the client has reached its limit of {share} bytes of {self._what}", [RETRY])
+        if self.bytes + more > self._most:
+            raise Refusal(503, f"the server has reached its limit of {self._most} bytes of {self._what}", [RETRY])
+
+    def change(self, client: str, by: int) -> None:
+        """The client holds `by` bytes more."""
+        self.bytes += by
+        self._shares[client] = self._shares.get(client, 0) + by
+        if not self._shares[client]:
+            del self._shares[client]
+
+
+class Hold:
+    """The bytes that one request holds."""
+
+    __slots__ = ("_budget", "_client", "_size")
+
+    def __init__(self, budget: Budget, client: str) -> None:
+        self._budget = budget
+        self._client = client
+        self._size = 0
+
+    def resize(self, size: int) -> None:
+        """Hold `size` bytes from now on. Raises `Refusal`, and holds what it did, if those are too many."""
+        if size > max(SMALL, self._size):
+            self._budget.check(self._client, size - self._size)
+        self.count(size)
+
+    def check(self) -> None:
+        """Raise `Refusal` if the client's share, or the whole, is used up."""
+        self._budget.check(self._client)
+
+    def count(self, size: int) -> None:
+        """Hold `size` bytes from now on, which are there already."""
+        size = size if size > SMALL else 0
+        if size != self._size:
+            self._budget.change(self._client, size - self._size)
+            self._size = size
 
 
 class Limits:
@@ -135,9 +202,9 @@ class Limits:
 
     def __init__(self, settings: Settings) -> None:
         self.clients = Clients(settings.max_pending_client, "requests in progress")
-        most = max(_HELD, 2 * settings.max_body)
-        self.bodies = Held(most, f"the limit for request bodies in memory is reached: {most} bytes")
-        self.answers = Held(most, f"the limit for long responses in memory is reached: {most} bytes")
+        most = max(_HELD, 8 * settings.max_body)
+        self.bodies = Budget(most, "request bodies in memory")
+        self.answers = Budget(most, "responses that are not read")
 
 
 class Quotas:
@@ -250,11 +317,9 @@ def _name(host: str) -> str:
 
 
 def _is_local(scope: Scope) -> bool:
-    client = address(scope)
-    if not client:
-        return False  # it has come by a socket of files, or a test's client
-    found = ip_address(client)
-    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
+    # It has none if it has come by a socket of files, or is a test's client.
+    found = _address((scope.get("client") or ("", 0))[0])
+    return found is not None and found.is_loopback
 
 
 @lru_cache(256)

@@ -23,7 +23,7 @@ _HELD: Final = 65_536
 """Bytes behind a parked request from which on no more are read."""
 
 _LARGE: Final = 16_384
-"""Bytes of a body from which on it is not copied behind its head: many connections may be sent the same one."""
+"""Bytes of a body from which on it is not copied, because many connections may be sent the same one."""
 
 
 class QuietConnection(asyncio.Protocol, TimerTask):
@@ -124,9 +124,9 @@ class QuietConnection(asyncio.Protocol, TimerTask):
         if status:
             self._log(status)
         # Not by way of writelines(), which in some releases of CPython 3.12 does not pause the writer.
-        if len(chunks) == 2 and len(chunks[1]) >= _LARGE:
-            self.transport.write(chunks[0])
-            self.transport.write(chunks[1])
+        if any(len(chunk) >= _LARGE for chunk in chunks):
+            for chunk in chunks:
+                self.transport.write(chunk)
         else:
             self.transport.write(b"".join(chunks))
         if self.flags & PAUSED:

@@ -4,8 +4,9 @@ import asyncio
 import select
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -17,7 +18,17 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from purgatory import PurgatoryClosed
 from purgatory.lowlevel import loop_for_threads
 from purgatory.streams import admission
-from purgatory.streams.admission import Clients, Held, Quotas, Refusal, TooManyRequests, address, jittered
+from purgatory.streams.admission import (
+    SMALL,
+    Budget,
+    Clients,
+    Hold,
+    Quotas,
+    Refusal,
+    TooManyRequests,
+    address,
+    jittered,
+)
 from purgatory.streams.core.commands import Create
 from purgatory.streams.http.replies import Reply
 from purgatory.streams.http.streams import delayed
@@ -269,8 +280,9 @@ class TestBodies:
                     b"Content-Length: %d\r\n\r\n" % (size + 1)
                 )
                 with ExitStack() as stack:
-                    bodies = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 60))
-                              for _ in range(20)]  # fmt: skip
+                    bodies = [stack.enter_context(
+                        socket.create_connection(("127.0.0.1", server.port), 60, (f"127.0.1.{number}", 0))
+                    ) for number in range(20)]  # fmt: skip
                     for body in bodies:
                         await asyncio.to_thread(body.sendall, head + b" " * size)
                     (one, *_), _, _ = await asyncio.to_thread(select.select, bodies, [], [], 60)
@@ -279,7 +291,7 @@ class TestBodies:
                         refused += await asyncio.to_thread(one.recv, 10_000)
                     assert refused.startswith(b"HTTP/1.1 503 ")
                     assert b"retry-after: 1\r\n" in refused
-                    assert b"the limit for request bodies in memory is reached" in refused
+                    assert b"the server has reached its limit of 134217728 bytes of request bodies in memory" in refused
                 while (await client.post(f"{ROOT}/news", content=b"x" * size, headers={
                     "Content-Type": "text/plain"})).status_code == 503:  # fmt: skip
                     pass
@@ -295,34 +307,50 @@ class TestBodies:
                 limits = server.application._endpoint.limits
                 assert limits.bodies.bytes == 0
 
-    @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["hold", "leave", "fail"]), st.integers(0, 12))))
-    async def test_bytes_are_counted_as_a_list_does(self, steps: list[tuple[int, str, int]]) -> None:
-        held = Held(10, "too many")
-        there: dict[int, tuple[ExitStack, Callable[[int], None], int]] = {}
-        for request, step, size in steps:
-            if request not in there:
-                stack = ExitStack()
-                there[request] = stack, stack.enter_context(held.some()), 0
-            stack, hold, before = there[request]
-            others = sum(each for _, _, each in there.values()) - before
+    @given(
+        st.lists(
+            st.tuples(
+                st.sampled_from(["a", "b", "c"]),
+                st.integers(0, 3),
+                st.sampled_from(["resize", "count", "check", "leave"]),
+                st.sampled_from([0, 5, SMALL, SMALL + 1, 2 * SMALL, 4 * SMALL, 5 * SMALL]),
+            ),
+            max_size=60,
+        )
+    )
+    async def test_bytes_are_counted_as_a_table_of_clients_does(self, steps: list[tuple[str, int, str, int]]) -> None:
+        whole, share = 8 * 4 * SMALL, 4 * SMALL
+        budget = Budget(whole, "bytes")
+        holds: dict[tuple[str, int], tuple[Hold, int]] = {}
+
+        def held(of: str | None = None) -> int:
+            return sum(size for (client, _), (_, size) in holds.items() if of is None or of == client)
+
+        for client, request, step, size in steps:
+            hold, before = holds.setdefault((client, request), (budget.of(client), 0))
+            counted = size if size > SMALL else 0
             if step == "leave":
-                stack.close()
-                del there[request]
-            elif step == "fail":
-                with pytest.raises(KeyError), stack:
-                    raise KeyError
-                del there[request]
-            elif others + size > 10:
-                with pytest.raises(Refusal, match="too many") as raised:
-                    hold(size)
-                assert (raised.value.status, raised.value.headers) == (503, [(b"retry-after", b"1")])
+                hold.count(0)
+                del holds[client, request]
+            elif step == "count":
+                hold.count(size)
+                holds[client, request] = hold, counted
             else:
-                hold(size)
-                there[request] = stack, hold, size
-            assert held.bytes == sum(each for _, _, each in there.values())
-        for stack, _, _ in there.values():
-            stack.close()
-        assert held.bytes == 0
+                more = 1 if step == "check" else counted - before
+                act = partial(hold.resize, size) if step == "resize" else hold.check
+                status = 429 if held(client) + more > share else 503 if held() + more > whole else None
+                if status is None or more <= 0:
+                    act()
+                    if step == "resize":
+                        holds[client, request] = hold, counted
+                else:
+                    with pytest.raises(Refusal, match="limit of") as raised:
+                        act()
+                    assert (raised.value.status, raised.value.headers) == (status, [(b"retry-after", b"1")])
+            assert budget.bytes == held()
+        for hold, _ in holds.values():
+            hold.count(0)
+        assert budget.bytes == 0
 
 
 async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
@@ -384,27 +412,54 @@ class TestQuotas:
         assert len(quotas) == 1
 
 
-async def test_long_responses_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "_HELD", 20_000_000)
+async def test_unread_responses_of_a_client_are_an_eighth_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "_HELD", 8 * 20_000_000)
     with serving(data=str(tmp_path), max_body=9_000_000) as server:
-        async with client_of(server) as client:
+        async with client_of(server) as client, client_of(server, "127.0.0.2") as other:
             await create(client, "big")
             await append(client, "big", "x" * 9_000_000)  # more than the kernel takes
             with ExitStack() as stack:
                 readers = [stack.enter_context(slow_reader(server.port, "big")) for _ in range(4)]
                 begun = [await asyncio.to_thread(reader.recv, 12, socket.MSG_PEEK) for reader in readers]
-                assert Counter(begun) == {b"HTTP/1.1 200": 2, b"HTTP/1.1 503": 2}
-            while (await client.get(f"{ROOT}/big?offset=-1")).status_code == 503:
+                assert Counter(begun) == {b"HTTP/1.1 200": 2, b"HTTP/1.1 429": 2}
+                assert len((await other.get(f"{ROOT}/big?offset=-1")).content) == 9_000_000
+            while (await client.get(f"{ROOT}/big?offset=-1")).status_code == 429:
                 pass
             limits = server.application._endpoint.limits
             assert limits.answers.bytes == 0
 
 
-def slow_reader(port: int, name: str) -> socket.socket:
+async def test_unread_event_streams_of_a_client_are_an_eighth_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "_HELD", 8 * 8 * 1024 * 1024)
+    with serving(data=str(tmp_path)) as server:
+        limits = server.application._endpoint.limits
+        async with client_of(server) as client, client_of(server, "127.0.0.2") as other:
+            await create(client, "lines")
+            for _ in range(8):
+                await append(client, "lines", "\n" * 1024 * 1024)
+            with ExitStack() as stack:
+                readers = [stack.enter_context(slow_reader(server.port, "lines", "&live=sse")) for _ in range(40)]
+                for reader in readers:
+                    await asyncio.to_thread(reader.recv, 12, socket.MSG_PEEK)
+                refused = await client.get(f"{ROOT}/lines?offset=-1&live=sse")
+                assert refused.status_code == 429
+                assert 0 < limits.answers.bytes < 2 * 8 * 1024 * 1024
+                async with other.stream("GET", f"{ROOT}/lines?offset=-1&live=sse") as events:
+                    assert events.status_code == 200
+                    assert await anext(events.aiter_lines()) == "event: data"
+            while limits.answers.bytes:  # noqa: ASYNC110 - of another thread
+                await asyncio.sleep(0.01)
+
+
+def slow_reader(port: int, name: str, query: str = "") -> socket.socket:
     """A connection with a small buffer that has asked for a stream, and does not read."""
     reader = socket.socket()
     reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     reader.settimeout(60)
     reader.connect(("127.0.0.1", port))
-    reader.sendall(f"GET {ROOT}/{name}?offset=-1 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    reader.sendall(f"GET {ROOT}/{name}?offset=-1{query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     return reader

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from starlette.types import Message
 
-from purgatory.streams.admission import Refusal
+from purgatory.streams.admission import Budget, Refusal
 from purgatory.streams.http.requests import Headers, body
 from tests.streams.processes import append, create, metric, poll, running, until_waiting
 from tests.streams.serving import serving
@@ -68,7 +68,7 @@ async def test_body_that_is_cancelled_is_refused() -> None:
         never: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         return await never
 
-    reading = asyncio.create_task(body(receive, Headers({"headers": []}), 10, lambda size: None))
+    reading = asyncio.create_task(body(receive, Headers({"headers": []}), 10, Budget(80, "bytes").of("a")))
     await asyncio.sleep(0)
     reading.cancel()
     with pytest.raises(Refusal, match="the server is shutting down") as caught:

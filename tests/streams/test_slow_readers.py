@@ -26,10 +26,11 @@ def slow_readers(count: int, server: Listening, query: str = "offset=-1") -> Ite
     """Clients that have asked for a stream. The answer begins to come, and they do not read it."""
     with ExitStack() as stack:
         readers = []
-        for _ in range(count):
+        for number in range(count):
             reader = stack.enter_context(socket.socket())
             reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             reader.settimeout(60)
+            reader.bind((f"127.0.1.{number}", 0))  # an address alone may not have so much unread
             reader.connect(("127.0.0.1", server.port))
             reader.sendall(f"GET {ROOT}/big?{query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             readers.append(reader)

@@ -31,6 +31,11 @@ class Chunk:
         """Whether there will be no more."""
         return self.stream.closed and self.up_to_date
 
+    @property
+    def size(self) -> int:
+        """Bytes of the body, or a few more."""
+        return sum(len(row.data) + 1 for _, _, row in self.parts) + 2
+
     def data(self) -> list[bytes]:
         """The data of each append."""
         media = self.stream.media_type

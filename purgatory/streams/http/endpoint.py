@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from purgatory import PurgatoryClosed, PurgatoryFull
-from purgatory.streams.admission import RETRY, Limits, Refusal, TooManyRequests, address
+from purgatory.streams.admission import RETRY, SMALL, Limits, Refusal, TooManyRequests, address
 from purgatory.streams.core import errors
 from purgatory.streams.core.offsets import encode
 from purgatory.streams.engine.streams import Streams
@@ -19,8 +19,6 @@ from purgatory.streams.storage.database import StorageError, StorageFull, Storag
 
 __all__ = ["Endpoint", "refuse"]
 
-_LONG: Final = 64 * 1024
-"""Bytes of a response from which on they are counted until the client has taken them."""
 _STATUS: Final[dict[type[Exception], int]] = {
     errors.Invalid: 400,
     errors.NotFound: 404,
@@ -71,12 +69,12 @@ class Endpoint(ABC):
             return refusal
 
     async def _send(self, reply: Reply, scope: Scope, receive: Receive, send: Send) -> None:
-        if len(reply.body) < _LONG:
+        if reply.size <= SMALL:
             await reply(scope, receive, send)
             return
-        with self.limits.answers.some() as hold:
+        with self.limits.answers.hold(scope["purgatory.client"]) as hold:
             try:
-                hold(len(reply.body))
+                hold.resize(reply.size)
             except Refusal as refused:
                 reply = error(refused.status, str(refused), refused.headers)
             # Cancelled at the end of a shutdown's patience, it is broken off, with a line in the log and no traceback.

@@ -1,13 +1,13 @@
 """Replies: responses that are made in one go."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-__all__ = ["ALWAYS", "Reply", "error"]
+__all__ = ["ALWAYS", "LongReply", "Reply", "error"]
 
 ALWAYS: Final = [
     (b"x-content-type-options", b"nosniff"),
@@ -26,6 +26,8 @@ class Reply(Response):
     def __init__(self, status: int, headers: Iterable[tuple[bytes, bytes]] = (), body: bytes | None = None) -> None:
         self.status_code = status
         self.body = b"" if body is None else body
+        self.size = len(self.body)
+        """Bytes of the body, or a few more."""
         self.background = None
         self.raw_headers = [*ALWAYS, *headers]
         if body is not None:
@@ -40,6 +42,26 @@ class Reply(Response):
             await send({"type": "http.response.body", "body": rest[:_PART], "more_body": True})
             rest = rest[_PART:]
         await send({"type": "http.response.body", "body": rest})
+
+
+class LongReply(Reply):
+    """A reply of which the body is made when it is sent: its size is counted before."""
+
+    def __init__(
+        self, status: int, headers: Iterable[tuple[bytes, bytes]], size: int, make: Callable[[], bytes]
+    ) -> None:
+        """With a body of about `size` bytes, which `make()` returns."""
+        super().__init__(status, headers)
+        self.size = size
+        self._make: Callable[[], bytes] | None = make
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Make the body, and send the response."""
+        assert self._make is not None, "it is sent once"
+        self.body = self._make()
+        self._make = None  # and with it what the body was made of
+        self.raw_headers.append((b"content-length", b"%d" % len(self.body)))
+        await super().__call__(scope, receive, send)
 
 
 def error(status: int, message: str, headers: Iterable[tuple[bytes, bytes]] = (), **more: Any) -> Reply:

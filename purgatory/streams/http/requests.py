@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final
@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, unquote
 
 from starlette.types import Receive, Scope
 
-from purgatory.streams.admission import RETRY, Refusal
+from purgatory.streams.admission import RETRY, Hold, Refusal
 from purgatory.streams.core.commands import Fork, Identity
 from purgatory.streams.core.errors import Invalid
 from purgatory.streams.core.offsets import parse
@@ -150,10 +150,11 @@ def fork(headers: Headers, prefix: str = "") -> Fork | None:
     return Fork(stream_path(path[len(ROOT) :]), None if offset is None else parse(offset), units)
 
 
-async def body(receive: Receive, headers: Headers, most: int, hold: Callable[[int], None]) -> bytes:
-    """The body of the request, of which the size is given to `hold` while it comes.
+async def body(receive: Receive, headers: Headers, most: int, hold: Hold) -> bytes:
+    """The body of the request, which is held while it comes.
 
-    Raises `Refusal` if it is too large, and if the client disconnects.
+    Raises `Refusal` if it is too large, or the client's share or all memory for bodies is used up, and if the client
+    disconnects.
     """
     length = headers.get(b"content-length")
     if length is not None and length.isdecimal() and int(length) > most:
@@ -171,7 +172,7 @@ async def body(receive: Receive, headers: Headers, most: int, hold: Callable[[in
         size += len(chunk)
         if size > most:
             raise Refusal(413, f"the body has more than {most} bytes")
-        hold(size)
+        hold.resize(size)
         if chunk:
             chunks.append(chunk)
         if not message.get("more_body", False):

@@ -1,10 +1,7 @@
 """The endpoint of streams: PUT, POST, DELETE, HEAD and GET of their URLs."""
 
 import asyncio
-import base64
-import json
-import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 from urllib.parse import quote
@@ -13,19 +10,19 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope
 
 from purgatory import Delay, PurgatoryClosed, PurgatoryFull
-from purgatory.asgi import DelayedResponse, Event, EventStream
-from purgatory.streams.admission import Limits, Quotas, TooManyRequests, jittered
+from purgatory.asgi import DelayedResponse
+from purgatory.streams.admission import Limits, Quotas, jittered
 from purgatory.streams.core import errors, messages, offsets
 from purgatory.streams.core.commands import Append, Appended, Create, Delete
 from purgatory.streams.core.cursors import next_cursor
 from purgatory.streams.core.state import Stream
 from purgatory.streams.engine.cache import Known
 from purgatory.streams.engine.chunk import Chunk
-from purgatory.streams.engine.readers import Read
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http import requests
 from purgatory.streams.http.endpoint import Endpoint, refuse
-from purgatory.streams.http.replies import ALWAYS, Reply, error
+from purgatory.streams.http.events import Events, unread
+from purgatory.streams.http.replies import LongReply, Reply, error
 from purgatory.streams.http.requests import Headers
 from purgatory.streams.settings import Settings
 
@@ -81,7 +78,7 @@ class StreamEndpoint(Endpoint):
         ttl, expires_at = requests.time_to_live(headers), requests.expiry(headers)
         if ttl is not None and expires_at is not None:
             raise errors.Invalid("Stream-TTL and Stream-Expires-At exclude each other")
-        with self.limits.bodies.some() as hold:
+        with self.limits.bodies.hold(scope["purgatory.client"]) as hold:
             command = Create(
                 path,
                 headers.text(b"content-type") or None,
@@ -107,7 +104,7 @@ class StreamEndpoint(Endpoint):
         producer = requests.producer(headers)
         # A refusal comes before the body is read.
         due = None if self._quotas is None else self._quotas.take(scope["purgatory.client"])
-        with self.limits.bodies.some() as hold:
+        with self.limits.bodies.hold(scope["purgatory.client"]) as hold:
             command = Append(
                 path,
                 headers.get(b"content-type") or None,
@@ -185,17 +182,15 @@ class StreamEndpoint(Endpoint):
         return Reply(200, [*answer, _NO_STORE], messages.join(stream.media_type, []))
 
     def _long_poll(self, known: Known, position: int, cursor: str | None, address: str) -> Response:
-        timeout = jittered(min(self.settings.long_poll_timeout, _unread(known.stream)))
+        timeout = jittered(min(self.settings.long_poll_timeout, unread(known.stream)))
         operation = self.streams.wait(known, position, timeout, address)
         render, key = self._polls.of(cursor)
         return DelayedResponse(operation, render, key=key)
 
     def _events(self, known: Known, position: int, cursor: str | None, address: str) -> Response:
-        events = Events(self, known, position, cursor, address)
-        headers = [*ALWAYS, (b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
-        if events.is_binary:
-            headers.append((b"stream-sse-data-encoding", b"base64"))
-        return EventStream(events.follow, events.render, key=events.key, headers=headers)
+        if position < known.stream.tail:
+            self.limits.answers.check(address)
+        return Events(self.streams, self.settings, self.limits.answers, known, position, cursor, address).response()
 
 
 class Polls:
@@ -229,78 +224,6 @@ def _key(cursor: str | None, chunk: Chunk | Exception) -> tuple[Chunk | Exceptio
 _Functions = tuple[
     Callable[[Chunk | Exception], Reply], Callable[[Chunk | Exception], tuple[Chunk | Exception, str | None]]
 ]
-
-
-class Events:
-    """The state of an open stream of events."""
-
-    __slots__ = ("address", "cursor", "end", "endpoint", "is_binary", "known", "operation", "position")
-
-    def __init__(self, endpoint: StreamEndpoint, known: Known, position: int, cursor: str | None, address: str) -> None:
-        self.endpoint = endpoint
-        self.address = address
-        self.known = known
-        self.position = position
-        self.cursor = cursor
-        self.operation: Read | None = None
-        self.end = asyncio.get_running_loop().time() + jittered(endpoint.settings.event_stream_timeout)
-        media = known.stream.media_type
-        self.is_binary = not media.startswith("text/") and media != messages.JSON
-
-    def follow(self, last_event_id: str | None) -> Read | None:
-        """The next operation; `None` ends the stream."""
-        left = self.end - asyncio.get_running_loop().time()
-        if self.operation is not None:
-            chunk = self.operation.result()
-            if isinstance(chunk, Exception) or chunk.is_last or left <= 0:
-                return None
-            self.position = chunk.end
-            self.endpoint.streams.touch(self.known)
-        timeout = min(self.endpoint.settings.heartbeat, max(left, 0.0), _unread(self.known.stream))
-        now = self.operation is None
-        wait = self.endpoint.streams.wait
-        try:
-            self.operation = wait(self.known, self.position, timeout, self.address, now=now)
-        except (PurgatoryFull, TooManyRequests):
-            return None  # since the last operation, others have come: the client may connect again
-        return self.operation
-
-    def key(self, chunk: Chunk | Exception) -> tuple[Chunk | Exception, str | None]:
-        """Many streams of events send the same."""
-        return chunk, self.cursor
-
-    def render(self, chunk: Chunk | Exception) -> Iterable[Event]:
-        """The events of a chunk: after each append's data, where the reader is then."""
-        if isinstance(chunk, Exception):
-            return []
-        cursor = next_cursor(self.cursor, self.endpoint.streams.now())
-        events = []
-        for (_, end, _), data in zip(chunk.parts, chunk.data(), strict=True):
-            events.append(Event(self._text(chunk.stream, data), event="data"))
-            events.append(_control(end, chunk, cursor))
-        return events or [_control(chunk.end, chunk, cursor)]
-
-    def _text(self, stream: Stream, data: bytes) -> str:
-        if self.is_binary:
-            return base64.b64encode(data).decode()
-        return messages.join(stream.media_type, [data]).decode("utf-8", "replace")
-
-
-def _unread(stream: Stream) -> float:
-    """Seconds for which a live read may wait: a stream with readers does not expire, as each read prolongs it."""
-    return math.inf if stream.ttl is None else stream.ttl / 2
-
-
-def _control(position: int, chunk: Chunk, cursor: str) -> Event:
-    control: dict[str, str | bool] = {"streamNextOffset": offsets.encode(position)}
-    at_tail = position >= chunk.stream.tail
-    if at_tail and chunk.stream.closed:
-        control["streamClosed"] = True
-    else:
-        control["streamCursor"] = cursor
-    if at_tail:
-        control["upToDate"] = True
-    return Event(json.dumps(control, separators=(",", ":")), event="control")
 
 
 def delayed(reply: Reply, due: float, quotas: Quotas) -> Response:
@@ -373,7 +296,7 @@ def _caught_up(chunk: Chunk, offset: str, known: str | None) -> Reply:
         return Reply(304, [(b"etag", tag), _cached(chunk.stream)])
     # At the tail there may be more in a moment.
     cached = _cached(chunk.stream) if chunk.parts else _NO_STORE
-    return Reply(200, [*_headers(chunk), (b"etag", tag), cached], chunk.body())
+    return LongReply(200, [*_headers(chunk), (b"etag", tag), cached], chunk.size, chunk.body)
 
 
 def _url(scope: Scope) -> str:

@@ -160,7 +160,7 @@ class SubscriptionEndpoint(Endpoint):
         return Reply(204)
 
     async def _body(self, scope: Scope, receive: Receive) -> dict[str, Any]:
-        with self.limits.bodies.some() as hold:
+        with self.limits.bodies.hold(scope["purgatory.client"]) as hold:
             text = await requests.body(receive, Headers(scope), _BODY, hold)
         try:
             given = json.loads(text or b"{}")
