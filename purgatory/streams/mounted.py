@@ -21,7 +21,7 @@ def durable_streams(
     long_poll_timeout: float = 30.0,
     event_stream_timeout: float = 60.0,
     heartbeat: float = 15.0,
-    max_body: int = 16 * 1024 * 1024,
+    max_body: int = 1024 * 1024,
     max_units: int = 2**53 - 1,
     max_streams: int = 1_000_000,
     max_subscriptions: int = 1_000,

@@ -37,7 +37,7 @@ class Settings:
     """Longest duration of an event stream, in seconds. Caches can share a stream that ends."""
     heartbeat: float = 15.0
     """Interval of an event stream's heartbeats, in seconds."""
-    max_body: int = 16 * 1024 * 1024
+    max_body: int = 1024 * 1024
     """Largest request body, in bytes."""
     max_units: int = 2**53 - 1
     """Greatest length of a stream, in bytes, or in messages if the stream is JSON."""

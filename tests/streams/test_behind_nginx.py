@@ -4,6 +4,7 @@ import asyncio
 import os
 import resource
 import signal
+import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
@@ -167,6 +168,49 @@ async def test_clients_are_told_apart_by_their_own_addresses(url: str, client: h
         assert await asyncio.gather(*polls) == ["for all"] * 6
 
 
+async def test_an_address_has_so_many_connections_and_no_more(tmp_path: Path) -> None:
+    site = _replaced(SITE, "limit_conn streams_connections 200;", "limit_conn streams_connections 3;")
+    with running(tmp_path / "data", "--allowed-host", HOST) as server, nginx(server, tmp_path, site) as url:
+        async with _client(url, "127.0.0.2") as greedy, _client(url, "127.0.0.3") as other:
+            await create(other, "news")
+            polls = [asyncio.create_task(poll(greedy, "news")) for _ in range(3)]
+            await until_waiting(other, 3)
+            refused = await greedy.get(f"{ROOT}/news")
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert refused.json()["error"]["message"] == "the client has reached the limit of the proxy"
+            await append(other, "news", "for all")
+            assert await asyncio.gather(*polls) == ["for all"] * 3
+
+
+async def test_a_body_that_stalls_is_the_proxys(url: str, client: httpx.AsyncClient) -> None:
+    await create(client, "stalled")
+    before = await metric(client, "process_open_fds")
+    writers = []
+    for _ in range(20):
+        _, writer = await asyncio.open_connection(LOOPBACK, httpx.URL(url).port)
+        writer.write(f"POST {ROOT}/stalled HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 9999\r\n\r\nx".encode())
+        await writer.drain()
+        writers.append(writer)
+    await append(client, "stalled", "y")
+    assert await metric(client, "process_open_fds") <= before + 1
+    for writer in writers:
+        writer.close()
+
+
+async def test_an_answer_that_is_not_read_is_the_proxys(tmp_path: Path) -> None:
+    with running(tmp_path / "data", "--allowed-host", HOST) as server, nginx(server, tmp_path) as url:
+        async with _client(url) as client:
+            await create(client, "long")
+            await append(client, "long", b"x" * 1024 * 1024)
+            before = await metric(client, "process_open_fds")
+            with socket.create_connection((LOOPBACK, httpx.URL(url).port or 0)) as reader:
+                reader.sendall(f"GET {ROOT}/long HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
+                assert await asyncio.to_thread(reader.recv, 1) == b"H"
+                # The server has sent all of it when it takes the next request on the same connection.
+                assert len((await client.get(f"{ROOT}/long")).content) == 1024 * 1024
+                assert await metric(client, "process_open_fds") <= before + 1
+
+
 async def test_a_page_of_the_site_may_append_and_one_of_another_may_not(client: httpx.AsyncClient) -> None:
     await create(client, "news")
     for origin, status in ((f"https://{HOST}", 204), ("https://evil.example", 403)):
@@ -183,15 +227,15 @@ async def test_five_hundred_polls_are_answered_by_one_append(tmp_path: Path) -> 
     ):
         async with server.client() as direct:
             await create(direct, "news")
-            polls = [asyncio.create_task(_poll(url)) for _ in range(500)]
+            polls = [asyncio.create_task(_poll(url, f"127.0.0.{number % 5 + 1}")) for number in range(500)]
             await until_waiting(direct, 500)
             await append(direct, "news", "for all")
         assert set(await asyncio.gather(*polls)) == {b"for all"}
 
 
-async def _poll(url: str) -> bytes:
+async def _poll(url: str, address: str) -> bytes:
     """By hand, for five hundred of httpx' connections are slow."""
-    reader, writer = await asyncio.open_connection(LOOPBACK, httpx.URL(url).port)
+    reader, writer = await asyncio.open_connection(LOOPBACK, httpx.URL(url).port, local_addr=(address, 0))
     target = f"{ROOT}/news?offset={ZERO}&live=long-poll"
     writer.write(f"GET {target} HTTP/1.0\r\nHost: {HOST}\r\n\r\n".encode())
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")

@@ -271,7 +271,7 @@ async def test_no_more_reads_of_a_client_wait_than_may_if_they_are_admitted_at_o
 
 class TestBodies:
     async def test_bodies_are_bounded_together_and_free_their_room(self, tmp_path: Path) -> None:
-        with running(tmp_path) as server:
+        with running(tmp_path, "--max-body", "10000001") as server:
             async with server.client() as client:
                 await create(client, "news")
                 size = 10_000_000

@@ -58,7 +58,7 @@ def read_all(reader: socket.socket) -> bytes:
 
 
 async def test_clients_that_do_not_read_harm_no_other_and_share_what_they_do_not_read(tmp_path: Path) -> None:
-    with running(tmp_path) as server:
+    with running(tmp_path, "--max-body", str(SIZE)) as server:
         async with server.client() as client:
             await fill(client)
             files, memory = server.files, server.memory
@@ -77,7 +77,7 @@ async def test_clients_that_do_not_read_harm_no_other_and_share_what_they_do_not
 
 @pytest.mark.parametrize("query", ["offset=-1", "offset=-1&live=long-poll", "offset=-1&live=sse"])
 async def test_a_client_that_reads_nothing_for_so_long_is_disconnected(tmp_path: Path, query: str) -> None:
-    with running(tmp_path, "--write-timeout", "1.5") as server:
+    with running(tmp_path, "--write-timeout", "1.5", "--max-body", str(SIZE)) as server:
         async with server.client() as client:
             await fill(client)
             waiting = asyncio.create_task(poll(client, "news"))
@@ -92,7 +92,7 @@ async def test_a_client_that_reads_nothing_for_so_long_is_disconnected(tmp_path:
 
 
 async def test_a_parked_client_that_reads_nothing_is_disconnected(tmp_path: Path) -> None:
-    with running(tmp_path, "--write-timeout", "1.5") as server:
+    with running(tmp_path, "--write-timeout", "1.5", "--max-body", str(SIZE)) as server:
         async with server.client() as client:
             await create(client, "big")
             files = server.files
@@ -112,7 +112,7 @@ async def test_a_parked_client_that_reads_nothing_is_disconnected(tmp_path: Path
 
 async def test_stream_of_events_ends_if_others_have_taken_its_place_meanwhile(tmp_path: Path) -> None:
     """A client that does not read has no operation. When it goes on, as many wait as may."""
-    with serving(data=str(tmp_path), max_pending=2) as server:
+    with serving(data=str(tmp_path), max_pending=2, max_body=SIZE) as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
             await create(client, "big")
             with slow_readers(1, server, "offset=-1&live=sse") as (reader,):
@@ -127,7 +127,7 @@ async def test_stream_of_events_ends_if_others_have_taken_its_place_meanwhile(tm
 
 
 async def test_shutdown_does_not_wait_for_slow_readers(tmp_path: Path) -> None:
-    with running(tmp_path) as server:
+    with running(tmp_path, "--max-body", str(SIZE), "--max-body", str(SIZE)) as server:
         async with server.client() as client:
             await fill(client)
         with slow_readers(READERS // 2, server):
@@ -135,7 +135,7 @@ async def test_shutdown_does_not_wait_for_slow_readers(tmp_path: Path) -> None:
 
 
 async def test_the_head_of_a_long_answer_is_complete_at_once(tmp_path: Path) -> None:
-    with running(tmp_path) as server:
+    with running(tmp_path, "--max-body", str(SIZE)) as server:
         async with server.client() as client:
             await fill(client)
 
