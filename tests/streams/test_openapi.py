@@ -1,6 +1,7 @@
 """The server behaves as its OpenAPI description says."""
 
 import asyncio
+import json
 import os
 import re
 import subprocess
@@ -12,7 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
+from purgatory.streams.engine.demo import MAX_PENDING
 from purgatory.streams.http.description import describe
+from purgatory.streams.http.protocol import BODY_SECONDS, HEAD_SECONDS, MAX_HEAD_BYTES
+from purgatory.streams.http.subscriptions import DEFAULT_LEASE, LEASE, MAX_NAME, MAX_STREAMS
 from purgatory.streams.settings import Settings
 from tests.streams.processes import ServerProcess, running
 from tests.streams.serving import serving
@@ -63,3 +67,20 @@ async def test_every_default_and_bound_of_the_list_is_right(server: ServerProces
     async with server.client() as client:
         for limit, status in ((found["minimum"] - 1, 400), (found["maximum"], 200), (found["maximum"] + 1, 400)):
             assert (await client.get("/v1/streams", params={"limit": limit})).status_code == status
+
+
+async def test_description_has_the_bounds_of_the_code() -> None:
+    described = describe(Settings())
+    text = json.dumps(described)
+    assert f"{{{'max_streams'}}}" not in text
+    assert f"within {HEAD_SECONDS:g} seconds, or the body within {BODY_SECONDS:g}." in text
+    assert f"are longer than {MAX_HEAD_BYTES} bytes." in text
+    name = described["components"]["parameters"]["Id"]["schema"]
+    assert name["pattern"] == f"^[A-Za-z0-9_-]{{1,{MAX_NAME}}}$"
+    subscription = described["paths"]["/v1/stream/__ds/subscriptions/{id}"]["put"]["requestBody"]
+    properties = subscription["content"]["application/json"]["schema"]["anyOf"][0]["properties"]
+    assert properties["streams"]["maxItems"] == MAX_STREAMS
+    lease = properties["lease_ttl_ms"]
+    assert (lease["minimum"], lease["maximum"], lease["default"]) == (*LEASE, DEFAULT_LEASE)
+    demo = described["paths"]["/v1/demo"]["put"]["requestBody"]["content"]["application/json"]["schema"]
+    assert demo["properties"]["pending"]["maximum"] == MAX_PENDING
