@@ -174,13 +174,13 @@ class WaitingStream(Waiting, Generic[T]):
         key: Callable[[T], Hashable] | None,
     ) -> None:
         super().__init__(answers)
-        self.follow = follow
-        self.render = render
-        self.last_event_id = last_event_id
-        self.key = key
+        self.follow: Follow[T] = follow
+        self.render: Render[T] = render
+        self.last_event_id: str | None = last_event_id
+        self.key: Callable[[T], Hashable] | None = key
         self.pauses: int = 0
         """How many have paused the stream: the server, and a middleware that waits."""
-        self.ending = False
+        self.ending: bool = False
         self.sent: int = 0
         """Bytes of the last events: of a paused stream, those that the client has not taken yet."""
 

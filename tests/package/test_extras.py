@@ -91,7 +91,7 @@ def test_each_part_imports_with_its_extra_alone(part: str, extras: list[str]) ->
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("missing", ["starlette", "httptools", "prometheus_client"])
+@pytest.mark.parametrize("missing", ["starlette", "prometheus_client"])
 def test_streams_without_their_extra_say_what_to_install(missing: str) -> None:
     without = f"""
 import sys
