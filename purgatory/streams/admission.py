@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from sys import intern
@@ -28,6 +29,7 @@ __all__ = [
     "Refusal",
     "TooManyRequests",
     "address",
+    "current_client",
     "jittered",
 ]
 
@@ -44,6 +46,10 @@ _FORWARDED: Final = frozenset((b"forwarded", b"x-forwarded-for", b"x-real-ip"))
 _DELAY: Final = 30.0
 """Seconds. A client that would have to wait longer is told to come again."""
 _DAY: Final = 86_400.0
+
+
+current_client: Final[ContextVar[str]] = ContextVar("current_client", default="")
+"""The address of the client whose request is being answered. The database serves clients in turn."""
 
 
 class Refusal(Exception):

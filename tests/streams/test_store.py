@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from purgatory.streams.admission import current_client
 from purgatory.streams.core import messages
 from purgatory.streams.core.commands import Append, Create, Delete
 from purgatory.streams.core.errors import NotFound
@@ -16,7 +17,7 @@ from purgatory.streams.engine.streams import Streams
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import StorageConflict, StorageError, StorageUnavailable
 from purgatory.streams.storage.opener import FolderOpener
-from purgatory.streams.storage.sqlite import FileDatabase
+from purgatory.streams.storage.sqlite import FileDatabase, WritingDatabase
 from tests.streams.serving import opened
 
 
@@ -404,3 +405,91 @@ async def test_failed_scan_for_expired_streams_is_repeated(tmp_path: Path, caplo
             await asyncio.sleep(0.01)
         assert streams._alarm._handle is not None
         writing.connection.execute("ALTER TABLE hidden RENAME TO streams")
+
+
+async def test_clients_take_turns_to_write(tmp_path: Path) -> None:
+    async with opened(Settings(data=str(tmp_path))) as streams:
+        await streams.run(Create("a", "text/plain"))
+        block = Fault([], released=threading.Event())
+        done: list[str] = []
+
+        async def write(client: str, command: Any) -> None:
+            current_client.set(client)
+            await streams.run(command)
+            done.append(client)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(write("greedy", block))
+            assert await asyncio.to_thread(block.begun.wait, 60)
+            for number in range(1000):
+                tasks.create_task(write("greedy", Append("a", "text/plain", b"%d " % number)))
+            tasks.create_task(write("other", Append("a", "text/plain", b"me too ")))
+            await asyncio.sleep(0)
+            assert block.released is not None
+            block.released.set()
+        assert done.index("other") < 260  # with the first full transaction, and not after a thousand commands
+        known = await streams.find("a")
+        own = (await streams.chunk(known, 0)).body().replace(b"me too ", b"").split()
+        assert own == [b"%d" % number for number in range(1000)]
+
+
+async def test_a_transaction_that_takes_long_is_stored_before_it_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored: list[int] = []
+    store = WritingDatabase.store
+
+    def observed(self: WritingDatabase, transaction: Transaction) -> None:
+        stored.append(len(transaction.added))
+        store(self, transaction)
+
+    monkeypatch.setattr(WritingDatabase, "store", observed)
+    async with opened(Settings(data=str(tmp_path))) as streams:
+        block = Fault([], released=threading.Event())
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(streams.run(block))
+            assert await asyncio.to_thread(block.begun.wait, 60)
+            monkeypatch.setattr("purgatory.streams.engine.store._LONG", -1.0)
+            creations = [tasks.create_task(streams.run(Create(f"s{number}", "text/plain"))) for number in range(5)]
+            await asyncio.sleep(0)
+            assert block.released is not None
+            block.released.set()
+        assert stored == [1] * 5
+        assert all(each.result().new for each in creations)
+
+
+async def test_clients_take_turns_to_read(tmp_path: Path) -> None:
+    async with opened(Settings(data=str(tmp_path))) as streams:
+        release = threading.Event()
+        order: list[str] = []
+
+        async def read(client: str) -> None:
+            current_client.set(client)
+            await streams.store.read(lambda database: release.wait(60))
+            order.append(client)
+
+        async with asyncio.TaskGroup() as tasks:
+            greedy = [tasks.create_task(read("greedy")) for _ in range(100)]
+            await asyncio.sleep(0)
+            tasks.create_task(read("other"))
+            await asyncio.sleep(0)
+            for each in greedy[50:]:
+                each.cancel()
+            await asyncio.sleep(0)
+            release.set()
+        assert order.index("other") < 8
+        assert (streams.store._reading, bool(streams.store._reads)) == (0, False)
+
+
+async def test_a_read_that_is_cancelled_when_its_turn_has_come_passes_it_on(tmp_path: Path) -> None:
+    async with opened(Settings(data=str(tmp_path))) as streams:
+        release = threading.Event()
+        first = [asyncio.ensure_future(streams.store.read(lambda database: release.wait(60))) for _ in range(4)]
+        await asyncio.sleep(0)
+        second, third = (asyncio.ensure_future(streams.store.read(lambda database: 3)) for _ in range(2))
+        await asyncio.sleep(0)
+        streams.store._pass_turn()  # as a read that ends does
+        second.cancel()
+        release.set()
+        assert await third == 3
+        await asyncio.gather(*first)

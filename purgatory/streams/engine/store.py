@@ -1,19 +1,23 @@
 """The store: a thread that writes, some that read, and the event loop that waits for them.
 
 Commands that come while a transaction is on its way to the disk make the next transaction together: the more there are,
-the less each one costs.
+the less each one costs. Clients take turns, and a transaction that takes long is stored before it is full: so a client
+with many commands, or slow ones, delays another's by one short transaction. Clients' reads take turns, too.
 """
 
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
+from purgatory.streams.admission import current_client
 from purgatory.streams.core.commands import Command
 from purgatory.streams.core.errors import StreamsError
 from purgatory.streams.core.state import Row, Stream
@@ -27,7 +31,11 @@ T = TypeVar("T")
 
 _BATCH: Final = 256
 """Commands in a transaction, at most."""
+_LONG: Final = 0.05
+"""Seconds after which a transaction takes no further command."""
 _READERS: Final = 2
+_READING: Final = 2 * _READERS
+"""Reads that have their turn: so each thread has another one when it has finished."""
 PATIENCE: Final = 20.0
 """Time limit of a shared database for an answer, in seconds."""
 _ATTEMPTS: Final = 10
@@ -47,8 +55,39 @@ class Change:
     """Its appends."""
 
 
-_Item = tuple[Command[Any], "asyncio.Future[Any]"]
+_Item = tuple[Command[Any], "asyncio.Future[Any]", str]
+"""A command, for its result, and its client."""
 _Outcome = tuple["asyncio.Future[Any]", Any, BaseException | None]
+
+
+class Turns(Generic[T]):
+    """Items of clients, which take turns. The items of each are in order."""
+
+    def __init__(self) -> None:
+        self._items: OrderedDict[str, deque[T]] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    def add(self, client: str, item: T) -> None:
+        """Add an item of a client."""
+        self._items.setdefault(client, deque()).append(item)
+
+    def put_back(self, client: str, item: T) -> None:
+        """Add an item that is the client's next one."""
+        self._items.setdefault(client, deque()).appendleft(item)
+
+    def take(self, most: int) -> list[T]:
+        """Take the next items: one of each client in turn, and `most` at most."""
+        taken: list[T] = []
+        while self._items and len(taken) < most:
+            client, items = next(iter(self._items.items()))
+            taken.append(items.popleft())
+            if items:
+                self._items.move_to_end(client)
+            else:
+                del self._items[client]
+        return taken
 
 
 class Store:
@@ -60,6 +99,10 @@ class Store:
         self._committed = committed
         self._loop = asyncio.get_running_loop()
         self._queue: SimpleQueue[_Item | None] = SimpleQueue()
+        self._commands: Turns[_Item] = Turns()
+        """Those that were taken from the queue, in the writer's thread."""
+        self._reads: Turns[asyncio.Future[None]] = Turns()
+        self._reading = 0
         self._local = threading.local()
         self._opened: list[Database] = []
         self._readers = ThreadPoolExecutor(_READERS, "streams-reader")
@@ -99,15 +142,40 @@ class Store:
         if self._closing:
             raise StorageUnavailable("the server is shutting down")
         future: asyncio.Future[T] = self._loop.create_future()
-        self._queue.put((command, future))
+        self._queue.put((command, future, current_client.get()))
         return await self._patiently(future, may_be_stored=True)
 
     async def read(self, read: Callable[[Database], T]) -> T:
         """Call `read` in a thread, with a connection. Raises `StorageError`."""
-        reading = self._loop.run_in_executor(self._readers, self._read, read)
-        return await self._patiently(reading, may_be_stored=False)
+        return await self._patiently(self._read_in_turn(read), may_be_stored=False)
 
-    async def _patiently(self, future: asyncio.Future[T], *, may_be_stored: bool) -> T:
+    async def _read_in_turn(self, read: Callable[[Database], T]) -> T:
+        if self._reading < _READING:
+            self._reading += 1
+        else:
+            turn = self._loop.create_future()
+            self._reads.add(current_client.get(), turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if not turn.cancelled():
+                    self._pass_turn()
+                raise
+        try:
+            return await self._loop.run_in_executor(self._readers, self._read, read)
+        finally:
+            self._pass_turn()
+
+    def _pass_turn(self) -> None:
+        """Let the next read begin."""
+        while self._reads:
+            (turn,) = self._reads.take(1)
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._reading -= 1
+
+    async def _patiently(self, future: Awaitable[T], *, may_be_stored: bool) -> T:
         if not self._opener.shared:
             return await future
         try:
@@ -143,40 +211,42 @@ class Store:
 
     def _write(self) -> None:
         closing = False
-        while not closing:
-            item = self._queue.get()
-            batch: list[_Item] = []
-            with suppress(Empty):
-                while True:
-                    if item is None:
-                        closing = True
-                        break
-                    batch.append(item)
-                    if len(batch) == _BATCH:
-                        break
-                    item = self._queue.get_nowait()
-            if batch:
+        while not closing or self._commands:
+            closing = closing or self._take_in()
+            if batch := self._commands.take(_BATCH):
                 self._write_batch(batch)
+
+    def _take_in(self) -> bool:
+        """Take commands from the queue, and wait for one if there is none. Returns whether that was the last."""
+        with suppress(Empty):
+            item = self._queue.get(block=not self._commands)
+            while item is not None:
+                self._commands.add(item[2], item)
+                item = self._queue.get_nowait()
+            return True
+        return False
 
     def _write_batch(self, batch: list[_Item], attempts: int = 1) -> None:
         try:
             transaction, outcomes = self._transact(batch)
         except StorageConflict as error:
             if len(batch) == 1 and attempts == _ATTEMPTS:
-                self._tell([], None, [(future, None, error) for _, future in batch])
+                self._tell([], None, [(future, None, error) for _, future, _ in batch])
                 return
         except StorageError as error:
             self._failing(error)
             if len(batch) == 1 or error.may_be_stored or isinstance(error, StorageUnavailable):
-                self._tell([], None, [(future, None, error) for _, future in batch])
+                self._tell([], None, [(future, None, error) for _, future, _ in batch])
                 return
         except Exception as error:
             if len(batch) == 1:
                 logger.exception("a command has failed")
-                self._tell([], None, [(future, None, error) for _, future in batch])
+                self._tell([], None, [(future, None, error) for _, future, _ in batch])
                 return
         else:
             self._failing(None)
+            for item in reversed(batch[len(outcomes) :]):
+                self._commands.put_back(item[2], item)
             self._tell(_changes(transaction), transaction, outcomes)
             return
         for item in batch:  # one of them may be what the database cannot take
@@ -199,14 +269,17 @@ class Store:
         database = self._writing
         outcomes: list[_Outcome] = []
         try:
-            paths = {path for command, _ in batch for path in command.paths}
-            with database.transaction(paths, any(command.alone for command, _ in batch)):
+            paths = {path for command, _, _ in batch for path in command.paths}
+            with database.transaction(paths, any(command.alone for command, _, _ in batch)):
                 transaction = Transaction(database, self._opener.now())
-                for command, future in batch:
+                end = time.perf_counter() + _LONG
+                for command, future, _ in batch:
                     try:
                         outcomes.append((future, command.apply(transaction), None))
                     except StreamsError as error:
                         outcomes.append((future, None, error))
+                    if time.perf_counter() > end:
+                        break
                 if transaction.is_changed:
                     database.store(transaction)
             database.stored(transaction)

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from purgatory import PurgatoryClosed, PurgatoryFull
-from purgatory.streams.admission import RETRY, SMALL, Limits, Refusal, TooManyRequests, address
+from purgatory.streams.admission import RETRY, SMALL, Limits, Refusal, TooManyRequests, address, current_client
 from purgatory.streams.core import errors
 from purgatory.streams.core.offsets import encode
 from purgatory.streams.engine.streams import Streams
@@ -43,6 +43,7 @@ class Endpoint(ABC):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         client = scope["purgatory.client"] = address(scope)
+        current_client.set(client)
         clients = self.limits.clients
         try:
             clients.check(client)
