@@ -32,8 +32,8 @@ class Memory:
     def producer(self, stream: int, name: str) -> Producer | None:
         return self.producers.get((stream, name))
 
-    def row_end(self, stream: int, position: int) -> int:
-        return next(row.end for row in self.rows[stream] if row.begin <= position < row.end)
+    def append_end(self, stream: int, position: int) -> int:
+        return next(row.append_end or row.end for row in self.rows[stream] if row.begin <= position < row.end)
 
     def new_id(self) -> int:
         self.last += 1

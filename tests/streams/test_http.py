@@ -242,7 +242,7 @@ class TestMemory:
     def test_old_data_is_read_from_the_database(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr("purgatory.streams.engine.cache._RECENT", 1000)
         monkeypatch.setattr("purgatory.streams.engine.cache._KNOWN", 2)
-        monkeypatch.setattr("purgatory.streams.engine.cache.CHUNK", 100)
+        monkeypatch.setattr("purgatory.streams.engine.cache.PARTS", 4)
         with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as http:
             expected = {}
             for name in "abcd":

@@ -418,13 +418,14 @@ async def test_unread_responses_of_a_client_are_an_eighth_of_all(
     monkeypatch.setattr(admission, "_HELD", 8 * 20_000_000)
     with serving(data=str(tmp_path), max_body=9_000_000) as server:
         async with client_of(server) as client, client_of(server, "127.0.0.2") as other:
-            await create(client, "big")
-            await append(client, "big", "x" * 9_000_000)  # more than the kernel takes
+            json = {"Content-Type": "application/json"}
+            await create(client, "big", **json)
+            await append(client, "big", f'"{"x" * 8_999_998}"', **json)  # one message, more than the kernel takes
             with ExitStack() as stack:
                 readers = [stack.enter_context(slow_reader(server.port, "big")) for _ in range(4)]
                 begun = [await asyncio.to_thread(reader.recv, 12, socket.MSG_PEEK) for reader in readers]
                 assert Counter(begun) == {b"HTTP/1.1 200": 2, b"HTTP/1.1 429": 2}
-                assert len((await other.get(f"{ROOT}/big?offset=-1")).content) == 9_000_000
+                assert len((await other.get(f"{ROOT}/big?offset=-1")).content) == 9_000_002
             while (await client.get(f"{ROOT}/big?offset=-1")).status_code == 429:
                 pass
             limits = server.application._endpoint.limits

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from purgatory.streams.core import messages
 from purgatory.streams.core.commands import Append, Command, Create, Delete, Fork, Identity, Touch
 from purgatory.streams.core.errors import (
     Conflict,
@@ -30,6 +31,14 @@ from purgatory.streams.storage.sqlite import WritingDatabase
 from tests.streams.memory import Memory
 
 T = TypeVar("T")
+
+
+@pytest.fixture(autouse=True)
+def _small_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Appends of several rows."""
+    monkeypatch.setattr(messages, "ROW", 8)
+    monkeypatch.setattr(messages, "ROW_MESSAGES", 2)
+
 
 PATHS = ["a", "b", "c/d"]
 TYPES = ["text/plain", JSON]

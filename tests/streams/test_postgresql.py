@@ -22,6 +22,7 @@ from purgatory.streams.storage.database import Database, StorageConflict, Storag
 from purgatory.streams.storage.opener import opener
 from purgatory.streams.storage.postgresql import errors
 from tests.streams.serving import opened, serving
+from tests.streams.test_rows import check_sizes
 from tests.support.servers import PostgresServer
 
 TEXT = {"Content-Type": "text/plain"}
@@ -186,6 +187,12 @@ def test_streams_are_listed_in_the_order_of_their_bytes(postgres: PostgresServer
             found = there.get("/v1/streams", params={"prefix": prefix, "after": after}).json()["streams"]
             expected = sorted(name for name in names if name.startswith(prefix) and name > after)
             assert [each["path"] for each in found] == expected
+
+
+async def test_a_read_is_little_more_than_was_asked_for(postgres: PostgresServer) -> None:
+    async with opened(Settings(database=postgres.create_database())) as streams:
+        await streams.run(Create("a", "application/octet-stream"))
+        await check_sizes(streams)
 
 
 def test_max_streams_holds_for_all_servers_together(postgres: PostgresServer) -> None:

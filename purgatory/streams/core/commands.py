@@ -154,7 +154,7 @@ class Create:
             if media != source.media_type:
                 raise Conflict(f"the source's content type is {source.media_type}")
             position = self._position(transaction, source, self.fork)
-        data, units = messages.parse(media, self.body) if self.body else (b"", 0)
+        rows = messages.parse(media, self.body) if self.body else []
         if self.most is not None and transaction.source.count() + len(transaction.added) >= self.most:
             raise Forbidden(f"the limit of {self.most} streams is reached")
 
@@ -172,8 +172,8 @@ class Create:
             transaction.change(source).references += 1
         touch(transaction, stream)
         transaction.add(stream)
-        if units:
-            transaction.append(stream, data, units)
+        if rows:
+            transaction.append(stream, rows)
             subscriptions.appended(transaction, stream)
         return Created(stream.copy(), True)  # later commands of the transaction may change the other
 
@@ -206,7 +206,7 @@ class Create:
         if position > source.tail:
             raise Invalid("the fork's offset is beyond the end of its source")
         if fork.units:
-            end = transaction.row_end(source, position)
+            end = transaction.append_end(source, position)
             if end is None or position + fork.units > end:
                 raise Invalid("the fork's sub-offset is beyond the append at its offset")
         return position + fork.units
@@ -291,18 +291,18 @@ class Append(OfStream):
                 return Appended(stream.tail, False, False, last)
         if self.seq is not None and stream.seq is not None and self.seq.encode() <= stream.seq.encode():
             raise Conflict("Stream-Seq must be greater than that of the last append")
-        data, units = b"", 0
+        rows: list[tuple[bytes, int]] = []
         if self.body:
-            data, units = messages.parse(stream.media_type, self.body)
-            if not units:
+            rows = messages.parse(stream.media_type, self.body)
+            if not rows:
                 raise Invalid("an empty JSON array has no message")
-            if self.most is not None and stream.tail + units > self.most:
+            if self.most is not None and stream.tail + sum(units for _, units in rows) > self.most:
                 raise Full(f"the stream would have more than {self.most} bytes or messages")
 
         stream = transaction.change(stream)
         touch(transaction, stream)
-        if units:
-            transaction.append(stream, data, units)
+        if rows:
+            transaction.append(stream, rows)
         if self.seq is not None:
             stream.seq = self.seq
         if self.producer is not None:
@@ -311,7 +311,7 @@ class Append(OfStream):
         if self.close:
             stream.closed = True
             stream.closed_by = None if self.producer is None else str(self.producer)
-        if units:
+        if rows:
             subscriptions.appended(transaction, stream)
         return Appended(stream.tail, stream.closed, True, None if self.producer is None else self.producer.seq)
 

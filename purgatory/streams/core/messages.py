@@ -2,6 +2,8 @@
 
 The unit of `application/json` is a message, a JSON value. Its text is kept as it came: no number is rounded. The unit
 of every other content type is a byte.
+
+An append is stored as rows of a bounded size, so that a read from the middle of a large append parses one row.
 """
 
 import json
@@ -13,12 +15,16 @@ from typing import Any, Final
 
 from purgatory.streams.core.errors import Full, Invalid
 
-__all__ = ["JSON", "MOST", "join", "media_type", "parse", "part"]
+__all__ = ["JSON", "MOST", "ROW", "ROW_MESSAGES", "join", "media_type", "parse", "part", "split"]
 
 JSON: Final = "application/json"
 
 MOST: Final = 2**18
 """Messages of JSON that an append may have. To split so many takes half a second, and others' appends wait."""
+ROW: Final = 64 * 1024
+"""Bytes of a row, unless a single message of JSON has more."""
+ROW_MESSAGES: Final = 1024
+"""Messages of JSON in a row. To find one among so many takes less than a millisecond."""
 
 _MEDIA_TYPE: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+/[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
@@ -44,37 +50,87 @@ def _nothing(text: str) -> None:
 _DECODER: Final = json.JSONDecoder(parse_float=_nothing, parse_int=_nothing, parse_constant=_no_constant)
 
 
-def parse(media: str, body: bytes) -> tuple[bytes, int]:
-    """The stored form of `body`, and how many units it has.
+def parse(media: str, body: bytes) -> list[tuple[bytes, int]]:
+    """The rows of an append of `body`: their stored forms, and how many units each has.
 
     Raises `Invalid` if it is no JSON where it has to be, and `Full` if it has too many messages.
 
     An array of JSON is flattened by one level: its elements are messages.
     """
     if media != JSON:
-        return body, len(body)
+        return _cut(media, body)
     try:
         text = body.decode()
         begin, end = _value(text, 0)
         if _SPACE.fullmatch(text, end) is None:
             raise ValueError("data follows the JSON value")
         if text[begin] != "[":
-            return text[begin:end].encode(), 1
-        messages = list(islice(_elements(text, begin), MOST + 1))
+            return [(text[begin:end].encode(), 1)]
+        messages = list(islice(_elements(text, begin + 1, end - 1), MOST + 1))
     except RecursionError:
         raise Invalid("the JSON is nested too deeply") from None
     except ValueError as error:
         raise Invalid(f"the body is not JSON: {error}") from None
     if len(messages) > MOST:
         raise Full(f"an append must not have more than {MOST} messages")
-    return ",".join(messages).encode(), len(messages)
+    return _group(messages, len(body))
+
+
+def split(media: str, data: bytes) -> list[tuple[bytes, int]]:
+    """The rows of a stored form of any size, as of `parse`."""
+    if media != JSON:
+        return _cut(media, data)
+    text = data.decode()
+    return _group(list(_elements(text, 0, len(text))), len(data))
+
+
+def _group(messages: list[str], size: int) -> list[tuple[bytes, int]]:
+    """Rows of messages, which have `size` bytes at most."""
+    if not messages:
+        return []
+    if size <= ROW and len(messages) <= ROW_MESSAGES:
+        return [(",".join(messages).encode(), len(messages))]
+    rows = []
+    row: list[bytes] = []
+    size = 0
+    for message in messages:
+        encoded = message.encode()
+        if row and (size + len(encoded) > ROW or len(row) == ROW_MESSAGES):
+            rows.append((b",".join(row), len(row)))
+            row, size = [], 0
+        row.append(encoded)
+        size += len(encoded) + 1
+    return [*rows, (b",".join(row), len(row))]
+
+
+def _cut(media: str, data: bytes) -> list[tuple[bytes, int]]:
+    """Rows of bytes."""
+    rows = []
+    begin = 0
+    while begin < len(data):
+        end = begin + ROW
+        if end < len(data) and media.startswith("text/"):
+            end = _before_character(data, end)
+        row = data[begin:end]
+        rows.append((row, len(row)))
+        begin = end
+    return rows
+
+
+def _before_character(data: bytes, end: int) -> int:
+    """Where to cut a text, at `end` or a little before: an event has whole characters, and whole ends of lines."""
+    for position in range(end, end - 4, -1):
+        if data[position] & 0xC0 != 0x80:  # no byte within a character of UTF-8
+            return position - 1 if data[position - 1 : position + 1] == b"\r\n" else position
+    return end
 
 
 def part(media: str, data: bytes, begin: int, end: int) -> bytes:
     """Units `begin` to `end` of a stored form."""
     if media != JSON:
         return data[begin:end]
-    return ",".join(islice(_elements(f"[{data.decode()}]", 0), begin, end)).encode()
+    text = data.decode()
+    return ",".join(islice(_elements(text, 0, len(text)), begin, end)).encode()
 
 
 def join(media: str, parts: list[bytes]) -> bytes:
@@ -93,11 +149,9 @@ def _value(text: str, begin: int) -> tuple[int, int]:
     return space.end(), end
 
 
-def _elements(text: str, begin: int) -> Iterator[str]:
-    """The texts of the elements of an array. Raises `ValueError` unless it is valid."""
-    _, end = _value(text, begin)
-    position = begin + 1
-    if _SPACE.fullmatch(text, position, end - 1) is not None:
+def _elements(text: str, position: int, end: int) -> Iterator[str]:
+    """The texts of the elements of an array, which is valid JSON, between its brackets."""
+    if _SPACE.fullmatch(text, position, end) is not None:
         return
     while position < end:
         first, last = _value(text, position)

@@ -16,11 +16,13 @@ class Span(NamedTuple):
 
 
 class Row(NamedTuple):
-    """The data of one append, at its position."""
+    """The data of one append, or a part of it, at its position."""
 
     begin: int
     end: int
     data: bytes
+    append_end: int | None = None
+    """Where the append ends that this is a part of."""
 
 
 class Piece(NamedTuple):

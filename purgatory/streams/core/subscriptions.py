@@ -185,9 +185,9 @@ def _write_wake(transaction: "Transaction", subscription: Subscription, pending:
         "generation": subscription.generation,
         "ts": int(1000 * transaction.now),
     }
-    data, units = messages.parse(stream.media_type, json.dumps(event).encode())
+    rows = messages.parse(stream.media_type, json.dumps(event).encode())
     stream = transaction.change(stream)
-    transaction.append(stream, data, units)
+    transaction.append(stream, rows)
     transaction.grown.append(stream.path)
 
 

@@ -25,8 +25,8 @@ class Source(Protocol):
     def producer(self, stream: int, name: str) -> Producer | None:
         """The producer of a stream."""
 
-    def row_end(self, stream: int, position: int) -> int:
-        """Where the row ends that has the unit at `position`, which there is."""
+    def append_end(self, stream: int, position: int) -> int:
+        """Where the append ends that has the unit at `position`, which there is."""
 
     def new_id(self) -> int:
         """An id that no stream has had."""
@@ -64,7 +64,7 @@ class Transaction:
         self.changed: dict[int, Stream] = {}
         self.removed: dict[int, Stream] = {}
         self.rows: dict[int, list[Row]] = {}
-        """The appends to each stream."""
+        """The rows that are appended to each stream."""
         self.producers: dict[tuple[int, str], Producer] = {}
         self.subscriptions: dict[str, Subscription | None] = {}
         """The changed ones; `None` is a deleted one."""
@@ -137,19 +137,22 @@ class Transaction:
             del self.producers[key]
         self.paths[stream.path] = None
 
-    def append(self, stream: Stream, data: bytes, units: int) -> None:
-        """Add to a stream that may be changed."""
-        end = stream.tail + units
-        self.rows.setdefault(stream.id, []).append(Row(stream.tail, end, data))
-        stream.tail = end
+    def append(self, stream: Stream, rows: list[tuple[bytes, int]]) -> None:
+        """Add one append to a stream that may be changed: rows of `messages.parse`, with their units."""
+        append_end = None if len(rows) == 1 else stream.tail + sum(units for _, units in rows)
+        stored = self.rows.setdefault(stream.id, [])
+        for data, units in rows:
+            end = stream.tail + units
+            stored.append(Row(stream.tail, end, data, append_end))
+            stream.tail = end
 
-    def row_end(self, stream: Stream, position: int) -> int | None:
-        """Where the row ends that has the unit at `position` of a stream."""
+    def append_end(self, stream: Stream, position: int) -> int | None:
+        """Where the append ends that has the unit at `position` of a stream."""
         for piece in stream.pieces(position):
             for row in self.rows.get(piece.stream, ()):
                 if row.begin <= position < row.end:
-                    return min(row.end, piece.end)
-            return min(self.source.row_end(piece.stream, position), piece.end)
+                    return min(row.append_end or row.end, piece.end)
+            return min(self.source.append_end(piece.stream, position), piece.end)
         return None
 
     def producer(self, stream: Stream, name: str) -> Producer | None:

@@ -1,8 +1,11 @@
 """What a process remembers of streams: how they were committed last, and their recent appends."""
 
+from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
+from operator import itemgetter
 from typing import Final
 
 from purgatory.streams.core import messages
@@ -10,14 +13,16 @@ from purgatory.streams.core.state import Part, Row, Stream
 from purgatory.streams.engine.chunk import Chunk
 from purgatory.streams.storage.database import PARTS
 
-__all__ = ["CHUNK", "Cache", "Known"]
+__all__ = ["CHUNK", "LIVE", "Cache", "Known"]
 
 CHUNK: Final = 1024 * 1024
-"""Bytes from which on a chunk gets no further append."""
+"""Bytes from which on a chunk gets no further row."""
+LIVE: Final = 64 * 1024
+"""The same for live reads, of which very many may be answered at once."""
 _RECENT: Final = 64 * 1024 * 1024
 """Bytes of recent appends that are kept in memory, of all streams."""
 _ROW: Final = 200
-"""Bytes of an append in memory, beside its data."""
+"""Bytes of a row in memory, beside its data."""
 _KNOWN: Final = 10_000
 """Streams that are kept in memory."""
 
@@ -35,6 +40,8 @@ class Known:
     """Whether it is deleted, and kept for no forks."""
     chunk: Chunk | None = None
     """The last one that was made: many readers are at the same position."""
+    chunk_most: int = 0
+    """The bytes from which on it got no further row."""
 
     def drop_recent(self) -> int:
         """Forget the appends, and return how many bytes they had."""
@@ -43,31 +50,40 @@ class Known:
         self.chunk = None
         return size
 
-    def recent_chunk(self, position: int) -> Chunk | None:
-        """The data behind `position`, if that is in memory."""
+    def recent_chunk(self, position: int, most: int = CHUNK) -> Chunk | None:
+        """The data behind `position` until it is `most` bytes or more, if that is in memory."""
         stream = self.stream
         chunk = self.chunk
-        if chunk is not None and chunk.begin == position and chunk.stream is stream:
+        if chunk is not None and chunk.begin == position and chunk.stream is stream and self.chunk_most == most:
             return chunk
-        rows = self.recent
-        if not rows or position < rows[0].begin:
+        if not self.recent or position < self.recent[0].begin:
             return None
+        rows = self._recent_from(position)
+        if stream.media_type == messages.JSON and position > rows[0].begin:
+            return None  # to split a row of messages takes too long for the loop
         parts: list[Part] = []
         size = 0
-        for row in reversed(rows):
-            if row.end <= position:
-                break
+        for row in rows:
             parts.append(Part(max(row.begin, position), row.end, row))
-        parts.reverse()
-        if stream.media_type == messages.JSON and parts[0].begin > parts[0].row.begin:
-            return None  # to split so many messages takes too long for the loop
-        for count, part in enumerate(parts, 1):
-            size += len(part.row.data)
-            if size >= CHUNK or count == PARTS:
-                del parts[count:]
+            size += len(row.data)
+            if size >= most:
                 break
+        self.chunk_most = most
         chunk = self.chunk = Chunk(stream, position, parts[-1].end, parts)
         return chunk
+
+    def _recent_from(self, position: int) -> list[Row]:
+        """The row with the unit at `position` and those that follow, at most `PARTS`."""
+        rows = self.recent
+        count = len(rows)
+        index = count - 1 if rows[-1].begin <= position else bisect_right(rows, position, key=itemgetter(0)) - 1
+        if 2 * index < count:
+            return list(islice(rows, index, index + PARTS))
+        # A deque is walked from its nearer end.
+        following = count - index
+        found = list(islice(reversed(rows), max(0, following - PARTS), following))
+        found.reverse()
+        return found
 
 
 class Cache:

@@ -37,7 +37,7 @@ class Chunk:
         return sum(len(row.data) + 1 for _, _, row in self.parts) + 2
 
     def data(self) -> list[bytes]:
-        """The data of each append."""
+        """The data of each row."""
         media = self.stream.media_type
         return [
             row.data

@@ -8,7 +8,7 @@ from purgatory.streams.core import messages
 from purgatory.streams.core.errors import NotFound
 from purgatory.streams.core.state import Part, Row, Stream
 from purgatory.streams.engine.background import Background
-from purgatory.streams.engine.cache import CHUNK, Cache, Known
+from purgatory.streams.engine.cache import LIVE, Cache, Known
 from purgatory.streams.engine.chunk import Chunk
 from purgatory.streams.engine.store import Store
 from purgatory.streams.storage.database import StorageError
@@ -48,7 +48,7 @@ class Read(DelayedOperation["Chunk | Exception"]):
             self.chunk = NotFound("the stream is deleted")
             return self.force_complete()
         if self.position < stream.tail:
-            chunk = known.recent_chunk(self.position)
+            chunk = known.recent_chunk(self.position, LIVE)
             if chunk is None:
                 self.readers.load(self)
                 return False
@@ -100,11 +100,14 @@ class Readers:
         if self.purgatory.num_delayed >= self._max_pending:
             raise PurgatoryFull(f"the limit of waiting reads is reached: max_pending is {self._max_pending}")
 
-    async def stored(self, stream: Stream, position: int) -> Chunk:
-        """The data behind `position`, from the database. Raises `NotFound` or `StorageError`."""
+    async def stored(self, stream: Stream, position: int, most: int) -> Chunk:
+        """The data behind `position` until it is `most` bytes or more, from the database.
+
+        Raises `NotFound` or `StorageError`.
+        """
         media = stream.media_type
         parts = await self._store.read(
-            lambda database: [_split(media, part) for part in database.read(stream.pieces(position), CHUNK)]
+            lambda database: [_split(media, part) for part in database.read(stream.pieces(position), most)]
         )
         if not parts:
             raise NotFound("the stream is deleted")
@@ -140,7 +143,7 @@ class Readers:
             known = self.cache.get(path)
             mine = self._loading[key][0].stream
             stream = mine if known is None or known.stream.id != mine.id else known.stream
-            loaded: Chunk | Exception = await self.stored(stream, key[1])
+            loaded: Chunk | Exception = await self.stored(stream, key[1], LIVE)
         except Exception as error:
             loaded = error
         finally:

@@ -52,7 +52,7 @@ class Change:
     stream: Stream | None
     """As it is now; `None` if it is deleted."""
     rows: list[Row]
-    """Its appends."""
+    """What was appended."""
 
 
 _Item = tuple[Command[Any], "asyncio.Future[Any]", str]

@@ -10,7 +10,7 @@ from purgatory.streams.core.state import Row, Stream
 from purgatory.streams.core.transaction import Transaction
 from purgatory.streams.engine.alarm import SOON, Alarm
 from purgatory.streams.engine.background import Background
-from purgatory.streams.engine.cache import Cache, Known
+from purgatory.streams.engine.cache import CHUNK, Cache, Known
 from purgatory.streams.engine.chunk import Chunk
 from purgatory.streams.engine.readers import Read, Readers
 from purgatory.streams.engine.store import Change, Store
@@ -137,13 +137,13 @@ class Streams:
         finally:
             known.touching = False
 
-    async def chunk(self, known: Known, position: int) -> Chunk:
-        """The data behind `position`. Raises `StorageError`."""
+    async def chunk(self, known: Known, position: int, most: int = CHUNK) -> Chunk:
+        """The data behind `position` until it is `most` bytes or more. Raises `StorageError`."""
         stream = known.stream
         if position >= stream.tail:
             return Chunk(stream, position, position)
-        chunk = known.recent_chunk(position)
-        return await self.readers.stored(stream, position) if chunk is None else chunk
+        chunk = known.recent_chunk(position, most)
+        return await self.readers.stored(stream, position, most) if chunk is None else chunk
 
     def check_room(self, address: str) -> None:
         """Raise `TooManyRequests` or `PurgatoryFull` if no more reads of a client, or of all, may wait."""

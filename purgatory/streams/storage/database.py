@@ -12,6 +12,7 @@ from purgatory.streams.core.state import Link, Part, Piece, Producer, Row, Span,
 from purgatory.streams.core.transaction import Transaction
 
 __all__ = [
+    "FROM_DATA",
     "PARTS",
     "SCHEMA",
     "SELECT_STREAM",
@@ -20,6 +21,7 @@ __all__ = [
     "StorageError",
     "StorageFull",
     "StorageUnavailable",
+    "of_piece",
     "stream_of_row",
 ]
 
@@ -51,7 +53,7 @@ CREATE TABLE IF NOT EXISTS streams (
 );
 CREATE INDEX IF NOT EXISTS streams_deadline ON streams (deadline) WHERE deadline IS NOT NULL;
 CREATE TABLE IF NOT EXISTS data (
-    stream BIGINT NOT NULL, first BIGINT NOT NULL, last BIGINT NOT NULL, data {blob} NOT NULL,
+    stream BIGINT NOT NULL, first BIGINT NOT NULL, last BIGINT NOT NULL, append_end BIGINT, data {blob} NOT NULL,
     PRIMARY KEY (stream, first)
 );
 CREATE TABLE IF NOT EXISTS producers (
@@ -102,9 +104,19 @@ _PUT_LINK: Final = (
 _DUE: Final = 1000
 """Streams, and subscriptions, that are due and looked at together."""
 PARTS: Final = 4096
-"""Appends that are read at once, at most."""
+"""Rows that are read at once, at most."""
 _ROWS: Final = 256
 """So many rows are asked for at once."""
+# Those of a piece, of which the first one may begin before.
+FROM_DATA: Final = (
+    "FROM data WHERE stream = ? AND first < ? AND first >="
+    " COALESCE((SELECT max(first) FROM data WHERE stream = ? AND first <= ?), ?) ORDER BY first LIMIT ?"
+)
+# Rows that begin before so many bytes: their sizes are known without them.
+_SELECT_ROWS: Final = (
+    "SELECT first, last, data FROM (SELECT first, last, data, sum(length(data)) OVER (ORDER BY first) - length(data)"
+    f" AS before {FROM_DATA}) AS rows WHERE before < ? ORDER BY first"
+)
 
 
 class Database(ABC):
@@ -166,9 +178,9 @@ class Database(ABC):
             return Producer(*row)
         return None
 
-    def row_end(self, stream: int, position: int) -> int:
-        """Where the row ends that has the unit at `position`, which there is."""
-        sql = "SELECT last FROM data WHERE stream = ? AND first <= ? ORDER BY first DESC LIMIT 1"
+    def append_end(self, stream: int, position: int) -> int:
+        """Where the append ends that has the unit at `position`, which there is."""
+        sql = "SELECT COALESCE(append_end, last) FROM data WHERE stream = ? AND first <= ? ORDER BY first DESC LIMIT 1"
         ((last,),) = self.execute(sql, [stream, position])
         return int(last)
 
@@ -226,7 +238,7 @@ class Database(ABC):
         for piece in pieces:
             begin = piece.begin
             while begin < piece.end:
-                rows = self._rows(piece._replace(begin=begin))
+                rows = self.rows(piece._replace(begin=begin), most - size)
                 for row in rows:
                     end = min(row.end, piece.end)
                     parts.append(Part(begin, end, row))
@@ -238,14 +250,10 @@ class Database(ABC):
                     return parts  # deleted meanwhile
         return parts
 
-    def _rows(self, piece: Piece) -> list[Row]:
-        # The first one may begin before.
-        sql = (
-            "SELECT first, last, data FROM data WHERE stream = ? AND first < ? AND first >= COALESCE("
-            "(SELECT max(first) FROM data WHERE stream = ? AND first <= ?), ?) ORDER BY first LIMIT ?"
-        )
-        parameters = [piece.stream, piece.end, piece.stream, piece.begin, piece.begin, _ROWS]
-        return [Row(first, last, bytes(data)) for first, last, data in self.execute(sql, parameters)]
+    def rows(self, piece: Piece, most: int) -> list[Row]:
+        """Some of the rows of a piece, until they have `most` bytes or more. The first one may begin before."""
+        rows = self.execute(_SELECT_ROWS, [*of_piece(piece), most])
+        return [Row(first, last, bytes(data)) for first, last, data in rows]
 
     def streams(self, paths: Collection[str]) -> dict[str, Stream]:
         """The streams at these paths."""
@@ -290,7 +298,8 @@ class Database(ABC):
             self.execute_many(_CHANGE_STREAM, [_changes(stream) for stream in transaction.changed.values()])
         if transaction.rows:
             rows = [(stream, *row) for stream, rows in transaction.rows.items() for row in rows]
-            self.execute_many("INSERT INTO data (stream, first, last, data) VALUES (?, ?, ?, ?)", rows)
+            sql = "INSERT INTO data (stream, first, last, data, append_end) VALUES (?, ?, ?, ?, ?)"
+            self.execute_many(sql, rows)
         if transaction.producers:
             producers = [(*key, each.epoch, each.seq) for key, each in transaction.producers.items()]
             self.execute_many(_PUT_PRODUCER, producers)
@@ -309,6 +318,11 @@ class Database(ABC):
 
     def stored(self, transaction: Transaction) -> None:  # noqa: B027 - most have nothing to do
         """Called when a transaction of the database has stored these changes."""
+
+
+def of_piece(piece: Piece) -> list[int]:
+    """The parameters of `FROM_DATA`."""
+    return [piece.stream, piece.end, piece.stream, piece.begin, piece.begin, _ROWS]
 
 
 def stream_of_row(row: Sequence[Any]) -> Stream:

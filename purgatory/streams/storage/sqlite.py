@@ -9,9 +9,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from purgatory.streams.core.globs import matches
-from purgatory.streams.core.state import Link, Stream, Subscription
+from purgatory.streams.core.state import Link, Piece, Row, Stream, Subscription
 from purgatory.streams.core.transaction import Transaction
-from purgatory.streams.storage.database import SCHEMA, Database, StorageError, StorageFull, StorageUnavailable
+from purgatory.streams.storage.database import (
+    FROM_DATA,
+    SCHEMA,
+    Database,
+    StorageError,
+    StorageFull,
+    StorageUnavailable,
+    of_piece,
+)
 
 __all__ = ["FileDatabase", "Folder", "WritingDatabase"]
 
@@ -64,6 +72,19 @@ class FileDatabase(Database):
             self.connection.executemany(sql, parameters)
         except sqlite3.Error as error:
             raise _error(error) from error
+
+    def rows(self, piece: Piece, most: int) -> list[Row]:
+        rows = []
+        try:
+            # Each row is read when it is asked for. A window would copy them all.
+            for first, last, data in self.connection.execute(f"SELECT first, last, data {FROM_DATA}", of_piece(piece)):
+                rows.append(Row(first, last, data))
+                most -= len(data)
+                if most <= 0:
+                    break
+        except sqlite3.Error as error:
+            raise _error(error) from error
+        return rows
 
     @contextmanager
     def transaction(self, paths: Collection[str], alone: bool = False) -> Iterator[None]:

@@ -1,0 +1,189 @@
+"""Rows: an append is stored as rows of a bounded size, and a reader is given little more than it has asked for."""
+
+import json
+import threading
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from purgatory.streams.core import messages
+from purgatory.streams.core.commands import Append, Create, Fork
+from purgatory.streams.core.errors import Invalid
+from purgatory.streams.core.messages import JSON, ROW
+from purgatory.streams.core.state import Piece, Row, Stream
+from purgatory.streams.engine.cache import LIVE, Cache
+from purgatory.streams.engine.chunk import Chunk
+from purgatory.streams.engine.streams import Streams
+from purgatory.streams.settings import Settings
+from purgatory.streams.storage.database import Database
+from tests.streams.serving import opened
+
+BINARY = "application/octet-stream"
+TEXT = "text/plain"
+
+
+async def stored(streams: Streams, path: str) -> list[bytes]:
+    """The rows of a stream."""
+    number = (await streams.find(path)).stream.id
+    sql = "SELECT data FROM data WHERE stream = ? ORDER BY first"
+    return [data for (data,) in await streams.store.read(lambda database: database.execute(sql, [number]))]
+
+
+async def read(streams: Streams, path: str, position: int = 0) -> bytes:
+    """All bytes from a position on."""
+    found = b""
+    known = await streams.find(path)
+    while position < known.stream.tail:
+        chunk = await streams.chunk(known, position)
+        found += b"".join(chunk.data())
+        position = chunk.end
+    return found
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        (BINARY, bytes(range(256)) * 1000),
+        (TEXT, ("x" + 150_000 * "é").encode()),
+        (TEXT, (150_000 * "€").encode()),
+        (TEXT, b"x" + 100_000 * b"\r\n"),
+        (TEXT, b"\r" + 100_000 * b"\r\n"),
+        (TEXT, 200_000 * b"\x80"),
+    ],
+)
+async def test_bytes_are_stored_as_rows_of_a_bounded_size(tmp_path: Path, content_type: str, body: bytes) -> None:
+    async with opened(Settings(data=str(tmp_path))) as streams:
+        await streams.run(Create("a", content_type, body=body[:100]))
+        await streams.run(Append("a", content_type, body))
+        rows = await stored(streams, "a")
+        assert b"".join(rows) == body[:100] + body
+        assert len(rows) == 2 + len(body) // ROW
+        assert max(map(len, rows)) <= ROW
+        if content_type == TEXT and body[0] != 0x80:
+            for row, following in pairwise(rows[1:]):
+                row.decode()
+                assert not (row.endswith(b"\r") and following.startswith(b"\n"))
+        for from_memory in (True, False):
+            if not from_memory:
+                streams.cache.drop_recent(await streams.find("a"))
+            assert await read(streams, "a") == body[:100] + body
+            assert await read(streams, "a", ROW + 77) == (body[:100] + body)[ROW + 77 :]
+
+
+async def test_messages_are_stored_as_rows_of_a_bounded_size(tmp_path: Path) -> None:
+    large = json.dumps("x" * 3 * ROW)
+    numbers = [str(number) for number in range(5000)]
+    texts = [json.dumps("é" * 1000, ensure_ascii=False)] * 100
+    body = f"[ {' , '.join([*numbers, large, *texts])} ]".encode()
+    async with opened(Settings(data=str(tmp_path))) as streams:
+        await streams.run(Create("a", JSON, body=body))
+        rows = await stored(streams, "a")
+        assert large.encode() in rows
+        assert max(len(row) for row in rows if row != large.encode()) <= ROW
+        assert max(len(json.loads(b"[%b]" % row)) for row in rows) == 1024
+        assert b",".join(rows) == ",".join([*numbers, large, *texts]).encode()
+        assert (await streams.find("a")).stream.tail == 5101
+
+
+async def test_a_read_from_the_middle_of_an_append_parses_one_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[int] = []
+    split = messages.part
+
+    def counted(media: str, data: bytes, begin: int, end: int) -> bytes:
+        parsed.append(len(data))
+        assert threading.current_thread().name.startswith("streams-reader")
+        return split(media, data, begin, end)
+
+    monkeypatch.setattr(messages, "part", counted)
+    async with opened(Settings(data=str(tmp_path))) as streams:
+        await streams.run(Create("a", JSON))
+        for _ in range(2):
+            await streams.run(Append("a", JSON, json.dumps(["x" * 100] * 10_000).encode()))
+        known = await streams.find("a")
+        for position in (1, 777, 9_999, 10_001, 19_999):
+            parsed.clear()
+            chunk = await streams.chunk(known, position)
+            assert json.loads(chunk.body()) == ["x" * 100] * (chunk.end - position)
+            assert len(parsed) == 1
+            assert parsed[0] <= ROW
+
+
+async def test_a_sub_offset_is_within_the_append_not_its_row(tmp_path: Path) -> None:
+    for name in ("together", "restarted"):
+        async with opened(Settings(data=str(tmp_path))) as streams:
+            if name == "together":
+                await streams.run(Create("a", JSON, body=json.dumps(list(range(3000))).encode()))
+                await streams.run(Append("a", JSON, json.dumps(list(range(3000, 5000))).encode()))
+            await streams.run(Create(f"{name}-1", None, fork=Fork("a", 10, 2990)))
+            await streams.run(Create(f"{name}-2", None, fork=Fork("a", 3000, 2000)))
+            await streams.run(Create(f"{name}-3", None, fork=Fork(f"{name}-2", 0, 1500)))
+            for source, position, units in (("a", 10, 2991), ("a", 3000, 2001), (f"{name}-3", 1, 1500)):
+                with pytest.raises(Invalid):
+                    await streams.run(Create("c", None, fork=Fork(source, position, units)))
+            for path, tail in ((f"{name}-1", 3000), (f"{name}-2", 5000), (f"{name}-3", 1500)):
+                chunk = await streams.chunk(await streams.find(path), 0)
+                assert json.loads(chunk.body()) == list(range(tail))
+
+
+async def check_sizes(streams: Streams) -> None:
+    """A read has what was asked for, and less than a row more. No more comes from the database."""
+    fetched: list[int] = []
+    for size in (10, 1000, ROW, 20 * ROW, 70_000):
+        for _ in range(3):
+            await streams.store.run(Append("a", BINARY, bytes(size)))
+
+    def fetch(database: Database, begin: int, most: int) -> int:
+        rows = database.rows
+
+        def counted(piece: Piece, most: int) -> list[Row]:
+            found = rows(piece, most)
+            fetched.append(sum(len(row.data) for row in found))
+            return found
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(database, "rows", counted)
+            return sum(part.end - part.begin for part in database.read(known.stream.pieces(begin), most))
+
+    known = await streams.find("a")
+    for position in range(0, known.stream.tail, 50_001):
+        left = known.stream.tail - position
+        for most in (1, LIVE, 5 * ROW):
+            fetched.clear()
+            size = await streams.store.read(lambda database: fetch(database, position, most))  # noqa: B023 - awaited
+            assert min(left, most - ROW) <= size <= sum(fetched) < most + ROW
+        for from_memory in (True, False):
+            if not from_memory:
+                streams.cache.drop_recent(known)
+            chunk = await streams.wait(known, position, 60.0)
+            assert isinstance(chunk, Chunk)
+            assert chunk.end - chunk.begin <= len(chunk.body()) < LIVE + ROW
+
+
+async def test_a_read_is_little_more_than_was_asked_for(tmp_path: Path) -> None:
+    async with opened(Settings(data=str(tmp_path))) as streams:
+        await streams.run(Create("a", BINARY))
+        await check_sizes(streams)
+
+
+async def test_the_same_chunk_is_made_once_for_each_limit(tmp_path: Path) -> None:
+    async with opened(Settings(data=str(tmp_path))) as streams:
+        await streams.run(Create("a", BINARY, body=bytes(3 * ROW)))
+        known = await streams.find("a")
+        chunk = await streams.chunk(known, 0, LIVE)
+        assert (chunk.end, await streams.chunk(known, 0, LIVE) is chunk) == (ROW, True)
+        assert (await streams.chunk(known, 0)).end == 3 * ROW
+
+
+@pytest.mark.parametrize("parts", [3, 100])
+def test_recent_rows_are_found_from_both_ends(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
+    monkeypatch.setattr("purgatory.streams.engine.cache.PARTS", parts)
+    rows = [Row(2 * number, 2 * number + 2, b"xx") for number in range(20)]
+    known = Cache().remember(Stream(1, "a", BINARY, BINARY, "", tail=40), rows)
+    for position in range(40):
+        chunk = known.recent_chunk(position)
+        assert chunk is not None
+        assert [part.row for part in chunk.parts] == rows[position // 2 :][:parts]
+        assert (chunk.begin, chunk.parts[0].begin) == (position, position)
