@@ -19,6 +19,9 @@ pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 READERS = 20
 MIB = 1024 * 1024
 SIZE = 9 * MIB
+JSON = {"Content-Type": "application/json"}
+MESSAGE = b'"%b"' % (b"x" * (SIZE - 2))
+"""One message, which is not cut: more than the kernel takes."""
 
 
 @contextmanager
@@ -40,8 +43,9 @@ def slow_readers(count: int, server: Listening, query: str = "offset=-1") -> Ite
 
 
 async def fill(client: httpx.AsyncClient) -> None:
-    await create(client, "big", "news")
-    await append(client, "big", b"x" * SIZE)
+    await create(client, "news")
+    await create(client, "big", **JSON)
+    await append(client, "big", MESSAGE, **JSON)
 
 
 def in_the_kernel(port: int) -> list[int]:
@@ -70,7 +74,7 @@ async def test_clients_that_do_not_read_harm_no_other_and_share_what_they_do_not
                     assert await waiting == str(number)
                 assert server.memory - memory < 4 * SIZE  # and not ten times
                 assert max(in_the_kernel(server.port)) < 2 * MIB
-                assert await asyncio.to_thread(read_all, readers[0]) == b"x" * SIZE
+                assert await asyncio.to_thread(read_all, readers[0]) == b"[%b]" % MESSAGE
             while server.files > files + 1:  # the client has two connections now
                 await client.get("/health")
 
@@ -94,7 +98,7 @@ async def test_a_client_that_reads_nothing_for_so_long_is_disconnected(tmp_path:
 async def test_a_parked_client_that_reads_nothing_is_disconnected(tmp_path: Path) -> None:
     with running(tmp_path, "--write-timeout", "1.5", "--max-body", str(SIZE)) as server:
         async with server.client() as client:
-            await create(client, "big")
+            await create(client, "big", **JSON)
             files = server.files
             with ExitStack() as stack:
                 for live in ("long-poll", "sse") * 3:
@@ -104,26 +108,26 @@ async def test_a_parked_client_that_reads_nothing_is_disconnected(tmp_path: Path
                     head = f"GET {ROOT}/big?offset=-1&live={live} HTTP/1.1\r\nHost: localhost\r\n\r\n"
                     reader.sendall(head.encode())
                 await until_waiting(client, 6)
-                await append(client, "big", b"x" * SIZE)
+                await append(client, "big", MESSAGE, **JSON)
                 while server.files > files:
                     await client.get("/health")
-            assert len(await poll(client, "big")) == SIZE
+            assert len(await poll(client, "big")) == SIZE + 2
 
 
 async def test_stream_of_events_ends_if_others_have_taken_its_place_meanwhile(tmp_path: Path) -> None:
     """A client that does not read has no operation. When it goes on, as many wait as may."""
     with serving(data=str(tmp_path), max_pending=2, max_body=SIZE) as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-            await create(client, "big")
+            await create(client, "big", **JSON)
             with slow_readers(1, server, "offset=-1&live=sse") as (reader,):
                 await until_waiting(client, 1)
-                await append(client, "big", b"x" * SIZE)
+                await append(client, "big", MESSAGE, **JSON)
                 await until_waiting(client, 0)
                 polls = [asyncio.create_task(client.get(f"{ROOT}/big?offset=now&live=long-poll")) for _ in range(2)]
                 await until_waiting(client, 2)
                 assert len(await asyncio.to_thread(read_all, reader)) > SIZE  # raises if it is broken off
-            await append(client, "big", "y")
-            assert [each.text for each in await asyncio.gather(*polls)] == ["y"] * 2
+            await append(client, "big", "1", **JSON)
+            assert [each.text for each in await asyncio.gather(*polls)] == ["[1]"] * 2
 
 
 async def test_shutdown_does_not_wait_for_slow_readers(tmp_path: Path) -> None:

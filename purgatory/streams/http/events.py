@@ -8,8 +8,8 @@ import asyncio
 import base64
 import json
 import math
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Hashable, Iterable
+from typing import Final
 
 from purgatory import DelayedOperation, PurgatoryFull
 from purgatory.asgi import Event, EventStream
@@ -27,7 +27,10 @@ from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http.replies import ALWAYS
 from purgatory.streams.settings import Settings
 
-__all__ = ["Events", "unread"]
+__all__ = ["Events", "Pieces", "unread"]
+
+_SHARED: Final = 16
+"""Pieces that are kept for others."""
 
 
 class Events:
@@ -39,9 +42,9 @@ class Events:
         "cursor",
         "end",
         "heartbeat",
-        "is_binary",
         "known",
         "operation",
+        "pieces",
         "position",
         "streams",
     )
@@ -51,6 +54,7 @@ class Events:
         streams: Streams,
         settings: Settings,
         budget: Budget,
+        pieces: "Pieces",
         known: Known,
         position: int,
         cursor: str | None,
@@ -58,6 +62,7 @@ class Events:
     ) -> None:
         self.streams = streams
         self.budget = budget
+        self.pieces = pieces
         self.heartbeat = settings.heartbeat
         self.address = address
         self.known = known
@@ -65,13 +70,11 @@ class Events:
         self.cursor = cursor
         self.operation: Read | None = None
         self.end = asyncio.get_running_loop().time() + jittered(settings.event_stream_timeout)
-        media = known.stream.media_type
-        self.is_binary = not media.startswith("text/") and media != messages.JSON
 
     def response(self) -> EventStream[Chunk | Exception]:
         """The response that has them."""
         headers = [*ALWAYS, (b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
-        if self.is_binary:
+        if is_binary(self.known.stream):
             headers.append((b"stream-sse-data-encoding", b"base64"))
         return _Response(self, headers)
 
@@ -97,7 +100,7 @@ class Events:
         """The events of a chunk."""
         if isinstance(chunk, Exception):
             return []
-        return [_piece(chunk, next_cursor(self.cursor, self.streams.now()), self.is_binary)]
+        return [self.pieces.of(chunk, next_cursor(self.cursor, self.streams.now()))]
 
 
 class _Response(EventStream["Chunk | Exception"]):
@@ -153,7 +156,7 @@ class _Counted(WaitingStream["Chunk | Exception"]):
         super().disconnected()
 
 
-class _Piece(Event):
+class Piece(Event):
     """Events that are encoded already."""
 
     __slots__ = ("_encoded",)
@@ -169,15 +172,36 @@ class _Piece(Event):
         return self._encoded
 
 
-@lru_cache(16)  # readers that are at the same place share the bytes, too
-def _piece(chunk: Chunk, cursor: str, is_binary: bool) -> _Piece:
-    """After each append's data, where the reader is then."""
+class Pieces:
+    """The pieces that were made last: readers that are at the same place share them."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[Hashable, Piece] = {}
+
+    def of(self, chunk: Chunk, cursor: str) -> Piece:
+        """The events of a chunk: after each append's data, where the reader is then."""
+        key = chunk.stream.id, chunk.begin, chunk.end, chunk.up_to_date, chunk.is_last, cursor
+        piece = self._pieces.get(key)
+        if piece is None:
+            if len(self._pieces) >= _SHARED:
+                del self._pieces[next(iter(self._pieces))]
+            piece = self._pieces[key] = Piece(_events(chunk, cursor))
+        return piece
+
+
+def _events(chunk: Chunk, cursor: str) -> list[Event]:
+    binary = is_binary(chunk.stream)
     events = []
     for (_, end, _), data in zip(chunk.parts, chunk.data(), strict=True):
-        text = base64.b64encode(data) if is_binary else messages.join(chunk.stream.media_type, [data])
+        text = base64.b64encode(data) if binary else messages.join(chunk.stream.media_type, [data])
         events.append(Event(text.decode("utf-8", "replace"), event="data"))
         events.append(_control(end, chunk, cursor))
-    return _Piece(events or [_control(chunk.end, chunk, cursor)])
+    return events or [_control(chunk.end, chunk, cursor)]
+
+
+def is_binary(stream: Stream) -> bool:
+    """Whether the data of a stream is no text, and is sent in base64."""
+    return not stream.media_type.startswith("text/") and stream.media_type != messages.JSON
 
 
 def unread(stream: Stream) -> float:

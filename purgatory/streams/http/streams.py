@@ -21,7 +21,7 @@ from purgatory.streams.engine.chunk import Chunk
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http import requests
 from purgatory.streams.http.endpoint import Endpoint, refuse
-from purgatory.streams.http.events import Events, unread
+from purgatory.streams.http.events import Events, Pieces, unread
 from purgatory.streams.http.replies import LongReply, Reply, error
 from purgatory.streams.http.requests import Headers
 from purgatory.streams.settings import Settings
@@ -54,6 +54,7 @@ class StreamEndpoint(Endpoint):
         super().__init__(streams, settings, limits)
         self._quotas = quotas
         self._polls = Polls(streams)
+        self._pieces = Pieces()
         self._methods: dict[str, Callable[[Scope, Receive, str], Awaitable[Response]]] = {
             "GET": self.read,
             "HEAD": self.head,
@@ -190,7 +191,9 @@ class StreamEndpoint(Endpoint):
     def _events(self, known: Known, position: int, cursor: str | None, address: str) -> Response:
         if position < known.stream.tail:
             self.limits.answers.check(address)
-        return Events(self.streams, self.settings, self.limits.answers, known, position, cursor, address).response()
+        return Events(
+            self.streams, self.settings, self.limits.answers, self._pieces, known, position, cursor, address
+        ).response()
 
 
 class Polls:
