@@ -17,6 +17,7 @@ import pytest
 import uvloop
 
 from purgatory import DelayedOperationPurgatory, PurgatoryMisuse, ThresholdPurgatory, VirtualClock, WheelTimer
+from purgatory._core.threads import Mailbox
 from tests.support.cores import in_c
 from tests.support.invariants import check_purgatory
 from tests.support.operations import Flag, Note, turn
@@ -417,3 +418,20 @@ def test_purgatories_on_loops_in_several_threads_do_not_disturb_each_other(
     with ThreadPoolExecutor(2) as threads:
         for running in [threads.submit(run) for _ in range(2)]:
             running.result()
+
+
+async def test_a_mailbox_wakes_the_loop_once_for_all_that_is_put_before_it_comes_round() -> None:
+    loop = asyncio.get_running_loop()
+    taken: list[list[str]] = []
+    mailbox: Mailbox[str] = Mailbox(
+        lambda: taken.append([mailbox.values.popleft() for _ in range(len(mailbox.values))])
+    )
+    for value in "aab":
+        mailbox.put(value, loop)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert taken == [["a", "b"]]
+    mailbox.put("c", loop)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert taken == [["a", "b"], ["c"]]
