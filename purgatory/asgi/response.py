@@ -86,6 +86,9 @@ class DelayedResponse(BaseResponse, Generic[T]):  # Starlette's, where that is i
         try:
             await unless_disconnected(receive, operation)
         except ClientDisconnected:
+            # Nobody gets it, but a middleware that awaits a response has one: nginx's status for this.
+            for message in _messages(_LEFT):
+                await send(message)
             return
         except Exception as exception:
             if not _is_outcome(operation, exception):
@@ -110,6 +113,7 @@ def _text(status: int, text: str) -> Rendered:
 
 _FAILED: Final = _text(500, "Internal Server Error")
 _CANCELLED: Final = _text(503, "Service Unavailable")
+_LEFT: Final = _text(499, "Client Closed Request")
 
 
 def _rendered(operation: DelayedOperation[T], render: Callable[[T], Answer]) -> Rendered:

@@ -63,8 +63,8 @@ def add_to(subcommands: "Subcommands") -> None:
         help="public URL of the server, for webhooks; behind a proxy, the URL of the proxy (default: http://HOST:PORT)",
     )  # fmt: skip
     parser.add_argument(
-        "--no-local-webhooks", dest="local_webhooks", action="store_false",
-        help="refuse webhooks to this machine; only https to public addresses is allowed",
+        "--local-webhooks", action="store_true",
+        help="allow webhooks to this machine by http, as in development (default: only https to public addresses)",
     )  # fmt: skip
     parser.add_argument(
         "--allowed-host", dest="allowed_hosts", type=_text(check_host), action="append", default=[], metavar="NAME",

@@ -15,7 +15,7 @@ def durable_streams(
     data: str | os.PathLike[str] = "data",
     database: str | None = None,
     url: str | None = None,
-    local_webhooks: bool = True,
+    local_webhooks: bool = False,
     allowed_hosts: Iterable[str] | None = None,
     allowed_origin: str | None = None,
     long_poll_timeout: float = 30.0,

@@ -5,17 +5,21 @@ import logging
 import math
 import multiprocessing
 import os
+import resource
 import signal
 import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 import uvicorn
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
@@ -29,6 +33,8 @@ __all__ = ["Server", "bound", "serve"]
 
 STARTING: Final = 60.0
 """Seconds in which a worker starts."""
+_FILES: Final = 1_200
+"""Descriptors that are left for others than connections of clients: webhooks, the database, the log."""
 _UNSENT: Final = 128 * 1024
 """Bytes of a response that the kernel holds for a client that does not take them, about."""
 
@@ -76,13 +82,24 @@ def bound(host: str, port: int) -> socket.socket:
 def application(settings: Settings) -> Application:
     """The application of a process that serves nothing else."""
     BoundedProtocol.write_timeout = settings.write_timeout
-    app = Application(settings)
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    BoundedProtocol.most_connections = max(files - _FILES, files // 2)
+    app = Application(settings, [Connections()])
     # Garbage is looked for rarely, and in all objects hardly ever. By Python's own settings each request that comes
     # while hundreds are answered has all of these looked at again: a third of the CPU with 512 writers.
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 10, 2_000)
     return app
+
+
+class Connections(Collector):
+    """Collects how many connections were refused."""
+
+    def collect(self) -> Iterator[Metric]:
+        """The figure as it is now, called by the registry."""
+        text = "Connections that were refused because the process has as many as it may"
+        yield CounterMetricFamily("purgatory_connections_refused", text, value=BoundedProtocol.refused)
 
 
 def worker(settings: Settings) -> Application:

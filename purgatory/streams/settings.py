@@ -22,7 +22,7 @@ class Settings:
     """URL of a PostgreSQL database to use instead of SQLite."""
     url: str | None = None
     """Public URL of the server, for webhooks and their workers; `None` refuses webhooks."""
-    local_webhooks: bool = True
+    local_webhooks: bool = False
     """Whether webhooks to this machine are allowed, over http, as in development."""
     allowed_hosts: tuple[str, ...] | None = ()
     """Host names of the server, beside localhost and IP addresses; `*` allows every name.

@@ -6,7 +6,7 @@ from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE, ST
 
 from purgatory.asgi.protocol import Message
 
-__all__ = ["CHUNKED", "CLOSE", "HEAD", "HTTP_1_0", "PAUSED", "STARTED", "Framing"]
+__all__ = ["CHUNKED", "CLOSE", "DEAF", "HEAD", "HTTP_1_0", "PAUSED", "STARTED", "Framing"]
 
 HEAD: Final = 1
 """The request's method is HEAD."""
@@ -19,6 +19,8 @@ CHUNKED: Final = 16
 """The response has chunks."""
 PAUSED: Final = 32
 """The client does not take what was sent."""
+DEAF: Final = 64
+"""Nothing that the client sends is kept any more."""
 
 Encoded: TypeAlias = tuple[bytes, int, int | None]
 """The bytes of a head, the flags then, and the length of the body if the head tells it."""

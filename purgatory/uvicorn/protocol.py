@@ -27,6 +27,9 @@ class ParkingProtocol(HttpToolsProtocol):
     """Seconds. A connection that is used more often keeps its parser."""
     first_request_timeout: ClassVar[float | None] = None
     """Seconds after which a connection without a request is closed. With `None` it is not, as with uvicorn alone."""
+    most_behind: ClassVar[int | None] = None
+    """Bytes that may come behind a parked request. If there are more, none is kept, and the connection is closed after
+    the answer, as a server may do (RFC 9112, 9.3.2). With `None` the client is held back instead."""
     write_timeout: ClassVar[float] = 30.0
     """Seconds in which the client of a parked request takes something of what was sent. Else it is disconnected."""
 

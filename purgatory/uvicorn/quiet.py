@@ -9,7 +9,7 @@ from uvicorn.protocols.utils import get_path_with_query_string
 
 from purgatory import TimerTask
 from purgatory.asgi.protocol import Listener, Message
-from purgatory.uvicorn.framing import CHUNKED, CLOSE, HEAD, HTTP_1_0, PAUSED, STARTED
+from purgatory.uvicorn.framing import CHUNKED, CLOSE, DEAF, HEAD, HTTP_1_0, PAUSED, STARTED
 from purgatory.uvicorn.shared import Shared
 
 if TYPE_CHECKING:
@@ -186,8 +186,15 @@ class QuietConnection(asyncio.Protocol, TimerTask):
     # As the transport sees it.
 
     def data_received(self, data: bytes) -> None:
+        if self.flags & DEAF:
+            return
         if self.listener is None and not self.held:
             self._wake(data)
+            return
+        most = self.shared.protocol_class.most_behind
+        if most is not None and len(self.held) + len(data) > most:
+            self.flags |= CLOSE | DEAF
+            self.held = b""
             return
         # Reading goes on for a while: else the client's disconnect would not be seen.
         self.held += data

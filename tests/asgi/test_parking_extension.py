@@ -172,13 +172,17 @@ async def test_exception_of_receive_is_raised(live: DelayedOperationPurgatory) -
     assert operation.cancelled()
 
 
-async def test_disconnect_ends_the_task_without_a_message(live: DelayedOperationPurgatory) -> None:
-    for app in (DelayedResponse(wait(live), text), EventStream(lambda seen: wait(live), lambda result: [])):
+async def test_disconnect_ends_the_task(live: DelayedOperationPurgatory) -> None:
+    apps: list[tuple[Any, bytes]] = [
+        # For middlewares, which fail without one: `BaseHTTPMiddleware` has logged a traceback for each.
+        (DelayedResponse(wait(live), text), b"Client Closed Request"),
+        (EventStream(lambda seen: wait(live), lambda result: []), b""),
+    ]
+    for app, body in apps:
         server = ParkingServer(parks=False)
         server.received.put_nowait({"type": "http.disconnect"})
         await server.call(app)
-        assert server.body == b""
-        assert all(message.get("more_body", True) for message in server.sent)
+        assert server.body == body
 
 
 async def test_background_task_runs_after_the_response(live: DelayedOperationPurgatory) -> None:

@@ -32,26 +32,26 @@ def check(url: str) -> None:
 
 @pytest.mark.timeout(900)
 def test_server_on_sqlite_conforms_to_the_protocol(tmp_path: Path) -> None:
-    with serving(data=str(tmp_path), long_poll_timeout=2.0) as server:
+    with serving(data=str(tmp_path), long_poll_timeout=2.0, local_webhooks=True) as server:
         check(server.url)
 
 
 @pytest.mark.timeout(900)
 def test_server_on_postgresql_conforms_to_the_protocol(postgres: PostgresServer) -> None:
-    with serving(database=postgres.create_database(), long_poll_timeout=2.0) as server:
+    with serving(database=postgres.create_database(), long_poll_timeout=2.0, local_webhooks=True) as server:
         check(server.url)
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not WHOLE, reason="takes long: HYPOTHESIS_PROFILE=searching")
 def test_server_that_cannot_park_conforms_to_the_protocol(tmp_path: Path) -> None:
-    with serving(http=HttpToolsProtocol, data=str(tmp_path), long_poll_timeout=2.0) as server:
+    with serving(http=HttpToolsProtocol, data=str(tmp_path), long_poll_timeout=2.0, local_webhooks=True) as server:
         check(server.url)
 
 
 @pytest.mark.timeout(900)
 def test_mounted_server_conforms_to_the_protocol(tmp_path: Path) -> None:
-    with serving(prefix="/a b/streams", data=str(tmp_path), long_poll_timeout=2.0) as server:
+    with serving(prefix="/a b/streams", data=str(tmp_path), long_poll_timeout=2.0, local_webhooks=True) as server:
         check(server.url)
 
 
@@ -59,6 +59,6 @@ def test_mounted_server_conforms_to_the_protocol(tmp_path: Path) -> None:
 @pytest.mark.skipif(not WHOLE, reason="takes long: HYPOTHESIS_PROFILE=searching")
 def test_four_workers_conform_to_the_protocol(postgres: PostgresServer) -> None:
     with running(
-        None, "--database", postgres.create_database(), "--workers", "4", "--long-poll-timeout", "2"
+        None, "--database", postgres.create_database(), "--workers", "4", "--long-poll-timeout", "2", "--local-webhooks"
     ) as server:
         check(server.url)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -273,3 +274,71 @@ async def test_a_head_in_pieces_is_read(server: Server) -> None:
             await asyncio.sleep(0.01)
         assert b"200 OK" in await reader.readuntil(b"}")
     writer.transport.abort()
+
+
+@pytest.mark.parametrize("coding", ["gzip, chunked", "identity, chunked"])
+async def test_a_transfer_coding_that_is_not_known_is_a_501(server: Server, coding: str) -> None:
+    head = f"POST /v1/stream/x HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: {coding}\r\n\r\n".encode()
+    status, _, body = await raw(server, head + b"0\r\n\r\n")
+    assert status == 501
+    assert says(body, "chunked is the only Transfer-Encoding that this server knows")
+
+
+async def test_what_comes_behind_a_request_that_waits_is_kept_up_to_sixteen_kib(
+    server: Server, client: httpx.AsyncClient
+) -> None:
+    await create(client, "behind")
+    next_head = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: %b\r\n\r\n"
+    for size, answers in ((16_000, 2), (16_400, 1)):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(POLL % b"behind")
+        await until_waiting(client, 1)
+        writer.write((next_head % (b"x" * size))[: 16 * 1024 if answers == 2 else None])
+        await writer.drain()
+        for _ in range(50):
+            writer.write(b"y" * 1000 if answers == 1 else b"")
+        await client.get("/health")
+        await append(client, "behind", "z")
+        assert b"200 OK" in await reader.readuntil(b"z")
+        if answers == 1:
+            assert await reader.read() == b""  # it is closed
+        writer.transport.abort()
+
+
+async def test_connections_that_are_too_many_are_refused_counted_and_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(protocol.BoundedProtocol, "most_connections", 5)
+    monkeypatch.setattr(protocol.BoundedProtocol, "refused", 0)
+    monkeypatch.setattr(protocol.BoundedProtocol, "_logged_at", -math.inf)
+    with serving(data=str(tmp_path)) as server:
+        kept = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(5)]
+        for reader, writer in kept:
+            writer.write(HEAD.replace(b"Connection: close\r\n", b"\r\n"))
+            assert b"200 OK" in await reader.readuntil(b"}")
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b"\r\nretry-after: 1\r\n" in answer
+            writer.transport.abort()
+        assert protocol.BoundedProtocol.refused == 3
+        for reader, writer in kept:  # those that are there go on
+            writer.write(HEAD + b"\r\n")
+            assert b"200 OK" in await reader.readuntil(b"}")
+            writer.transport.abort()
+        while not (await raw_if(server, HEAD + b"\r\n")).startswith(b"HTTP/1.1 200 "):
+            pass
+    assert caplog.text.count("the process has 5 connections and refuses more") == 1
+
+
+async def raw_if(server: Server, sent: bytes) -> bytes:
+    """The answer, perhaps a refusal, of which the connection is closed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    try:
+        writer.write(sent)
+        return await reader.read()
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.transport.abort()

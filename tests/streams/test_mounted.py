@@ -328,7 +328,7 @@ class TestPrefixes:
             assert (await http.get(f"{sent}/b")).text == "x"
 
     async def test_callback_urls_of_webhooks_begin_with_the_url(self, tmp_path: Path) -> None:
-        streams = durable_streams(data=tmp_path, url="https://www.example.org/streams/")
+        streams = durable_streams(data=tmp_path, url="https://www.example.org/streams/", local_webhooks=True)
         hook = {"type": "webhook", "pattern": "a/*", "webhook": {"url": "http://localhost:1/"}}
         async with streams.lifespan(None), client(streams) as http:
             shown = (await http.put("/v1/stream/__ds/subscriptions/s", json=hook)).json()
@@ -347,7 +347,7 @@ class TestPrefixes:
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         hook = {"type": "webhook", "pattern": "a/*", "webhook": {"url": "http://localhost:1/"}}
-        streams = durable_streams(data=tmp_path, url="http://localhost:2")
+        streams = durable_streams(data=tmp_path, url="http://localhost:2", local_webhooks=True)
         async with streams.lifespan(None), client(streams) as http:
             await http.put("/v1/stream/__ds/subscriptions/s", json=hook)
         streams = durable_streams(data=tmp_path)

@@ -390,7 +390,16 @@ class TestAddresses:
         ["https://hooks.example/x?y=z", "https://93.184.216.34:8443/", "http://localhost:1234/", "http://127.0.0.2/"],
     )
     def test_public_https_and_local_http_urls_are_accepted(self, url: str) -> None:
-        check_url(url)
+        check_url(url, local=True)
+        if url.startswith("http:"):
+            with pytest.raises(UrlRejected, match=r"local_webhooks .* allows http to this machine"):
+                check_url(url)
+
+    @pytest.mark.parametrize("url", ["http://localhost:4437/", "http://127.0.0.3/v1/stream/a"])
+    def test_the_servers_own_ports_are_refused(self, url: str) -> None:
+        check_url(url, local=True, own={1})
+        with pytest.raises(UrlRejected, match="own port"):
+            check_url(url, local=True, own={4437, 80})
 
     @pytest.mark.parametrize(
         "url",
@@ -418,6 +427,10 @@ class TestAddresses:
             "https://localhost/",
             "https://a.localhost./",
             "https://[::1]/",
+            "https://[::2]/",
+            "https://[::93.184.216.34]/",
+            "https://[1::1]/",
+            "https://[4000::1]/",
             "https://[fe80::1%25eth0]/",
             "https://[fd00::1]/",
             "https://[::ffff:10.0.0.1]/",
@@ -493,6 +506,24 @@ class TestEndpoint:
             with serving(data=str(tmp_path / str(local)), local_webhooks=local) as server:
                 response = httpx.put(f"{server.url}{SUBSCRIPTIONS}/s", json=HOOK)
                 assert response.status_code == status
+
+    def test_webhooks_to_the_server_itself_are_refused(self, tmp_path: Path) -> None:
+        with serving(data=str(tmp_path), local_webhooks=True) as server:
+            own = {**HOOK, "webhook": {"url": f"{server.url}/v1/stream/a"}}
+            response = httpx.put(f"{server.url}{SUBSCRIPTIONS}/s", json=own)
+            assert (response.status_code, response.json()["error"]["code"]) == (400, "WEBHOOK_URL_REJECTED")
+
+    def test_an_id_is_decoded_by_segment_and_strictly(self, http: httpx.Client) -> None:
+        for name in ("x", "fds"):
+            assert http.put(f"{SUBSCRIPTIONS}/{name}", json=PULL).status_code in (200, 201)
+        disguised = "/v1/stream/%5f%5fds/subscriptions"
+        assert http.get(f"{disguised}/x").json()["id"] == "x"
+        assert http.get("/v1/stream/__ds/%73ubscriptions/x").json()["id"] == "x"
+        assert http.delete(f"{disguised}/x").status_code == 204
+        assert http.get(f"{SUBSCRIPTIONS}/fds").status_code == 200
+        for wrong in ("%ff", "%fe", "a%C3", "%ED%A0%80"):
+            refused = http.put(f"{SUBSCRIPTIONS}/{wrong}", json=PULL)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (400, "INVALID_REQUEST")
 
     def test_wrong_methods_and_paths_are_refused(self, http: httpx.Client) -> None:
         for method, path, status in (
@@ -606,7 +637,7 @@ async def test_webhook_is_retried_after_bad_answers_and_faults(tmp_path: Path) -
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     port = runner.addresses[0][1]
-    with serving(data=str(tmp_path)) as server:
+    with serving(data=str(tmp_path), local_webhooks=True) as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
             hook.answers = [500, 302, "not JSON", "[" * 60_000, "x" * 70_000]
             config = {**HOOK, "webhook": {"url": f"http://127.0.0.1:{port}/"}, "lease_ttl_ms": 1000}
@@ -645,3 +676,36 @@ async def test_webhook_is_retried_after_bad_answers_and_faults(tmp_path: Path) -
             while len(hook.calls) == count:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
     await runner.cleanup()
+
+
+async def test_a_receiver_that_hangs_delays_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    hanging = Hook()
+    hanging.answers = ["hang"] * 1000
+    good = Hook()
+    ports = []
+    runners = []
+    for hook in (hanging, good):
+        app = web.Application()
+        app.router.add_post("/", hook.call)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        ports.append(runner.addresses[0][1])
+        runners.append(runner)
+    with serving(data=str(tmp_path), local_webhooks=True) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+            await http.put(f"{SUBSCRIPTIONS}/zz", json={**HOOK, "webhook": {"url": f"http://127.0.0.1:{ports[1]}/"}})
+            for number in range(40):
+                url = f"http://127.0.0.{number % 2 + 1}:{ports[0]}/"
+                name = f"h{number}%0Aforged"
+                assert (await http.put(f"{SUBSCRIPTIONS}/{name}", json={**HOOK, "webhook": {"url": url}})).is_success
+            await http.put("/v1/stream/e/1", json=1)
+            while not good.calls:  # noqa: ASYNC110 - of another thread
+                await asyncio.sleep(0.01)
+            # 16 at once to 127.0.0.1, and nobody listens at 127.0.0.2.
+            assert len(hanging.calls) <= 16
+            while "failed, and is called again later" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert not any("\n" in record.getMessage() for record in caplog.records)
+    for runner in runners:
+        await runner.cleanup()

@@ -3,7 +3,7 @@
 import random
 from typing import Final
 
-__all__ = ["next_cursor"]
+__all__ = ["known_cursor", "next_cursor"]
 
 _EPOCH: Final = 1_728_432_000  # 2024-10-09T00:00:00Z
 _INTERVAL: Final = 20
@@ -11,10 +11,16 @@ _JITTER: Final = 3600 // _INTERVAL
 _LONGEST: Final = 18
 
 
+def known_cursor(text: str | None) -> str | None:
+    """The cursor of a request, or `None` if it is no cursor that this server has given."""
+    return text if text is not None and text.isascii() and text.isdecimal() and len(text) <= _LONGEST else None
+
+
 def next_cursor(cursor: str | None, now: float) -> str:
-    """The cursor of an answer at `now`, in seconds since 1970: greater than that of the request, if it had one."""
+    """The cursor of an answer at `now`, in seconds since 1970.
+
+    It is greater than that of the request, if that had a `known_cursor`.
+    """
     current = int(now - _EPOCH) // _INTERVAL
-    if cursor is None or not (cursor.isascii() and cursor.isdecimal() and len(cursor) <= _LONGEST):
-        return str(current)
-    known = int(cursor)
+    known = 0 if cursor is None else int(cursor)
     return str(current) if known < current else str(known + random.randint(1, _JITTER))

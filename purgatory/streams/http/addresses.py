@@ -1,5 +1,6 @@
 """The addresses that webhooks may have: a server must not be made to call what only it can reach (SSRF)."""
 
+from collections.abc import Collection
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from socket import AddressFamily
 from typing import Final
@@ -11,19 +12,23 @@ from yarl import URL
 __all__ = ["Resolver", "UrlRejected", "check_url", "is_public"]
 
 
-_TRANSLATED: Final = ip_network("64:ff9b::/32")
-"""Addresses that a gateway translates to those of IPv4, private ones too (RFC 6052, RFC 8215)."""
+_UNICAST: Final = ip_network("2000::/3")
+"""All addresses of IPv6 that are of the internet (RFC 4291, 2.4). Others are of no use, or of this network."""
 
 
 class UrlRejected(Exception):
     """The URL of a webhook is not acceptable."""
 
 
-def check_url(url: str, local: bool = True) -> None:
-    """Raise `UrlRejected` unless this is https to a public host; with `local`, http to this machine is right too."""
+def check_url(url: str, local: bool = False, own: Collection[int] = ()) -> None:
+    """Raise `UrlRejected` unless this is https to a public host.
+
+    With `local`, http to this machine is right too, but for the ports `own` of the server itself: a proxy's passwords
+    would be passed by there.
+    """
     try:
         parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
+        host, port = parts.hostname, parts.port
         called = URL(url).raw_host
     except ValueError:
         raise UrlRejected("webhook.url must be a URL") from None
@@ -37,9 +42,12 @@ def check_url(url: str, local: bool = True) -> None:
     if parts.scheme == "http" and local:
         if host != "localhost" and not (isinstance(address, IPv4Address) and address.is_loopback):
             raise UrlRejected("webhook.url must be https; http is for localhost and 127.0.0.x alone")
+        if (80 if port is None else port) in own:
+            raise UrlRejected("webhook.url must not be this server's own port")
         return
     if parts.scheme != "https":
-        raise UrlRejected("webhook.url must be https")
+        more = "; local_webhooks (`purgatory serve`: --local-webhooks) allows http to this machine"
+        raise UrlRejected(f"webhook.url must be https{'' if local else more}")
     if host.rstrip(".").endswith("localhost") or (address is not None and not is_public(address)):
         raise UrlRejected("webhook.url must not point into a private network")
     if address is None and all(label.isdecimal() or label.startswith("0x") for label in host.rstrip(".").split(".")):
@@ -49,7 +57,7 @@ def check_url(url: str, local: bool = True) -> None:
 def is_public(address: IPv4Address | IPv6Address) -> bool:
     """Whether an address is one of the public internet."""
     if isinstance(address, IPv6Address):
-        if address in _TRANSLATED:
+        if address not in _UNICAST and address.ipv4_mapped is None:
             return False
         inner = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
         if inner is not None and not inner.is_global:

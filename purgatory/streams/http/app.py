@@ -2,15 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from prometheus_client import CollectorRegistry, GCCollector, Info, ProcessCollector
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -58,8 +59,10 @@ class Application:
     It changes no settings of the process: `purgatory serve` does that, around this.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, collectors: Iterable[Collector] = ()) -> None:
+        """With more figures in `/metrics`: those of `collectors`."""
         self.settings = settings
+        self._collectors = list(collectors)
         self.streams: Streams
         """Those of the running server."""
         self._is_running = False
@@ -161,7 +164,8 @@ class Application:
             self._registry = CollectorRegistry()
             ProcessCollector(registry=self._registry)
             GCCollector(registry=self._registry)
-            self._registry.register(ParkingCollector())
+            for collector in (ParkingCollector(), *self._collectors):
+                self._registry.register(collector)
             self._registry.register(PurgatoryCollector(*purgatories))
             Info("purgatory_server", "The process that answers", registry=self._registry).info(
                 {"instance": settings.instance, "version": purgatory.__version__}
@@ -177,7 +181,8 @@ class Application:
                 relay = await stack.enter_async_context(_relay(streams, settings.database, live))
                 live.announce = partial(relay.notify, LOOKING)
             keys = await Keys.load(streams)
-            webhooks = Webhooks(streams, keys, settings.url, settings.local_webhooks)
+            own = set() if settings.url is None else {_port(settings.url)}
+            webhooks = Webhooks(streams, keys, settings.url, settings.local_webhooks, own)
             stack.push_async_callback(webhooks.close)
             streams.on_due = webhooks.due
             streams.look_for_due()
@@ -185,7 +190,7 @@ class Application:
             limits = Limits(settings)
             self._endpoint = StreamEndpoint(streams, settings, limits, quotas)
             self._list = ListEndpoint(streams, settings, limits)
-            self._subscriptions = SubscriptionEndpoint(streams, settings, limits, keys)
+            self._subscriptions = SubscriptionEndpoint(streams, settings, limits, keys, own)
             self._page = PageEndpoint(streams, settings, limits, live)
             self._is_running = True
             try:
@@ -203,6 +208,11 @@ def _relay(streams: Streams, database: str, live: Live) -> Relay:
     broker = PostgresBroker(database, CHANNEL)
     refresh = live.listening(streams.refresh)
     return Relay(streams.reads, broker=broker, refresh=refresh, invalidate=streams.invalidate)
+
+
+def _port(url: str) -> int:
+    parts = urlsplit(url)
+    return parts.port or (443 if parts.scheme == "https" else 80)
 
 
 async def _refused(request: Request, exception: Exception) -> Response:

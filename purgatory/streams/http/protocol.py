@@ -2,12 +2,16 @@
 
 import asyncio
 import json
+import logging
+import math
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, ClassVar, Final
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from purgatory.streams.admission import RETRY
 from purgatory.uvicorn import ParkingProtocol
 from purgatory.uvicorn.quiet import QuietConnection
 
@@ -21,8 +25,13 @@ HEAD_SECONDS = 30.0
 """Seconds in which a head is complete, from its first byte on. A connection without a request is closed after them."""
 BODY_SECONDS = 60.0
 """Seconds in which a body is complete, from the end of its head on."""
+_LOGGED: Final = 10.0
+"""Seconds in which one line of the log, at most, says that connections are refused."""
 LINGER_SECONDS: Final = 2.0
 """Seconds for which the rest of a refused request is read and thrown away."""
+
+
+logger: Final = logging.getLogger("purgatory.streams")
 
 
 class _RefusedError(Exception):
@@ -41,6 +50,12 @@ class BoundedProtocol(ParkingProtocol):
     __slots__ = ("_coming", "_deadline", "_field_bytes", "_in_body", "_in_head", "_is_deaf", "_refusal")
 
     first_request_timeout: ClassVar[float | None] = HEAD_SECONDS
+    most_behind: ClassVar[int | None] = MAX_HEAD_BYTES
+    most_connections: ClassVar[int | None] = None
+    """Most connections of the process, so that it has descriptors left for its database. More are refused."""
+    refused: ClassVar[int] = 0
+    """Connections that were refused so far."""
+    _logged_at: ClassVar[float] = -math.inf
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -53,6 +68,20 @@ class BoundedProtocol(ParkingProtocol):
         self._is_deaf = False
         self._refusal = HTTPStatus.BAD_REQUEST, "this is not HTTP"
         self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if self.most_connections is not None and len(self.connections) > self.most_connections:
+            BoundedProtocol.refused += 1
+            now = self.loop.time()
+            if now > BoundedProtocol._logged_at + _LOGGED:
+                BoundedProtocol._logged_at = now
+                logger.warning(
+                    "the server has %d connections, as many as it may: it refuses more", len(self.connections)
+                )
+            self._is_deaf = True
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "the server has too many connections", [RETRY])
+            transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_deadline()
@@ -108,6 +137,9 @@ class BoundedProtocol(ParkingProtocol):
         if self.parser.get_method() == b"CONNECT":
             # To the parser it is an upgrade, with or without that header, however often it is parsed.
             self._refusal = _NO_TUNNEL
+            raise _RefusedError
+        if any(name == b"transfer-encoding" and value.strip().lower() != b"chunked" for name, value in self.headers):
+            self._refusal = _UNKNOWN_CODING
             raise _RefusedError
         if self._is_upgrade():
             return
@@ -175,13 +207,14 @@ class BoundedProtocol(ParkingProtocol):
             self._deadline.cancel()
             self._deadline = None
 
-    def _answer(self, status: HTTPStatus, error: str) -> None:
+    def _answer(self, status: HTTPStatus, error: str, more: Sequence[tuple[bytes, bytes]] = ()) -> None:
         body = json.dumps({"error": {"message": error}}).encode()
         headers = [
             *self.server_state.default_headers,
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
             (b"connection", b"close"),
+            *more,
         ]
         lines = [b"HTTP/1.1 %d %s" % (status, status.phrase.encode()), *(b": ".join(header) for header in headers)]
         self.transport.write(b"\r\n".join([*lines, b"", body]))
@@ -192,6 +225,7 @@ def _is_busy(cycle: RequestResponseCycle | None) -> bool:
 
 
 _NO_TUNNEL: Final = HTTPStatus.BAD_REQUEST, "CONNECT is a request to a proxy, and this server is not a proxy"
+_UNKNOWN_CODING: Final = HTTPStatus.NOT_IMPLEMENTED, "chunked is the only Transfer-Encoding that this server knows"
 _HEAD_TOO_LONG: Final = (
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
     f"the request line and the headers must not be longer than {MAX_HEAD_BYTES} bytes",

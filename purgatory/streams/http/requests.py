@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, quote, unquote, unquote_to_bytes
 
 from starlette.types import Receive, Scope
 
@@ -15,7 +15,7 @@ from purgatory.streams.core.commands import Fork, Identity
 from purgatory.streams.core.errors import Invalid
 from purgatory.streams.core.offsets import parse
 
-__all__ = ["ROOT", "Headers", "body", "expiry", "fork", "producer", "query", "stream_path", "time_to_live"]
+__all__ = ["ROOT", "Headers", "body", "expiry", "fork", "producer", "query", "segments", "stream_path", "time_to_live"]
 
 ROOT: Final = "/v1/stream/"
 RESERVED: Final = "__ds"
@@ -75,6 +75,15 @@ def stream_path(path: str) -> str:
     if path.partition("/")[0] == RESERVED:
         raise Invalid(f"paths that begin with {RESERVED} are reserved")
     return path
+
+
+def segments(scope: Scope) -> list[str]:
+    """The segments of the path, each decoded by itself. Raises `Invalid` if they are no UTF-8."""
+    raw: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
+    try:
+        return [unquote_to_bytes(each).decode() for each in raw.split(b"/")]
+    except UnicodeDecodeError:
+        raise Invalid("the path is not UTF-8") from None
 
 
 def query(scope: Scope) -> Mapping[str, Sequence[str]]:

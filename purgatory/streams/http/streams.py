@@ -14,7 +14,7 @@ from purgatory.asgi import DelayedResponse
 from purgatory.streams.admission import Limits, Quotas, jittered
 from purgatory.streams.core import errors, messages, offsets
 from purgatory.streams.core.commands import Append, Appended, Create, Delete
-from purgatory.streams.core.cursors import next_cursor
+from purgatory.streams.core.cursors import known_cursor, next_cursor
 from purgatory.streams.core.state import Stream
 from purgatory.streams.engine.cache import Known
 from purgatory.streams.engine.chunk import Chunk
@@ -149,7 +149,7 @@ class StreamEndpoint(Endpoint):
             raise errors.Invalid("a live read needs an offset")
         offset = offsets.BEFORE_ALL if given is None else given[0]
         position = None if offset == offsets.NOW else 0 if offset == offsets.BEFORE_ALL else offsets.parse(offset)
-        cursor = parameters.get("cursor", [None])[0]
+        cursor = known_cursor(parameters.get("cursor", [None])[0])
 
         address = scope["purgatory.client"]
         if live:

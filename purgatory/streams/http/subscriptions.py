@@ -1,10 +1,9 @@
 """The endpoint of subscriptions, under the reserved path `__ds` (PROTOCOL.md, 6 and 7)."""
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from datetime import UTC, datetime
 from typing import Any, Final
-from urllib.parse import unquote
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope
@@ -25,7 +24,6 @@ from purgatory.streams.settings import Settings
 __all__ = ["CONTROL", "DEFAULT_LEASE", "LEASE", "MAX_NAME", "MAX_STREAMS", "SubscriptionEndpoint"]
 
 CONTROL: Final = f"{ROOT}{RESERVED}"
-_SUBSCRIPTIONS: Final = f"{CONTROL}/subscriptions/"
 _BODY: Final = 1024 * 1024
 MAX_NAME: Final = 256
 MAX_STREAMS: Final = 10_000
@@ -46,9 +44,11 @@ _REFUSALS: Final[dict[type[Exception], tuple[int, str]]] = {
 class SubscriptionEndpoint(Endpoint):
     """Answers requests about subscriptions."""
 
-    def __init__(self, streams: Streams, settings: Settings, limits: Limits, keys: Keys) -> None:
+    def __init__(self, streams: Streams, settings: Settings, limits: Limits, keys: Keys, own: set[int]) -> None:
+        """With the ports `own` of this server, to which those of its requests are added."""
         super().__init__(streams, settings, limits)
         self.keys = keys
+        self._own = own
 
     def refusal(self, exception: Exception) -> Response | None:
         """The response for the reason of a refusal; `None` for other exceptions."""
@@ -56,16 +56,18 @@ class SubscriptionEndpoint(Endpoint):
 
     async def answer(self, scope: Scope, receive: Receive) -> Response:
         """The response to a request. Raises the reason of a refusal."""
-        path: str = scope["path"]
-        if path == f"{CONTROL}/jwks.json":
+        _, port = scope.get("server") or (None, None)
+        if port is not None:
+            self._own.add(port)
+        # By segments, as an id may have an encoded slash.
+        kind, *rest = requests.segments(scope)[len(CONTROL.split("/")) :] or [""]
+        if [kind, *rest] == ["jwks.json"]:
             _check_method(scope, "GET")
             headers = [(b"content-type", b"application/jwk-set+json"), (b"cache-control", b"public, max-age=300")]
             return Reply(200, headers, json.dumps(self.keys.public).encode())
-        if not path.startswith(_SUBSCRIPTIONS):
+        if kind != "subscriptions" or not rest:
             raise Refusal(404, "the server has no resource at this path")
-        # An id may have an encoded slash, which the server has decoded.
-        raw = scope.get("raw_path", path.encode()).decode("latin-1")
-        name, *rest = (unquote(part) for part in raw[len(_SUBSCRIPTIONS) :].split("/"))
+        name, *rest = rest
         if not 0 < len(name) <= MAX_NAME or "\0" in name:
             raise Invalid(f"a subscription's id has 1 to {MAX_NAME} characters")
         if not rest:
@@ -92,7 +94,7 @@ class SubscriptionEndpoint(Endpoint):
             return Reply(204)
         if scope["method"] == "GET":
             return _json(200, self._shown(await self.streams.run(core.Look(name))))
-        view = await self.streams.run(_subscribe(name, await self._body(scope, receive), self.settings))
+        view = await self.streams.run(_subscribe(name, await self._body(scope, receive), self.settings, self._own))
         return _json(201 if view.new else 200, self._shown(view))
 
     def _shown(self, view: core.View) -> dict[str, Any]:
@@ -213,7 +215,7 @@ def _is_unicode(text: str) -> bool:
     return not any("\ud800" <= each <= "\udfff" for each in text)
 
 
-def _subscribe(name: str, given: dict[str, Any], settings: Settings) -> core.Subscribe:
+def _subscribe(name: str, given: dict[str, Any], settings: Settings, own: Collection[int]) -> core.Subscribe:
     kind = given.get("type")
     if kind not in ("webhook", "pull-wake"):
         raise Invalid("type must be webhook or pull-wake")
@@ -232,7 +234,7 @@ def _subscribe(name: str, given: dict[str, Any], settings: Settings) -> core.Sub
             raise Invalid("a subscription of type webhook must have webhook.url")
         if settings.url is None:
             raise UrlRejected("webhooks need the public URL of this server: pass url to durable_streams")
-        check_url(url, settings.local_webhooks)
+        check_url(url, settings.local_webhooks, own)
     else:
         wake_stream = _text(given, "wake_stream")
         if wake_stream is None:

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Collection
 from functools import partial
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
+from weakref import WeakValueDictionary
 
 import aiohttp
 
@@ -22,8 +23,8 @@ _PATIENCE: Final = 10.0
 """Time limit of a delivery, in seconds."""
 _ANSWER: Final = 64 * 1024
 """Largest response of a webhook that is parsed, in bytes."""
-_AT_ONCE: Final = 32
-"""Most deliveries at one time."""
+_AT_ONCE: Final = 16
+"""Most deliveries to one receiver at one time. Each subscription has one, so their number is bounded by it."""
 
 logger: Final = logging.getLogger("purgatory.streams")
 
@@ -31,15 +32,20 @@ logger: Final = logging.getLogger("purgatory.streams")
 class Webhooks:
     """Calls the webhooks of subscriptions whose wake is due."""
 
-    def __init__(self, streams: Streams, keys: Keys, url: str | None, local: bool) -> None:
-        """Tell the webhooks that this server is at `url`. Without it, deliveries fail until a server has one."""
+    def __init__(self, streams: Streams, keys: Keys, url: str | None, local: bool, own: Collection[int] = ()) -> None:
+        """Tell the webhooks that this server is at `url`. Without it, deliveries fail until a server has one.
+
+        With `local`, they may be on this machine, but not at the ports `own`.
+        """
+        self._own = own
         self._local = local
         self._streams = streams
         self._keys = keys
         self._url = url
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._again: set[str] = set()
-        self._limit = asyncio.Semaphore(_AT_ONCE)
+        self._slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        """By receiver: one that does not answer delays no other."""
         self._session: aiohttp.ClientSession | None = None
 
     def due(self, names: Collection[str]) -> None:
@@ -56,7 +62,7 @@ class Webhooks:
         if task.cancelled():
             return
         if (error := task.exception()) is not None:
-            logger.warning("the wake of %s is not delivered: %s", name, error)
+            logger.warning("the wake of %r is not delivered: %s", name, error)
         if name in self._again:
             self._again.discard(name)
             self.due([name])
@@ -72,7 +78,10 @@ class Webhooks:
             await self._session.close()
 
     async def _deliver(self, name: str) -> None:
-        async with self._limit:
+        known = await self._streams.store.read(lambda database: database.subscription(name))
+        if known is None or known.url is None:
+            return
+        async with self._slots.setdefault(urlsplit(known.url).netloc, asyncio.Semaphore(_AT_ONCE)):
             delivery = await self._streams.run(Deliver(name, _PATIENCE))
             if delivery is None:
                 return
@@ -81,7 +90,7 @@ class Webhooks:
             try:
                 done = await self._call(delivery)
             except (aiohttp.ClientError, OSError, TimeoutError, ValueError, UrlRejected) as error:
-                logger.warning("the webhook of %s failed, and is called again later: %s", name, error)
+                logger.warning("the webhook of %r failed, and is called again later: %s", name, error)
                 await self._streams.run(Delivered(name, subscription.wake, False))
             else:
                 await self._streams.run(Delivered(name, subscription.wake, True, done))
@@ -103,12 +112,12 @@ class Webhooks:
         headers = {"Content-Type": "application/json", "Webhook-Signature": self._keys.sign(body)}
         if self._session is None:
             resolver = Resolver(aiohttp.ThreadedResolver())
-            connector = aiohttp.TCPConnector(resolver=resolver, use_dns_cache=False)
+            connector = aiohttp.TCPConnector(resolver=resolver, use_dns_cache=False, limit=0)
             self._session = aiohttp.ClientSession(
                 connector=connector, timeout=aiohttp.ClientTimeout(total=_PATIENCE), cookie_jar=aiohttp.DummyCookieJar()
             )
         assert subscription.url is not None
-        check_url(subscription.url, self._local)
+        check_url(subscription.url, self._local, self._own)
         async with self._session.post(subscription.url, data=body, headers=headers, allow_redirects=False) as response:
             if not 200 <= response.status < 300:
                 raise ValueError(f"the receiver answered {response.status}")
