@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,6 +13,7 @@ from purgatory.streams.admission import current_client
 from purgatory.streams.core import messages
 from purgatory.streams.core.commands import Append, Create, Delete
 from purgatory.streams.core.errors import NotFound
+from purgatory.streams.core.subscriptions import Claim, Subscribe
 from purgatory.streams.core.transaction import Transaction
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.settings import Settings
@@ -380,11 +382,19 @@ async def test_expiry_times_that_come_during_a_scan_are_kept(tmp_path: Path) -> 
         while not streams._alarm._looking:  # noqa: ASYNC110 - a callback's
             await asyncio.sleep(0)
         streams._alarm.at(streams.now() + 30)
-        streams._alarm.at(streams.now() + 20)
+        streams._alarm.at(streams.now() + 3)
         while streams._alarm._looking:  # noqa: ASYNC110
             await asyncio.sleep(0)
         assert streams._alarm._handle is not None
-        assert 15 < streams._alarm._handle_at - asyncio.get_running_loop().time() <= 20
+        assert 0 < streams._alarm._handle_at - asyncio.get_running_loop().time() <= 3
+
+
+async def test_a_deadline_is_looked_at_now_and_then_as_clocks_are_set(tmp_path: Path) -> None:
+    async with opened(Settings(data=str(tmp_path))) as streams:
+        assert streams._alarm._handle is None  # there is nothing to look at
+        await streams.run(Create("a", "text/plain", ttl=3600))
+        assert streams._alarm._handle is not None
+        assert 0 < streams._alarm._handle_at - asyncio.get_running_loop().time() <= 5
 
 
 async def test_closed_store_refuses_commands(tmp_path: Path) -> None:
@@ -493,3 +503,19 @@ async def test_a_read_that_is_cancelled_when_its_turn_has_come_passes_it_on(tmp_
         release.set()
         assert await third == 3
         await asyncio.gather(*first)
+
+
+@pytest.mark.parametrize("wrong", [-3600.0, 3600.0])
+async def test_database_finds_what_a_wrong_clock_has_left(tmp_path: Path, wrong: float) -> None:
+    async with opened(Settings(data=str(tmp_path))) as streams:
+        now = time.time()
+        wrong_now = now + wrong
+        streams._opener.now = lambda: wrong_now  # type: ignore[method-assign]
+        await streams.run(Create("wakes", "application/json"))
+        await streams.run(Subscribe("s", "pull-wake", "e/*", (), None, "wakes", 3.0, None))
+        await streams.run(Create("e/1", "text/plain", body=b"a"))
+        await streams.run(Claim("s", "worker"))
+        _, names, _ = await streams.store.read(lambda database: database.due(now))
+        assert names == ["s"]
+        _, names, _ = await streams.store.read(lambda database: database.due(wrong_now))
+        assert names == []

@@ -322,6 +322,37 @@ class TestMembership:
 
 
 class TestDelivery:
+    def test_a_lease_that_is_over_is_no_claim(self, streams: Core) -> None:
+        streams.subscribe()
+        streams.run(Create("e/1", "text/plain", body=b"ab"))
+        streams.run(core.Claim("s", "worker"))
+        streams.now += 9.9
+        with pytest.raises(core.AlreadyClaimed):
+            streams.run(core.Claim("s", "other"))
+        streams.now += 0.2
+        assert streams.run(core.Claim("s", "other")).subscription.holder == "other"
+        assert streams.source.known["s"].generation == 2
+
+    def test_a_lease_by_a_clock_that_was_ahead_is_made_as_long_as_another(self, streams: Core) -> None:
+        streams.subscribe()
+        streams.run(Create("e/1", "text/plain", body=b"ab"))
+        streams.now += 3600
+        streams.run(core.Claim("s", "worker"))
+        streams.now -= 3600
+        streams.run(core.Lapse("s"))
+        assert streams.source.known["s"].lease_until == streams.now + 10
+        streams.now += 10
+        streams.run(core.Lapse("s"))
+        assert streams.source.known["s"].holder is None
+
+    def test_an_attempt_by_a_clock_that_was_ahead_is_due(self, streams: Core) -> None:
+        streams.subscribe("webhook")
+        streams.now += 3600
+        streams.run(Create("e/1", "text/plain", body=b"ab"))
+        streams.now -= 3600
+        assert streams.run(core.Deliver("s", 5.0)) is not None
+        assert streams.run(core.Deliver("s", 5.0)) is None
+
     def test_failed_deliveries_are_retried_after_growing_delays(self, streams: Core) -> None:
         streams.subscribe("webhook")
         streams.run(Create("e/1", "text/plain", body=b"ab"))

@@ -43,6 +43,8 @@ __all__ = [
 
 FIRST_RETRY: Final = 1.0
 LAST_RETRY: Final = 60.0
+FARTHEST: Final = 2 * LAST_RETRY
+"""Seconds. An attempt that is due later was set by a clock that was wrong."""
 RETRY_JITTER: Final = 0.2
 """Deliveries of a wake are tried again after a second, two, four and so on, all up to a fifth more or less."""
 
@@ -347,6 +349,9 @@ class Claim(_OfSubscription):
         subscription = _find(transaction, self.id)
         if subscription.type != "pull-wake":
             raise Invalid("the subscription is not of type pull-wake")
+        if subscription.holder is not None and (subscription.lease_until or 0.0) <= transaction.now:
+            _end(transaction, subscription)  # before the look for what is due
+            subscription = _find(transaction, self.id)
         if subscription.holder is not None:
             raise AlreadyClaimed(subscription.holder, subscription.generation)
         if subscription.wake is None:
@@ -429,14 +434,20 @@ class Release(_OfWake):
 
 @dataclass(frozen=True, slots=True)
 class Lapse(_OfSubscription):
-    """End the wake if its lease is over."""
+    """End the wake if its lease is over.
+
+    A lease that ends later than one that begins now was granted by a clock that was wrong: it is made as long as that.
+    """
 
     def apply(self, transaction: "Transaction") -> None:
         """Does nothing if the lease was extended meanwhile."""
         subscription = transaction.subscription(self.id)
-        if subscription is None or subscription.lease_until is None or subscription.lease_until > transaction.now:
+        if subscription is None or subscription.lease_until is None:
             return
-        _end(transaction, subscription)
+        if subscription.lease_until <= transaction.now:
+            _end(transaction, subscription)
+        elif subscription.lease_until > transaction.now + subscription.lease:
+            transaction.change_subscription(subscription).lease_until = transaction.now + subscription.lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,7 +470,7 @@ class Deliver(_OfSubscription):
         subscription = transaction.subscription(self.id)
         if subscription is None or subscription.wake is None or subscription.attempt_at is None:
             return None
-        if subscription.attempt_at > transaction.now:
+        if transaction.now < subscription.attempt_at <= transaction.now + FARTHEST:
             return None
         subscription = transaction.change_subscription(subscription)
         subscription.attempt_at = transaction.now + 2 * self.patience

@@ -14,7 +14,7 @@ __all__ = ["SOON", "Alarm"]
 SOON: Final = 0.05
 """Shortest interval between two looks, in seconds."""
 _LOOK: Final = 5.0
-"""Longest time between two looks, in seconds, if other processes use the database."""
+"""Longest time between two looks, in seconds, if there is a deadline, or other processes use the database."""
 
 
 class Alarm:
@@ -50,9 +50,9 @@ class Alarm:
             self._handle.cancel()
 
     def at(self, time: float | None) -> None:
-        """Look at `time`, in seconds since 1970, or before."""
+        """Look at `time`, in seconds since 1970, or before: a clock may be set meanwhile."""
         if time is not None:
-            self.after(max(SOON, time - self._now()))
+            self.after(min(max(SOON, time - self._now()), _LOOK))
 
     def after(self, delay: float) -> None:
         """Look in `delay` seconds, or before."""
@@ -79,8 +79,8 @@ class Alarm:
         try:
             now = self._now()
             paths, names, next_time = await self._store.read(lambda database: database.due(now))
-            if self._shared:
-                next_time = min(now + _LOOK, next_time or now + _LOOK)
+            if self._shared and next_time is None:
+                next_time = now + _LOOK
             await asyncio.gather(*(self._store.run(Expire(path)) for path in paths))
             await asyncio.gather(*(self._store.run(Lapse(name)) for name in names))
             self._on_due(names)

@@ -76,9 +76,7 @@ class BoundedProtocol(ParkingProtocol):
             now = self.loop.time()
             if now > BoundedProtocol._logged_at + _LOGGED:
                 BoundedProtocol._logged_at = now
-                logger.warning(
-                    "the server has %d connections, as many as it may: it refuses more", len(self.connections)
-                )
+                logger.warning("the process has %d connections and refuses more", self.most_connections)
             self._is_deaf = True
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "the server has too many connections", [RETRY])
             transport.close()

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from purgatory.streams.core.globs import matches
 from purgatory.streams.core.state import Link, Part, Piece, Producer, Row, Span, Stream, Subscription
+from purgatory.streams.core.subscriptions import FARTHEST
 from purgatory.streams.core.transaction import Transaction
 
 __all__ = [
@@ -261,14 +262,19 @@ class Database(ABC):
         return {path: stream for path, stream in found if stream is not None}
 
     def due(self, now: float) -> tuple[list[str], list[str], float | None]:
-        """Paths of streams and ids of subscriptions whose time has come, and the next time after that."""
+        """Paths of streams and ids of subscriptions whose time has come, and the next time after that.
+
+        Among them are subscriptions whose time is farther than it can be, because a clock was wrong.
+        """
         streams = [
             path for (path,) in self.execute(f"SELECT path FROM streams WHERE deadline <= ? LIMIT {_DUE}", [now])
         ]
         subscriptions = [
             name
             for (name,) in self.execute(
-                f"SELECT id FROM subscriptions WHERE lease_until <= ? OR attempt_at <= ? LIMIT {_DUE}", [now, now]
+                "SELECT id FROM subscriptions WHERE lease_until <= ? OR lease_until > ? + lease"
+                f" OR attempt_at <= ? OR attempt_at > ? LIMIT {_DUE}",
+                [now, now + 1.0, now, now + FARTHEST],
             )
         ]
         times = [
