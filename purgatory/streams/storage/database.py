@@ -15,7 +15,6 @@ from purgatory.streams.core.transaction import Transaction
 __all__ = [
     "FROM_DATA",
     "PARTS",
-    "SCHEMA",
     "SELECT_STREAM",
     "Database",
     "StorageConflict",
@@ -44,35 +43,6 @@ class StorageConflict(StorageError):
 class StorageUnavailable(StorageError):
     """The database cannot be reached, or has no time."""
 
-
-SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS streams (
-    id BIGINT PRIMARY KEY, path TEXT{collation} NOT NULL UNIQUE, content_type TEXT NOT NULL, media_type TEXT NOT NULL,
-    config TEXT NOT NULL, ttl BIGINT, expires_at TEXT, deadline DOUBLE PRECISION, tail BIGINT NOT NULL,
-    closed INTEGER NOT NULL, closed_by TEXT, seq TEXT, source BIGINT, fork BIGINT NOT NULL, lineage TEXT NOT NULL,
-    refs BIGINT NOT NULL, deleted INTEGER NOT NULL, created DOUBLE PRECISION NOT NULL, version BIGINT NOT NULL
-);
-CREATE INDEX IF NOT EXISTS streams_deadline ON streams (deadline) WHERE deadline IS NOT NULL;
-CREATE TABLE IF NOT EXISTS data (
-    stream BIGINT NOT NULL, first BIGINT NOT NULL, last BIGINT NOT NULL, append_end BIGINT, data {blob} NOT NULL,
-    PRIMARY KEY (stream, first)
-);
-CREATE TABLE IF NOT EXISTS producers (
-    stream BIGINT NOT NULL, name TEXT NOT NULL, epoch BIGINT NOT NULL, seq BIGINT NOT NULL, PRIMARY KEY (stream, name)
-);
-CREATE TABLE IF NOT EXISTS subscriptions (
-    id TEXT PRIMARY KEY, config TEXT NOT NULL, type TEXT NOT NULL, pattern TEXT, url TEXT, wake_stream TEXT,
-    lease DOUBLE PRECISION NOT NULL, description TEXT, created DOUBLE PRECISION NOT NULL, generation BIGINT NOT NULL,
-    wake TEXT, holder TEXT, lease_until DOUBLE PRECISION, attempts BIGINT NOT NULL, attempt_at DOUBLE PRECISION,
-    incarnation BIGINT NOT NULL
-);
-CREATE TABLE IF NOT EXISTS links (
-    subscription TEXT NOT NULL, path TEXT NOT NULL, explicit INTEGER NOT NULL, glob INTEGER NOT NULL,
-    acked BIGINT NOT NULL, woken BIGINT, PRIMARY KEY (subscription, path)
-);
-CREATE INDEX IF NOT EXISTS links_path ON links (path);
-CREATE TABLE IF NOT EXISTS secrets (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-"""
 
 _STREAM: Final = (
     "id", "path", "content_type", "media_type", "config", "ttl", "expires_at", "deadline", "tail", "closed",

@@ -24,8 +24,8 @@ from psycopg.errors import (
 
 from purgatory.streams.core.state import Stream
 from purgatory.streams.core.transaction import Transaction
+from purgatory.streams.storage import schema
 from purgatory.streams.storage.database import (
-    SCHEMA,
     SELECT_STREAM,
     Database,
     StorageConflict,
@@ -53,20 +53,33 @@ _OPTIONS: Final = (
     f" -c idle_in_transaction_session_timeout={_WORKING} -c synchronous_commit=on"
 )
 
+_DIALECT: Final = schema.Dialect(
+    blob="BYTEA",
+    columns=(
+        "SELECT relname, attname FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid"
+        f" WHERE relnamespace = '{_SCHEMA}'::regnamespace AND attnum > 0 AND NOT attisdropped"
+    ),
+    own=("CREATE SEQUENCE stream_ids", TABLE),
+    own_columns=frozenset(
+        {("stream_ids", "last_value"), ("snapshots", "process"), ("snapshots", "at"), ("snapshots", "snapshot")}
+    ),
+    collation=' COLLATE "C"',
+)
+
 _UNAVAILABLE: Final = (psycopg.InterfaceError, QueryCanceled, ReadOnlySqlTransaction)
 """A database that has become a replica is read-only: the next connection finds the other one."""
 
 
 def prepare(dsn: str) -> None:
-    """Make the tables, if there are none. Raises `StorageError`."""
-    with errors(), psycopg.connect(dsn, connect_timeout=_CONNECTING, options=_OPTIONS) as connection:
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
-        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_SCHEMA}")
-        connection.execute("CREATE SEQUENCE IF NOT EXISTS stream_ids")
-        for statement in SCHEMA.format(blob="BYTEA", collation=' COLLATE "C"').split(";"):
-            if statement.strip():
-                connection.execute(statement)
-        connection.execute(TABLE)
+    """Make the tables, or migrate them. Raises `StorageError`."""
+    database = PostgresDatabase(dsn)
+    try:
+        # Until the end of the session: a migration has several transactions.
+        database.execute("SELECT pg_advisory_lock(?)", [_LOCK])
+        database.execute(f"CREATE SCHEMA IF NOT EXISTS {_SCHEMA}")
+        schema.prepare(database, _DIALECT)
+    finally:
+        database.close()
 
 
 class PostgresDatabase(Database):

@@ -11,14 +11,24 @@ from typing import Any, Final
 from purgatory.streams.core.globs import matches
 from purgatory.streams.core.state import Link, Piece, Row, Stream, Subscription
 from purgatory.streams.core.transaction import Transaction
+from purgatory.streams.storage import schema
 from purgatory.streams.storage.database import (
     FROM_DATA,
-    SCHEMA,
     Database,
     StorageError,
     StorageFull,
     StorageUnavailable,
     of_piece,
+)
+
+_DIALECT: Final = schema.Dialect(
+    blob="BLOB",
+    columns="SELECT found.name, columns.name FROM sqlite_schema AS found, pragma_table_info(found.name) AS columns",
+    own=(
+        "CREATE TABLE IF NOT EXISTS last_id (one INTEGER PRIMARY KEY, id INTEGER NOT NULL)",
+        "INSERT OR IGNORE INTO last_id VALUES (0, 0)",
+    ),
+    own_columns=frozenset({("last_id", "one"), ("last_id", "id")}),
 )
 
 __all__ = ["FileDatabase", "Folder", "WritingDatabase"]
@@ -54,9 +64,15 @@ class FileDatabase(Database):
     def __init__(self, file: Path) -> None:
         try:
             self.connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False, timeout=60)
-            self._prepare()
         except sqlite3.Error as error:
             raise _error(error) from error
+        try:
+            self._prepare()
+        except BaseException as error:
+            self.connection.close()
+            if isinstance(error, sqlite3.Error):
+                raise _error(error) from error
+            raise
 
     def _prepare(self) -> None:
         self.connection.execute("PRAGMA query_only = 1")
@@ -116,9 +132,7 @@ class WritingDatabase(FileDatabase):
         self.connection.execute("PRAGMA page_size = 8192")
         # A commit returns when it is on the disk.
         self.connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;")
-        self.connection.execute("CREATE TABLE IF NOT EXISTS last_id (one INTEGER PRIMARY KEY, id INTEGER NOT NULL)")
-        self.connection.execute("INSERT OR IGNORE INTO last_id VALUES (0, 0)")
-        self.connection.executescript(SCHEMA.format(blob="BLOB", collation=""))
+        schema.prepare(self, _DIALECT)
         self._streams: OrderedDict[str, Stream | None] = OrderedDict()
         self._subscriptions = {name: FileDatabase.subscription(self, name) for name, _ in FileDatabase.patterns(self)}
         self._links = {name: dict(FileDatabase.links(self, name)) for name in self._subscriptions}
