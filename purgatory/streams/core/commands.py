@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Final, Generic, Protocol, TypeVar
 
 from purgatory.streams.core import messages, subscriptions
 from purgatory.streams.core.errors import (
@@ -35,6 +35,10 @@ __all__ = [
 
 T_co = TypeVar("T_co", covariant=True)
 DEFAULT_TYPE = "application/octet-stream"
+_SPANS: Final = 64
+"""Streams that the data of a fork may come from: each fork has a list of them."""
+_DROPPED: Final = 64
+"""Streams of a chain of forks that a command drops at most."""
 
 
 class Command(Protocol, Generic[T_co]):
@@ -54,7 +58,7 @@ class Command(Protocol, Generic[T_co]):
 def at(transaction: Transaction, path: str) -> Stream | None:
     """The stream at `path`, if it has not expired. It may be deleted."""
     stream = transaction.stream(path)
-    if stream is None or stream.deleted or stream.deadline is None or stream.deadline > transaction.now:
+    if stream is None or stream.deadline is None or stream.deadline > transaction.now:
         return stream
     drop(transaction, stream)
     return transaction.stream(path)
@@ -84,7 +88,7 @@ def drop(transaction: Transaction, stream: Stream) -> None:
 
 
 def _drop(transaction: Transaction, stream: Stream) -> None:
-    while True:
+    for _ in range(_DROPPED):
         if stream.references:
             kept = transaction.change(stream)
             kept.deleted = True
@@ -98,6 +102,8 @@ def _drop(transaction: Transaction, stream: Stream) -> None:
         if not source.deleted:
             return
         stream = source
+    if not stream.references:
+        stream.deadline = transaction.now  # it expires at once, and the rest of a long chain with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +160,11 @@ class Create:
             if media != source.media_type:
                 raise Conflict(f"the source's content type is {source.media_type}")
             position = self._position(transaction, source, self.fork)
+        lineage = () if source is None else _until(source, position)
+        if len(lineage) > _SPANS:
+            raise Forbidden(
+                f"a fork may have the data of at most {_SPANS} streams: copy the data to a stream of its own"
+            )
         rows = messages.parse(media, self.body) if self.body else []
         if self.most is not None and transaction.source.count() + len(transaction.added) >= self.most:
             raise Forbidden(f"the limit of {self.most} streams is reached")
@@ -164,7 +175,7 @@ class Create:
             stream.expires_at, stream.deadline = self.expires_at
         if source is not None:
             stream.source, stream.fork, stream.tail = source.id, position, position
-            stream.lineage = tuple(Span(each.stream, min(each.end, position)) for each in _until(source, position))
+            stream.lineage = lineage
             if self.ttl is None and self.expires_at is None:
                 stream.ttl, stream.expires_at = source.ttl, source.expires_at
                 if source.ttl is None:
@@ -212,15 +223,15 @@ class Create:
         return position + fork.units
 
 
-def _until(source: Stream, position: int) -> list[Span]:
+def _until(source: Stream, position: int) -> tuple[Span, ...]:
     """Where the data of `source` before `position` is stored."""
     spans = []
     begin = 0
     for span in (*source.lineage, Span(source.id, source.tail)):
         if begin < min(span.end, position):
-            spans.append(span)
+            spans.append(span if span.end <= position else Span(span.stream, position))
             begin = span.end
-    return spans
+    return tuple(spans)
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,10 @@ class Stream:
     expires_at: str | None = None
     """The time at which it expires, as the client has put it."""
     deadline: float | None = None
-    """Seconds since 1970: when the stream expires, as things are."""
+    """Seconds since 1970: when the stream expires, as things are.
+
+    A deleted stream that nothing needs any more has one if it is still to be dropped.
+    """
     tail: int = 0
     closed: bool = False
     closed_by: str | None = None

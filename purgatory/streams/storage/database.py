@@ -4,6 +4,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from itertools import takewhile
 from typing import Any, Final
 
@@ -307,9 +308,14 @@ def stream_of_row(row: Sequence[Any]) -> Stream:
      fork, lineage, references, deleted, created, version) = row  # fmt: skip
     return Stream(
         number, path, content_type, media_type, config, ttl, expires_at, deadline, tail, bool(closed), closed_by, seq,
-        source, fork, tuple(Span(*span) for span in json.loads(lineage)) if source is not None else (), references,
-        bool(deleted), created, version,
+        source, fork, _lineage(lineage) if source is not None else (), references, bool(deleted), created, version,
     )  # fmt: skip
+
+
+@lru_cache(128)
+def _lineage(text: str) -> tuple[Span, ...]:
+    """The lineage of a stream. The forks of a stream share it."""
+    return tuple(Span(*span) for span in json.loads(text))
 
 
 def _values(stream: Stream) -> tuple[Any, ...]:
