@@ -376,6 +376,8 @@ class SqliteMachine(Machine):
         with self.source.transaction(()):
             self.source.store(transaction)
         self.source.stored(transaction)
+        with self.source.transaction(()):
+            assert not self.source.drop_rows()
 
     def stored(self) -> set[int]:
         sql = "SELECT stream FROM data UNION SELECT stream FROM producers"

@@ -7,12 +7,13 @@ with many commands, or slow ones, delays another's by one short transaction. Cli
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, TypeVar
@@ -40,6 +41,8 @@ PATIENCE: Final = 20.0
 """Time limit of a shared database for an answer, in seconds."""
 _ATTEMPTS: Final = 10
 """Most attempts of a command that conflicts with other processes."""
+_PAUSE: Final = 5.0
+"""Seconds until rows of deleted streams are deleted again, after that has failed."""
 
 logger: Final = logging.getLogger("purgatory.streams")
 
@@ -110,11 +113,17 @@ class Store:
         self._writing: Database | None = None
         self._closing = False
         self._has_failed = False
+        self._drop_at = math.inf
+        """When to delete rows of deleted streams, by the monotonic clock."""
 
     async def start(self) -> None:
         """Open the database. Raises `StorageError`."""
-        self._writing = await asyncio.to_thread(self._opener.writer)
+        await asyncio.to_thread(self._open)
         self._writer.start()
+
+    def _open(self) -> None:
+        self._writing = self._opener.writer()
+        self._drop_rows()  # a process that has ended may have left some
 
     async def close(self) -> None:
         """Close the database after the queued commands. A shared database that does not answer is abandoned."""
@@ -215,11 +224,31 @@ class Store:
             closing = closing or self._take_in()
             if batch := self._commands.take(_BATCH):
                 self._write_batch(batch)
+            if not closing and self._until_drop() == 0:
+                self._drop_rows()  # some of them, so that commands wait for little
+
+    def _until_drop(self) -> float | None:
+        """Seconds until rows are to be deleted; `None` if there are none."""
+        return None if self._drop_at == math.inf else max(0.0, self._drop_at - time.monotonic())
+
+    def _drop_rows(self) -> None:
+        """Delete some of the rows of deleted streams."""
+        try:
+            with self._writing_to() as database, database.transaction(()):
+                has_more = database.drop_rows()
+        except Exception as error:
+            if isinstance(error, StorageError):
+                self._failing(error)
+            else:
+                logger.exception("the rows of deleted streams cannot be deleted")
+            self._drop_at = time.monotonic() + _PAUSE
+        else:
+            self._drop_at = 0.0 if has_more else math.inf
 
     def _take_in(self) -> bool:
         """Take commands from the queue, and wait for one if there is none. Returns whether that was the last."""
         with suppress(Empty):
-            item = self._queue.get(block=not self._commands)
+            item = self._queue.get(timeout=0 if self._commands else self._until_drop())
             while item is not None:
                 self._commands.add(item[2], item)
                 item = self._queue.get_nowait()
@@ -260,15 +289,26 @@ class Store:
             logger.warning("changes are stored again")
         self._has_failed = error is not None
 
-    def _transact(self, batch: list[_Item]) -> tuple[Transaction, list[_Outcome]]:
+    @contextmanager
+    def _writing_to(self) -> Iterator[Database]:
+        """The connection that writes. It is closed if it is lost, and opened again next time."""
         if self._writing is not None and self._writing.is_lost():
             self._writing.close()
             self._writing = None
         if self._writing is None:
             self._writing = self._opener.writer()
         database = self._writing
-        outcomes: list[_Outcome] = []
         try:
+            yield database
+        except StorageUnavailable:
+            self._writing = None
+            with suppress(Exception):
+                database.close()
+            raise
+
+    def _transact(self, batch: list[_Item]) -> tuple[Transaction, list[_Outcome]]:
+        outcomes: list[_Outcome] = []
+        with self._writing_to() as database:
             paths = {path for command, _, _ in batch for path in command.paths}
             with database.transaction(paths, any(command.alone for command, _, _ in batch)):
                 transaction = Transaction(database, self._opener.now())
@@ -283,11 +323,8 @@ class Store:
                 if transaction.is_changed:
                     database.store(transaction)
             database.stored(transaction)
-        except StorageUnavailable:
-            self._writing = None
-            with suppress(Exception):
-                database.close()
-            raise
+        if transaction.removed:
+            self._drop_at = 0.0
         return transaction, outcomes
 
     def _tell(self, changes: list[Change], transaction: Transaction | None, outcomes: list[_Outcome]) -> None:

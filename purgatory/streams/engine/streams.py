@@ -138,8 +138,10 @@ class Streams:
             known.touching = False
 
     async def chunk(self, known: Known, position: int, most: int = CHUNK) -> Chunk:
-        """The data behind `position` until it is `most` bytes or more. Raises `StorageError`."""
+        """The data behind `position` until it is `most` bytes or more. Raises `NotFound` or `StorageError`."""
         stream = known.stream
+        if known.gone:
+            raise NotFound("the stream is deleted")  # there may still be some of its data
         if position >= stream.tail:
             return Chunk(stream, position, position)
         chunk = known.recent_chunk(position, most)

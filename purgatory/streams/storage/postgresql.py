@@ -86,6 +86,7 @@ class PostgresDatabase(Database):
     """A connection to PostgreSQL."""
 
     locked = " FOR UPDATE"
+    locked_alone = " FOR UPDATE SKIP LOCKED"
 
     def __init__(self, dsn: str, payloads: Callable[[Iterable[str]], list[str]] | None = None) -> None:
         """Tell other processes of changes by `payloads(paths)`. Without that it reads only. Raises `StorageError`."""

@@ -33,6 +33,8 @@ _TABLES: Final = {
     "links": """
         subscription TEXT NOT NULL, path TEXT NOT NULL, explicit INTEGER NOT NULL, glob INTEGER NOT NULL,
         acked BIGINT NOT NULL, woken BIGINT, PRIMARY KEY (subscription, path)""",
+    # Streams that are deleted, of which there may still be rows.
+    "dropped": "stream BIGINT PRIMARY KEY",
     "secrets": "name TEXT PRIMARY KEY, value TEXT NOT NULL",
     "schema_version": "version INTEGER PRIMARY KEY",
 }
@@ -40,7 +42,7 @@ _INDEXES: Final = (
     "CREATE INDEX streams_deadline ON streams (deadline) WHERE deadline IS NOT NULL",
     "CREATE INDEX links_path ON links (path)",
 )
-_NEW: Final = {2: {("data", "append_end"), ("schema_version", "version")}}
+_NEW: Final = {2: {("data", "append_end"), ("dropped", "stream"), ("schema_version", "version")}}
 """The columns of each version that earlier ones have not."""
 _SCANNED: Final = 10_000
 """Rows that a transaction of a migration looks at."""
@@ -141,6 +143,7 @@ def _migrate_to_2(database: Database, dialect: Dialect, found: set[tuple[str, st
     if ("data", "append_end") not in found:
         with database.transaction(()):
             database.execute("ALTER TABLE data ADD COLUMN append_end BIGINT")
+            _create(database, dialect, "dropped")
     rows = divided = 0
     after: tuple[int, int] | None = -1, -1
     while after is not None:

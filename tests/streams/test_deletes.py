@@ -1,0 +1,236 @@
+"""Deleted and expired streams are gone at once, and their rows go in transactions of a bounded size."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from purgatory.streams.core.commands import Append, Create, Delete, Identity
+from purgatory.streams.core.errors import NotFound
+from purgatory.streams.core.messages import ROW
+from purgatory.streams.core.transaction import Transaction
+from purgatory.streams.engine.store import Store
+from purgatory.streams.engine.streams import Streams
+from purgatory.streams.settings import Settings
+from purgatory.streams.storage import database as storage
+from purgatory.streams.storage.database import Database, StorageError
+from purgatory.streams.storage.opener import opener
+from purgatory.streams.storage.sqlite import FileDatabase, WritingDatabase
+from tests.streams.serving import opened
+from tests.support.servers import PostgresServer
+
+BINARY = "application/octet-stream"
+LEFT = "SELECT (SELECT count(*) FROM data) + (SELECT count(*) FROM producers)"
+
+
+@pytest.fixture
+def changes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows that each transaction of SQLite has changed."""
+    changes: list[int] = []
+    begin = FileDatabase.transaction
+
+    @contextmanager
+    def transaction(self: FileDatabase, *arguments: Any) -> Iterator[None]:
+        before = self.connection.total_changes
+        with begin(self, *arguments):
+            yield
+        changes.append(self.connection.total_changes - before)
+
+    monkeypatch.setattr(FileDatabase, "transaction", transaction)
+    return changes
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows that were dropped at once."""
+    steps: list[int] = []
+    drop_rows = Database.drop_rows
+
+    def counted(self: Database) -> bool:
+        ((before,),) = self.execute(LEFT)
+        has_more = drop_rows(self)
+        ((after,),) = self.execute(LEFT)
+        steps.append(before - after)
+        return has_more
+
+    monkeypatch.setattr(Database, "drop_rows", counted, raising=False)
+    return steps
+
+
+async def left(streams: Streams) -> int:
+    """How many rows and producers there are."""
+    ((count,),) = await streams.store.read(lambda database: database.execute(LEFT))
+    return int(count)
+
+
+async def until_left(streams: Streams, count: int) -> None:
+    """Return when there are no more: the time-out of the test is the bound."""
+    while await left(streams) > count:  # noqa: ASYNC110 - another thread's
+        await asyncio.sleep(0.01)
+
+
+async def fill(streams: Streams, path: str, rows: int) -> None:
+    """Create a stream with so many rows, of as many producers."""
+    await streams.run(Create(path, BINARY))
+    appends = [Append(path, BINARY, b"x", None, Identity(f"{number}", 0, 0)) for number in range(rows)]
+    await asyncio.gather(*map(streams.run, appends))
+
+
+async def delete_large(streams: Streams, monkeypatch: pytest.MonkeyPatch, counts: list[int]) -> None:
+    """Delete a stream with many rows. `counts` has those of each transaction."""
+    drop_rows = Store._drop_rows
+    done = threading.Event()
+
+    def drop_rows_between_commands(self: Store) -> None:
+        while self._queue.empty() and not done.is_set():
+            time.sleep(0.001)
+        drop_rows(self)
+
+    await fill(streams, "large", 525)
+    await fill(streams, "small", 3)
+    assert await left(streams) == 1056
+    counts.clear()
+    monkeypatch.setattr(Store, "_drop_rows", drop_rows_between_commands)
+    await streams.run(Delete("large"))
+    with pytest.raises(NotFound):
+        await streams.find("large")
+    await streams.run(Create("large", BINARY))
+    await streams.run(Append("large", BINARY, b"y"))
+    assert await left(streams) > 1000  # the others have waited for a step each
+    done.set()
+    await until_left(streams, 7)
+    known = await streams.find("large")
+    assert (await streams.chunk(known, 0)).body() == b"y"
+    known.drop_recent()
+    assert (await streams.chunk(known, 0)).body() == b"y"
+    sql = "SELECT count(*) FROM dropped"
+    while await streams.store.read(lambda database: database.execute(sql)) != [(0,)]:  # noqa: ASYNC110 - another thread's
+        await asyncio.sleep(0.01)
+
+
+async def test_a_deleted_stream_goes_in_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: list[int]
+) -> None:
+    monkeypatch.setattr(storage, "_DROPPED", 10, raising=False)
+    async with opened(Settings(data=str(tmp_path))) as streams:
+        await delete_large(streams, monkeypatch, changes)
+        assert max(changes) <= 12
+        assert sum(changes) >= 1000
+
+
+async def test_a_deleted_stream_goes_in_steps_on_postgresql(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, steps: list[int]
+) -> None:
+    monkeypatch.setattr(storage, "_DROPPED", 10, raising=False)
+    async with opened(Settings(database=postgres.create_database())) as streams:
+        await delete_large(streams, monkeypatch, steps)
+        assert max(steps) == 10
+        assert sum(steps) == 1050
+
+
+async def test_large_rows_go_in_steps_of_fewer(tmp_path: Path, steps: list[int]) -> None:
+    async with opened(Settings(data=str(tmp_path))) as streams:
+        await streams.run(Create("a", BINARY, body=bytes(150 * ROW)))
+        await streams.run(Delete("a"))
+        await until_left(streams, 0)
+        while sum(steps) != 150:  # noqa: ASYNC110 - another thread's
+            await asyncio.sleep(0.01)
+        assert [step for step in steps if step] == [64, 64, 22]
+
+
+async def test_streams_that_expire_at_once_go_in_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: list[int]
+) -> None:
+    monkeypatch.setattr(storage, "_DROPPED", 20, raising=False)
+    async with opened(Settings(data=str(tmp_path))) as streams:
+        soon = streams.now() + 0.5
+        for number in range(100):
+            await streams.run(Create(f"{number}", BINARY, expires_at=("soon", soon), body=bytes(3 * ROW)))
+        changes.clear()
+        streams.look_for_due()
+        await until_left(streams, 0)
+        # A transaction of commands changes two rows of each stream: its own, and that it is dropped.
+        assert max(changes) <= 2 * 100
+        assert sum(changes) >= 2 * 100 + 300
+
+
+def test_what_a_killed_process_has_left_goes_later(tmp_path: Path) -> None:
+    database = WritingDatabase(tmp_path / "streams.sqlite")
+    for command in (Create("a", BINARY, body=bytes(3 * ROW)), Delete("a")):
+        transaction = Transaction(database, 0.0)
+        with database.transaction(()):
+            command.apply(transaction)
+            database.store(transaction)
+        database.stored(transaction)
+    assert database.execute(LEFT) == [(3,)]
+    database.close()
+
+    async def restart() -> None:
+        async with opened(Settings(data=str(tmp_path))) as streams:
+            await until_left(streams, 0)
+
+    asyncio.run(restart())
+
+
+@pytest.mark.parametrize("error", [StorageError("no"), ValueError("no")])
+async def test_a_step_that_fails_is_tried_again_and_harms_no_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    monkeypatch.setattr("purgatory.streams.engine.store._PAUSE", 0.05)
+    drop_rows = Database.drop_rows
+    failures = 0
+
+    def fail(self: Database) -> bool:
+        nonlocal failures
+        failures += 1
+        raise error
+
+    async with opened(Settings(data=str(tmp_path))) as streams:
+        monkeypatch.setattr(Database, "drop_rows", fail)
+        await streams.run(Create("a", BINARY, body=b"x"))
+        await streams.run(Delete("a"))
+        await streams.run(Create("a", BINARY))
+        while failures < 3:  # noqa: ASYNC110 - another thread's
+            await asyncio.sleep(0.01)
+        assert await left(streams) == 1
+        monkeypatch.setattr(Database, "drop_rows", drop_rows)
+        await until_left(streams, 0)
+    message = "changes are not stored: no" if isinstance(error, StorageError) else "the rows of deleted streams cannot"
+    assert message in caplog.text
+
+
+async def test_a_read_meets_no_gap_where_rows_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(Settings(data=str(tmp_path))) as streams:
+        stream = (await streams.run(Create("a", BINARY, body=bytes(3 * ROW)))).stream
+        writing: Any = streams.store._writing
+        writing.execute("DELETE FROM data WHERE first = 0")
+        with pytest.raises(NotFound):
+            await streams.readers.stored(stream, 0, 2 * ROW)
+        with pytest.raises(NotFound):
+            await streams.readers.stored(stream, ROW - 1, 2 * ROW)
+        assert len((await streams.readers.stored(stream, ROW, 2 * ROW)).body()) == 2 * ROW
+
+
+def test_processes_do_not_wait_for_each_other(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "_DROPPED", 4)
+    monkeypatch.setattr(storage, "_DROPPED_STREAMS", 2)
+    found = opener(Settings(database=postgres.create_database()))
+    with closing(found.writer()) as one, closing(found.writer()) as other:
+        for stream in range(3):
+            one.execute("INSERT INTO dropped VALUES (?)", [stream])
+            for first in range(3):
+                one.execute("INSERT INTO data VALUES (?, ?, ?, NULL, ?)", [stream, first, first + 1, b"x"])
+        with one.transaction(()):
+            assert one.drop_rows()
+            with other.transaction(()):
+                assert not other.drop_rows()
+        sql = "SELECT stream, count(*) FROM data GROUP BY stream"
+        assert one.execute(sql) == [(1, 2)]
+        with other.transaction(()):
+            assert not other.drop_rows()
+        assert one.execute(sql) == one.execute("SELECT * FROM dropped") == []
