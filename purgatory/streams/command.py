@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from purgatory.streams.http.app import journal
 from purgatory.streams.server import bound, serve
 from purgatory.streams.settings import (
+    CACHES,
     Settings,
     check_database,
     check_host,
@@ -76,6 +77,11 @@ def add_to(subcommands: "Subcommands") -> None:
         metavar="ORIGIN",
         help="origin whose pages may use the server; * allows every origin",
     )
+    parser.add_argument(
+        "--cache", choices=CACHES,
+        help="who may keep data for a minute: every cache, the client's own, or none (default: private, or public with"
+        " --allowed-origin '*')",
+    )  # fmt: skip
     for name, kind, metavar, text in (
         ("long_poll_timeout", _seconds, "SECONDS", "the longest wait of a long poll, in seconds"),
         ("event_stream_timeout", _seconds, "SECONDS", "the longest duration of an event stream, in seconds"),

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 from purgatory.streams.http.app import Application
 from purgatory.streams.settings import Settings
@@ -18,6 +18,7 @@ def durable_streams(
     local_webhooks: bool = False,
     allowed_hosts: Iterable[str] | None = None,
     allowed_origin: str | None = None,
+    cache: Literal["public", "private", "no-store"] | None = None,
     long_poll_timeout: float = 30.0,
     event_stream_timeout: float = 60.0,
     heartbeat: float = 15.0,
@@ -55,6 +56,8 @@ def durable_streams(
             behind a proxy, whose origin isn't sure.
         allowed_origin: Origin whose pages may use the server, besides its own; `*` allows every origin. The headers
             that a browser needs for that are added by your application, for example by `CORSMiddleware`.
+        cache: Who may keep data for a minute: every cache (`public`), the client's (`private`) or none (`no-store`).
+            Unless you say so it is `private`, or `public` if `allowed_origin` is `*`.
         long_poll_timeout: Longest wait of a long poll, in seconds.
         event_stream_timeout: Longest duration of an event stream, in seconds.
         heartbeat: Interval of an event stream's heartbeats, in seconds.
@@ -85,6 +88,7 @@ def durable_streams(
         local_webhooks=local_webhooks,
         allowed_hosts=None if allowed_hosts is None else tuple(allowed_hosts),
         allowed_origin=allowed_origin,
+        cache=cache,
         long_poll_timeout=long_poll_timeout,
         event_stream_timeout=event_stream_timeout,
         heartbeat=heartbeat,

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-__all__ = ["Settings", "check_database", "check_host", "check_instance", "check_origin", "check_url"]
+__all__ = ["CACHES", "Settings", "check_database", "check_host", "check_instance", "check_origin", "check_url"]
+
+CACHES: Final = ("public", "private", "no-store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,11 @@ class Settings:
     """
     allowed_origin: str | None = None
     """Origin whose pages may use the server; `*` allows every origin."""
+    cache: str | None = None
+    """Who may keep data for a minute: `public` is every cache, `private` the client's own, `no-store` none.
+
+    With `None`, it is `public` if `allowed_origin` is `*`, so that the server is open to all, and `private` else.
+    """
     long_poll_timeout: float = 30.0
     """Longest wait of a long poll, in seconds."""
     event_stream_timeout: float = 60.0
@@ -60,6 +67,12 @@ class Settings:
     demo: bool = False
     """Whether the page may start demo traffic, which needs a single process."""
 
+    @property
+    def caching(self) -> str:
+        """`Cache-Control` of data."""
+        cache = self.cache or ("public" if self.allowed_origin == "*" else "private")
+        return cache if cache == "no-store" else f"{cache}, max-age=60"
+
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
@@ -69,6 +82,12 @@ class Settings:
                 _CHECKS[each.name](value)
             except (TypeError, ValueError) as error:
                 raise type(error)(f"{each.name} {error}") from None
+
+
+def _check_cache(value: str) -> None:
+    _check_type(value, str, "a str")
+    if value not in CACHES:
+        raise ValueError(f"must be one of {', '.join(CACHES)}, not {value!r}")
 
 
 # Each raises an error of which the text follows the name of the argument, or of the option.
@@ -149,6 +168,7 @@ def _check_match(value: str, pattern: str, described: str) -> None:
 
 _CHECKS: Final[Mapping[str, Callable[[Any], None]]] = {
     "data": _check_folder,
+    "cache": _check_cache,
     "database": check_database,
     "url": check_url,
     "allowed_hosts": _check_hosts,

@@ -233,7 +233,7 @@ class TestMemory:
         self, monkeypatch: pytest.MonkeyPatch, server: Server
     ) -> None:
         monkeypatch.setattr("purgatory.streams.http.streams._CURSORS", 3)
-        polls = Polls(server.application.streams)
+        polls = Polls(server.application.streams, (b"cache-control", b"private"))
         assert polls.of(None) is polls.of(None)
         for number in range(10):  # a client may invent them
             polls.of(str(number))
@@ -314,6 +314,22 @@ class TestExpiry:
             assert http.head("/v1/stream/a").status_code == 200
             assert http.head("/v1/stream/b").status_code == 404
             assert http.get("/v1/stream/a").headers["cache-control"] == "no-store"
+
+    @pytest.mark.parametrize(
+        ("settings", "expected"),
+        [
+            ({}, "private, max-age=60"),
+            ({"allowed_origin": "*"}, "public, max-age=60"),
+            ({"allowed_origin": "*", "cache": "private"}, "private, max-age=60"),
+            ({"cache": "public"}, "public, max-age=60"),
+            ({"cache": "no-store"}, "no-store"),
+        ],
+    )
+    def test_caches_keep_what_the_setting_says(self, tmp_path: Path, settings: dict[str, Any], expected: str) -> None:
+        with serving(data=str(tmp_path), **settings) as server, httpx.Client(base_url=server.url) as http:
+            http.put("/v1/stream/a", content="x", headers={"Content-Type": "text/plain"})
+            for live in ("", "&live=long-poll"):
+                assert http.get(f"/v1/stream/a?offset=-1{live}").headers["cache-control"] == expected
 
     def test_expiry_survives_a_restart(self, tmp_path: Path) -> None:
         with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url) as http:

@@ -441,6 +441,7 @@ class TestArguments:
             ({"long_poll_timeout": 0}, ValueError, "long_poll_timeout must be more than 0 .*, not 0"),
             ({"heartbeat": float("nan")}, ValueError, "heartbeat must be more than 0 .*, not nan"),
             ({"event_stream_timeout": "60"}, TypeError, "event_stream_timeout must be a number of seconds, not '60'"),
+            ({"cache": "shared"}, ValueError, "cache must be one of public, private, no-store, not 'shared'"),
             ({"max_body": 0}, ValueError, "max_body must be at least 1 and less than .*, not 0"),
             ({"max_streams": 1.5}, TypeError, "max_streams must be an int, not 1.5"),
             ({"max_pending": True}, TypeError, "max_pending must be an int, not True"),

@@ -31,7 +31,6 @@ __all__ = ["StreamEndpoint", "delayed"]
 Header = tuple[bytes, bytes]
 
 _NO_STORE: Final = (b"cache-control", b"no-store")
-_CACHED: Final = (b"cache-control", b"public, max-age=60, stale-while-revalidate=300")
 _UP_TO_DATE: Final = (b"stream-up-to-date", b"true")
 _CLOSED: Final = (b"stream-closed", b"true")
 _PREFLIGHT: Final = [
@@ -53,7 +52,8 @@ class StreamEndpoint(Endpoint):
     def __init__(self, streams: Streams, settings: Settings, limits: Limits, quotas: Quotas | None = None) -> None:
         super().__init__(streams, settings, limits)
         self._quotas = quotas
-        self._polls = Polls(streams)
+        self._cache = (b"cache-control", settings.caching.encode())
+        self._polls = Polls(streams, self._cache)
         self._pieces = Pieces()
         self._methods: dict[str, Callable[[Scope, Receive, str], Awaitable[Response]]] = {
             "GET": self.read,
@@ -171,8 +171,8 @@ class StreamEndpoint(Endpoint):
             return self._long_poll(known, position, cursor, address)
         chunk = await self.streams.chunk(known, position)
         if live:
-            return _polled(chunk, next_cursor(cursor, self.streams.now()))
-        return _caught_up(chunk, offset, Headers(scope).get(b"if-none-match"))
+            return _polled(chunk, next_cursor(cursor, self.streams.now()), self._cache)
+        return _caught_up(chunk, offset, Headers(scope).get(b"if-none-match"), self._cache)
 
     def _now(self, stream: Stream, live: str) -> Response:
         if live:
@@ -199,8 +199,9 @@ class StreamEndpoint(Endpoint):
 class Polls:
     """The functions that make the answers of long polls. Very many of these wait: they share them."""
 
-    def __init__(self, streams: Streams) -> None:
+    def __init__(self, streams: Streams, cache: Header) -> None:
         self._streams = streams
+        self._cache = cache
         self._functions: dict[str | None, _Functions] = {}
 
     def of(self, cursor: str | None) -> "_Functions":
@@ -217,7 +218,7 @@ class Polls:
             return _failed(chunk)
         if chunk.begin == chunk.end:
             return _nothing(chunk, None if chunk.is_last else next_cursor(cursor, self._streams.now()))
-        return _polled(chunk, next_cursor(cursor, self._streams.now()))
+        return _polled(chunk, next_cursor(cursor, self._streams.now()), self._cache)
 
 
 def _key(cursor: str | None, chunk: Chunk | Exception) -> tuple[Chunk | Exception, str | None]:
@@ -282,23 +283,23 @@ def _tag(chunk: Chunk, offset: str) -> bytes:
     return f'"{chunk.stream.id}:{offset}:{offsets.encode(chunk.end)}{suffix}"'.encode()
 
 
-def _polled(chunk: Chunk, cursor: str) -> Reply:
+def _polled(chunk: Chunk, cursor: str, cache: Header) -> Reply:
     tag = _tag(chunk, offsets.encode(chunk.begin))
-    answer = [*_headers(chunk), (b"stream-cursor", cursor.encode()), (b"etag", tag), _cached(chunk.stream)]
+    answer = [*_headers(chunk), (b"stream-cursor", cursor.encode()), (b"etag", tag), _cached(chunk.stream, cache)]
     return Reply(200, answer, chunk.body())
 
 
-def _cached(stream: Stream) -> Header:
-    """Caches may keep data for a minute, but not the data of a stream that expires."""
-    return _CACHED if stream.deadline is None else _NO_STORE
+def _cached(stream: Stream, cache: Header) -> Header:
+    """Caches may keep data as `cache` says, but not the data of a stream that expires."""
+    return cache if stream.deadline is None else _NO_STORE
 
 
-def _caught_up(chunk: Chunk, offset: str, known: str | None) -> Reply:
+def _caught_up(chunk: Chunk, offset: str, known: str | None, cache: Header) -> Reply:
     tag = _tag(chunk, offset)
     if known is not None and tag.decode() in [each.strip().removeprefix("W/") for each in known.split(",")]:
-        return Reply(304, [(b"etag", tag), _cached(chunk.stream)])
+        return Reply(304, [(b"etag", tag), _cached(chunk.stream, cache)])
     # At the tail there may be more in a moment.
-    cached = _cached(chunk.stream) if chunk.parts else _NO_STORE
+    cached = _cached(chunk.stream, cache) if chunk.parts else _NO_STORE
     return LongReply(200, [*_headers(chunk), (b"etag", tag), cached], chunk.size, chunk.body)
 
 
