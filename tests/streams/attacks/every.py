@@ -1,0 +1,92 @@
+"""All attacks, by name, and how one of them runs."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from tests.streams.attacks import connections, framings, reads, subscriptions, writes
+from tests.streams.attacks.attackers import HUNDRED, Attackers
+from tests.streams.attacks.outcome import Outcome
+from tests.streams.attacks.server import attacked, local_webhooks
+
+__all__ = ["EVERY", "Attack", "run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """An attack, and what its server needs."""
+
+    run: Callable[[Attackers], Awaitable[None]]
+    files: int | None = None
+    """The server's limit of open files. Where it has one, the probe has to wait."""
+    webhooks: bool = False
+    """Whether it has webhooks on this machine."""
+
+
+async def _quiet(attackers: Attackers) -> None:
+    """Nothing, for comparison."""
+    await asyncio.sleep(attackers.seconds / 2)
+
+
+EVERY: Final[dict[str, Attack]] = {
+    "quiet": Attack(_quiet),
+    "events-25": Attack(partial(reads.events, readers=25)),
+    "events-200": Attack(partial(reads.events, readers=200)),
+    "middle": Attack(reads.middle),
+    "subscriptions-links": Attack(subscriptions.links),
+    "subscriptions-everything": Attack(subscriptions.everything),
+    "globs-patterns": Attack(subscriptions.patterns),
+    "globs-matching": Attack(subscriptions.matching),
+    "forks": Attack(writes.forks),
+    "rows": Attack(writes.rows),
+    "stalled-8": Attack(partial(writes.stalled, writers=8)),
+    "stalled-200": Attack(partial(writes.stalled, writers=200)),
+    "stalled-hundred": Attack(partial(writes.stalled, writers=800, addresses=HUNDRED)),
+    "unread-8": Attack(partial(reads.unread, readers=8)),
+    "unread-200": Attack(partial(reads.unread, readers=200)),
+    "unread-hundred": Attack(partial(reads.unread, readers=800, addresses=HUNDRED)),
+    "webhooks": Attack(subscriptions.webhooks, webhooks=True),
+    "parked-heads": Attack(connections.heads),
+    "parked-behind": Attack(connections.behind),
+    "descriptors": Attack(connections.descriptors, files=connections.FILES),
+    "odd": Attack(framings.odd),
+    "slow-readers": Attack(reads.slow_readers),
+}
+
+
+def run(name: str, python: str, short: bool = False, options: Sequence[str] = ()) -> Outcome:
+    """Run an attack on a fresh server: `python -m purgatory serve` with these options."""
+    attack = EVERY[name]
+    if attack.webhooks:
+        options = (*options, *local_webhooks(python))
+    begin = time.monotonic()
+    with attacked(python, options, attack.files) as server:
+        attackers = Attackers(server, short)
+        server.begin_measuring()
+        asyncio.run(_run(attack, attackers))
+        if server.process.poll() is not None:
+            attackers.check("the server", f"ended with {server.process.returncode}", "runs", False)
+        measured = server.measured()
+        return Outcome.of(
+            name,
+            measured,
+            seconds=time.monotonic() - begin,
+            statuses=dict(sorted(attackers.statuses.items())),
+            without_retry_after=attackers.without_retry_after,
+            tracebacks=server.log.count("Traceback"),
+            notes=attackers.notes,
+            checks=attackers.checks,
+            timed=attack.files is None,
+        )
+
+
+async def _run(attack: Attack, attackers: Attackers) -> None:
+    async with attackers:
+        try:
+            async with asyncio.timeout(attackers.limit):
+                await attack.run(attackers)
+        except TimeoutError:
+            attackers.note(f"broken off after {attackers.limit:g} s")

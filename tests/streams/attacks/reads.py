@@ -1,0 +1,74 @@
+"""Attacks by reading: answers that cost much to make, or that nobody reads."""
+
+import asyncio
+import random
+import time
+from collections.abc import Iterable
+from itertools import count
+
+from tests.streams.attacks.attackers import JSON, MIB, ONE, ROOT, Attackers, greatest, head, repeat
+
+CLIENTS = 32
+SLOW_READERS = 500
+
+
+async def events(attackers: Attackers, readers: int) -> None:
+    """Event streams of one append of line ends, each of which is a line of an event. Nobody reads them."""
+    size = await attackers.fill("lines", b"\n", 16 * MIB)
+    attackers.note(f"appends of {size:,} bytes")
+    async with attackers.connections() as kept:
+        await kept.open(readers, head("GET", f"{ROOT}/lines?offset=-1&live=sse"))
+        await asyncio.sleep(attackers.seconds)
+
+
+async def middle(attackers: Attackers) -> None:
+    """Reads that begin in the middle of one append of many messages of JSON: half of them near its end."""
+    await attackers.put("numbers", b"", **JSON)
+
+    async def append(messages: int) -> int:
+        return (await attackers.post("numbers", b"[%b0]" % (b"0," * (messages - 1)), **JSON)).status
+
+    messages = await greatest(2**18, append)
+    attackers.note(f"{messages:,} messages in an append")
+
+    async def read(client: int, number: int) -> None:
+        least = 0 if client % 2 else max(0, messages - 1000)
+        await attackers.request("GET", f"{ROOT}/numbers?offset={_offset(random.randrange(least, messages))}")
+
+    attackers.note(f"{await repeat(attackers.seconds, CLIENTS, read):,} reads")
+
+
+def _offset(position: int) -> str:
+    return f"{0:016}_{position:016}"
+
+
+async def unread(attackers: Attackers, readers: int, addresses: Iterable[str] = ONE) -> None:
+    """Long answers that nobody reads."""
+    await attackers.fill("long", b"x", 8 * MIB)
+    async with attackers.connections() as kept:
+        await kept.open(readers, head("GET", f"{ROOT}/long?offset=-1"), addresses)
+        await asyncio.sleep(attackers.seconds / 2)
+        # Another one's long read, by an address that holds nothing. It can be had, or is told when to come again.
+        another = await attackers.request("GET", f"{ROOT}/long?offset=-1")
+        attackers.note(f"another long read: {another.status}, {len(another.body):,} bytes")
+        await asyncio.sleep(attackers.seconds / 2)
+
+
+async def slow_readers(attackers: Attackers) -> None:
+    """Event streams of which each client reads one byte a second, while the stream grows."""
+    await attackers.fill("long", b"x", 4 * MIB)
+    async with attackers.connections() as kept:
+        await kept.open(SLOW_READERS, head("GET", f"{ROOT}/long?offset=-1&live=sse"))
+        await asyncio.sleep(1)
+        kept.count()
+        end = time.monotonic() + attackers.seconds
+        for number in count():
+            await attackers.post("long", b"%d" % number * 10_000)
+            for reader in kept.sockets:
+                try:
+                    reader.recv(1)
+                except OSError:
+                    continue  # it has nothing, or is disconnected
+            if time.monotonic() > end:
+                return
+            await asyncio.sleep(1)

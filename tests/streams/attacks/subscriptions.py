@@ -1,0 +1,147 @@
+"""Attacks by subscriptions: many streams, patterns that are hard to match, and webhooks that do not answer."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from tests.streams.attacks.attackers import JSON, SUBSCRIPTIONS, Attackers, greatest, repeat, spread
+
+STREAMS = 10_000
+DEEP = 300
+PATTERNS = 100
+RECEIVERS = 200
+PATIENCE = 8.0
+"""Seconds for a delivery: fewer than a receiver that hangs has for its answer."""
+
+
+async def subscribe(attackers: Attackers, name: str, **wanted: Any) -> int:
+    """Make a subscription of workers that pull, unless `wanted` says otherwise. Returns the status."""
+    body = json.dumps({"type": "pull-wake", "wake_stream": "wakes", **wanted}).encode()
+    return (await attackers.request("PUT", f"{SUBSCRIPTIONS}/{name}", body, **JSON)).status
+
+
+async def links(attackers: Attackers) -> None:
+    """Subscriptions to as many named streams as the server takes, and appends to some of these streams."""
+    names = [f"s{number}" for number in range(STREAMS)]
+    for name in names[:10]:
+        await attackers.put(name)
+    length = await greatest(STREAMS, lambda count: subscribe(attackers, "first", streams=names[:count]))
+    attackers.note(f"{length:,} streams in a subscription")
+    made = 0
+
+    async def another(client: int, number: int) -> None:
+        nonlocal made
+        if client:
+            await attackers.post(names[client], b".")
+        else:
+            made += await subscribe(attackers, f"more-{number}", streams=names[:length]) == 201
+
+    await repeat(attackers.seconds, 9, another)
+    attackers.note(f"{made:,} more of these subscriptions")
+    await attackers.request("GET", f"{SUBSCRIPTIONS}/first")
+
+
+async def everything(attackers: Attackers) -> None:
+    """Subscriptions with the pattern `**`, where there are many streams."""
+    count = 1_000 if attackers.short else 20_000
+    await spread(count, 64, lambda number: attackers.put(f"s{number}"))
+    attackers.note(f"{count:,} streams")
+    for number in range(3 if attackers.short else 10):
+        await subscribe(attackers, f"all-{number}", pattern="**")
+        await attackers.post("s1", b".")
+    await attackers.request("GET", f"{SUBSCRIPTIONS}/all-0")
+
+
+async def patterns(attackers: Attackers) -> None:
+    """Patterns with many `**`, where the paths of streams have many segments."""
+    depth = await greatest(500, lambda depth: _deep(attackers, 0, depth))
+    await spread(DEEP, 8, lambda number: _deep(attackers, number, depth))
+    attackers.note(f"{DEEP} streams of {depth} segments")
+    length = await greatest(600, lambda length: subscribe(attackers, "deep-0", pattern=_pattern(length)))
+    attackers.note(f"patterns of {length} segments")
+    for number in range(1, 10):
+        await subscribe(attackers, f"deep-{number}", pattern=_pattern(length, f"{number}"))
+
+
+async def matching(attackers: Attackers) -> None:
+    """Appends to a stream with many segments, where a hundred subscriptions have patterns with many `**`."""
+    length = await greatest(600, lambda length: subscribe(attackers, "deep-0", pattern=_pattern(length)))
+    await spread(PATTERNS, 8, lambda number: subscribe(attackers, f"more-{number}", pattern=_pattern(length)))
+    depth = await greatest(500, lambda depth: _deep(attackers, 0, depth))
+    attackers.note(f"{PATTERNS} patterns of {length} segments")
+    made = 0
+
+    async def append(client: int, number: int) -> None:
+        nonlocal made
+        made += (await attackers.post(_path(client, depth), b".")).status == 204
+
+    await spread(8, 8, lambda number: _deep(attackers, number, depth))
+    await repeat(attackers.seconds / 2, 8, append)
+    attackers.note(f"{made:,} appends to streams of {depth} segments")
+
+
+def _path(number: int, depth: int) -> str:
+    return "a/" * (depth - 1) + str(number)
+
+
+async def _deep(attackers: Attackers, number: int, depth: int) -> int:
+    return (await attackers.put(_path(number, depth))).status
+
+
+def _pattern(length: int, last: str = "b") -> str:
+    return "/".join(["**", "a"] * (length // 2) + [last])
+
+
+async def webhooks(attackers: Attackers) -> None:
+    """Receivers that take a delivery and never answer, while another subscription has one that answers."""
+    delivered = asyncio.Event()
+
+    async def hang(request: web.Request) -> web.Response:
+        await asyncio.sleep(3600)
+        return web.Response()
+
+    async def answer(request: web.Request) -> web.Response:
+        delivered.set()
+        return web.json_response({"done": True})
+
+    async with _receiver(hang, "0.0.0.0") as hanging, _receiver(answer, "127.0.0.1") as answering:
+        await attackers.put("hung")
+        await attackers.put("news")
+
+        async def subscription(number: int) -> None:
+            url = f"http://127.0.3.{number % 250 + 1}:{hanging}/"
+            await subscribe(attackers, f"hung-{number}", type="webhook", pattern="hung", webhook={"url": url})
+
+        await spread(RECEIVERS, 8, subscription)
+        url = f"http://127.0.0.1:{answering}/"
+        await subscribe(attackers, "news", type="webhook", pattern="news", webhook={"url": url})
+        await attackers.post("hung", b".")
+        await asyncio.sleep(0.5)
+        begin = time.monotonic()
+        await attackers.post("news", b".")
+        patience = attackers.limit / 2 if attackers.short else PATIENCE
+        try:
+            await asyncio.wait_for(delivered.wait(), patience)
+            seen = f"after {time.monotonic() - begin:.2f} s"
+        except TimeoutError:
+            seen = f"not within {patience:g} s"
+        attackers.check("a delivery to another receiver", seen, "while others hang", delivered.is_set())
+
+
+@asynccontextmanager
+async def _receiver(handler: Any, host: str) -> AsyncIterator[int]:
+    app = web.Application()
+    app.router.add_post("/", handler)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, host, 0)
+    await site.start()
+    try:
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
