@@ -7,7 +7,7 @@ import pytest
 from tests.streams.attacks.every import EVERY, run
 from tests.streams.attacks.outcome import BARE, MEMORY
 
-_NOT_YET: list[str] = ["webhooks", "descriptors", "odd"]
+_NOT_YET: list[str] = []
 """Attacks that the server does not hold out against yet."""
 
 ANSWERS = {200, 201, 204, 409}

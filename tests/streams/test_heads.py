@@ -329,7 +329,7 @@ async def test_connections_that_are_too_many_are_refused_counted_and_said_once(
             writer.transport.abort()
         while not (await raw_if(server, HEAD + b"\r\n")).startswith(b"HTTP/1.1 200 "):
             pass
-    assert caplog.text.count("the process has 5 connections and refuses more") == 1
+    assert caplog.text.count("out of descriptors for connections: the process has 5 and refuses more") == 1
 
 
 async def raw_if(server: Server, sent: bytes) -> bytes:

@@ -14,8 +14,9 @@ import pytest
 
 from purgatory.streams.core.commands import Append, Create, Delete
 from purgatory.streams.core.errors import NotFound
-from purgatory.streams.core.state import Row
+from purgatory.streams.core.state import Row, Stream
 from purgatory.streams.core.subscriptions import Subscribe
+from purgatory.streams.engine.chunk import Chunk
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import Database, StorageConflict, StorageError, StorageFull, StorageUnavailable
@@ -328,3 +329,76 @@ def test_lost_connection_tells_whether_a_transaction_may_be_stored(postgres: Pos
 def test_errors_of_the_driver_become_errors_of_the_storage(error: psycopg.Error, kind: type[Exception]) -> None:
     with pytest.raises(kind), errors():
         raise error
+
+
+async def test_a_poll_is_told_of_nothing_new_after_a_look_at_the_database(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Notifications are lost without a word, as on a connection that is silent."""
+    database = postgres.create_database()
+    async with opened(Settings(database=database)) as here, opened(Settings(database=database)) as there:
+        await here.run(Create("a", "text/plain"))
+        await here.run(Create("b", "text/plain"))
+        reads = [here.wait(await here.find("a"), 0, 0.3) for _ in range(50)]
+        (idle,) = [here.wait(await here.find("b"), 0, 0.3)]
+        await there.run(Append("a", "text/plain", b"new"))
+        looks: list[str] = []
+        look_up = here.readers._look_up
+
+        async def counted(path: str) -> Stream | None:
+            looks.append(path)
+            return await look_up(path)
+
+        monkeypatch.setattr(here.readers, "_look_up", counted)
+        chunks = [await read for read in reads]
+        assert {chunk.body() for chunk in chunks if isinstance(chunk, Chunk)} == {b"new"}
+        assert len(chunks) == 50
+        nothing = await idle
+        assert isinstance(nothing, Chunk)
+        assert nothing.begin == nothing.end
+        assert idle.outcome == "expired"
+        assert looks == ["a", "b"]  # once for all fifty
+        # Another read that ends within a second does without.
+        assert (await here.wait(await here.find("b"), 0, 0.01)).begin == 0  # type: ignore[union-attr]
+        assert looks == ["a", "b"]
+
+
+async def test_a_poll_is_told_if_the_database_cannot_be_looked_at(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(Settings(database=postgres.create_database())) as here:
+        await here.run(Create("a", "text/plain"))
+        read = here.wait(await here.find("a"), 0, 0.01)
+
+        async def fail(path: str) -> Stream | None:
+            raise StorageUnavailable("away")
+
+        monkeypatch.setattr(here.readers, "_look_up", fail)
+        assert isinstance(await read, StorageUnavailable)
+
+
+async def test_a_database_that_is_away_is_one_line_of_the_log(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("purgatory.streams.engine.streams._AGAIN", 0.0)
+    database = postgres.create_database()
+    async with opened(Settings(database=database)) as here, opened(Settings(database=database)) as there:
+        await here.run(Create("a", "text/plain"))
+        read = here.wait(await here.find("a"), 0, 60.0)
+        await there.run(Append("a", "text/plain", b"new"))
+        failures = [StorageUnavailable("away")] * 100
+        store_read = here.store.read
+
+        async def fail(reading: Any) -> Any:
+            if failures:
+                raise failures.pop()
+            return await store_read(reading)
+
+        monkeypatch.setattr(here.store, "read", fail)
+        await here.refresh(["a"])
+        chunk = await read
+        assert isinstance(chunk, Chunk)
+        assert chunk.body() == b"new"
+    assert [record.getMessage() for record in caplog.records] == [
+        "streams that others have changed cannot be read yet: away"
+    ]

@@ -1,5 +1,6 @@
 """What a process remembers of streams: how they were committed last, and their recent appends."""
 
+import math
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Iterable
@@ -36,6 +37,8 @@ class Known:
     size: int = 0
     """Bytes of `recent`."""
     touching: bool = False
+    looked_at: float = -math.inf
+    """When the database was last looked at for it, by the loop's clock."""
     gone: bool = False
     """Whether it is deleted, and kept for no forks."""
     chunk: Chunk | None = None

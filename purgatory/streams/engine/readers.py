@@ -1,8 +1,10 @@
 """The reads that wait for data."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Final
 
-from purgatory import DelayedOperation, DelayedOperationPurgatory, PurgatoryFull
+from purgatory import DelayedOperation, DelayedOperationPurgatory, PurgatoryFull, TimerTask
 from purgatory.streams.admission import Clients
 from purgatory.streams.core import messages
 from purgatory.streams.core.errors import NotFound
@@ -10,10 +12,15 @@ from purgatory.streams.core.state import Part, Row, Stream
 from purgatory.streams.engine.background import Background
 from purgatory.streams.engine.cache import LIVE, Cache, Known
 from purgatory.streams.engine.chunk import Chunk
-from purgatory.streams.engine.store import Store
+from purgatory.streams.engine.store import PATIENCE, Store
 from purgatory.streams.storage.database import StorageError
 
 __all__ = ["Read", "Readers"]
+
+_LOOKING: Final = PATIENCE + 5.0
+"""Seconds after its time in which a read ends, because the database was looked at or has not answered."""
+_FRESH: Final = 1.0
+"""Seconds for which a look at the database is good for other reads of the same stream."""
 
 
 class Read(DelayedOperation["Chunk | Exception"]):
@@ -23,7 +30,7 @@ class Read(DelayedOperation["Chunk | Exception"]):
     exception.
     """
 
-    __slots__ = ("address", "chunk", "now", "path", "position", "readers", "stream")
+    __slots__ = ("address", "chunk", "last_look", "now", "path", "position", "readers", "stream")
 
     def __init__(
         self, readers: "Readers", stream: Stream, position: int, timeout: float, address: str, now: bool
@@ -37,6 +44,7 @@ class Read(DelayedOperation["Chunk | Exception"]):
         self.position: int = position
         self.now: bool = now
         self.chunk: Chunk | Exception | None = None
+        self.last_look: LastLook | None = None
 
     def try_complete(self) -> bool:
         known = self.readers.cache.get(self.path)
@@ -62,6 +70,22 @@ class Read(DelayedOperation["Chunk | Exception"]):
 
     def on_done(self) -> None:
         self.readers.clients.leave(self.address)
+        if self.last_look is not None:
+            self.readers.purgatory.timer.cancel(self.last_look)
+
+
+class LastLook(TimerTask):
+    """The end of a read's time, if other processes use the database: it is looked at before "there is nothing"."""
+
+    __slots__ = ("read",)
+
+    def __init__(self, read: Read) -> None:
+        super().__init__()
+        self.read: Read = read
+
+    def run(self) -> None:
+        """The time is over."""
+        self.read.readers.look_last(self.read)
 
 
 class Readers:
@@ -77,8 +101,15 @@ class Readers:
         *,
         max_pending: int,
         max_pending_client: int,
+        shared: bool,
     ) -> None:
-        """Let `max_pending` reads wait at most, and `max_pending_client` of one address."""
+        """Let `max_pending` reads wait at most, and `max_pending_client` of one address.
+
+        If the database is `shared`, notifications of what other processes store may be late.
+        """
+        self._shared = shared
+        self._ending: dict[str, list[Read]] = {}
+        """The reads of which the time is over, by path, until the database is looked at."""
         self.cache = cache
         self.purgatory = DelayedOperationPurgatory("read", max_pending=max_pending)
         """Where they wait, by the paths of their streams."""
@@ -90,6 +121,7 @@ class Readers:
         self._max_pending = max_pending
         self._loading: dict[tuple[int, int], list[Read]] = {}
         self._looked_at: set[str] = set()
+        self._loop = asyncio.get_running_loop()
 
     def check_room(self, address: str) -> None:
         """Raise `TooManyRequests` or `PurgatoryFull` if no more reads of a client, or of all, may wait.
@@ -119,10 +151,16 @@ class Readers:
         Raises `TooManyRequests`, `PurgatoryFull` or `PurgatoryClosed`.
         """
         self.clients.check(address)  # once more: since `check_room`, others may have come
-        operation = Read(self, known.stream, position, timeout, address, now)
+        patience = _LOOKING if self._shared else 0.0
+        operation = Read(self, known.stream, position, timeout + patience, address, now)
         self.clients.enter(address)
         try:
-            return self.purgatory.try_complete_else_watch(operation, [known.stream.path])
+            self.purgatory.try_complete_else_watch(operation, [known.stream.path])
+            if self._shared and not operation.done():
+                operation.last_look = LastLook(operation)
+                timer = self.purgatory.timer
+                timer.reschedule(operation.last_look, timer.time() + timeout)
+            return operation
         except BaseException:
             if operation.outcome is None:  # else its on_done() was called
                 self.clients.leave(address)
@@ -130,7 +168,7 @@ class Readers:
 
     def load(self, operation: Read) -> None:
         """Read what the operation waits for from the database, and complete it."""
-        key = operation.stream.id, operation.position
+        key = _key(operation)
         waiting = self._loading.get(key)
         if waiting is None:
             self._loading[key] = [operation]
@@ -151,6 +189,40 @@ class Readers:
         for operation in waiting:
             operation.chunk = loaded
             operation.force_complete()
+
+    def look_last(self, read: Read) -> None:
+        """End a read of which the time is over, when the database was looked at."""
+        known = self.cache.get(read.path)
+        if known is not None and self._loop.time() < known.looked_at + _FRESH:
+            self._end(read)
+        elif read.path in self._ending:
+            self._ending[read.path].append(read)
+        else:
+            self._ending[read.path] = [read]
+            self._background.spawn(self._look_last(read.path))
+
+    async def _look_last(self, path: str) -> None:
+        failure: StorageError | None = None
+        now = self._loop.time()
+        try:
+            self._publish(path, await self._look_up(path))
+        except StorageError as error:
+            failure = error
+        finally:
+            ending = self._ending.pop(path)
+        if failure is None and (known := self.cache.get(path)) is not None:
+            known.looked_at = now
+        for read in ending:
+            if failure is not None:
+                read.chunk = failure
+                read.force_complete()
+            else:
+                self._end(read)
+
+    def _end(self, read: Read) -> None:
+        """End a read with what there is now, or else as one of which the time is over."""
+        if not read.done() and not read.try_complete() and read not in self._loading.get(_key(read), ()):
+            read.reschedule(0.0)
 
     def look(self, path: str) -> None:
         """Look at a stream that is not in memory, and tell those that wait for it."""
@@ -174,6 +246,11 @@ class Readers:
             assert isinstance(operation, Read)
             operation.chunk = stream or NotFound("the stream is deleted")
             operation.force_complete()
+
+
+def _key(read: Read) -> tuple[int, int]:
+    """What the read waits for: others that wait for the same share it."""
+    return read.stream.id, read.position
 
 
 def _split(media: str, part: Part) -> Part:

@@ -1,5 +1,7 @@
 """The streams of a server, on the side of the event loop: what was committed, and those that wait for more."""
 
+import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import Final, TypeVar
@@ -14,14 +16,20 @@ from purgatory.streams.engine.cache import CHUNK, Cache, Known
 from purgatory.streams.engine.chunk import Chunk
 from purgatory.streams.engine.readers import Read, Readers
 from purgatory.streams.engine.store import Change, Store
+from purgatory.streams.storage.database import Database, StorageUnavailable
 from purgatory.streams.storage.opener import Opener
 
 __all__ = ["Streams"]
 
 T = TypeVar("T")
 
+_AGAIN: Final = 1.0
+"""Seconds until a database that is away is asked again."""
 _LATE: Final = 0.02
 """By how much of its time-to-live a stream that was read may expire late."""
+
+
+logger: Final = logging.getLogger("purgatory.streams")
 
 
 class Streams:
@@ -51,6 +59,7 @@ class Streams:
             self.publish,
             max_pending=max_pending,
             max_pending_client=max_pending_client,
+            shared=opener.shared,
         )
         self.reads = self.readers.purgatory
 
@@ -191,12 +200,24 @@ class Streams:
             else:
                 self.cache.forget(path)  # as it is outdated, or may be
         if waiting:
-            found = await self.store.read(lambda database: database.streams(list(waiting)))
+            found = await self._patiently(lambda database: database.streams(list(waiting)))
             for path, before in waiting.items():
                 known = self.cache.get(path)
                 # What this process has committed meanwhile is newer than a stream that is not found.
                 if path in found or known is None or known.stream is before:
                     self.publish(path, found.get(path))
+
+    async def _patiently(self, read: Callable[[Database], T]) -> T:
+        """Read from the database, and again while it is away: for one line of the log, and not one for each stream."""
+        attempts = 0
+        while True:
+            try:
+                return await self.store.read(read)
+            except StorageUnavailable as error:
+                attempts += 1
+                if attempts == 1:
+                    logger.warning("streams that others have changed cannot be read yet: %s", error)
+                await asyncio.sleep(_AGAIN)
 
     def invalidate(self) -> None:
         """Any stream may have changed in another process."""

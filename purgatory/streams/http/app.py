@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Application", "journal"]
 
+HEARTBEAT: Final = 3.0
+"""Seconds between two proofs that the connection that listens to PostgreSQL is alive."""
 _NOT_STARTED: Final = (
     "the Durable Streams server is not started: give the application around it lifespan=streams.lifespan,"
     " or enter `async with streams.lifespan(app):` in its own lifespan"
@@ -207,7 +209,7 @@ def _relay(streams: Streams, database: str, live: Live) -> Relay:
 
     broker = PostgresBroker(database, CHANNEL)
     refresh = live.listening(streams.refresh)
-    return Relay(streams.reads, broker=broker, refresh=refresh, invalidate=streams.invalidate)
+    return Relay(streams.reads, broker=broker, refresh=refresh, invalidate=streams.invalidate, heartbeat=HEARTBEAT)
 
 
 def _port(url: str) -> int:

@@ -76,7 +76,9 @@ class BoundedProtocol(ParkingProtocol):
             now = self.loop.time()
             if now > BoundedProtocol._logged_at + _LOGGED:
                 BoundedProtocol._logged_at = now
-                logger.warning("the process has %d connections and refuses more", self.most_connections)
+                logger.warning(
+                    "out of descriptors for connections: the process has %d and refuses more", self.most_connections
+                )
             self._is_deaf = True
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "the server has too many connections", [RETRY])
             transport.close()
