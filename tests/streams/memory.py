@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Mapping
 
-from purgatory.streams.core.globs import matches
-from purgatory.streams.core.state import Link, Part, Piece, Producer, Row, Stream, Subscription
+from purgatory.streams.core.globs import Glob
+from purgatory.streams.core.state import Link, Linked, Part, Piece, Producer, Row, Stream, Subscription
 from purgatory.streams.core.transaction import Transaction
 
 
@@ -15,7 +15,7 @@ class Memory:
         self.rows: dict[int, list[Row]] = {}
         self.producers: dict[tuple[int, str], Producer] = {}
         self.known: dict[str, Subscription] = {}
-        self.linked: dict[tuple[str, str], Link] = {}
+        self.all_links: dict[tuple[str, str], Link] = {}
         self.secrets: dict[str, str] = {}
         self.last = 0
 
@@ -42,8 +42,11 @@ class Memory:
     def count(self) -> int:
         return len(self.streams)
 
-    def paths(self) -> Collection[str]:
-        return [each.path for each in self.streams.values() if not each.deleted]
+    def tails(self, paths: Collection[str]) -> Mapping[str, int]:
+        return {each.path: each.tail for each in self.streams.values() if each.path in paths and not each.deleted}
+
+    def paths(self, after: int) -> Collection[str]:
+        return [each.path for each in self.streams.values() if each.id > after and not each.deleted]
 
     def secret(self, name: str) -> str | None:
         return self.secrets.get(name)
@@ -51,18 +54,35 @@ class Memory:
     def subscription(self, name: str) -> Subscription | None:
         return self.known.get(name)
 
-    def subscribers(self, path: str) -> Collection[str]:
+    def matching(self, path: str) -> Collection[str]:
         return [
-            each.id
-            for each in self.known.values()
-            if (each.id, path) in self.linked or (each.pattern is not None and matches(each.pattern, path))
+            each.id for each in self.known.values() if each.pattern is not None and Glob(each.pattern).matches(path)
         ]
 
     def subscription_count(self) -> int:
         return len(self.known)
 
     def links(self, subscription: str) -> Mapping[str, Link]:
-        return {path: link for (name, path), link in self.linked.items() if name == subscription}
+        return {path: link for (name, path), link in self.all_links.items() if name == subscription}
+
+    def links_at(self, path: str) -> Mapping[str, Link]:
+        return {name: link for (name, linked), link in self.all_links.items() if linked == path}
+
+    def links_to(self, subscription: str, paths: Collection[str]) -> Mapping[str, Link]:
+        return {path: link for path, link in self.links(subscription).items() if path in paths}
+
+    def link_count(self, subscription: str) -> int:
+        return len(self.links(subscription))
+
+    def linked(self, subscription: str, after: str, limit: int) -> list[Linked]:
+        links = sorted(self.links(subscription).items())
+        return [Linked(path, link, self.tail(path)) for path, link in links if path > after][:limit]
+
+    def pending(self, subscription: str, limit: int) -> list[Linked]:
+        return [each for each in self.linked(subscription, "", len(self.all_links)) if each.is_pending][:limit]
+
+    def woken(self, subscription: str) -> list[Linked]:
+        return [each for each in self.linked(subscription, "", len(self.all_links)) if each.is_woken]
 
     def read(self, pieces: list[Piece], most: int) -> list[Part]:
         return [
@@ -88,8 +108,9 @@ class Memory:
                 self.known.pop(name, None)
             else:
                 self.known[name] = subscription
+        self.all_links = {key: link for key, link in self.all_links.items() if key[0] not in transaction.unlinked}
         for key, link in transaction.links.items():
             if link is None:
-                self.linked.pop(key, None)
+                self.all_links.pop(key, None)
             else:
-                self.linked[key] = link
+                self.all_links[key] = link

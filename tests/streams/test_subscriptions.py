@@ -16,7 +16,7 @@ from aiohttp import web
 from purgatory.streams.core import subscriptions as core
 from purgatory.streams.core.commands import Append, Command, Create, Delete
 from purgatory.streams.core.errors import Forbidden, Invalid
-from purgatory.streams.core.globs import matches
+from purgatory.streams.core.globs import Glob
 from purgatory.streams.core.messages import JSON
 from purgatory.streams.core.offsets import encode
 from purgatory.streams.core.state import Link
@@ -48,7 +48,7 @@ T = TypeVar("T")
     ],
 )
 def test_pattern_matches_whole_segments_of_a_path(pattern: str, path: str, expected: bool) -> None:
-    assert matches(pattern, path) is expected
+    assert Glob(pattern).matches(path) is expected
 
 
 class Core:
@@ -298,7 +298,7 @@ class TestMembership:
         streams.run(Create("e/1", "text/plain", body=b"ab"))
         streams.run(core.Unsubscribe("s"))
         streams.run(core.Unsubscribe("s"))
-        assert (streams.source.known, streams.source.linked) == ({}, {})
+        assert (streams.source.known, streams.source.all_links) == ({}, {})
 
     def test_commands_in_one_transaction_see_each_other(self) -> None:
         memory = Memory()

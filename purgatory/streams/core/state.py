@@ -1,11 +1,11 @@
 """The records of a stream, as they are stored."""
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from purgatory.streams.core.offsets import encode
+from purgatory.streams.core.offsets import BEFORE_ALL, encode
 
-__all__ = ["Link", "Part", "Piece", "Producer", "Row", "Span", "Stream", "Subscription"]
+__all__ = ["Link", "Linked", "Part", "Piece", "Producer", "Row", "Span", "Stream", "Subscription"]
 
 
 class Span(NamedTuple):
@@ -122,6 +122,37 @@ class Link(NamedTuple):
     """The position up to which it is processed; -1 is before everything."""
     woken: int | None = None
     """The tail in the wake that is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """A stream of a subscription, as its worker sees it."""
+
+    path: str
+    link: Link
+    tail: int
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether there is something to process."""
+        return self.tail > self.link.acked
+
+    @property
+    def is_woken(self) -> bool:
+        """Whether the wake that is under way has something of it."""
+        return self.link.woken is not None and self.link.woken > self.link.acked
+
+    def short(self) -> dict[str, Any]:
+        """As the subscription itself shows it."""
+        return {
+            "path": self.path,
+            "link_type": "explicit" if self.link.explicit else "glob",
+            "acked_offset": BEFORE_ALL if self.link.acked < 0 else encode(self.link.acked),
+        }
+
+    def whole(self) -> dict[str, Any]:
+        """As a worker gets it."""
+        return {**self.short(), "tail_offset": encode(self.tail), "has_pending": self.is_pending}
 
 
 @dataclass(slots=True)

@@ -5,19 +5,25 @@ claim. Each wake has the next generation, and a lease, within which its worker a
 belongs to an earlier wake is refused (PROTOCOL.md, 6 and 7).
 """
 
+import hashlib
 import json
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
-from purgatory.streams.core import globs, messages, offsets
+from purgatory.streams.core import messages, offsets
 from purgatory.streams.core.errors import Forbidden, Invalid, StreamsError
-from purgatory.streams.core.state import Link, Stream, Subscription
+from purgatory.streams.core.globs import Glob
+from purgatory.streams.core.state import Link, Linked, Stream, Subscription
 
 if TYPE_CHECKING:
     from purgatory.streams.core.transaction import Transaction
 
 __all__ = [
+    "MAX_LINKS",
+    "PAGE",
+    "WAKE",
     "Acknowledge",
     "AlreadyClaimed",
     "AlreadyExists",
@@ -34,6 +40,7 @@ __all__ = [
     "Release",
     "Subscribe",
     "SubscriptionNotFound",
+    "TooManyLinks",
     "Unlink",
     "Unsubscribe",
     "View",
@@ -41,6 +48,14 @@ __all__ = [
     "forget",
 ]
 
+MAX_LINKS: Final = 10_000
+"""Streams of a subscription, at most. What ends a wake looks at all of them."""
+WAKE: Final = 100
+"""Streams in a wake, at most. If more are pending, the next wake has them."""
+PAGE: Final = 100
+"""Streams of a view, unless it is asked for another number."""
+_CONFIG: Final = 1024
+"""Characters of a configuration that is stored as it is. Of a longer one a digest is, as each change writes it anew."""
 FIRST_RETRY: Final = 1.0
 LAST_RETRY: Final = 60.0
 FARTHEST: Final = 2 * LAST_RETRY
@@ -78,39 +93,21 @@ class InvalidOffset(StreamsError):
     """An offset that cannot be acknowledged."""
 
 
-@dataclass(frozen=True, slots=True)
-class Linked:
-    """A stream of a subscription, as its worker sees it."""
+class TooManyLinks(Forbidden):
+    """A subscription would have more streams than it may."""
 
-    path: str
-    link: Link
-    tail: int
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether there is something to process."""
-        return self.tail > self.link.acked
-
-    def short(self) -> dict[str, Any]:
-        """As the subscription itself shows it."""
-        acked = offsets.BEFORE_ALL if self.link.acked < 0 else offsets.encode(self.link.acked)
-        return {
-            "path": self.path,
-            "link_type": "explicit" if self.link.explicit else "glob",
-            "acked_offset": acked,
-        }
-
-    def whole(self) -> dict[str, Any]:
-        """As a worker gets it."""
-        return {**self.short(), "tail_offset": offsets.encode(self.tail), "has_pending": self.is_pending}
+    def __init__(self) -> None:
+        super().__init__(f"a subscription has {MAX_LINKS} streams at most: use several, with narrower patterns")
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A subscription with its streams."""
+    """A subscription with some of its streams."""
 
     subscription: Subscription
     streams: list[Linked]
+    count: int
+    """How many streams it has."""
     new: bool = False
 
 
@@ -124,54 +121,57 @@ def _settle(transaction: "Transaction") -> None:
     """Wake the subscriptions of what has grown, wake streams among it."""
     while transaction.grown:
         path = transaction.grown.popleft()
-        for subscription in transaction.subscribers(path):
-            if path not in transaction.links_of(subscription.id):
-                if subscription.pattern is None or not globs.matches(subscription.pattern, path):
+        for subscription, link in transaction.subscribers(path):
+            if link is None:
+                if transaction.link_count(subscription.id) >= MAX_LINKS:
+                    transaction.full.add(subscription.id)
                     continue
-                transaction.links[subscription.id, path] = Link(False, True, -1)
-            _wake(transaction, subscription)
+                link = Link(False, True, -1)
+                transaction.change_link(subscription.id, path, None, link)
+            if subscription.wake is None:
+                linked = Linked(path, link, transaction.tail(path))
+                if linked.is_pending:
+                    _begin(transaction, subscription, [linked])
 
 
 def forget(transaction: "Transaction", path: str) -> None:
-    """The stream at `path` is deleted: another one there begins at its beginning."""
-    for subscription in transaction.subscribers(path):
-        link = transaction.links_of(subscription.id).get(path)
-        if link is None:
-            continue
-        transaction.links[subscription.id, path] = Link(True, link.glob, 0) if link.explicit else None
-        is_idle = subscription.type == "pull-wake" and subscription.holder is None
-        if is_idle and not any(each.is_pending for each in _streams(transaction, subscription.id)):
-            _end(transaction, subscription)  # nothing is left to claim: the next append begins another wake
+    """The stream at `path` is deleted: another one there begins at its beginning.
+
+    A wake of which nothing is left ends when it is claimed or delivered.
+    """
+    for subscription, link in transaction.subscribers(path):
+        if link is not None:
+            after = Link(True, link.glob, 0) if link.explicit else None
+            transaction.change_link(subscription.id, path, link, after)
 
 
-def _streams(transaction: "Transaction", subscription: str) -> list[Linked]:
-    links = transaction.links_of(subscription)
-    return [Linked(path, link, _tail(transaction, path)) for path, link in sorted(links.items())]
-
-
-def _tail(transaction: "Transaction", path: str) -> int:
-    return transaction.tail(path)
-
-
-def _wake(transaction: "Transaction", subscription: Subscription) -> bool:
-    """Begin a wake, if the subscription is idle and there is something to process."""
-    if subscription.wake is not None:
-        return False
-    streams = _streams(transaction, subscription.id)
-    pending = next((each.path for each in streams if each.is_pending), None)
-    if pending is None:
-        return False
+def _begin(transaction: "Transaction", subscription: Subscription, pending: list[Linked]) -> None:
+    """Begin a wake of an idle subscription."""
     subscription = transaction.change_subscription(subscription)
     subscription.generation += 1
     subscription.wake = f"w_{secrets.token_hex(12)}"
-    for each in streams:
-        transaction.links[subscription.id, each.path] = each.link._replace(woken=each.tail)
+    _put_in_wake(transaction, subscription, pending)
     if subscription.type == "webhook":
         subscription.lease_until = transaction.now + subscription.lease
         subscription.attempt_at = max(transaction.now, subscription.attempt_at or 0.0)
     else:
-        _write_wake(transaction, subscription, pending)
-    return True
+        _write_wake(transaction, subscription, pending[0].path)
+
+
+def _put_in_wake(transaction: "Transaction", subscription: Subscription, pending: list[Linked]) -> None:
+    for each in pending:
+        transaction.change_link(subscription.id, each.path, each.link, each.link._replace(woken=each.tail))
+
+
+def _in_wake(transaction: "Transaction", subscription: Subscription) -> list[Linked]:
+    """The streams of the wake, which ends if there are none."""
+    woken = transaction.woken(subscription.id)
+    if not woken:  # they were deleted
+        woken = transaction.pending(subscription.id, WAKE)
+        _put_in_wake(transaction, subscription, woken)
+    if not woken:
+        _end(transaction, subscription)
+    return woken
 
 
 def _write_wake(transaction: "Transaction", subscription: Subscription, pending: str) -> None:
@@ -199,7 +199,13 @@ def _end(transaction: "Transaction", subscription: Subscription) -> bool:
     subscription.wake = subscription.holder = subscription.lease_until = None
     if not subscription.attempts:  # else the next wake waits as this one would have
         subscription.attempt_at = None
-    if _wake(transaction, subscription):
+    pending = transaction.pending(subscription.id, WAKE)
+    if pending:
+        paths = {each.path for each in pending}
+        for each in transaction.woken(subscription.id):
+            if each.path not in paths:  # else it would count as a stream of the next wake
+                transaction.change_link(subscription.id, each.path, each.link, each.link._replace(woken=None))
+        _begin(transaction, subscription, pending)
         _settle(transaction)
         return True
     subscription.attempts = 0
@@ -243,26 +249,36 @@ class Subscribe(_OfSubscription):
     description: str | None
     most: int | None = None
     """How many subscriptions there may be."""
+    found: Collection[str] = ()
+    """Paths that the pattern matches, of the streams whose id is at most `found_until`: looked up before."""
+    found_until: int = 0
 
     def apply(self, transaction: "Transaction") -> View:
-        """Raises `AlreadyExists`, or `Forbidden` if the limit of subscriptions is reached."""
+        """Raises `AlreadyExists`, `TooManyLinks`, or `Forbidden` if the limit of subscriptions is reached."""
         config = json.dumps(
             [
                 *(self.type, self.pattern, sorted(set(self.streams))),
                 *(self.url, self.wake_stream, self.lease, self.description),
             ]
         )
+        digest = config if len(config) <= _CONFIG else f"sha256:{hashlib.sha256(config.encode()).hexdigest()}"
         known = transaction.subscription(self.id)
         if known is not None:
-            if known.config != config:
+            if known.config not in (digest, config):  # earlier versions have stored all of it
                 raise AlreadyExists("the subscription exists already, with another configuration")
-            return View(known.copy(), _streams(transaction, self.id))
-        known_count = transaction.source.subscription_count() + len(transaction.subscriptions)
-        if self.most is not None and known_count >= self.most:
+            return _view(transaction, known, "", PAGE)
+        if self.most is not None and transaction.subscription_count() >= self.most:
             raise Forbidden(f"the limit of {self.most} subscriptions is reached")
+        glob = None if self.pattern is None else Glob(self.pattern)
+        matched = set(self.found)
+        if glob is not None:
+            matched.update(path for path in transaction.paths_after(self.found_until) if glob.matches(path))
+        explicit = set(self.streams)
+        if len(matched | explicit) > MAX_LINKS:
+            raise TooManyLinks
         subscription = Subscription(
             self.id,
-            config,
+            digest,
             self.type,
             self.pattern,
             self.url,
@@ -272,21 +288,17 @@ class Subscribe(_OfSubscription):
             transaction.now,
             incarnation=secrets.randbits(62),
         )
-        transaction.subscriptions[self.id] = subscription
-        if self.pattern is not None:
-            for path in transaction.all_paths():
-                if globs.matches(self.pattern, path):
-                    transaction.links[self.id, path] = Link(False, True, _tail(transaction, path))
-        for path in self.streams:
-            _link(transaction, self.id, path)
-        return View(subscription.copy(), _streams(transaction, self.id), True)
+        transaction.add_subscription(subscription, glob)
+        tails = transaction.tails(matched | explicit)
+        for path in explicit.union(path for path in matched if path in tails):
+            link = Link(path in explicit, path in matched and path in tails, tails.get(path, 0))
+            transaction.change_link(self.id, path, None, link)
+        return _view(transaction, subscription, "", PAGE, new=True)
 
 
-def _link(transaction: "Transaction", subscription: str, path: str) -> None:
-    link = transaction.links_of(subscription).get(path)
-    if link is None:
-        link = Link(True, False, _tail(transaction, path))
-    transaction.links[subscription, path] = link._replace(explicit=True)
+def _view(transaction: "Transaction", subscription: Subscription, after: str, limit: int, *, new: bool = False) -> View:
+    streams = transaction.linked(subscription.id, after, limit)
+    return View(subscription.copy(), streams, transaction.link_count(subscription.id), new)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,9 +308,7 @@ class Unsubscribe(_OfSubscription):
     def apply(self, transaction: "Transaction") -> None:
         """Raises nothing."""
         if transaction.subscription(self.id) is not None:
-            for path in transaction.links_of(self.id):
-                transaction.links[self.id, path] = None
-            transaction.subscriptions[self.id] = None
+            transaction.remove_subscription(self.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,10 +319,19 @@ class LinkStreams(_OfSubscription):
     streams: tuple[str, ...]
 
     def apply(self, transaction: "Transaction") -> None:
-        """Raises `SubscriptionNotFound`."""
+        """Raises `SubscriptionNotFound` or `TooManyLinks`."""
         _find(transaction, self.id)
-        for path in self.streams:
-            _link(transaction, self.id, path)
+        paths = set(self.streams)
+        links = transaction.links_to(self.id, paths)
+        new = paths.difference(links)
+        if new and transaction.link_count(self.id) + len(new) > MAX_LINKS:
+            raise TooManyLinks
+        for path, link in links.items():
+            if not link.explicit:
+                transaction.change_link(self.id, path, link, link._replace(explicit=True))
+        tails = transaction.tails(new)
+        for path in new:
+            transaction.change_link(self.id, path, None, Link(True, False, tails.get(path, 0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,18 +343,22 @@ class Unlink(_OfSubscription):
     def apply(self, transaction: "Transaction") -> None:
         """Raises `SubscriptionNotFound`."""
         _find(transaction, self.id)
-        link = transaction.links_of(self.id).get(self.path)
+        link = transaction.link(self.id, self.path)
         if link is not None:
-            transaction.links[self.id, self.path] = link._replace(explicit=False) if link.glob else None
+            transaction.change_link(self.id, self.path, link, link._replace(explicit=False) if link.glob else None)
 
 
 @dataclass(frozen=True, slots=True)
 class Look(_OfSubscription):
-    """Look at a subscription."""
+    """Look at a subscription. It changes nothing, so it may be applied to a transaction that is not stored."""
+
+    after: str = ""
+    limit: int = PAGE
+    """The first streams that follow `after`, so many at most."""
 
     def apply(self, transaction: "Transaction") -> View:
         """Raises `SubscriptionNotFound`."""
-        return View(_find(transaction, self.id).copy(), _streams(transaction, self.id))
+        return _view(transaction, _find(transaction, self.id), self.after, self.limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,10 +379,13 @@ class Claim(_OfSubscription):
             raise AlreadyClaimed(subscription.holder, subscription.generation)
         if subscription.wake is None:
             raise NoPendingWork("the subscription has no wake to claim")
+        streams = _in_wake(transaction, subscription)
+        if not streams:
+            raise NoPendingWork("the streams of the wake are deleted")
         subscription = transaction.change_subscription(subscription)
         subscription.holder = self.worker
         subscription.lease_until = transaction.now + subscription.lease
-        return View(subscription.copy(), _streams(transaction, self.id))
+        return View(subscription.copy(), streams, transaction.link_count(self.id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,7 +425,8 @@ class Acknowledge(_OfWake):
         Raises `SubscriptionNotFound`, `Invalid`, `Fenced` or `InvalidOffset`.
         """
         subscription = self._check(transaction)
-        links = transaction.links_of(self.id)
+        paths = {path for path, _ in self.acks}
+        links, tails = transaction.links_to(self.id, paths), transaction.tails(paths)
         acked: dict[str, int] = {}
         for path, offset in self.acks:
             try:
@@ -411,11 +438,11 @@ class Acknowledge(_OfWake):
                 raise InvalidOffset(f"{path} is no stream of the subscription")
             if position < acked.get(path, link.acked):
                 raise InvalidOffset(f"the offset of {path} is before the one that is acknowledged")
-            if position > _tail(transaction, path):
+            if position > tails.get(path, 0):
                 raise InvalidOffset(f"the offset of {path} is beyond its end")
             acked[path] = position
         for path, position in acked.items():
-            transaction.links[self.id, path] = links[path]._replace(acked=position)
+            transaction.change_link(self.id, path, links[path], links[path]._replace(acked=position))
         if self.done:
             return _end(transaction, subscription)
         subscription = transaction.change_subscription(subscription)
@@ -472,9 +499,13 @@ class Deliver(_OfSubscription):
             return None
         if transaction.now < subscription.attempt_at <= transaction.now + FARTHEST:
             return None
+        streams = _in_wake(transaction, subscription)
+        if not streams:
+            return None
         subscription = transaction.change_subscription(subscription)
         subscription.attempt_at = transaction.now + 2 * self.patience
-        return Delivery(View(subscription.copy(), _streams(transaction, self.id)), subscription.attempts)
+        view = View(subscription.copy(), streams, transaction.link_count(self.id))
+        return Delivery(view, subscription.attempts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -501,7 +532,8 @@ class Delivered(_OfSubscription):
         subscription.attempts = 0
         subscription.attempt_at = None
         if self.done:
-            for path, link in transaction.links_of(self.id).items():
-                if link.woken is not None and link.woken > link.acked:
-                    transaction.links[self.id, path] = link._replace(acked=link.woken)
+            for each in transaction.woken(self.id):
+                assert each.link.woken is not None
+                after = each.link._replace(acked=each.link.woken)
+                transaction.change_link(self.id, each.path, each.link, after)
             _end(transaction, subscription)

@@ -1,11 +1,11 @@
 """A transaction: what is known of streams, and what is changed, before it is stored all at once."""
 
-from collections import deque
-from collections.abc import Collection, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
-from purgatory.streams.core.globs import matches
-from purgatory.streams.core.state import Link, Producer, Row, Stream, Subscription
+from purgatory.streams.core.globs import Glob
+from purgatory.streams.core.state import Link, Linked, Producer, Row, Stream, Subscription
 
 __all__ = ["Source", "Transaction"]
 
@@ -34,8 +34,11 @@ class Source(Protocol):
     def count(self) -> int:
         """How many streams there are, deleted ones too that are kept for their forks."""
 
-    def paths(self) -> Collection[str]:
-        """The paths of all streams that are not deleted."""
+    def tails(self, paths: Collection[str]) -> Mapping[str, int]:
+        """The tails of those of the streams at these paths that are not deleted."""
+
+    def paths(self, after: int) -> Collection[str]:
+        """The paths of the streams that are not deleted, and whose id is greater than `after`."""
 
     def secret(self, name: str) -> str | None:
         """A secret, if there is one with this name."""
@@ -43,14 +46,29 @@ class Source(Protocol):
     def subscription(self, name: str) -> Subscription | None:
         """The subscription with this id."""
 
-    def subscribers(self, path: str) -> Collection[str]:
-        """The ids of all subscriptions that have a stream at `path`, or whose pattern it matches."""
+    def matching(self, path: str) -> Collection[str]:
+        """The ids of all subscriptions whose pattern matches the path."""
 
     def subscription_count(self) -> int:
         """How many there are."""
 
-    def links(self, subscription: str) -> Mapping[str, Link]:
-        """The streams of a subscription, by path."""
+    def links_at(self, path: str) -> Mapping[str, Link]:
+        """The links to the stream at `path`, by the ids of their subscriptions."""
+
+    def links_to(self, subscription: str, paths: Collection[str]) -> Mapping[str, Link]:
+        """Those of the subscription's links that are to these paths."""
+
+    def link_count(self, subscription: str) -> int:
+        """How many streams the subscription has."""
+
+    def linked(self, subscription: str, after: str, limit: int) -> list[Linked]:
+        """The first `limit` streams of a subscription whose paths follow `after`, in the order of their paths."""
+
+    def pending(self, subscription: str, limit: int) -> list[Linked]:
+        """The first `limit` of them that are pending."""
+
+    def woken(self, subscription: str) -> list[Linked]:
+        """All of them that the wake has something of."""
 
 
 class Transaction:
@@ -68,8 +86,20 @@ class Transaction:
         self.producers: dict[tuple[int, str], Producer] = {}
         self.subscriptions: dict[str, Subscription | None] = {}
         """The changed ones; `None` is a deleted one."""
+        self.unlinked: set[str] = set()
+        """The ids of subscriptions that lose all stored links, before the changed ones are stored."""
         self.links: dict[tuple[str, str], Link | None] = {}
         """The changed ones, by subscription and path."""
+        self.full: set[str] = set()
+        """The ids of subscriptions whose pattern matches a stream that they have no room for."""
+        self.added_links: Counter[str] = Counter()
+        """How many more links there are, by subscription; fewer if that is negative."""
+        self._globs: dict[str, Glob | None] = {}
+        """The patterns of new subscriptions."""
+        self._at: defaultdict[str, set[str]] = defaultdict(set)
+        """By path: the subscriptions whose link to it is changed."""
+        self._touched: defaultdict[str, set[str]] = defaultdict(set)
+        """By subscription: the paths at which a link or a stream is changed."""
         self.grown: deque[str] = deque()
         """Paths of streams whose subscriptions are still to be woken."""
         self.secrets: dict[str, str] = {}
@@ -162,9 +192,19 @@ class Transaction:
             return self.producers[key]
         return None if stream.id in self.added else self.source.producer(*key)
 
-    def all_paths(self) -> set[str]:
-        """The paths of all streams that are not deleted."""
-        paths = set(self.source.paths())
+    def tails(self, paths: Iterable[str]) -> dict[str, int]:
+        """The tails of those of the streams at these paths that are not deleted."""
+        paths = list(paths)
+        tails = dict(self.source.tails([path for path in paths if path not in self.paths]))
+        for path in paths:
+            stream = self.paths.get(path)
+            if stream is not None and not stream.deleted:
+                tails[path] = stream.tail
+        return tails
+
+    def paths_after(self, number: int) -> set[str]:
+        """The paths of the streams that are not deleted, and whose id is greater than `number`; of some others too."""
+        paths = set(self.source.paths(number))
         for path, stream in self.paths.items():
             if stream is None or stream.deleted:
                 paths.discard(path)
@@ -172,7 +212,7 @@ class Transaction:
                 paths.add(path)
         return paths
 
-    # Subscriptions.
+    # Subscriptions. Their links are looked up one by one, or in pages: there may be many.
 
     def subscription(self, name: str) -> Subscription | None:
         """The subscription with this id."""
@@ -180,16 +220,25 @@ class Transaction:
             return self.source.subscription(name)
         return self.subscriptions[name]
 
-    def subscribers(self, path: str) -> list[Subscription]:
-        """The subscriptions that have a stream at `path`, or whose pattern it matches, in the order of their ids."""
-        names = set(self.source.subscribers(path))
-        if self.subscriptions:
-            names.update(name for (name, linked), link in self.links.items() if linked == path and link is not None)
-            for name, each in self.subscriptions.items():
-                if each is not None and each.pattern is not None and matches(each.pattern, path):
-                    names.add(name)
-        found = [self.subscription(name) for name in sorted(names)]
-        return [each for each in found if each is not None]
+    def add_subscription(self, subscription: Subscription, glob: Glob | None) -> None:
+        """A new subscription, without links."""
+        self.subscriptions[subscription.id] = subscription
+        self._globs[subscription.id] = glob
+
+    def subscription_count(self) -> int:
+        """How many there are; those that are deleted in this transaction count."""
+        return self.source.subscription_count() + len(self._globs)
+
+    def remove_subscription(self, name: str) -> None:
+        """Drop a subscription with its links."""
+        self.subscriptions[name] = None
+        self.unlinked.add(name)
+        for path in self._touched.pop(name, ()):
+            self.links.pop((name, path), None)
+            self._at[path].discard(name)
+        self.added_links.pop(name, None)
+        self._globs.pop(name, None)
+        self.full.discard(name)
 
     def change_subscription(self, subscription: Subscription) -> Subscription:
         """A record of the subscription that may be changed."""
@@ -198,13 +247,80 @@ class Transaction:
             mine = self.subscriptions[subscription.id] = subscription.copy()
         return mine
 
-    def links_of(self, subscription: str) -> dict[str, Link]:
-        """The streams of a subscription, by path."""
-        links = dict(self.source.links(subscription))
-        for (owner, path), link in self.links.items():
-            if owner == subscription:
-                if link is None:
-                    links.pop(path, None)
-                else:
-                    links[path] = link
-        return links
+    def subscribers(self, path: str) -> list[tuple[Subscription, Link | None]]:
+        """The subscriptions of a stream that is changed, in the order of their ids.
+
+        Where there is no link yet, the pattern matches the path.
+        """
+        links = {name: self.link(name, path) for name in (*self.source.links_at(path), *self._at.get(path, ()))}
+        names = {name for name, link in links.items() if link is not None}
+        names.update(name for name in self.source.matching(path) if name not in self._globs)
+        names.update(name for name, glob in self._globs.items() if glob is not None and glob.matches(path))
+        found = []
+        for name in sorted(names):
+            subscription = self.subscription(name)
+            if subscription is not None:
+                self._touched[name].add(path)
+                found.append((subscription, links.get(name)))
+        return found
+
+    def link(self, subscription: str, path: str) -> Link | None:
+        """The link of a subscription to the stream at `path`."""
+        if (subscription, path) in self.links:
+            return self.links[subscription, path]
+        return None if self._is_unlinked(subscription) else self.source.links_at(path).get(subscription)
+
+    def links_to(self, subscription: str, paths: Iterable[str]) -> dict[str, Link]:
+        """Those of the subscription's links that are to these paths."""
+        found: dict[str, Link | None] = {}
+        paths = list(paths)
+        if not self._is_unlinked(subscription):
+            found.update(self.source.links_to(subscription, paths))
+        for path in paths:
+            if (subscription, path) in self.links:
+                found[path] = self.links[subscription, path]
+        return {path: link for path, link in found.items() if link is not None}
+
+    def change_link(self, subscription: str, path: str, before: Link | None, after: Link | None) -> None:
+        """Put the link `after` in the place of `before`; `None` is none."""
+        self.links[subscription, path] = after
+        self._at[path].add(subscription)
+        self._touched[subscription].add(path)
+        self.added_links[subscription] += (after is not None) - (before is not None)
+
+    def link_count(self, subscription: str) -> int:
+        """How many streams the subscription has."""
+        stored = 0 if self._is_unlinked(subscription) else self.source.link_count(subscription)
+        return stored + self.added_links[subscription]
+
+    def linked(self, subscription: str, after: str, limit: int) -> list[Linked]:
+        """The first `limit` streams of a subscription whose paths follow `after`, in the order of their paths."""
+        room = limit + len(self._touched.get(subscription, ()))
+        stored = [] if self._is_unlinked(subscription) else self.source.linked(subscription, after, room)
+        return self._changed(subscription, stored, lambda linked: linked.path > after)[:limit]
+
+    def pending(self, subscription: str, limit: int) -> list[Linked]:
+        """The first `limit` of them that are pending."""
+        room = limit + len(self._touched.get(subscription, ()))
+        stored = [] if self._is_unlinked(subscription) else self.source.pending(subscription, room)
+        return self._changed(subscription, stored, lambda linked: linked.is_pending)[:limit]
+
+    def woken(self, subscription: str) -> list[Linked]:
+        """All of them that the wake has something of."""
+        stored = [] if self._is_unlinked(subscription) else self.source.woken(subscription)
+        return self._changed(subscription, stored, lambda linked: linked.is_woken)
+
+    def _is_unlinked(self, subscription: str) -> bool:
+        """Whether nothing that is stored of its links holds."""
+        return subscription in self.unlinked or subscription in self._globs
+
+    def _changed(self, subscription: str, stored: Iterable[Linked], accept: Callable[[Linked], bool]) -> list[Linked]:
+        """What is stored, except where something is changed, and what is accepted of that."""
+        touched = self._touched.get(subscription, set())
+        found = [linked for linked in stored if linked.path not in touched]
+        tails = self.tails(touched)
+        for path, link in self.links_to(subscription, touched).items():
+            linked = Linked(path, link, tails.get(path, 0))
+            if accept(linked):
+                found.append(linked)
+        return sorted(found, key=lambda linked: linked.path)

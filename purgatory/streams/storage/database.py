@@ -2,14 +2,14 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from itertools import takewhile
 from typing import Any, Final
 
-from purgatory.streams.core.globs import matches
-from purgatory.streams.core.state import Link, Part, Piece, Producer, Row, Span, Stream, Subscription
+from purgatory.streams.core.globs import Glob, Patterns
+from purgatory.streams.core.state import Link, Linked, Part, Piece, Producer, Row, Span, Stream, Subscription
 from purgatory.streams.core.subscriptions import FARTHEST
 from purgatory.streams.core.transaction import Transaction
 
@@ -17,11 +17,13 @@ __all__ = [
     "FROM_DATA",
     "PARTS",
     "SELECT_STREAM",
+    "SELECT_SUBSCRIPTIONS",
     "Database",
     "StorageConflict",
     "StorageError",
     "StorageFull",
     "StorageUnavailable",
+    "link_of_row",
     "of_piece",
     "stream_of_row",
 ]
@@ -59,7 +61,7 @@ _CHANGE_STREAM: Final = (
     "UPDATE streams SET deadline = ?, tail = ?, closed = ?, closed_by = ?, seq = ?, refs = ?, deleted = ?, version = ?"
     " WHERE id = ?"
 )
-_SELECT_SUBSCRIPTIONS: Final = f"SELECT {', '.join(_SUBSCRIPTION)} FROM subscriptions"
+SELECT_SUBSCRIPTIONS: Final = f"SELECT {', '.join(_SUBSCRIPTION)} FROM subscriptions"
 _PUT_SUBSCRIPTION: Final = (
     f"INSERT INTO subscriptions ({', '.join(_SUBSCRIPTION)}) VALUES ({', '.join('?' * len(_SUBSCRIPTION))})"
     f" ON CONFLICT (id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _SUBSCRIPTION[1:])}"
@@ -73,6 +75,9 @@ _PUT_LINK: Final = (
     " ON CONFLICT (subscription, path) DO UPDATE SET explicit = excluded.explicit, glob = excluded.glob,"
     " acked = excluded.acked, woken = excluded.woken"
 )
+_LINK: Final = "explicit, glob, acked, woken"
+_IN: Final = 500
+"""Paths that are looked up at once."""
 _DUE: Final = 1000
 """Streams, and subscriptions, that are due and looked at together."""
 PARTS: Final = 4096
@@ -99,6 +104,9 @@ _SELECT_ROWS: Final = (
 
 class Database(ABC):
     """A connection to the database: the `Source` of transactions, and their store."""
+
+    def __init__(self) -> None:
+        self._compiled = Patterns()
 
     # What each database has of its own.
 
@@ -133,6 +141,13 @@ class Database(ABC):
     """The end of a `SELECT` that locks its rows."""
     locked_alone: str = ""
     """The same, without those that another process has locked."""
+
+    links_path: str = "links.path"
+    """The path of a link, to be compared with the path of a stream and ordered as it is."""
+
+    def put_links(self, links: Sequence[tuple[str, str, int, int, int, int | None]]) -> None:
+        """Store links, in the order of the table's columns."""
+        self.execute_many(_PUT_LINK, links)
 
     # The source of a transaction.
 
@@ -169,9 +184,20 @@ class Database(ABC):
         ((count,),) = self.execute("SELECT count(*) FROM streams")
         return int(count)
 
-    def paths(self) -> Collection[str]:
-        """The paths of all streams that are not deleted."""
-        return [path for (path,) in self.execute("SELECT path FROM streams WHERE deleted = 0")]
+    def tails(self, paths: Collection[str]) -> Mapping[str, int]:
+        """The tails of those of the streams at these paths that are not deleted."""
+        return dict(self._select_in("SELECT path, tail FROM streams WHERE deleted = 0", [], paths))
+
+    def paths(self, after: int) -> Collection[str]:
+        """The paths of the streams that are not deleted, and whose id is greater than `after`."""
+        return [path for (path,) in self.execute("SELECT path FROM streams WHERE id > ? AND deleted = 0", [after])]
+
+    def _select_in(self, sql: str, parameters: Sequence[Any], paths: Collection[str]) -> Iterator[Any]:
+        """The rows of these paths."""
+        ordered = sorted(paths)
+        for begin in range(0, len(ordered), _IN):
+            some = ordered[begin : begin + _IN]
+            yield from self.execute(f"{sql} AND path IN ({', '.join('?' * len(some))})", [*parameters, *some])
 
     def secret(self, name: str) -> str | None:
         """A secret, if there is one with this name."""
@@ -181,17 +207,14 @@ class Database(ABC):
 
     def subscription(self, name: str) -> Subscription | None:
         """The subscription with this id."""
-        for row in self.execute(f"{_SELECT_SUBSCRIPTIONS} WHERE id = ?{self.locked}", [name]):
+        for row in self.execute(f"{SELECT_SUBSCRIPTIONS} WHERE id = ?{self.locked}", [name]):
             return Subscription(*row)
         return None
 
-    def subscribers(self, path: str) -> Collection[str]:
-        """The ids of all subscriptions that have a stream at `path`, or whose pattern it matches."""
-        patterns = self.patterns()
-        if not patterns:
-            return ()
-        names = {name for (name,) in self.execute("SELECT subscription FROM links WHERE path = ?", [path])}
-        return names.union(name for name, pattern in patterns if pattern is not None and matches(pattern, path))
+    def matching(self, path: str) -> Collection[str]:
+        """The ids of all subscriptions whose pattern matches the path."""
+        self._compiled.replace(self.patterns())
+        return self._compiled.matching(path)
 
     def patterns(self) -> Collection[tuple[str, str | None]]:
         """The ids and patterns of all subscriptions."""
@@ -201,13 +224,39 @@ class Database(ABC):
         """How many there are."""
         return len(self.patterns())
 
-    def links(self, subscription: str) -> Mapping[str, Link]:
-        """The streams of a subscription, by path."""
-        sql = "SELECT path, explicit, glob, acked, woken FROM links WHERE subscription = ?"
-        return {
-            path: Link(bool(explicit), bool(glob), acked, woken)
-            for path, explicit, glob, acked, woken in self.execute(sql, [subscription])
-        }
+    def links_at(self, path: str) -> Mapping[str, Link]:
+        """The links to the stream at `path`, by the ids of their subscriptions."""
+        rows = self.execute(f"SELECT subscription, {_LINK} FROM links WHERE path = ?", [path])
+        return {name: link_of_row(link) for name, *link in rows}
+
+    def links_to(self, subscription: str, paths: Collection[str]) -> Mapping[str, Link]:
+        """Those of the subscription's links that are to these paths."""
+        rows = self._select_in(f"SELECT path, {_LINK} FROM links WHERE subscription = ?", [subscription], paths)
+        return {path: link_of_row(link) for path, *link in rows}
+
+    def link_count(self, subscription: str) -> int:
+        """How many streams the subscription has."""
+        ((count,),) = self.execute("SELECT count(*) FROM links WHERE subscription = ?", [subscription])
+        return int(count)
+
+    def linked(self, subscription: str, after: str, limit: int) -> list[Linked]:
+        """The first `limit` streams of a subscription whose paths follow `after`, in the order of their paths."""
+        return self._linked(f"{self.links_path} > ? ORDER BY {self.links_path} LIMIT ?", subscription, after, limit)
+
+    def pending(self, subscription: str, limit: int) -> list[Linked]:
+        """The first `limit` of them that are pending."""
+        return self._linked(f"COALESCE(tail, 0) > acked ORDER BY {self.links_path} LIMIT ?", subscription, limit)
+
+    def woken(self, subscription: str) -> list[Linked]:
+        """All of them that the wake has something of."""
+        return self._linked("woken > acked", subscription)
+
+    def _linked(self, condition: str, *parameters: Any) -> list[Linked]:
+        sql = (
+            f"SELECT links.path, {_LINK}, COALESCE(tail, 0) FROM links LEFT JOIN streams"
+            f" ON streams.path = {self.links_path} AND deleted = 0 WHERE subscription = ? AND {condition}"
+        )
+        return [Linked(path, link_of_row(link), int(tail)) for path, *link, tail in self.execute(sql, parameters)]
 
     # What is not part of a transaction.
 
@@ -273,6 +322,25 @@ class Database(ABC):
         streams = map(stream_of_row, self.execute(sql, [after, prefix, most]))
         return list(takewhile(lambda stream: stream.path.startswith(prefix), streams))
 
+    def last_id(self) -> int:
+        """The greatest id of a stream; 0 if there is none."""
+        ((number,),) = self.execute("SELECT COALESCE(max(id), 0) FROM streams")
+        return int(number)
+
+    def matched(self, glob: Glob, after: str, most: int) -> tuple[list[str], str | None]:
+        """Of the first `most` streams that follow the path `after`: those that a pattern matches, and where to go on.
+
+        All that the pattern matches have been found if that is `None`.
+        """
+        # All of them are at `prefix`, or below it. "0" follows "/".
+        sql = "SELECT path FROM streams WHERE deleted = 0 AND path > ? AND path >= ?"
+        parameters: list[Any] = [after, glob.prefix]
+        if glob.prefix:
+            sql += " AND path < ?"
+            parameters.append(f"{glob.prefix}0")
+        paths = [path for (path,) in self.execute(f"{sql} ORDER BY path LIMIT ?", [*parameters, most])]
+        return [path for path in paths if glob.matches(path)], paths[-1] if len(paths) == most else None
+
     def store(self, transaction: Transaction) -> None:
         """Store the changes of a transaction, within one of the database."""
         removed = [(number,) for number in transaction.removed]
@@ -292,16 +360,33 @@ class Database(ABC):
             self.execute_many(_PUT_PRODUCER, producers)
         for secret in transaction.secrets.items():
             self.execute("INSERT INTO secrets (name, value) VALUES (?, ?)", secret)
-        for name, subscription in transaction.subscriptions.items():
-            if subscription is None:
-                self.execute("DELETE FROM subscriptions WHERE id = ?", [name])
-            else:
-                self.execute(_PUT_SUBSCRIPTION, [getattr(subscription, column) for column in _SUBSCRIPTION])
-        for (name, path), link in transaction.links.items():
-            if link is None:
-                self.execute("DELETE FROM links WHERE subscription = ? AND path = ?", [name, path])
-            else:
-                self.execute(_PUT_LINK, [name, path, int(link.explicit), int(link.glob), link.acked, link.woken])
+        if transaction.subscriptions or transaction.links:
+            self._store_subscriptions(transaction)
+
+    def _store_subscriptions(self, transaction: Transaction) -> None:
+        unlinked = [(name,) for name in transaction.unlinked]
+        if unlinked:
+            self.execute_many("DELETE FROM links WHERE subscription = ?", unlinked)
+        deleted = [(name,) for name, subscription in transaction.subscriptions.items() if subscription is None]
+        if deleted:
+            self.execute_many("DELETE FROM subscriptions WHERE id = ?", deleted)
+        subscriptions = [
+            [getattr(subscription, column) for column in _SUBSCRIPTION]
+            for subscription in transaction.subscriptions.values()
+            if subscription is not None
+        ]
+        if subscriptions:
+            self.execute_many(_PUT_SUBSCRIPTION, subscriptions)
+        dropped = [key for key, link in transaction.links.items() if link is None]
+        if dropped:
+            self.execute_many("DELETE FROM links WHERE subscription = ? AND path = ?", dropped)
+        links = [
+            (*key, int(link.explicit), int(link.glob), link.acked, link.woken)
+            for key, link in transaction.links.items()
+            if link is not None
+        ]
+        if links:
+            self.put_links(links)
 
     def drop_rows(self) -> bool:
         """Delete some rows of deleted streams, within a transaction. Returns whether there are more."""
@@ -358,6 +443,12 @@ def stream_of_row(row: Sequence[Any]) -> Stream:
 def _lineage(text: str) -> tuple[Span, ...]:
     """The lineage of a stream. The forks of a stream share it."""
     return tuple(Span(*span) for span in json.loads(text))
+
+
+def link_of_row(row: Sequence[Any]) -> Link:
+    """The link of a row's columns."""
+    explicit, glob, acked, woken = row
+    return Link(bool(explicit), bool(glob), acked, woken)
 
 
 def _values(stream: Stream) -> tuple[Any, ...]:

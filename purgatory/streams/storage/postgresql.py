@@ -8,7 +8,7 @@ commits.
 import math
 import select
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NoReturn
 
@@ -22,16 +22,18 @@ from psycopg.errors import (
     UniqueViolation,
 )
 
-from purgatory.streams.core.state import Stream
+from purgatory.streams.core.state import Link, Stream, Subscription
 from purgatory.streams.core.transaction import Transaction
 from purgatory.streams.storage import schema
 from purgatory.streams.storage.database import (
     SELECT_STREAM,
+    SELECT_SUBSCRIPTIONS,
     Database,
     StorageConflict,
     StorageError,
     StorageFull,
     StorageUnavailable,
+    link_of_row,
     stream_of_row,
 )
 from purgatory.streams.storage.snapshots import TABLE
@@ -48,6 +50,14 @@ _WORKING: Final = 10_000
 """Milliseconds for a statement."""
 _COUNTED: Final = 1.0
 """Seconds for which the number of streams is remembered: other processes may exceed it by those they create then."""
+_LINKS_COUNTED: Final = 10.0
+"""The same for the links of a subscription."""
+_PUT_LINKS: Final = (
+    "INSERT INTO links (subscription, path, explicit, glob, acked, woken) SELECT * FROM unnest("
+    "?::text[], ?::text[], ?::integer[], ?::integer[], ?::bigint[], ?::bigint[])"
+    " ON CONFLICT (subscription, path) DO UPDATE SET explicit = excluded.explicit, glob = excluded.glob,"
+    " acked = excluded.acked, woken = excluded.woken"
+)
 _OPTIONS: Final = (
     f"-c search_path={_SCHEMA} -c statement_timeout={_WORKING} -c lock_timeout={_WORKING}"
     f" -c idle_in_transaction_session_timeout={_WORKING} -c synchronous_commit=on"
@@ -87,9 +97,11 @@ class PostgresDatabase(Database):
 
     locked = " FOR UPDATE"
     locked_alone = " FOR UPDATE SKIP LOCKED"
+    links_path = 'links.path COLLATE "C"'
 
     def __init__(self, dsn: str, payloads: Callable[[Iterable[str]], list[str]] | None = None) -> None:
         """Tell other processes of changes by `payloads(paths)`. Without that it reads only. Raises `StorageError`."""
+        super().__init__()
         with errors():
             self._connection = psycopg.connect(
                 dsn,
@@ -109,6 +121,10 @@ class PostgresDatabase(Database):
         self._counted_at = -math.inf
         self._found: dict[str, Stream | None] = {}
         self._patterns: Collection[tuple[str, str | None]] | None = None
+        self._locked_subscriptions: dict[str, Subscription] = {}
+        self._links: dict[str, dict[str, Link]] = {}
+        self._link_counts: dict[str, tuple[int, float]] = {}
+        """Counts, and when they were looked up."""
         self._committing = False
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
@@ -122,8 +138,7 @@ class PostgresDatabase(Database):
 
     @contextmanager
     def transaction(self, paths: Collection[str], alone: bool = False) -> Iterator[None]:
-        self._found = {}
-        self._patterns = None
+        self._forget()
         self._committing = False
         self.execute("BEGIN")
         try:
@@ -144,8 +159,14 @@ class PostgresDatabase(Database):
                 self.execute("ROLLBACK")
             raise
         finally:
-            self._found = {}
-            self._patterns = None
+            self._forget()
+
+    def _forget(self) -> None:
+        """What is known in a transaction holds until its end."""
+        self._found = {}
+        self._patterns = None
+        self._locked_subscriptions = {}
+        self._links = {}
 
     def stream(self, path: str) -> Stream | None:
         return self._found[path] if path in self._found else super().stream(path)
@@ -164,9 +185,37 @@ class PostgresDatabase(Database):
 
     def _lock_subscriptions(self, paths: Collection[str]) -> None:
         """Lock those of the streams in the order of their ids: transactions do not wait for each other."""
-        names = sorted({name for path in paths for name in self.subscribers(path)})
-        if names:
-            self.execute("SELECT id FROM subscriptions WHERE id = ANY(?) ORDER BY id FOR UPDATE", [names])
+        self._links = {path: {} for path in paths}
+        if not self.patterns():
+            return
+        linked = self.execute("SELECT DISTINCT subscription FROM links WHERE path = ANY(?)", [list(paths)])
+        names = {name for (name,) in linked}.union(*map(self.matching, paths))
+        if not names:
+            return
+        sql = f"{SELECT_SUBSCRIPTIONS} WHERE id = ANY(?) ORDER BY id FOR UPDATE"
+        for row in self.execute(sql, [sorted(names)]):
+            self._locked_subscriptions[row[0]] = Subscription(*row)
+        # Their links do not change any more.
+        sql = "SELECT path, subscription, explicit, glob, acked, woken FROM links WHERE path = ANY(?)"
+        for path, name, *link in self.execute(sql, [list(paths)]):
+            self._links[path][name] = link_of_row(link)
+
+    def subscription(self, name: str) -> Subscription | None:
+        return self._locked_subscriptions.get(name) or super().subscription(name)
+
+    def links_at(self, path: str) -> Mapping[str, Link]:
+        return self._links[path] if path in self._links else super().links_at(path)
+
+    def link_count(self, subscription: str) -> int:
+        now = time.monotonic()
+        count, counted_at = self._link_counts.get(subscription, (0, -math.inf))
+        if counted_at + _LINKS_COUNTED < now:
+            count = super().link_count(subscription)
+            self._link_counts[subscription] = count, now
+        return count
+
+    def put_links(self, links: Sequence[tuple[str, str, int, int, int, int | None]]) -> None:
+        self.execute(_PUT_LINKS, [list(column) for column in zip(*links, strict=True)])
 
     def tail(self, path: str) -> int:
         # Not locked: the subscription is, and an append to the stream waits for that before it looks at it.
@@ -181,6 +230,12 @@ class PostgresDatabase(Database):
     def store(self, transaction: Transaction) -> None:
         super().store(transaction)
         self._count += len(transaction.added) - len(transaction.removed)
+        for name in transaction.unlinked:
+            self._link_counts.pop(name, None)
+        for name, added in transaction.added_links.items():
+            if name in self._link_counts:
+                count, counted_at = self._link_counts[name]
+                self._link_counts[name] = count + added, counted_at
         paths = [
             stream.path
             for streams in (transaction.added, transaction.changed, transaction.removed)

@@ -2,13 +2,12 @@
 
 import fcntl
 import sqlite3
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from purgatory.streams.core.globs import matches
 from purgatory.streams.core.state import Link, Piece, Row, Stream, Subscription
 from purgatory.streams.core.transaction import Transaction
 from purgatory.streams.storage import schema
@@ -34,7 +33,9 @@ _DIALECT: Final = schema.Dialect(
 __all__ = ["FileDatabase", "Folder", "WritingDatabase"]
 
 _CACHED: Final = 10_000
-"""Streams that are remembered."""
+"""Streams that are remembered, and paths whose links are."""
+_FEW: Final = 10
+"""Links to a path that are remembered. Of one that has more, they are looked up: there may be a thousand."""
 
 
 class Folder:
@@ -62,6 +63,7 @@ class FileDatabase(Database):
     """A connection that reads."""
 
     def __init__(self, file: Path) -> None:
+        super().__init__()
         try:
             self.connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False, timeout=60)
         except sqlite3.Error as error:
@@ -135,7 +137,10 @@ class WritingDatabase(FileDatabase):
         schema.prepare(self, _DIALECT)
         self._streams: OrderedDict[str, Stream | None] = OrderedDict()
         self._subscriptions = {name: FileDatabase.subscription(self, name) for name, _ in FileDatabase.patterns(self)}
-        self._links = {name: dict(FileDatabase.links(self, name)) for name in self._subscriptions}
+        self._compiled.replace(FileDatabase.patterns(self))
+        self._links: OrderedDict[str, dict[str, Link]] = OrderedDict()
+        counts = self.execute("SELECT subscription, count(*) FROM links GROUP BY subscription")
+        self._link_counts: Counter[str] = Counter(dict(counts))
         self._count = super().count()
 
     def stream(self, path: str) -> Stream | None:
@@ -155,37 +160,64 @@ class WritingDatabase(FileDatabase):
     def subscription(self, name: str) -> Subscription | None:
         return self._subscriptions.get(name)
 
-    def subscribers(self, path: str) -> Collection[str]:
-        return [
-            name
-            for name, each in self._subscriptions.items()
-            if path in self._links.get(name, ()) or (each and each.pattern is not None and matches(each.pattern, path))
-        ]
+    def matching(self, path: str) -> Collection[str]:
+        return self._compiled.matching(path)
 
     def subscription_count(self) -> int:
         return len(self._subscriptions)
 
-    def links(self, subscription: str) -> Mapping[str, Link]:
-        return self._links.get(subscription, {})
+    def links_at(self, path: str) -> Mapping[str, Link]:
+        if not self._link_counts:
+            return {}
+        links = self._links.get(path)
+        if links is None:
+            links = dict(super().links_at(path))
+            self._remember_links(path, links)
+        else:
+            self._links.move_to_end(path)
+        return links
+
+    def _remember_links(self, path: str, links: dict[str, Link]) -> None:
+        if len(links) > _FEW:
+            self._links.pop(path, None)
+            return
+        self._links[path] = links
+        if len(self._links) > _CACHED:
+            self._links.popitem(last=False)
+
+    def link_count(self, subscription: str) -> int:
+        return self._link_counts[subscription]
 
     def stored(self, transaction: Transaction) -> None:
         """The transaction is committed: remember."""
         self._streams.update(transaction.paths)
+        if transaction.subscriptions or transaction.links:
+            self._remember_subscriptions(transaction)
+        self._count += len(transaction.added) - len(transaction.removed)
+
+    def _remember_subscriptions(self, transaction: Transaction) -> None:
+        is_new = any(name not in self._subscriptions for name in transaction.subscriptions)
         for name, subscription in transaction.subscriptions.items():
             if subscription is None:
                 self._subscriptions.pop(name, None)
-                self._links.pop(name, None)
             else:
                 self._subscriptions[name] = subscription
+        if is_new or transaction.unlinked:
+            self._compiled.replace((name, each.pattern) for name, each in self._subscriptions.items() if each)
+        if transaction.unlinked:
+            self._links.clear()
+            for name in transaction.unlinked:
+                del self._link_counts[name]
         for (name, path), link in transaction.links.items():
-            links = self._links.setdefault(name, {})
-            if link is None:
-                links.pop(path, None)
-            else:
-                links[path] = link
-        for name in [name for name in self._links if name not in self._subscriptions]:
-            del self._links[name]
-        self._count += len(transaction.added) - len(transaction.removed)
+            links = self._links.get(path)
+            if links is not None and link is not None:
+                links[name] = link
+                self._remember_links(path, links)
+            elif links is not None:
+                links.pop(name, None)
+        self._link_counts.update(transaction.added_links)
+        for name in [name for name in transaction.added_links if not self._link_counts[name]]:
+            del self._link_counts[name]
 
 
 def _error(error: sqlite3.Error) -> StorageError:
