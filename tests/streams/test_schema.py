@@ -53,7 +53,12 @@ def everything(database: Database) -> Any:
         "producers": database.execute("SELECT * FROM producers ORDER BY stream, name"),
         "secrets": database.execute("SELECT * FROM secrets"),
         "subscriptions": [replace(each, wake=None, incarnation=0) for each in subscriptions if each is not None],
-        "links": [database.links(name) for name in ("hook", "pull")],
+        # `woken` says something only where it is more than what is acknowledged.
+        "links": [
+            (each.path, each.link._replace(woken=each.link.woken if each.is_woken else None), each.tail)
+            for name in ("hook", "pull")
+            for each in database.linked(name, "", 100)
+        ],
     }
 
 

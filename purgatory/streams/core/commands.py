@@ -16,6 +16,7 @@ from purgatory.streams.core.errors import (
     StaleEpoch,
     StreamClosed,
 )
+from purgatory.streams.core.globs import MAX_SEGMENTS
 from purgatory.streams.core.state import Producer, Span, Stream
 from purgatory.streams.core.transaction import Transaction
 
@@ -152,6 +153,8 @@ class Create:
         existing = at(transaction, self.path)
         if existing is not None:
             return self._confirm(existing)
+        if self.path.count("/") >= MAX_SEGMENTS:
+            raise Invalid(f"a new stream's path has {MAX_SEGMENTS} segments at most")
         source = None if self.fork is None else self._source(transaction, self.fork)
         content_type = self.content_type or (DEFAULT_TYPE if source is None else source.content_type)
         media = messages.media_type(content_type)

@@ -249,9 +249,9 @@ class Subscribe(_OfSubscription):
     description: str | None
     most: int | None = None
     """How many subscriptions there may be."""
-    found: Collection[str] = ()
-    """Paths that the pattern matches, of the streams whose id is at most `found_until`: looked up before."""
-    found_until: int = 0
+    matched: Collection[str] = ()
+    """Paths that the pattern matches, of the streams with ids up to `matched_until`: they were looked up before."""
+    matched_until: int = 0
 
     def apply(self, transaction: "Transaction") -> View:
         """Raises `AlreadyExists`, `TooManyLinks`, or `Forbidden` if the limit of subscriptions is reached."""
@@ -270,9 +270,9 @@ class Subscribe(_OfSubscription):
         if self.most is not None and transaction.subscription_count() >= self.most:
             raise Forbidden(f"the limit of {self.most} subscriptions is reached")
         glob = None if self.pattern is None else Glob(self.pattern)
-        matched = set(self.found)
+        matched = set(self.matched)
         if glob is not None:
-            matched.update(path for path in transaction.paths_after(self.found_until) if glob.matches(path))
+            matched.update(path for path in transaction.paths_after(self.matched_until) if glob.matches(path))
         explicit = set(self.streams)
         if len(matched | explicit) > MAX_LINKS:
             raise TooManyLinks

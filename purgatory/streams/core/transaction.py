@@ -1,7 +1,7 @@
 """A transaction: what is known of streams, and what is changed, before it is stored all at once."""
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
 from purgatory.streams.core.globs import Glob
@@ -94,6 +94,8 @@ class Transaction:
         """The ids of subscriptions whose pattern matches a stream that they have no room for."""
         self.added_links: Counter[str] = Counter()
         """How many more links there are, by subscription; fewer if that is negative."""
+        self._links_at: dict[str, Mapping[str, Link]] = {}
+        """The stored links to the paths that were looked at."""
         self._globs: dict[str, Glob | None] = {}
         """The patterns of new subscriptions."""
         self._at: defaultdict[str, set[str]] = defaultdict(set)
@@ -252,7 +254,7 @@ class Transaction:
 
         Where there is no link yet, the pattern matches the path.
         """
-        links = {name: self.link(name, path) for name in (*self.source.links_at(path), *self._at.get(path, ()))}
+        links = {name: self.link(name, path) for name in (*self._stored_links(path), *self._at.get(path, ()))}
         names = {name for name, link in links.items() if link is not None}
         names.update(name for name in self.source.matching(path) if name not in self._globs)
         names.update(name for name, glob in self._globs.items() if glob is not None and glob.matches(path))
@@ -268,7 +270,14 @@ class Transaction:
         """The link of a subscription to the stream at `path`."""
         if (subscription, path) in self.links:
             return self.links[subscription, path]
-        return None if self._is_unlinked(subscription) else self.source.links_at(path).get(subscription)
+        return None if self._is_unlinked(subscription) else self._stored_links(path).get(subscription)
+
+    def _stored_links(self, path: str) -> Mapping[str, Link]:
+        try:
+            return self._links_at[path]
+        except KeyError:
+            found = self._links_at[path] = self.source.links_at(path)
+            return found
 
     def links_to(self, subscription: str, paths: Iterable[str]) -> dict[str, Link]:
         """Those of the subscription's links that are to these paths."""
@@ -297,30 +306,34 @@ class Transaction:
         """The first `limit` streams of a subscription whose paths follow `after`, in the order of their paths."""
         room = limit + len(self._touched.get(subscription, ()))
         stored = [] if self._is_unlinked(subscription) else self.source.linked(subscription, after, room)
-        return self._changed(subscription, stored, lambda linked: linked.path > after)[:limit]
+        links = self._touched_links(subscription)
+        first = sorted(path for path in links if path > after)[:limit]
+        return self._merged(subscription, stored, {path: links[path] for path in first})[:limit]
 
     def pending(self, subscription: str, limit: int) -> list[Linked]:
         """The first `limit` of them that are pending."""
         room = limit + len(self._touched.get(subscription, ()))
         stored = [] if self._is_unlinked(subscription) else self.source.pending(subscription, room)
-        return self._changed(subscription, stored, lambda linked: linked.is_pending)[:limit]
+        links = self._touched_links(subscription)
+        return [each for each in self._merged(subscription, stored, links) if each.is_pending][:limit]
 
     def woken(self, subscription: str) -> list[Linked]:
         """All of them that the wake has something of."""
         stored = [] if self._is_unlinked(subscription) else self.source.woken(subscription)
-        return self._changed(subscription, stored, lambda linked: linked.is_woken)
+        links = self._touched_links(subscription)
+        return [each for each in self._merged(subscription, stored, links) if each.is_woken]
+
+    def _touched_links(self, subscription: str) -> dict[str, Link]:
+        return self.links_to(subscription, self._touched.get(subscription, ()))
+
+    def _merged(self, subscription: str, stored: Iterable[Linked], links: Mapping[str, Link]) -> list[Linked]:
+        """What is stored, except where something is changed, and these links, in the order of their paths."""
+        touched = self._touched.get(subscription, set())
+        found = [linked for linked in stored if linked.path not in touched]
+        tails = self.tails(links)
+        found += [Linked(path, link, tails.get(path, 0)) for path, link in links.items()]
+        return sorted(found, key=lambda linked: linked.path)
 
     def _is_unlinked(self, subscription: str) -> bool:
         """Whether nothing that is stored of its links holds."""
         return subscription in self.unlinked or subscription in self._globs
-
-    def _changed(self, subscription: str, stored: Iterable[Linked], accept: Callable[[Linked], bool]) -> list[Linked]:
-        """What is stored, except where something is changed, and what is accepted of that."""
-        touched = self._touched.get(subscription, set())
-        found = [linked for linked in stored if linked.path not in touched]
-        tails = self.tails(touched)
-        for path, link in self.links_to(subscription, touched).items():
-            linked = Linked(path, link, tails.get(path, 0))
-            if accept(linked):
-                found.append(linked)
-        return sorted(found, key=lambda linked: linked.path)

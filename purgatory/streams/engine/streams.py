@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 from purgatory.streams.core.commands import Command, Expire, Secrets, Touch
 from purgatory.streams.core.errors import Gone, NotFound
 from purgatory.streams.core.state import Row, Stream
+from purgatory.streams.core.subscriptions import MAX_LINKS
 from purgatory.streams.core.transaction import Transaction
 from purgatory.streams.engine.alarm import SOON, Alarm
 from purgatory.streams.engine.background import Background
@@ -28,7 +29,6 @@ _AGAIN: Final = 1.0
 _LATE: Final = 0.02
 """By how much of its time-to-live a stream that was read may expire late."""
 
-
 logger: Final = logging.getLogger("purgatory.streams")
 
 
@@ -47,6 +47,8 @@ class Streams:
         """Paths that are being looked up."""
         self._overtaken: Counter[str] = Counter()
         """How often each of them has changed meanwhile."""
+        self._full: set[str] = set()
+        """The subscriptions of which it is logged that they are full."""
         self._background = Background()
         self._alarm = Alarm(
             self.store, self._background, self.now, lambda names: self.on_due(names), shared=opener.shared
@@ -169,6 +171,11 @@ class Streams:
     def _committed(self, changes: list[Change], transaction: Transaction) -> None:
         for change in changes:
             self.publish(change.path, change.stream, change.rows)
+        if transaction.full or transaction.unlinked:
+            self._full -= transaction.unlinked
+            for name in transaction.full - self._full:
+                logger.warning("the subscription %a has %d streams, and gets no others", name, MAX_LINKS)
+            self._full |= transaction.full
         if transaction.subscriptions:
             now = self.now()
             due = [each for each in transaction.subscriptions.values() if each is not None and each.due is not None]

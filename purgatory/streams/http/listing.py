@@ -7,7 +7,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope
 
 from purgatory.streams.admission import Refusal
-from purgatory.streams.core.errors import Invalid
 from purgatory.streams.http import requests
 from purgatory.streams.http.endpoint import Endpoint
 from purgatory.streams.http.replies import Reply
@@ -15,8 +14,6 @@ from purgatory.streams.http.replies import Reply
 __all__ = ["LIST", "ListEndpoint"]
 
 LIST: Final = "/v1/streams"
-_LISTED: Final = 1000
-"""Streams in an answer, at most."""
 
 
 class ListEndpoint(Endpoint):
@@ -27,11 +24,9 @@ class ListEndpoint(Endpoint):
         if scope["method"] not in ("GET", "HEAD"):
             raise Refusal(405, f"method {scope['method']} is not allowed", [(b"allow", b"GET, HEAD")])
         parameters = requests.query(scope)
-        limit = parameters.get("limit", ["100"])[-1]
-        if not limit.isdecimal() or not 0 < len(limit) < 9 or not 0 < int(limit) <= _LISTED:
-            raise Invalid(f"limit must be an integer from 1 to {_LISTED}")
+        limit = requests.page_limit(parameters)
         prefix, after = (parameters.get(name, [""])[-1].replace("\0", "") for name in ("prefix", "after"))
-        streams = await self.streams.store.read(lambda database: database.listed(prefix, after, int(limit)))
+        streams = await self.streams.store.read(lambda database: database.listed(prefix, after, limit))
         shown = [
             {
                 "path": each.path,

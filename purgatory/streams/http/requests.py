@@ -15,12 +15,26 @@ from purgatory.streams.core.commands import Fork, Identity
 from purgatory.streams.core.errors import Invalid
 from purgatory.streams.core.offsets import parse
 
-__all__ = ["ROOT", "Headers", "body", "expiry", "fork", "producer", "query", "segments", "stream_path", "time_to_live"]
+__all__ = [
+    "ROOT",
+    "Headers",
+    "body",
+    "expiry",
+    "fork",
+    "page_limit",
+    "producer",
+    "query",
+    "segments",
+    "stream_path",
+    "time_to_live",
+]
 
 ROOT: Final = "/v1/stream/"
 RESERVED: Final = "__ds"
 """The first segment of paths that are not streams."""
 
+MAX_PAGE: Final = 1000
+"""Streams in an answer, at most."""
 _PATH: Final = 1024
 _TEXT: Final = 1024
 _REMEMBERED: Final = 256
@@ -101,6 +115,14 @@ def _query(text: bytes) -> Mapping[str, Sequence[str]]:
     for name, value in pairs:
         parameters.setdefault(name, []).append(value)
     return parameters
+
+
+def page_limit(parameters: Mapping[str, Sequence[str]]) -> int:
+    """`limit`: how many streams an answer has. Raises `Invalid`."""
+    text = parameters.get("limit", ["100"])[-1]
+    if not text.isdecimal() or not 0 < len(text) < 9 or not 0 < int(text) <= MAX_PAGE:
+        raise Invalid(f"limit must be an integer from 1 to {MAX_PAGE}")
+    return int(text)
 
 
 def time_to_live(headers: Headers) -> int | None:

@@ -2,16 +2,20 @@
 
 import json
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
-from purgatory.streams.admission import Limits, Refusal
+from purgatory.streams.admission import Hold, Limits, Refusal
 from purgatory.streams.core import subscriptions as core
 from purgatory.streams.core.errors import Invalid
+from purgatory.streams.core.globs import MAX_SEGMENTS, Glob
 from purgatory.streams.core.state import Subscription
+from purgatory.streams.core.transaction import Transaction
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http import requests
 from purgatory.streams.http.addresses import UrlRejected, check_url
@@ -20,13 +24,17 @@ from purgatory.streams.http.keys import Keys, TokenInvalid
 from purgatory.streams.http.replies import Reply, error
 from purgatory.streams.http.requests import RESERVED, ROOT, Headers
 from purgatory.streams.settings import Settings
+from purgatory.streams.storage.database import Database
 
 __all__ = ["CONTROL", "DEFAULT_LEASE", "LEASE", "MAX_NAME", "MAX_STREAMS", "SubscriptionEndpoint"]
 
 CONTROL: Final = f"{ROOT}{RESERVED}"
 _BODY: Final = 1024 * 1024
 MAX_NAME: Final = 256
-MAX_STREAMS: Final = 10_000
+MAX_STREAMS: Final = 1_000
+"""Streams in a request, at most."""
+_LOOKED: Final = 1_000
+"""Streams that are compared with a pattern at once: others read meanwhile."""
 LEASE: Final = (1_000, 600_000)
 DEFAULT_LEASE: Final = 30_000
 
@@ -36,6 +44,7 @@ _REFUSALS: Final[dict[type[Exception], tuple[int, str]]] = {
     core.Fenced: (409, "FENCED"),
     core.NoPendingWork: (409, "NO_PENDING_WORK"),
     core.InvalidOffset: (409, "INVALID_OFFSET"),
+    core.TooManyLinks: (403, "TOO_MANY_STREAMS"),
     Invalid: (400, "INVALID_REQUEST"),
     UrlRejected: (400, "WEBHOOK_URL_REJECTED"),
 }
@@ -93,9 +102,37 @@ class SubscriptionEndpoint(Endpoint):
             await self.streams.run(core.Unsubscribe(name))
             return Reply(204)
         if scope["method"] == "GET":
-            return _json(200, self._shown(await self.streams.run(core.Look(name))))
-        view = await self.streams.run(_subscribe(name, await self._body(scope, receive), self.settings, self._own))
+            parameters = requests.query(scope)
+            after = parameters.get("after", [""])[-1].replace("\0", "")
+            look = core.Look(name, after, requests.page_limit(parameters))
+            view = await self.streams.store.read(lambda database: look.apply(Transaction(database, 0.0)))
+            return _json(200, self._shown(view))
+        command = _subscribe(name, await self._body(scope, receive), self.settings, self._own)
+        with self.limits.bodies.hold(scope["purgatory.client"]) as hold:
+            view = await self.streams.run(await self._with_matched(command, hold))
         return _json(201 if view.new else 200, self._shown(view))
+
+    async def _with_matched(self, command: core.Subscribe, hold: Hold) -> core.Subscribe:
+        """The command with the streams that its pattern matches: the writer looks at those alone that come meanwhile.
+
+        Raises `TooManyLinks`, or `Refusal` if their paths take more memory than the client has.
+        """
+        if command.pattern is None:
+            return command
+        exists, last_id = await self.streams.store.read(
+            lambda database: (database.subscription(command.id) is not None, database.last_id())
+        )
+        glob = Glob(command.pattern)
+        matched: list[str] = []
+        after: str | None = None if exists else ""
+        while after is not None:
+            look = partial(Database.matched, glob=glob, after=after, most=_LOOKED)
+            some, after = await self.streams.store.read(look)
+            matched += some
+            if len(matched) > core.MAX_LINKS:
+                raise core.TooManyLinks
+            hold.resize(sum(map(len, matched)))
+        return replace(command, matched=matched, matched_until=last_id)
 
     def _shown(self, view: core.View) -> dict[str, Any]:
         subscription = view.subscription
@@ -110,6 +147,7 @@ class SubscriptionEndpoint(Endpoint):
             "type": subscription.type,
             "pattern": subscription.pattern,
             "streams": [each.short() for each in view.streams],
+            "stream_count": view.count,
             "webhook": webhook,
             "wake_stream": subscription.wake_stream,
             "lease_ttl_ms": round(1000 * subscription.lease),
@@ -143,7 +181,7 @@ class SubscriptionEndpoint(Endpoint):
         given = await self._body(scope, receive)
         acks = given.get("acks", [])
         if not isinstance(acks, list) or len(acks) > MAX_STREAMS:
-            raise Invalid("acks must be an array")
+            raise Invalid(f"acks must be an array of at most {MAX_STREAMS}")
         pairs = []
         for ack in acks:
             path = ack.get("stream", ack.get("path")) if isinstance(ack, dict) else None
@@ -219,7 +257,9 @@ def _subscribe(name: str, given: dict[str, Any], settings: Settings, own: Collec
     kind = given.get("type")
     if kind not in ("webhook", "pull-wake"):
         raise Invalid("type must be webhook or pull-wake")
-    pattern = _text(given, "pattern")
+    pattern = (_text(given, "pattern") or "").strip("/") or None
+    if pattern is not None and Glob(pattern).num_segments > MAX_SEGMENTS:
+        raise Invalid(f"a pattern has {MAX_SEGMENTS} segments at most")
     streams = _streams(given, "streams") if given.get("streams") else ()
     if pattern is None and not streams:
         raise Invalid("a subscription must have a pattern or streams")
@@ -243,7 +283,7 @@ def _subscribe(name: str, given: dict[str, Any], settings: Settings, own: Collec
     return core.Subscribe(
         name,
         kind,
-        None if pattern is None else pattern.strip("/"),
+        pattern,
         streams,
         url,
         wake_stream,

@@ -1,0 +1,524 @@
+"""The cost of subscriptions and of their patterns, in statements, rows and steps, on both databases."""
+
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import pytest
+
+from purgatory.streams.core import globs
+from purgatory.streams.core import subscriptions as core
+from purgatory.streams.core.commands import Append, Command, Create, Delete, Fork
+from purgatory.streams.core.errors import Invalid, StreamsError
+from purgatory.streams.core.globs import MAX_SEGMENTS, Glob, Patterns
+from purgatory.streams.core.offsets import encode
+from purgatory.streams.core.transaction import Transaction
+from purgatory.streams.settings import Settings
+from purgatory.streams.storage.database import Database
+from purgatory.streams.storage.opener import opener
+from tests.streams.memory import Memory
+from tests.streams.serving import Server, opened
+from tests.support.servers import PostgresServer
+
+T = TypeVar("T")
+
+SUBSCRIPTIONS = "/v1/stream/__ds/subscriptions"
+
+
+class Counted:
+    """A database that counts what it is asked for."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.now = 1000.0
+        self.statements = 0
+        self.rows = 0
+        """Rows that were read, and parameters of statements that were run many times."""
+        execute, execute_many, put_links = database.execute, database.execute_many, database.put_links
+
+        def count(sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+            found = execute(sql, parameters)
+            self.statements += 1
+            self.rows += len(found)
+            return found
+
+        def count_many(sql: str, parameters: Any) -> None:
+            self.statements += 1
+            self.rows += len(parameters)
+            execute_many(sql, parameters)
+
+        def count_links(links: Any) -> None:
+            before = self.rows
+            put_links(links)
+            self.rows = before + len(links)
+
+        patch: Any = database
+        patch.execute, patch.execute_many, patch.put_links = count, count_many, count_links
+
+    def run(self, *commands: Command[Any]) -> Any:
+        """Apply the commands in a transaction, and return the result of the last one."""
+        self.statements = self.rows = 0
+        result = None
+        with self.database.transaction(
+            {path for command in commands for path in command.paths}, any(command.alone for command in commands)
+        ):
+            transaction = Transaction(self.database, self.now)
+            for command in commands:
+                result = command.apply(transaction)
+            if transaction.is_changed:
+                self.database.store(transaction)
+        self.database.stored(transaction)
+        return result
+
+    def wake(self, name: str = "s") -> tuple[str, str, int, tuple[int, int]]:
+        """The arguments of a worker's commands."""
+        subscription = self.database.subscription(name)
+        assert subscription is not None
+        token = subscription.incarnation, subscription.generation
+        return subscription.type, subscription.wake or "", subscription.generation, token
+
+
+def subscribe(pattern: str | None, *streams: str, name: str = "s", kind: str = "pull-wake") -> core.Subscribe:
+    url, wake_stream = ("https://a.example", None) if kind == "webhook" else (None, "wakes")
+    return core.Subscribe(name, kind, pattern, streams, url, wake_stream, 10.0, None)
+
+
+def create(path: str) -> Create:
+    return Create(path, "text/plain", body=b"x")
+
+
+def append(path: str) -> Append:
+    return Append(path, "text/plain", b"x")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def counted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Counted]:
+    """A database of each kind."""
+    settings = Settings(data=str(tmp_path))
+    if request.param == "postgresql":
+        postgres: PostgresServer = request.getfixturevalue("postgres")
+        settings = Settings(database=postgres.create_database())
+    found = opener(settings)
+    database = found.writer()
+    yield Counted(database)
+    database.close()
+    found.close()
+
+
+class TestCosts:
+    def test_a_subscription_to_many_streams_takes_few_statements(self, counted: Counted) -> None:
+        counted.run(*(create(f"e/{number}") for number in range(1000)))
+        view = counted.run(subscribe(None, *(f"e/{number}" for number in range(1000))))
+        assert (view.count, len(view.streams)) == (1000, core.PAGE)
+        assert counted.statements < 20
+        assert counted.rows < 2_200  # a tail and a link each
+        view = counted.run(subscribe("e/**", name="t"))
+        assert (view.count, counted.statements < 20) == (1000, True)
+        counted.run(core.LinkStreams("t", tuple(f"e/{number}" for number in range(500, 1500))))
+        assert counted.statements < 20
+        counted.run(core.Unsubscribe("t"))
+        assert (counted.statements < 10, counted.rows < 10) == (True, True)
+
+    def test_appends_deletions_and_claims_do_not_read_all_links(self, counted: Counted) -> None:
+        counted.run(create("wakes"), *(create(f"e/{number}") for number in range(1000)))
+        counted.run(subscribe("e/**"))
+        for command in (
+            append("e/1"),  # begins a wake
+            append("e/1"),
+            append("e/2"),
+            create("e/new"),
+            Delete("e/3"),
+            core.Claim("s", "worker"),
+            core.Unlink("s", "e/7"),
+        ):
+            counted.run(command)
+            assert counted.statements < 25
+            assert counted.rows < 40
+        counted.run(core.Acknowledge("s", *counted.wake(), (("e/1", encode(3)), ("e/2", encode(2))), True))
+        assert counted.rows < 40
+
+    def test_the_subscriptions_of_a_stream_are_read_together(self, counted: Counted) -> None:
+        counted.run(create("e/1"), *(subscribe("e/*", name=f"{number}") for number in range(100)))
+        counted.run(append("e/1"))  # begins the wakes
+        assert counted.statements < 25
+        counted.run(append("e/1"))
+        assert counted.statements < 15
+
+    def test_patterns_are_matched_once_for_a_path(self, counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+        counted.run(create("e/1"), *(subscribe("e/*", name=f"{number}") for number in range(100)))
+        matched: list[Any] = []
+        matches = Glob.matches_segments
+
+        def count(self: Glob, segments: Any) -> bool:
+            matched.append(segments)
+            return matches(self, segments)
+
+        monkeypatch.setattr(Glob, "matches_segments", count)
+        for _ in range(5):
+            counted.run(append("e/1"))
+        assert len(matched) <= 100
+
+    def test_a_stream_that_no_subscription_has_takes_no_more_statements(self, counted: Counted) -> None:
+        counted.run(create("a"))
+        counted.run(append("a"))
+        before = counted.statements
+        counted.run(*(subscribe("e/*", "x", name=f"{number}") for number in range(100)))
+        counted.run(append("a"))
+        counted.run(append("a"))
+        # PostgreSQL is asked who is linked, for all streams of a transaction together.
+        assert counted.statements <= before + isinstance(counted.database.links_path, str)
+
+    def test_a_long_configuration_is_stored_as_a_digest(self, counted: Counted) -> None:
+        many = subscribe(None, *(f"e/{number}" for number in range(1000)))
+        assert counted.run(many).new
+        assert not counted.run(many).new
+        with pytest.raises(core.AlreadyExists):
+            counted.run(subscribe(None, *(f"e/{number}" for number in range(999))))
+        found = counted.database.subscription("s")
+        assert found is not None
+        assert len(found.config) < 100
+        # As earlier versions have stored it.
+        transaction = Transaction(counted.database, 0.0)
+        whole = [many.type, None, sorted(many.streams), None, many.wake_stream, many.lease, None]
+        transaction.change_subscription(found).config = json.dumps(whole)
+        assert not many.apply(transaction).new
+
+
+class TestBounds:
+    @pytest.fixture(autouse=True)
+    def small(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(core, "MAX_LINKS", 3)
+        monkeypatch.setattr(core, "WAKE", 2)
+
+    def test_a_subscription_has_no_more_streams_than_it_may(self, counted: Counted) -> None:
+        counted.run(*(create(f"e/{number}") for number in range(4)))
+        for refused in (subscribe("**"), subscribe(None, *"abcd"), subscribe("e/[01]", *"abcd")):
+            with pytest.raises(core.TooManyLinks, match="3 streams at most: use several"):
+                counted.run(refused)
+        counted.run(subscribe("f/*", "a", "b"))
+        with pytest.raises(core.TooManyLinks):
+            counted.run(core.LinkStreams("s", ("b", "c", "d")))
+        counted.run(core.LinkStreams("s", ("a", "b", "c")))
+        counted.run(core.LinkStreams("s", ("a", "b", "c")))
+        counted.run(create("f/1"))
+        assert [each.path for each in counted.run(core.Look("s")).streams] == ["a", "b", "c"]
+        counted.run(core.Unlink("s", "a"))
+        counted.run(append("f/1"))
+        assert [each.path for each in counted.run(core.Look("s")).streams] == ["b", "c", "f/1"]
+        counted.run(Delete("f/1"))
+        assert counted.run(core.Look("s")).count == 2
+
+    def test_all_pending_streams_come_with_one_wake_after_the_other(self, counted: Counted) -> None:
+        counted.run(subscribe("e/*"))
+        counted.run(create("e/3"))
+        counted.run(create("e/1"))
+        counted.run(create("e/2"))
+        found = []
+        more = True
+        while more:
+            streams = counted.run(core.Claim("s", "worker")).streams
+            assert len(streams) <= 2
+            found.append([each.path for each in streams])
+            acks = tuple((each.path, encode(each.tail)) for each in streams)
+            more = counted.run(core.Acknowledge("s", *counted.wake(), acks, True))
+        assert found == [["e/3"], ["e/1", "e/2"]]
+
+    def test_a_webhook_acknowledges_nothing_that_its_wake_does_not_list(self, counted: Counted) -> None:
+        counted.run(subscribe("e/*", kind="webhook"))
+        for path in ("e/3", "e/1", "e/2"):
+            counted.run(create(path))
+        counted.now += 20.0
+        counted.run(core.Lapse("s"))  # e/3 must give way
+        delivery = counted.run(core.Deliver("s", 5.0))
+        assert [each.path for each in delivery.view.streams] == ["e/1", "e/2"]
+        counted.run(core.Delivered("s", counted.wake()[1], True, True))
+        acked = {each.path: each.link.acked for each in counted.run(core.Look("s")).streams}
+        assert acked == {"e/1": 1, "e/2": 1, "e/3": -1}
+        delivery = counted.run(core.Deliver("s", 5.0))
+        assert [each.path for each in delivery.view.streams] == ["e/3"]
+
+    @pytest.mark.parametrize("kind", ["webhook", "pull-wake"])
+    def test_a_wake_of_deleted_streams_has_what_came_meanwhile_or_ends(self, counted: Counted, kind: str) -> None:
+        def take() -> list[str]:
+            if kind == "webhook":
+                delivery = counted.run(core.Deliver("s", 0.0))
+                view = None if delivery is None else delivery.view
+            else:
+                view = counted.run(core.Claim("s", "worker"))
+            return [] if view is None else [each.path for each in view.streams]
+
+        counted.run(subscribe("e/*", kind=kind))
+        counted.run(create("e/1"))
+        counted.run(create("e/2"))
+        counted.run(Delete("e/1"))
+        assert take() == ["e/2"]
+        if kind == "webhook":
+            counted.run(core.Delivered("s", counted.wake()[1], True, True))
+        else:
+            counted.run(core.Acknowledge("s", *counted.wake(), (("e/2", encode(1)),), True))
+        counted.run(append("e/2"))
+        counted.run(Delete("e/2"))
+        if kind == "webhook":
+            assert take() == []
+        else:
+            with pytest.raises(core.NoPendingWork, match="deleted"):
+                take()
+
+    async def test_a_full_subscription_is_logged_once(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("purgatory.streams.engine.streams.MAX_LINKS", 3)
+        async with opened(Settings(data=str(tmp_path))) as streams:
+            for _ in range(2):
+                await streams.run(subscribe("e/*", *"abc"))
+                for number in range(3):
+                    await streams.run(create(f"e/{number}"))
+                    await streams.run(append(f"e/{number}"))
+                await streams.run(core.Unsubscribe("s"))
+                for number in range(3):
+                    await streams.run(Delete(f"e/{number}"))
+        assert caplog.messages == ["the subscription 's' has 3 streams, and gets no others"] * 2
+
+    @pytest.mark.parametrize("seed", range(12))
+    def test_commands_in_one_transaction_do_what_they_do_one_by_one(self, counted: Counted, seed: int) -> None:
+        """Against streams in dictionaries, where each command has a transaction of its own."""
+        rng = random.Random(seed)
+        memory = Memory()
+        for _ in range(15):
+            actions = [_action(rng) for _ in range(rng.randrange(1, 12))]
+            expected = []
+            for action in actions:
+                transaction = Transaction(memory, counted.now)
+                expected.append(_outcome(action, transaction))
+                memory.store(transaction)
+            with counted.database.transaction([], True):
+                transaction = Transaction(counted.database, counted.now)
+                outcomes = [_outcome(action, transaction) for action in actions]
+                counted.database.store(transaction)
+            counted.database.stored(transaction)
+            assert outcomes == expected
+            for name in "st":
+                assert counted.database.linked(name, "", 99) == memory.linked(name, "", 99)
+                assert counted.database.link_count(name) == memory.link_count(name)
+            for path in _PATHS:
+                assert counted.database.links_at(path) == memory.links_at(path)
+
+
+_PATHS = ("e/1", "e/2", "e/3", "f", "wakes")
+
+
+def _action(rng: random.Random) -> Callable[[Transaction], Command[Any]]:
+    """A command that is made when the state before it is known."""
+    path, name, choice, amount = rng.choice(_PATHS), rng.choice("st"), rng.randrange(13), rng.randrange(3)
+    kind, pattern = rng.choice(["webhook", "pull-wake"]), rng.choice(["e/*", "**", None])
+
+    def make(transaction: Transaction) -> Command[Any]:
+        known = transaction.subscription(name)
+        wake, token, generation, type_ = "", (0, 0), 0, "pull-wake"
+        if known is not None:
+            wake, generation, type_ = known.wake or "", known.generation, known.type
+            token = known.incarnation, known.generation
+        tail = transaction.tail(path)
+        commands: list[Command[Any]] = [
+            Create(path, "text/plain", body=b"x" * amount),
+            append(path),
+            append(path),
+            Delete(path),
+            Create(path, "text/plain", fork=Fork("e/1")),
+            subscribe(pattern, *([path] if pattern is None else []), name=name, kind=kind),
+            core.LinkStreams(name, (path, "f")),
+            core.Unlink(name, path),
+            core.Unsubscribe(name) if amount == 0 else core.Look(name, "e", 2),
+            core.Claim(name, "worker"),
+            core.Acknowledge(name, type_, wake, generation, token, ((path, encode(tail)),), amount > 0),
+            core.Delivered(name, wake, True, True) if wake else core.Look(name),
+            core.Deliver(name, -1.0),
+        ]
+        return commands[choice]
+
+    return make
+
+
+def _outcome(action: Callable[[Transaction], Command[Any]], transaction: Transaction) -> Any:
+    """What can be compared of a command's outcome."""
+    try:
+        result = action(transaction).apply(transaction)
+    except StreamsError as error:
+        return type(error)
+    view = result.view if isinstance(result, core.Delivery) else result
+    if isinstance(view, core.View):
+        return view.subscription.generation, view.streams, view.count, view.new
+    return getattr(result, "tail", result if isinstance(result, bool) else None)
+
+
+class TestPages:
+    def test_streams_of_a_subscription_are_listed_in_pages(self, http: httpx.Client) -> None:
+        names = sorted(["p/B", "p/b", "p/é", *(f"p/{number:03}" for number in range(150))])
+        url = f"{SUBSCRIPTIONS}/pages"
+        shown = http.put(url, json={"type": "pull-wake", "streams": names, "wake_stream": "w"}).json()
+        assert (shown["stream_count"], len(shown["streams"])) == (153, 100)
+        found: list[str] = []
+        while True:
+            after = found[-1] if found else ""
+            page = http.get(url, params={"after": after, "limit": 40}).json()["streams"]
+            if not page:
+                break
+            assert len(page) <= 40
+            found += [each["path"] for each in page]
+        assert found == names
+        assert len(http.get(url).json()["streams"]) == 100
+        for limit in ("0", "1001", "x"):
+            assert http.get(url, params={"limit": limit}).status_code == 400
+        streams = [f"{number}" for number in range(1001)]
+        assert http.post(f"{url}/streams", json={"streams": streams}).status_code == 400
+
+    def test_pages_are_in_the_order_of_their_bytes(self, counted: Counted) -> None:
+        names = sorted(["p/B", "p/b", "p/é", "p/a-b", "p/a/b", "p/aa", "p/_"])
+        counted.run(subscribe(None, *names))
+        counted.run(*map(create, names))
+        found: list[str] = []
+        while page := counted.run(core.Look("s", found[-1] if found else "", 2)).streams:
+            found += [each.path for each in page]
+        assert found == names
+        assert [each.path for each in counted.database.pending("s", 3)] == names[:3]
+
+    def test_a_pattern_of_too_many_streams_is_refused_before_the_writer(
+        self, server: Server, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for number in range(7):
+            http.put(f"/v1/stream/many/{number}", json=1)
+        monkeypatch.setattr(core, "MAX_LINKS", 3)
+        monkeypatch.setattr("purgatory.streams.http.subscriptions._LOOKED", 2)
+        streams = server.application.streams
+        commands: list[Any] = []
+        asked: list[int] = []
+        run, matched = streams.run, Database.matched
+
+        async def record(command: Any) -> Any:
+            commands.append(command)
+            return await run(command)
+
+        def count(self: Database, glob: Glob, after: str, most: int) -> Any:
+            asked.append(most)
+            return matched(self, glob, after, most)
+
+        monkeypatch.setattr(streams, "run", record)
+        monkeypatch.setattr(Database, "matched", count)
+        config = {"type": "pull-wake", "pattern": "many/**", "wake_stream": "w"}
+        response = http.put(f"{SUBSCRIPTIONS}/many", json=config)
+        assert (response.status_code, response.json()["error"]["code"]) == (403, "TOO_MANY_STREAMS")
+        assert (commands, asked) == ([], [2, 2])
+        monkeypatch.setattr(core, "MAX_LINKS", 7)
+        assert http.put(f"{SUBSCRIPTIONS}/many", json=config).json()["stream_count"] == 7
+        (command,) = commands
+        assert command.matched == [f"many/{number}" for number in range(7)]
+        asked.clear()
+        assert http.put(f"{SUBSCRIPTIONS}/many", json=config).status_code == 200
+        assert asked == []
+
+    def test_a_stream_that_comes_during_the_look_is_linked(self, counted: Counted) -> None:
+        counted.run(create("e/1"), create("e/2"))
+        last_id = counted.database.last_id()
+        matched, after = counted.database.matched(Glob("e/*"), "", 10)
+        assert (matched, after) == (["e/1", "e/2"], None)
+        counted.run(create("e/3"), create("f"), Delete("e/2"))
+        command = core.Subscribe("s", "pull-wake", "e/*", ("e/1",), None, "w", 1.0, None, None, matched, last_id)
+        view = counted.run(command)
+        assert [(each.path, each.link.acked) for each in view.streams] == [("e/1", 1), ("e/3", 1)]
+        assert view.streams[0].short()["link_type"] == "explicit"
+
+    @pytest.mark.parametrize(("pattern", "expected"), [("a/b", 1), ("a/**", 3), ("a/b/*", 1), ("**", 5), ("x/*", 0)])
+    def test_only_the_streams_below_a_prefix_are_looked_at(self, counted: Counted, pattern: str, expected: int) -> None:
+        counted.run(*map(create, ("a", "a/b", "a/b/c", "a0", "aa")))
+        found: list[str] = []
+        after: str | None = ""
+        while after is not None:
+            some, after = counted.database.matched(Glob(pattern), after, 2)
+            found += some
+        assert len(found) == expected
+
+
+class TestGlobs:
+    def test_segments_of_patterns_and_new_streams_are_bounded(self, counted: Counted, http: httpx.Client) -> None:
+        counted.run(create("/".join("a" * MAX_SEGMENTS)))
+        with pytest.raises(Invalid, match="64 segments at most"):
+            counted.run(create("/".join("a" * (MAX_SEGMENTS + 1))))
+        config = {"type": "pull-wake", "wake_stream": "w"}
+        for pattern, status in (
+            ("/".join("a" * MAX_SEGMENTS), 201),
+            ("/".join(["**"] * 500), 201),
+            ("/".join("a" * (MAX_SEGMENTS + 1)), 400),
+            ("/".join(["a", "**"] * (MAX_SEGMENTS // 2) + ["a"]), 400),
+            ("/", 400),
+        ):
+            response = http.put(f"{SUBSCRIPTIONS}/bounded", json={**config, "pattern": pattern})
+            assert response.status_code == status
+            http.delete(f"{SUBSCRIPTIONS}/bounded")
+
+    @pytest.mark.parametrize("pattern", ["**/a/" * 31 + "b", "**/*/" * 31 + "b", "**/" * 500 + "b", "*/" * 63 + "b"])
+    def test_a_match_takes_steps_by_the_segments_of_the_path(self, pattern: str) -> None:
+        glob = Glob(pattern)
+        path = "/".join("a" * 500)
+        assert _steps(lambda: glob.matches(path)) < 40 * 500
+
+    def test_matches_are_those_of_all_ways_to_read_a_pattern(self) -> None:
+        rng = random.Random(1)
+        for _ in range(3000):
+            pattern = "/".join(rng.choice(["a", "b", "*", "**"]) for _ in range(rng.randrange(1, 6)))
+            path = "/".join(rng.choice("abc") for _ in range(rng.randrange(1, 6)))
+            expected = _matches(pattern.split("/"), path.split("/"))
+            assert Glob(pattern).matches(path) is expected, (pattern, path)
+
+    def test_patterns_are_compiled_once_and_paths_are_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(globs, "_PATHS", 2)
+        compiled: list[str] = []
+        init = Glob.__init__
+
+        def count(self: Glob, pattern: str) -> None:
+            compiled.append(pattern)
+            init(self, pattern)
+
+        monkeypatch.setattr(Glob, "__init__", count)
+        patterns = Patterns()
+        assert patterns.matching("a") == ()
+        given: list[tuple[str, str | None]] = [("s", "*"), ("t", "a"), ("u", None)]
+        for _ in range(3):
+            patterns.replace(given)
+            for path, expected in (("a", ("s", "t")), ("b", ("s",)), ("c/d", ())):
+                assert patterns.matching(path) == expected
+        assert len(patterns._found) == 2
+        patterns.replace([*given, ("v", "c/**")])
+        assert patterns.matching("c/d") == ("v",)
+        assert compiled == ["*", "a", "c/**"]
+
+
+def _matches(pattern: list[str], path: list[str]) -> bool:
+    if not pattern:
+        return not path
+    first, *rest = pattern
+    if first == "**":
+        return any(_matches(rest, path[begin:]) for begin in range(len(path) + 1))
+    return bool(path) and first in ("*", path[0]) and _matches(rest, path[1:])
+
+
+def _steps(call: Callable[[], object]) -> int:
+    """How many instructions of Python a call takes."""
+    count = 0
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
