@@ -96,6 +96,13 @@ def test_folder_in_use_or_damaged_is_refused(tmp_path: Path, monkeypatch: pytest
     assert "cannot use" in refused("--data", str(tmp_path))
 
 
+def test_a_lock_file_that_is_removed_lets_no_second_server_in(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        (tmp_path / "lock").unlink()
+        assert f"another server uses {tmp_path}" in refused("--data", str(tmp_path))
+        server.stop()
+
+
 def test_command_with_workers_serves_and_stops(postgres: PostgresServer) -> None:
     with running(None, "--database", postgres.create_database(), "--workers", "2") as server:
         assert httpx.put(f"{server.url}/v1/stream/a", timeout=60).status_code == 201

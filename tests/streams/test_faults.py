@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from purgatory.streams.settings import Settings
+from purgatory.streams.storage import sqlite
 from purgatory.streams.storage.database import StorageUnavailable
 from purgatory.streams.storage.opener import opener
 from purgatory.streams.storage.postgresql import PostgresDatabase
@@ -170,3 +171,72 @@ def interrupted(connection: sqlite3.Connection, step: int, times: int) -> Iterat
     finally:
         with suppress(sqlite3.ProgrammingError):  # it is closed
             connection.set_progress_handler(None, 0)
+
+
+class FailingCommits:
+    """A connection of SQLite of which the commits fail, after they are done or before."""
+
+    def __init__(self, connection: sqlite3.Connection, code: int, is_stored: bool) -> None:
+        self.connection = connection
+        self.code = code
+        self.is_stored = is_stored
+        self.is_closed = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.connection, name)
+
+    def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
+        if sql != "COMMIT":
+            return self.connection.execute(sql, *parameters)
+        if self.is_stored:
+            self.connection.execute(sql)
+        failure = sqlite3.OperationalError("disk I/O error")
+        failure.sqlite_errorcode = self.code
+        raise failure
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.connection.close()
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_an_append_of_which_the_fsync_fails_may_be_stored_and_the_database_is_opened_again(
+    tmp_path: Path, is_stored: bool
+) -> None:
+    with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        http.put(f"{STREAM}/a", headers=TEXT, content="a")
+        store: Any = server.application.streams.store
+        database = store._writing
+        failing = database.connection = FailingCommits(database.connection, sqlite3.SQLITE_IOERR_FSYNC, is_stored)
+        response = http.post(f"{STREAM}/a", headers=TEXT, content="b")
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        assert "may be stored, or may not" in response.json()["error"]["message"]
+        assert failing.is_closed
+        assert store._writing is None
+        # What is stored is read from the database, not from memory, when the database is open again.
+        assert http.put(f"{STREAM}/b", headers=TEXT).status_code == 201
+        assert store._writing is not database
+        tail = http.head(f"{STREAM}/a").headers["stream-next-offset"]
+        assert tail.endswith(f"{1 + is_stored}")
+        assert http.post(f"{STREAM}/a", headers=TEXT, content="c").status_code == 204
+        assert http.get(f"{STREAM}/a").text == ("abc" if is_stored else "ac")
+
+
+def test_an_io_error_before_the_commit_stores_nothing_and_the_database_is_opened_again(tmp_path: Path) -> None:
+    with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        http.put(f"{STREAM}/a", headers=TEXT, content="a")
+        store: Any = server.application.streams.store
+        database = store._writing
+
+        def execute_many(*_: Any) -> None:
+            failure = sqlite3.OperationalError("disk I/O error")
+            failure.sqlite_errorcode = sqlite3.SQLITE_IOERR_WRITE
+            raise sqlite._error(failure)
+
+        database.execute_many = execute_many
+        response = http.post(f"{STREAM}/a", headers=TEXT, content="b")
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        assert response.json()["error"]["message"] == "the database is away"
+        assert http.post(f"{STREAM}/a", headers=TEXT, content="c").status_code == 204
+        assert store._writing is not database
+        assert http.get(f"{STREAM}/a").text == "ac"

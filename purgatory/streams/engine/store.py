@@ -113,6 +113,8 @@ class Store:
         self._writing: Database | None = None
         self._closing = False
         self._has_failed = False
+        self._unsure: Transaction | None = None
+        """The one that is being committed. If that fails, nobody knows whether it is stored."""
         self._drop_at = math.inf
         """When to delete rows of deleted streams, by the monotonic clock."""
 
@@ -299,12 +301,20 @@ class Store:
             self._writing = self._opener.writer()
         database = self._writing
         try:
+            self._make_sure(database)
             yield database
         except StorageUnavailable:
             self._writing = None
             with suppress(Exception):
                 database.close()
             raise
+
+    def _make_sure(self, database: Database) -> None:
+        """Tell the loop what the streams are now that an unsure transaction may have changed."""
+        unsure = self._unsure
+        if unsure is not None:
+            self._tell([Change(path, database.stream(path), []) for path in unsure.paths], unsure, [])
+            self._unsure = None
 
     def _transact(self, batch: list[_Item]) -> tuple[Transaction, list[_Outcome]]:
         outcomes: list[_Outcome] = []
@@ -322,6 +332,9 @@ class Store:
                         break
                 if transaction.is_changed:
                     database.store(transaction)
+                    if not self._opener.shared:  # else a notification says what is stored
+                        self._unsure = transaction
+            self._unsure = None
             database.stored(transaction)
         if transaction.removed:
             self._drop_at = 0.0

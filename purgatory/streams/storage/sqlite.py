@@ -1,6 +1,7 @@
 """SQLite in a folder: one process, which knows all that it has stored."""
 
 import fcntl
+import os
 import sqlite3
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -36,6 +37,10 @@ _CACHED: Final = 10_000
 """Streams that are remembered, and paths whose links are."""
 _FEW: Final = 10
 """Links to a path that are remembered. Of one that has more, they are looked up: there may be a thousand."""
+_PRIMARY: Final = 0xFF
+"""The bits of an error code that say what has failed; others say how."""
+_ERRORS: Final = {sqlite3.SQLITE_FULL: StorageFull, sqlite3.SQLITE_IOERR: StorageUnavailable}
+"""The classes of errors. A connection with an I/O error is closed, as nobody knows what the disk has."""
 
 
 class Folder:
@@ -45,18 +50,22 @@ class Folder:
         """Take the folder. Raises `BlockingIOError` if a process has it, `OSError` or `StorageError`."""
         path.mkdir(parents=True, exist_ok=True)
         self.file = path / "streams.sqlite"
-        self._lock = (path / "lock").open("a")
+        self._locks: list[int] = []
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The folder itself too: the file may be removed, and a second server would then make and lock another one.
+            for locked, flags in ((path / "lock", os.O_WRONLY | os.O_CREAT), (path, os.O_RDONLY)):
+                self._locks.append(os.open(locked, flags, 0o644))
+                fcntl.flock(self._locks[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            self._lock.close()
+            self.close()
             # Two applications of one process too, as each has opened the file.
             text = f"another server uses the folder, or it cannot be locked ({error.strerror}): name another one"
             raise OSError(error.errno, text, str(path)) from None  # whose class the number chooses
 
     def close(self) -> None:
         """Let others have it."""
-        self._lock.close()
+        while self._locks:
+            os.close(self._locks.pop())
 
 
 class FileDatabase(Database):
@@ -106,16 +115,23 @@ class FileDatabase(Database):
 
     @contextmanager
     def transaction(self, paths: Collection[str], alone: bool = False) -> Iterator[None]:
+        is_committing = False
         try:
             self.execute("BEGIN IMMEDIATE")  # one that fails may have begun all the same
             yield
+            is_committing = True
             self.execute("COMMIT")
         except BaseException as error:
+            if isinstance(error, StorageUnavailable):
+                # All of it may be written, and only the fsync have failed: opened again, the database may have it.
+                error.may_be_stored = is_committing
             if self.connection.in_transaction:
                 with suppress(StorageError):
                     self.execute("ROLLBACK")
             if self.connection.in_transaction:
-                raise StorageUnavailable(f"the rollback failed, so the database is opened again: {error}") from error
+                lost = StorageUnavailable(f"the rollback failed, so the database is opened again: {error}")
+                lost.may_be_stored = isinstance(error, StorageError) and error.may_be_stored
+                raise lost from error
             raise
 
     def new_id(self) -> int:
@@ -221,5 +237,5 @@ class WritingDatabase(FileDatabase):
 
 
 def _error(error: sqlite3.Error) -> StorageError:
-    kind = StorageFull if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL else StorageError
+    kind = _ERRORS.get(getattr(error, "sqlite_errorcode", 0) & _PRIMARY, StorageError)
     return kind(f"the database failed: {error}")
