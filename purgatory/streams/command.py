@@ -5,6 +5,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,10 @@ def add_to(subcommands: "Subcommands") -> None:
     where.add_argument(
         "--data", default=defaults.data, metavar="DIR", help="folder of the SQLite database (default: ./data)"
     )
+    parser.add_argument(
+        "--check", action="store_true",
+        help="read the whole SQLite database before the server starts, which does not start if it is damaged",
+    )  # fmt: skip
     where.add_argument(
         "--database",
         type=_text(check_database),
@@ -128,6 +133,8 @@ def _add(
 def _run(options: argparse.Namespace) -> None:
     if options.workers > 1 and options.database is None:
         options.parser.error("--workers needs a --database: SQLite is for one process")
+    if options.check and options.database is not None:
+        options.parser.error("--check is for SQLite: PostgreSQL has pg_amcheck")
     if options.demo and options.database is not None:
         options.parser.error("--demo is for one process: leave out --database and --workers")
     # A waiting client is an open file: take as many as the system lets us.
@@ -143,7 +150,7 @@ def _run(options: argparse.Namespace) -> None:
     options.url = options.url.rstrip("/")
     options.allowed_hosts = tuple(options.allowed_hosts)
     settings = Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})
-    _check(settings)
+    _check(settings, whole=options.check)
     headers = []
     if settings.allowed_origin is not None:
         headers = [
@@ -171,8 +178,8 @@ def _run(options: argparse.Namespace) -> None:
     )
 
 
-def _check(settings: Settings) -> None:
-    """Exit with a message if the database or the journal cannot be used."""
+def _check(settings: Settings, *, whole: bool) -> None:
+    """Exit with a message if the database or the journal cannot be used, or with `whole` if the database is damaged."""
     try:
         # Each process has one of its own. Only whether that can be is seen to here.
         if (opened_journal := journal(settings)) is not None:
@@ -189,7 +196,10 @@ def _check(settings: Settings) -> None:
         else:
             opened = FolderOpener(Path(settings.data))
             try:
-                opened.writer().close()
+                with closing(opened.writer()) as database:
+                    if whole:
+                        print(f"checking the database in {settings.data} …", file=sys.stderr, flush=True)  # noqa: T201
+                        database.check()
             finally:
                 opened.close()
     except BlockingIOError:

@@ -32,6 +32,7 @@ def refused(*options: str) -> str:
         (["--port", "65536"], "a port is a number from 0 to 65535"),
         (["--workers", "2"], "--workers needs a --database"),
         (["--demo", "--workers", "2", "--database", "postgresql://127.0.0.1:1/x"], "--demo is for one process"),
+        (["--check", "--database", "postgresql://127.0.0.1:1/x"], "--check is for SQLite: PostgreSQL has pg_amcheck"),
         (["--database", "mysql://x"], "must be like postgresql://"),
         (["--url", "ftp://x"], "must be like https://streams.example.org, not ftp://x"),
         (["--allowed-host", "foo:80"], "must be a host name without scheme and port, or *, not foo:80"),
@@ -107,3 +108,18 @@ def test_command_with_workers_serves_and_stops(postgres: PostgresServer) -> None
     with running(None, "--database", postgres.create_database(), "--workers", "2") as server:
         assert httpx.put(f"{server.url}/v1/stream/a", timeout=60).status_code == 201
         assert server.stop() in (0, -signal.SIGTERM)
+
+
+def test_a_damaged_database_is_found_by_check(tmp_path: Path) -> None:
+    with running(tmp_path) as server, httpx.Client(base_url=server.url) as http:
+        for number in range(50):
+            http.put(f"/v1/stream/{number}", content="x" * 10_000, headers={"Content-Type": "text/plain"})
+    with running(tmp_path, "--check") as server, httpx.Client(base_url=server.url) as http:
+        assert http.get("/health").json()["streams"] == 50
+    assert any(f"checking the database in {tmp_path}" in line for line in server.output)
+    file = tmp_path / "streams.sqlite"
+    content = bytearray(file.read_bytes())
+    middle = len(content) // 2 // 8192 * 8192
+    content[middle : middle + 8192] = b"\xff" * 8192
+    file.write_bytes(content)
+    assert "the database is damaged: " in refused("--data", str(tmp_path), "--port", "0", "--check")

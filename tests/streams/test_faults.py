@@ -49,7 +49,7 @@ def requests() -> dict[str, tuple[httpx.Request, set[int]]]:
     add("read the fork", "GET", f"{STREAM}/fork?offset=-1", {200})
     add("close", "POST", f"{STREAM}/fork", {204}, headers={**TEXT, "Stream-Closed": "true"})
     add("list", "GET", "/v1/streams", {200})
-    add("health", "GET", "/health", {200})
+    add("health", "GET", "/health", {200, 503})
     add("unsubscribe", "DELETE", SUBSCRIPTION, {204, 404})
     return made
 

@@ -394,6 +394,17 @@ class Expire(OfStream):
 
 
 @dataclass(frozen=True, slots=True)
+class Nothing:
+    """Change nothing: the database takes commands."""
+
+    alone: ClassVar[bool] = False
+    paths: ClassVar[tuple[str, ...]] = ()
+
+    def apply(self, transaction: Transaction) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class Secrets:
     """Look at secrets, and keep new ones if there are none."""
 

@@ -199,6 +199,16 @@ class Database(ABC):
             some = ordered[begin : begin + _IN]
             yield from self.execute(f"{sql} AND path IN ({', '.join('?' * len(some))})", [*parameters, *some])
 
+    def probe(self) -> int:
+        """Read a little of each table that requests read. Returns how many streams there are. Raises `StorageError`."""
+        for (path,) in self.execute("SELECT path FROM streams LIMIT 1"):
+            Database.stream(self, path)
+        self.execute("SELECT stream, first, last, append_end, length(data) FROM data LIMIT 1")
+        self.execute("SELECT stream, name, epoch, seq FROM producers LIMIT 1")
+        self.execute(f"{SELECT_SUBSCRIPTIONS} LIMIT 1")
+        self.execute(f"SELECT subscription, path, {_LINK} FROM links LIMIT 1")
+        return Database.count(self)
+
     def secret(self, name: str) -> str | None:
         """A secret, if there is one with this name."""
         for (value,) in self.execute(f"SELECT value FROM secrets WHERE name = ?{self.locked}", [name]):

@@ -41,7 +41,7 @@ class FolderOpener:
         """Raises `BlockingIOError` if another process uses the folder, `OSError`."""
         self._folder = Folder(path)
 
-    def writer(self) -> Database:
+    def writer(self) -> WritingDatabase:
         """The connection that writes."""
         return WritingDatabase(self._folder.file)
 

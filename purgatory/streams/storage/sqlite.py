@@ -159,6 +159,12 @@ class WritingDatabase(FileDatabase):
         self._link_counts: Counter[str] = Counter(dict(counts))
         self._count = super().count()
 
+    def check(self) -> None:
+        """Read the whole database. Raises `StorageError` if it is damaged: the first finding."""
+        ((finding,),) = self.execute("PRAGMA integrity_check(1)")
+        if finding != "ok":
+            raise StorageError(f"the database is damaged: {' '.join(finding.split())}")
+
     def stream(self, path: str) -> Stream | None:
         try:
             stream = self._streams[path]

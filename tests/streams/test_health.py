@@ -1,0 +1,57 @@
+"""`/health` tells what requests would meet."""
+
+import math
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from purgatory.streams.storage.database import Database
+from tests.streams.serving import serving
+
+
+def test_health_is_of_all_that_requests_need(tmp_path: Path) -> None:
+    with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        http.put("/v1/stream/a", content="x", headers={"Content-Type": "text/plain"})
+        assert http.get("/health").json()["streams"] == 1
+        writing: Any = server.application.streams.store._writing
+        for table in ("data", "producers", "subscriptions", "links"):
+            writing.connection.execute(f"ALTER TABLE {table} RENAME TO hidden")
+            server.application._probed_at = -math.inf
+            sick = http.get("/health")
+            assert (sick.status_code, sick.headers["retry-after"]) == (503, "1")
+            assert f"no such table: {table}" in sick.text
+            writing.connection.execute(f"ALTER TABLE hidden RENAME TO {table}")
+        server.application._probed_at = -math.inf
+        assert http.get("/health").status_code == 200
+
+
+def test_health_is_sick_if_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("purgatory.streams.http.app._PROBING", 0.1)
+    with (
+        serving(data=str(tmp_path)) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+        closing(sqlite3.connect(tmp_path / "streams.sqlite", isolation_level=None)) as other,
+    ):
+        other.execute("BEGIN IMMEDIATE")
+        sick = http.get("/health")
+        assert (sick.status_code, sick.json()["error"]["message"]) == (503, "the database does not answer")
+        other.execute("ROLLBACK")
+
+
+def test_health_that_is_asked_often_looks_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    probe = Database.probe
+    monkeypatch.setattr("purgatory.streams.http.app._PROBED", 1000.0)
+
+    def counted(database: Database) -> int:
+        looks.append(1)
+        return probe(database)
+
+    monkeypatch.setattr(Database, "probe", counted)
+    with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        assert {http.get("/health").status_code for _ in range(50)} == {200}
+    assert looks == [1]
