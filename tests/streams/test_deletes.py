@@ -1,6 +1,7 @@
 """Deleted and expired streams are gone at once, and their rows go in transactions of a bounded size."""
 
 import asyncio
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -111,6 +112,66 @@ async def delete_large(streams: Streams, monkeypatch: pytest.MonkeyPatch, counts
     sql = "SELECT count(*) FROM dropped"
     while await streams.store.read(lambda database: database.execute(sql)) != [(0,)]:  # noqa: ASYNC110 - another thread's
         await asyncio.sleep(0.01)
+
+
+async def test_a_deleted_stream_gives_its_room_back_to_the_disk(tmp_path: Path) -> None:
+    freed: list[int] = []
+    file = tmp_path / "streams.sqlite"
+    log = tmp_path / "streams.sqlite-wal"
+    async with opened(Settings(data=str(tmp_path))) as streams:
+        writing: Any = streams.store._writing
+        shrink = writing.shrink
+
+        def observed() -> bool:
+            before = writing._number("page_count")
+            has_more: bool = shrink()
+            freed.append(before - writing._number("page_count"))
+            return has_more
+
+        writing.shrink = observed
+        await streams.run(Create("small", BINARY, body=b"x" * 10_000))
+        await streams.run(Create("large", BINARY))
+        for _ in range(20):
+            await streams.run(Append("large", BINARY, b"x" * 1024 * 1024))
+            await streams.run(Append("small", BINARY, b"y"))  # among the pages of the large one
+        await streams.run(Append("small", BINARY, b"x" * 10_000))
+        await streams.run(Append("large", BINARY, b"x" * 40 * 1024 * 1024))
+        assert file.stat().st_size > 50 * 1024 * 1024
+        await streams.run(Delete("large"))
+        while file.stat().st_size > 3 * 1024 * 1024:  # noqa: ASYNC110 - another thread's
+            await asyncio.sleep(0.01)
+        assert len(freed) > 20
+        assert max(freed) <= 257  # with a page of pointers
+        await streams.run(Append("small", BINARY, b"z"))  # the first one of a new write-ahead log
+        assert log.stat().st_size <= 32 * 1024 * 1024
+        known = await streams.find("small")
+        known.drop_recent()
+        body = (await streams.chunk(known, 0)).body()
+        assert body == b"x" * 10_000 + b"y" * 20 + b"x" * 10_000 + b"z"
+        assert writing.execute("PRAGMA integrity_check") == [("ok",)]
+
+
+def test_a_failure_to_shrink_is_told(tmp_path: Path) -> None:
+    with closing(WritingDatabase(tmp_path / "streams.sqlite")) as database:
+        database.execute("INSERT INTO data VALUES (1, 0, 1, NULL, zeroblob(2000000))")
+        database.execute("DELETE FROM data")
+        database.execute("PRAGMA query_only = 1")
+        with pytest.raises(StorageError, match="readonly"):
+            database.shrink()
+
+
+async def test_a_database_that_cannot_shrink_keeps_its_room(tmp_path: Path) -> None:
+    """One that an earlier release has made."""
+    file = tmp_path / "streams.sqlite"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript("PRAGMA auto_vacuum = NONE; CREATE TABLE any_table (name TEXT)")
+    async with opened(Settings(data=str(tmp_path))) as streams:
+        await streams.run(Create("large", BINARY, body=b"x" * 10 * 1024 * 1024))
+        await streams.run(Delete("large"))
+        await until_left(streams, 0)
+        while streams.store._until_drop() is not None:  # noqa: ASYNC110 - another thread's
+            await asyncio.sleep(0.01)
+    assert file.stat().st_size > 10 * 1024 * 1024
 
 
 async def test_a_deleted_stream_goes_in_steps(

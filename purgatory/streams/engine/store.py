@@ -234,10 +234,12 @@ class Store:
         return None if self._drop_at == math.inf else max(0.0, self._drop_at - time.monotonic())
 
     def _drop_rows(self) -> None:
-        """Delete some of the rows of deleted streams."""
+        """Delete some of the rows of deleted streams, or give back some of the room that they have left."""
         try:
-            with self._writing_to() as database, database.transaction(()):
-                has_more = database.drop_rows()
+            with self._writing_to() as database:
+                with database.transaction(()):
+                    has_more = database.drop_rows()
+                has_more = has_more or database.shrink()
         except Exception as error:
             if isinstance(error, StorageError):
                 self._failing(error)

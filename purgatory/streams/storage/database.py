@@ -430,6 +430,13 @@ class Database(ABC):
         if streams:
             self.execute_many("DELETE FROM dropped WHERE stream = ?", [(stream,) for stream in streams])
 
+    def shrink(self) -> bool:
+        """Give some of the room that deleted rows have left back to the disk. Returns whether there is more.
+
+        Called without a transaction. A database that has means of its own does nothing.
+        """
+        return False
+
     def stored(self, transaction: Transaction) -> None:  # noqa: B027 - most have nothing to do
         """Called when a transaction of the database has stored these changes."""
 

@@ -37,6 +37,14 @@ _CACHED: Final = 10_000
 """Streams that are remembered, and paths whose links are."""
 _FEW: Final = 10
 """Links to a path that are remembered. Of one that has more, they are looked up: there may be a thousand."""
+_INCREMENTAL: Final = 2
+"""The `auto_vacuum` of a database that gives pages back when it is asked to."""
+_LOG: Final = 32 * 1024 * 1024
+"""Bytes of the write-ahead log that are kept for the next changes: one that a large change has left is cut off."""
+_SHRUNK: Final = 256
+"""Pages that are given back to the disk at once: two MiB, which takes some milliseconds."""
+_SPARE: Final = 128
+"""Free pages that are kept for new rows, at least, and an eighth of the file."""
 _PRIMARY: Final = 0xFF
 """The bits of an error code that say what has failed; others say how."""
 _ERRORS: Final = {sqlite3.SQLITE_FULL: StorageFull, sqlite3.SQLITE_IOERR: StorageUnavailable}
@@ -148,8 +156,11 @@ class WritingDatabase(FileDatabase):
     def _prepare(self) -> None:
         # A large append needs fewer pages then, of a new database: an old one keeps its own.
         self.connection.execute("PRAGMA page_size = 8192")
+        # Only of a new database, too: an old one needs a VACUUM to get it.
+        self.connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         # A commit returns when it is on the disk.
         self.connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;")
+        self.connection.execute(f"PRAGMA journal_size_limit = {_LOG}")
         schema.prepare(self, _DIALECT)
         self._streams: OrderedDict[str, Stream | None] = OrderedDict()
         self._subscriptions = {name: FileDatabase.subscription(self, name) for name, _ in FileDatabase.patterns(self)}
@@ -209,6 +220,25 @@ class WritingDatabase(FileDatabase):
 
     def link_count(self, subscription: str) -> int:
         return self._link_counts[subscription]
+
+    def shrink(self) -> bool:
+        spare = max(_SPARE, self._number("page_count") // 8)
+        free = self._number("freelist_count")
+        if free <= spare or self._number("auto_vacuum") != _INCREMENTAL:
+            return False
+        try:
+            # Not by `execute`, which takes one step of a statement without columns: that is a page.
+            self.connection.executescript(f"PRAGMA incremental_vacuum({_SHRUNK})")
+        except sqlite3.Error as error:
+            raise _error(error) from error
+        if free - _SHRUNK > spare:
+            return True
+        self.execute("PRAGMA wal_checkpoint")  # it cuts off the file
+        return False
+
+    def _number(self, pragma: str) -> int:
+        ((number,),) = self.execute(f"PRAGMA {pragma}")
+        return int(number)
 
     def stored(self, transaction: Transaction) -> None:
         """The transaction is committed: remember."""
