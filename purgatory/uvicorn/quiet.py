@@ -124,7 +124,7 @@ class QuietConnection(asyncio.Protocol, TimerTask):
         if status:
             self._log(status)
         # Not by way of writelines(), which in some releases of CPython 3.12 does not pause the writer.
-        if any(len(chunk) >= _LARGE for chunk in chunks):
+        if max(map(len, chunks), default=0) >= _LARGE:
             for chunk in chunks:
                 self.transport.write(chunk)
         else:

@@ -105,6 +105,8 @@ def _group(messages: list[str], size: int) -> list[tuple[bytes, int]]:
 
 def _cut(media: str, data: bytes) -> list[tuple[bytes, int]]:
     """Rows of bytes."""
+    if 0 < len(data) <= ROW:
+        return [(data, len(data))]
     rows = []
     begin = 0
     while begin < len(data):

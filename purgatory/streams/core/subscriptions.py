@@ -113,6 +113,8 @@ class View:
 
 def appended(transaction: "Transaction", stream: Stream) -> None:
     """Something was appended to `stream`: wake the subscriptions that are idle."""
+    if not transaction.subscription_count():
+        return
     transaction.grown.append(stream.path)
     _settle(transaction)
 

@@ -34,6 +34,8 @@ class Chunk:
     @property
     def size(self) -> int:
         """Bytes of the body, or a few more."""
+        if self.bodies:
+            return len(self.bodies["body"])
         return sum(len(row.data) + 1 for _, _, row in self.parts) + 2
 
     def data(self) -> list[bytes]:

@@ -74,7 +74,10 @@ class Turns(Generic[T]):
 
     def add(self, client: str, item: T) -> None:
         """Add an item of a client."""
-        self._items.setdefault(client, deque()).append(item)
+        try:
+            self._items[client].append(item)
+        except KeyError:
+            self._items[client] = deque([item])
 
     def put_back(self, client: str, item: T) -> None:
         """Add an item that is the client's next one."""
@@ -85,7 +88,9 @@ class Turns(Generic[T]):
         taken: list[T] = []
         while self._items and len(taken) < most:
             client, items = next(iter(self._items.items()))
-            taken.append(items.popleft())
+            # A client alone takes all turns.
+            count = min(most - len(taken), len(items)) if len(self._items) == 1 else 1
+            taken += [items.popleft() for _ in range(count)]
             if items:
                 self._items.move_to_end(client)
             else:

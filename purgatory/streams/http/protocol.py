@@ -138,9 +138,10 @@ class BoundedProtocol(ParkingProtocol):
             # To the parser it is an upgrade, with or without that header, however often it is parsed.
             self._refusal = _NO_TUNNEL
             raise _RefusedError
-        if any(name == b"transfer-encoding" and value.strip().lower() != b"chunked" for name, value in self.headers):
-            self._refusal = _UNKNOWN_CODING
-            raise _RefusedError
+        for name, value in self.headers:
+            if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+                self._refusal = _UNKNOWN_CODING
+                raise _RefusedError
         if self._is_upgrade():
             return
         self._unset_keepalive_if_required()  # it was set since, if this began before the last answer was complete

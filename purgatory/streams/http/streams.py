@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope
 
 from purgatory import Delay, PurgatoryClosed, PurgatoryFull
 from purgatory.asgi import DelayedResponse
-from purgatory.streams.admission import Limits, Quotas, jittered
+from purgatory.streams.admission import SMALL, Limits, Quotas, jittered
 from purgatory.streams.core import errors, messages, offsets
 from purgatory.streams.core.commands import Append, Appended, Create, Delete
 from purgatory.streams.core.cursors import known_cursor, next_cursor
@@ -300,7 +300,10 @@ def _caught_up(chunk: Chunk, offset: str, known: str | None, cache: Header) -> R
         return Reply(304, [(b"etag", tag), _cached(chunk.stream, cache)])
     # At the tail there may be more in a moment.
     cached = _cached(chunk.stream, cache) if chunk.parts else _NO_STORE
-    return LongReply(200, [*_headers(chunk), (b"etag", tag), cached], chunk.size, chunk.body)
+    headers = [*_headers(chunk), (b"etag", tag), cached]
+    if chunk.size <= SMALL:
+        return Reply(200, headers, chunk.body())
+    return LongReply(200, headers, chunk.size, chunk.body)
 
 
 def _url(scope: Scope) -> str:
