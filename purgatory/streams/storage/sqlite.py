@@ -15,11 +15,13 @@ from purgatory.streams.storage import schema
 from purgatory.streams.storage.database import (
     FROM_DATA,
     Database,
+    StorageConflict,
     StorageError,
     StorageFull,
     StorageUnavailable,
     of_piece,
 )
+from purgatory.streams.storage.reserve import RESERVED, Reserve
 
 _DIALECT: Final = schema.Dialect(
     blob="BLOB",
@@ -45,6 +47,8 @@ _SHRUNK: Final = 256
 """Pages that are given back to the disk at once: two MiB, which takes some milliseconds."""
 _SPARE: Final = 128
 """Free pages that are kept for new rows, at least, and an eighth of the file."""
+_MARGIN: Final = 4 * 1024 * 1024
+"""Bytes that are free on the disk when something is appended, at least."""
 _PRIMARY: Final = 0xFF
 """The bits of an error code that say what has failed; others say how."""
 _ERRORS: Final = {sqlite3.SQLITE_FULL: StorageFull, sqlite3.SQLITE_IOERR: StorageUnavailable}
@@ -153,6 +157,17 @@ class FileDatabase(Database):
 class WritingDatabase(FileDatabase):
     """The connection that writes. It remembers what it has stored: nothing else changes the database."""
 
+    def __init__(self, file: Path) -> None:
+        self._reserve = Reserve(file.with_name("reserve"))
+        self._is_full = False
+        """Whether the disk has just turned out to be full."""
+        try:
+            super().__init__(file)
+        except (StorageFull, StorageUnavailable):
+            if not self._reserve.release():
+                raise
+            super().__init__(file)  # for its files there may be too little room without
+
     def _prepare(self) -> None:
         # A large append needs fewer pages then, of a new database: an old one keeps its own.
         self.connection.execute("PRAGMA page_size = 8192")
@@ -221,16 +236,50 @@ class WritingDatabase(FileDatabase):
     def link_count(self, subscription: str) -> int:
         return self._link_counts[subscription]
 
+    @contextmanager
+    def transaction(self, paths: Collection[str], alone: bool = False) -> Iterator[None]:
+        with self._releasing(), super().transaction(paths, alone):
+            yield
+
+    @contextmanager
+    def _releasing(self) -> Iterator[None]:
+        """Release the reserve if the disk is full, and let the commands be tried again."""
+        try:
+            yield
+        except StorageFull as error:
+            if isinstance(error.__cause__, sqlite3.Error) and self._reserve.release():
+                self._is_full = True
+                raise StorageConflict(str(error)) from error
+            raise
+
+    def store(self, transaction: Transaction) -> None:
+        is_new = any(name not in self._subscriptions for name in transaction.subscriptions)
+        if transaction.rows or transaction.added or is_new:
+            self._check_room(sum(len(row.data) for rows in transaction.rows.values() for row in rows))
+        super().store(transaction)
+
+    def _check_room(self, size: int) -> None:
+        """Raise `StorageFull` if there is no room to append so many bytes, and to delete them afterwards."""
+        is_full, self._is_full = self._is_full, False
+        # They are written to the log, and then to the file.
+        needed = 2 * size + _MARGIN + (0 if self._reserve.is_made else RESERVED)
+        free = self._reserve.free()
+        if free < needed:
+            free += self._number("freelist_count") * self._number("page_size")
+        if is_full or free < needed or not self._reserve.make():
+            raise StorageFull("the disk is full: nothing is appended until there is room, but streams can be deleted")
+
     def shrink(self) -> bool:
         spare = max(_SPARE, self._number("page_count") // 8)
         free = self._number("freelist_count")
         if free <= spare or self._number("auto_vacuum") != _INCREMENTAL:
             return False
-        try:
-            # Not by `execute`, which takes one step of a statement without columns: that is a page.
-            self.connection.executescript(f"PRAGMA incremental_vacuum({_SHRUNK})")
-        except sqlite3.Error as error:
-            raise _error(error) from error
+        with self._releasing():
+            try:
+                # Not by `execute`, which takes one step of a statement without columns: that is a page.
+                self.connection.executescript(f"PRAGMA incremental_vacuum({_SHRUNK})")
+            except sqlite3.Error as error:
+                raise _error(error) from error
         if free - _SHRUNK > spare:
             return True
         self.execute("PRAGMA wal_checkpoint")  # it cuts off the file
