@@ -443,8 +443,9 @@ async def test_clients_take_turns_to_write(tmp_path: Path) -> None:
         assert own == [b"%d" % number for number in range(1000)]
 
 
-async def test_a_transaction_that_takes_long_is_stored_before_it_is_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("bound", "value"), [("_LONG", -1.0), ("_LARGE", 1)])
+async def test_a_transaction_that_takes_long_or_is_large_is_stored_before_it_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str, value: float
 ) -> None:
     stored: list[int] = []
     store = WritingDatabase.store
@@ -459,8 +460,10 @@ async def test_a_transaction_that_takes_long_is_stored_before_it_is_full(
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(streams.run(block))
             assert await asyncio.to_thread(block.begun.wait, 60)
-            monkeypatch.setattr("purgatory.streams.engine.store._LONG", -1.0)
-            creations = [tasks.create_task(streams.run(Create(f"s{number}", "text/plain"))) for number in range(5)]
+            monkeypatch.setattr(f"purgatory.streams.engine.store.{bound}", value)
+            creations = [
+                tasks.create_task(streams.run(Create(f"s{number}", "text/plain", body=b"x"))) for number in range(5)
+            ]
             await asyncio.sleep(0)
             assert block.released is not None
             block.released.set()

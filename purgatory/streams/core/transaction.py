@@ -81,6 +81,8 @@ class Transaction:
         self.added: dict[int, Stream] = {}
         self.changed: dict[int, Stream] = {}
         self.removed: dict[int, Stream] = {}
+        self.size = 0
+        """Bytes of the appends."""
         self.rows: dict[int, list[Row]] = {}
         """The rows that are appended to each stream."""
         self.producers: dict[tuple[int, str], Producer] = {}
@@ -174,6 +176,7 @@ class Transaction:
         append_end = None if len(rows) == 1 else stream.tail + sum(units for _, units in rows)
         stored = self.rows.setdefault(stream.id, [])
         for data, units in rows:
+            self.size += len(data)
             end = stream.tail + units
             stored.append(Row(stream.tail, end, data, append_end))
             stream.tail = end

@@ -32,6 +32,8 @@ T = TypeVar("T")
 
 _BATCH: Final = 256
 """Commands in a transaction, at most."""
+_LARGE: Final = 8 * 1024 * 1024
+"""Bytes of appends after which a transaction takes no further command."""
 _LONG: Final = 0.05
 """Seconds after which a transaction takes no further command."""
 _READERS: Final = 2
@@ -335,7 +337,7 @@ class Store:
                         outcomes.append((future, command.apply(transaction), None))
                     except StreamsError as error:
                         outcomes.append((future, None, error))
-                    if time.perf_counter() > end:
+                    if transaction.size >= _LARGE or time.perf_counter() > end:
                         break
                 if transaction.is_changed:
                     database.store(transaction)
