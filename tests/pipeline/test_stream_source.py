@@ -44,7 +44,7 @@ def source(spark: SparkSession) -> SparkSession:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JsonServer]:
-    with running(tmp_path_factory.mktemp("data"), "--long-poll-timeout", "1") as server:
+    with running(tmp_path_factory.mktemp("data"), "--long-poll-timeout", "1", "--max-body", "4000000") as server:
         yield server
 
 
