@@ -424,7 +424,7 @@ class TestTrouble:
             monkeypatch.setattr(Streams, "find", fail)
             monkeypatch.setattr(Streams, "run", fail)
             assert http.get("/v1/stream/a").status_code == 500
-            assert http.get("/v1/stream/__ds/subscriptions/a").status_code == 500
+            assert http.delete("/v1/stream/__ds/subscriptions/a").status_code == 500
 
     def test_client_that_leaves_while_it_sends_appends_nothing(
         self, server: Server, http: httpx.Client, stream: str
