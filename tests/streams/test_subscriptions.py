@@ -344,6 +344,7 @@ class TestDelivery:
         streams.now += 10
         streams.run(core.Lapse("s"))
         assert streams.source.known["s"].holder is None
+        streams.run(core.Lapse("nobody"))
 
     def test_an_attempt_by_a_clock_that_was_ahead_is_due(self, streams: Core) -> None:
         streams.subscribe("webhook")
@@ -431,6 +432,8 @@ class TestAddresses:
         check_url(url, local=True, own={1})
         with pytest.raises(UrlRejected, match="own port"):
             check_url(url, local=True, own={4437, 80})
+        with pytest.raises(UrlRejected, match="http is for localhost"):
+            check_url("http://hooks.example/", local=True)
 
     @pytest.mark.parametrize(
         "url",
@@ -479,6 +482,7 @@ class TestAddresses:
     @pytest.mark.parametrize("address", ["2002:a00:1::", "::ffff:10.0.0.1", "64:ff9b:1::1", "ff02::1"])
     def test_private_addresses_within_others_are_not_public(self, address: str) -> None:
         assert not is_public(ip_address(address))
+        assert is_public(ip_address("2606:4700:4700::1111"))
 
     async def test_names_in_a_private_network_are_not_resolved(self) -> None:
         class Names:

@@ -130,10 +130,9 @@ def _settle(transaction: "Transaction") -> None:
                     continue
                 link = Link(False, True, -1)
                 transaction.change_link(subscription.id, path, None, link)
-            if subscription.wake is None:
-                linked = Linked(path, link, transaction.tail(path))
-                if linked.is_pending:
-                    _begin(transaction, subscription, [linked])
+            linked = Linked(path, link, transaction.tail(path))
+            if subscription.wake is None and linked.is_pending:
+                _begin(transaction, subscription, [linked])
 
 
 def forget(transaction: "Transaction", path: str) -> None:

@@ -132,19 +132,16 @@ class _Counted(WaitingStream["Chunk | Exception"]):
         super().answer()
 
     def _has_room(self, operation: DelayedOperation["Chunk | Exception"]) -> bool:
-        try:
-            chunk = operation.result()
-            if isinstance(chunk, Chunk) and chunk.size > SMALL:
+        assert isinstance(operation, Read)
+        if isinstance(operation.chunk, Chunk) and operation.chunk.size > SMALL:
+            try:
                 self.hold.check()
-        except Refusal:
-            return False
-        except Exception:
-            return True  # it has failed, which is seen to as in any event stream
+            except Refusal:
+                return False
         return True
 
     def pause_writing(self) -> None:
-        if self.parked is not None:  # else it has just ended
-            self.hold.count(self.sent)
+        self.hold.count(0 if self.parked is None else self.sent)  # it may just have ended
         super().pause_writing()
 
     def resume_writing(self) -> None:
