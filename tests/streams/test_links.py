@@ -4,6 +4,7 @@ import json
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from purgatory.streams.core.transaction import Transaction
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import Database
 from purgatory.streams.storage.opener import opener
+from purgatory.streams.storage.sqlite import WritingDatabase
 from tests.streams.memory import Memory
 from tests.streams.serving import Server, opened
 from tests.support.servers import PostgresServer
@@ -522,3 +524,16 @@ def _steps(call: Callable[[], object]) -> int:
     finally:
         sys.settrace(before)
     return count
+
+
+def test_links_of_few_paths_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("purgatory.streams.storage.sqlite._CACHED", 1)
+    with closing(WritingDatabase(tmp_path / "streams.sqlite")) as database:
+        transaction = Transaction(database, 0.0)
+        with database.transaction(()):
+            core.Subscribe("s", "pull-wake", None, ("a", "b"), None, "wakes", 1.0, None).apply(transaction)
+            database.store(transaction)
+        database.stored(transaction)
+        for path in "abab":
+            assert list(database.links_at(path)) == ["s"]
+            assert len(database._links) == 1
