@@ -18,6 +18,7 @@ from purgatory.streams.settings import Settings
 from purgatory.streams.storage.sqlite import FileDatabase, WritingDatabase
 from tests.streams.memory import Memory
 from tests.streams.serving import Server, opened
+from tests.streams.test_deletes import until_left
 from tests.support.servers import PostgresServer
 
 TEXT = "text/plain"
@@ -99,7 +100,7 @@ async def drop_a_chain(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> Non
         await asyncio.sleep(0.02)
     assert sum(removed.values()) == 95
     assert max(removed.values()) == 10
-    assert await streams.store.read(lambda database: database.execute("SELECT count(*) FROM data")) == [(0,)]
+    await until_left(streams, 0)
 
 
 async def test_a_long_chain_is_dropped_in_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

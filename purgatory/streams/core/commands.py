@@ -310,7 +310,7 @@ class Append(OfStream):
             rows = messages.parse(stream.media_type, self.body)
             if not rows:
                 raise Invalid("an empty JSON array has no message")
-            if self.most is not None and stream.tail + sum(units for _, units in rows) > self.most:
+            if self.most is not None and stream.tail + messages.count(rows) > self.most:
                 raise Full(f"the stream would have more than {self.most} bytes or messages")
 
         stream = transaction.change(stream)

@@ -11,11 +11,12 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import islice
+from operator import itemgetter
 from typing import Any, Final
 
 from purgatory.streams.core.errors import Full, Invalid
 
-__all__ = ["JSON", "MOST", "ROW", "ROW_MESSAGES", "join", "media_type", "parse", "part", "split"]
+__all__ = ["JSON", "MOST", "ROW", "ROW_MESSAGES", "count", "join", "media_type", "parse", "part", "split"]
 
 JSON: Final = "application/json"
 
@@ -74,6 +75,11 @@ def parse(media: str, body: bytes) -> list[tuple[bytes, int]]:
     if len(messages) > MOST:
         raise Full(f"an append must not have more than {MOST} messages")
     return _group(messages, len(body))
+
+
+def count(rows: list[tuple[bytes, int]]) -> int:
+    """The units of an append."""
+    return sum(map(itemgetter(1), rows))
 
 
 def split(media: str, data: bytes) -> list[tuple[bytes, int]]:

@@ -173,7 +173,7 @@ class Transaction:
 
     def append(self, stream: Stream, rows: list[tuple[bytes, int]]) -> None:
         """Add one append to a stream that may be changed: rows of `messages.parse`, with their units."""
-        append_end = None if len(rows) == 1 else stream.tail + sum(units for _, units in rows)
+        append_end = None if len(rows) == 1 else stream.tail + messages.count(rows)
         stored = self.rows.setdefault(stream.id, [])
         for data, units in rows:
             self.size += len(data)

@@ -277,8 +277,8 @@ class Database(ABC):
         for piece in pieces:
             begin = piece.begin
             while begin < piece.end:
-                rows = self.rows(piece._replace(begin=begin), most - size)
-                for row in rows:
+                before = begin
+                for row in self.rows(piece._replace(begin=begin), most - size):
                     if row.begin > begin:
                         return parts  # the rows before are deleted meanwhile
                     end = min(row.end, piece.end)
@@ -287,12 +287,15 @@ class Database(ABC):
                     begin = end
                     if size >= most or len(parts) >= PARTS:
                         return parts
-                if not rows:
+                if begin == before:
                     return parts  # deleted meanwhile
         return parts
 
-    def rows(self, piece: Piece, most: int) -> list[Row]:
-        """Some of the rows of a piece, until they have `most` bytes or more. The first one may begin before."""
+    def rows(self, piece: Piece, most: int) -> Iterable[Row]:
+        """Some of the rows of a piece. The first one may begin before.
+
+        Those beyond `most` bytes are not wanted: they need not come, or are not read until they are taken.
+        """
         rows = self.execute(_SELECT_ROWS, [*of_piece(piece), most])
         return [Row(first, last, bytes(data)) for first, last, data in rows]
 

@@ -112,18 +112,13 @@ class FileDatabase(Database):
         except sqlite3.Error as error:
             raise _error(error) from error
 
-    def rows(self, piece: Piece, most: int) -> list[Row]:
-        rows = []
+    def rows(self, piece: Piece, most: int) -> Iterator[Row]:
         try:
-            # Each row is read when it is asked for. A window would copy them all.
+            # A window would copy all rows, to know their sizes.
             for first, last, data in self.connection.execute(f"SELECT first, last, data {FROM_DATA}", of_piece(piece)):
-                rows.append(Row(first, last, data))
-                most -= len(data)
-                if most <= 0:
-                    break
+                yield Row(first, last, data)
         except sqlite3.Error as error:
             raise _error(error) from error
-        return rows
 
     @contextmanager
     def transaction(self, paths: Collection[str], alone: bool = False) -> Iterator[None]:
