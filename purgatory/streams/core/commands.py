@@ -168,7 +168,7 @@ class Create:
             raise Forbidden(
                 f"a fork may have the data of at most {_SPANS} streams: copy the data to a stream of its own"
             )
-        rows = messages.parse(media, self.body) if self.body else []
+        rows, units = messages.parse(media, self.body) if self.body else ([], 0)
         if self.most is not None and transaction.source.count() + len(transaction.added) >= self.most:
             raise Forbidden(f"the limit of {self.most} streams is reached")
 
@@ -186,8 +186,8 @@ class Create:
             transaction.change(source).references += 1
         touch(transaction, stream)
         transaction.add(stream)
-        if rows:
-            transaction.append(stream, rows)
+        if units:
+            transaction.append(stream, rows, units)
             subscriptions.appended(transaction, stream)
         return Created(stream.copy(), True)  # later commands of the transaction may change the other
 
@@ -306,17 +306,18 @@ class Append(OfStream):
         if self.seq is not None and stream.seq is not None and self.seq.encode() <= stream.seq.encode():
             raise Conflict("Stream-Seq must be greater than that of the last append")
         rows: list[tuple[bytes, int]] = []
+        units = 0
         if self.body:
-            rows = messages.parse(stream.media_type, self.body)
-            if not rows:
+            rows, units = messages.parse(stream.media_type, self.body)
+            if not units:
                 raise Invalid("an empty JSON array has no message")
-            if self.most is not None and stream.tail + messages.count(rows) > self.most:
+            if self.most is not None and stream.tail + units > self.most:
                 raise Full(f"the stream would have more than {self.most} bytes or messages")
 
         stream = transaction.change(stream)
         touch(transaction, stream)
-        if rows:
-            transaction.append(stream, rows)
+        if units:
+            transaction.append(stream, rows, units)
         if self.seq is not None:
             stream.seq = self.seq
         if self.producer is not None:
@@ -325,7 +326,7 @@ class Append(OfStream):
         if self.close:
             stream.closed = True
             stream.closed_by = None if self.producer is None else str(self.producer)
-        if rows:
+        if units:
             subscriptions.appended(transaction, stream)
         return Appended(stream.tail, stream.closed, True, None if self.producer is None else self.producer.seq)
 

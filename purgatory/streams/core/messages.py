@@ -11,12 +11,11 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import islice
-from operator import itemgetter
 from typing import Any, Final
 
 from purgatory.streams.core.errors import Full, Invalid
 
-__all__ = ["JSON", "MOST", "ROW", "ROW_MESSAGES", "count", "join", "media_type", "parse", "part", "split"]
+__all__ = ["JSON", "MOST", "ROW", "ROW_MESSAGES", "join", "media_type", "parse", "part", "split"]
 
 JSON: Final = "application/json"
 
@@ -51,22 +50,22 @@ def _nothing(text: str) -> None:
 _DECODER: Final = json.JSONDecoder(parse_float=_nothing, parse_int=_nothing, parse_constant=_no_constant)
 
 
-def parse(media: str, body: bytes) -> list[tuple[bytes, int]]:
-    """The rows of an append of `body`: their stored forms, and how many units each has.
+def parse(media: str, body: bytes) -> tuple[list[tuple[bytes, int]], int]:
+    """The rows of an append of `body`, their stored forms and how many units each has, and how many it has in all.
 
     Raises `Invalid` if it is no JSON where it has to be, and `Full` if it has too many messages.
 
     An array of JSON is flattened by one level: its elements are messages.
     """
     if media != JSON:
-        return _cut(media, body)
+        return _cut(media, body), len(body)
     try:
         text = body.decode()
         begin, end = _value(text, 0)
         if _SPACE.fullmatch(text, end) is None:
             raise ValueError("data follows the JSON value")
         if text[begin] != "[":
-            return [(text[begin:end].encode(), 1)]
+            return [(text[begin:end].encode(), 1)], 1
         messages = list(islice(_elements(text, begin + 1, end - 1), MOST + 1))
     except RecursionError:
         raise Invalid("the JSON is nested too deeply") from None
@@ -74,12 +73,7 @@ def parse(media: str, body: bytes) -> list[tuple[bytes, int]]:
         raise Invalid(f"the body is not JSON: {error}") from None
     if len(messages) > MOST:
         raise Full(f"an append must not have more than {MOST} messages")
-    return _group(messages, len(body))
-
-
-def count(rows: list[tuple[bytes, int]]) -> int:
-    """The units of an append."""
-    return sum(map(itemgetter(1), rows))
+    return _group(messages, len(body)), len(messages)
 
 
 def split(media: str, data: bytes) -> list[tuple[bytes, int]]:
@@ -111,7 +105,7 @@ def _group(messages: list[str], size: int) -> list[tuple[bytes, int]]:
 
 def _cut(media: str, data: bytes) -> list[tuple[bytes, int]]:
     """Rows of bytes."""
-    if 0 < len(data) <= ROW:
+    if len(data) <= ROW:
         return [(data, len(data))]
     rows = []
     begin = 0

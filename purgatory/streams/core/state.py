@@ -22,7 +22,7 @@ class Row(NamedTuple):
     end: int
     data: bytes
     append_end: int | None = None
-    """Where the append ends that this is a part of."""
+    """Where the append ends that this is of. It is not read from the database with the data."""
 
 
 class Piece(NamedTuple):

@@ -188,9 +188,9 @@ def _write_wake(transaction: "Transaction", subscription: Subscription, pending:
         "generation": subscription.generation,
         "ts": int(1000 * transaction.now),
     }
-    rows = messages.parse(stream.media_type, json.dumps(event).encode())
+    rows, units = messages.parse(stream.media_type, json.dumps(event).encode())
     stream = transaction.change(stream)
-    transaction.append(stream, rows)
+    transaction.append(stream, rows, units)
     transaction.grown.append(stream.path)
 
 

@@ -171,15 +171,15 @@ class Transaction:
             del self.producers[key]
         self.paths[stream.path] = None
 
-    def append(self, stream: Stream, rows: list[tuple[bytes, int]]) -> None:
-        """Add one append to a stream that may be changed: rows of `messages.parse`, with their units."""
-        append_end = None if len(rows) == 1 else stream.tail + messages.count(rows)
+    def append(self, stream: Stream, rows: list[tuple[bytes, int]], units: int) -> None:
+        """Add one append to a stream that may be changed: the rows and units of `messages.parse`."""
+        begin = stream.tail
+        stream.tail += units
         stored = self.rows.setdefault(stream.id, [])
-        for data, units in rows:
+        for data, count in rows:
             self.size += len(data)
-            end = stream.tail + units
-            stored.append(Row(stream.tail, end, data, append_end))
-            stream.tail = end
+            stored.append(Row(begin, begin + count, data, stream.tail))
+            begin += count
 
     def append_end(self, stream: Stream, position: int) -> int | None:
         """Where the append ends that has the unit at `position` of a stream."""

@@ -90,10 +90,10 @@ _DROPPED_BYTES: Final = 4 * 1024 * 1024
 """Bytes from which on it deletes no more: that takes 20 ms."""
 _DROPPED_STREAMS: Final = 50
 """Streams whose rows it deletes, at most."""
-# Those of a piece, of which the first one may begin before.
+# Those of a piece, of which the first one may begin before. There are none if that one is deleted already.
 FROM_DATA: Final = (
     "FROM data WHERE stream = ? AND first < ? AND first >="
-    " COALESCE((SELECT max(first) FROM data WHERE stream = ? AND first <= ?), ?) ORDER BY first LIMIT ?"
+    " (SELECT max(first) FROM data WHERE stream = ? AND first <= ?) ORDER BY first LIMIT ?"
 )
 # Rows that begin before so many bytes: their sizes are known without them.
 _SELECT_ROWS: Final = (
@@ -275,13 +275,11 @@ class Database(ABC):
         parts: list[Part] = []
         size = 0
         for piece in pieces:
-            begin = piece.begin
-            while begin < piece.end:
+            _, begin, stop = piece
+            while begin < stop:
                 before = begin
                 for row in self.rows(piece._replace(begin=begin), most - size):
-                    if row.begin > begin:
-                        return parts  # the rows before are deleted meanwhile
-                    end = min(row.end, piece.end)
+                    end = min(row.end, stop)
                     parts.append(Part(begin, end, row))
                     size += len(row.data)
                     begin = end
@@ -446,7 +444,7 @@ class Database(ABC):
 
 def of_piece(piece: Piece) -> list[int]:
     """The parameters of `FROM_DATA`."""
-    return [piece.stream, piece.end, piece.stream, piece.begin, piece.begin, _ROWS]
+    return [piece.stream, piece.end, piece.stream, piece.begin, _ROWS]
 
 
 def stream_of_row(row: Sequence[Any]) -> Stream:

@@ -18,7 +18,7 @@ _TABLES: Final = {
         tail BIGINT NOT NULL, closed INTEGER NOT NULL, closed_by TEXT, seq TEXT, source BIGINT, fork BIGINT NOT NULL,
         lineage TEXT NOT NULL, refs BIGINT NOT NULL, deleted INTEGER NOT NULL, created DOUBLE PRECISION NOT NULL,
         version BIGINT NOT NULL""",
-    # `append_end` is NULL where a row is a whole append.
+    # `append_end` is NULL in a row of version 1, which is a whole append.
     "data": """
         stream BIGINT NOT NULL, first BIGINT NOT NULL, last BIGINT NOT NULL, append_end BIGINT, data {blob} NOT NULL,
         PRIMARY KEY (stream, first)""",
