@@ -20,17 +20,17 @@ def test_health_is_of_all_that_requests_need(tmp_path: Path) -> None:
         writing: Any = server.application.streams.store._writing
         for table in ("data", "producers", "subscriptions", "links"):
             writing.connection.execute(f"ALTER TABLE {table} RENAME TO hidden")
-            server.application._probed_at = -math.inf
+            server.application._looks._fresh_until = -math.inf
             sick = http.get("/health")
             assert (sick.status_code, sick.headers["retry-after"]) == (503, "1")
             assert f"no such table: {table}" in sick.text
             writing.connection.execute(f"ALTER TABLE hidden RENAME TO {table}")
-        server.application._probed_at = -math.inf
+        server.application._looks._fresh_until = -math.inf
         assert http.get("/health").status_code == 200
 
 
 def test_health_is_sick_if_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("purgatory.streams.http.app._PROBING", 0.1)
+    monkeypatch.setattr("purgatory.streams.http.health._PATIENCE", 0.1)
     with (
         serving(data=str(tmp_path)) as server,
         httpx.Client(base_url=server.url, timeout=60) as http,
@@ -45,7 +45,7 @@ def test_health_is_sick_if_nothing_can_be_written(tmp_path: Path, monkeypatch: p
 def test_health_that_is_asked_often_looks_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
     probe = Database.probe
-    monkeypatch.setattr("purgatory.streams.http.app._PROBED", 1000.0)
+    monkeypatch.setattr("purgatory.streams.http.health._FRESH", 1000.0)
 
     def counted(database: Database) -> int:
         looks.append(1)

@@ -284,7 +284,8 @@ class Store:
                 self._tell([], None, [(future, None, error) for _, future, _ in batch])
                 return
         else:
-            self._failing(None)
+            if transaction.is_changed:
+                self._failing(None)
             for item in reversed(batch[len(outcomes) :]):
                 self._commands.put_back(item[2], item)
             self._tell(_changes(transaction), transaction, outcomes)

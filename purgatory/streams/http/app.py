@@ -24,10 +24,10 @@ from purgatory.asgi import closing_on_shutdown
 from purgatory.metrics.prometheus import JournalCollector, ParkingCollector, PurgatoryCollector
 from purgatory.relay import Relay
 from purgatory.streams.admission import RETRY, Guard, Limits, Quotas, Refusal
-from purgatory.streams.core.commands import Nothing
 from purgatory.streams.engine.live import LOOKING, Live
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http.description import describe
+from purgatory.streams.http.health import Health
 from purgatory.streams.http.keys import Keys
 from purgatory.streams.http.listing import LIST, ListEndpoint
 from purgatory.streams.http.page import PATHS, PageEndpoint, open_live, page_routes
@@ -38,7 +38,7 @@ from purgatory.streams.http.streams import StreamEndpoint
 from purgatory.streams.http.subscriptions import CONTROL, SubscriptionEndpoint
 from purgatory.streams.http.webhooks import Webhooks
 from purgatory.streams.settings import Settings
-from purgatory.streams.storage.database import Database, StorageError
+from purgatory.streams.storage.database import StorageError
 from purgatory.streams.storage.opener import opener
 
 if TYPE_CHECKING:
@@ -48,10 +48,6 @@ __all__ = ["Application", "journal"]
 
 HEARTBEAT: Final = 3.0
 """Seconds between two proofs that the connection that listens to PostgreSQL is alive."""
-_PROBED: Final = 1.0
-"""Seconds for which a look at the database's health is good."""
-_PROBING: Final = 5.0
-"""Seconds in which the database has to answer to be healthy."""
 _NOT_STARTED: Final = (
     "the Durable Streams server is not started: give the application around it lifespan=streams.lifespan,"
     " or enter `async with streams.lifespan(app):` in its own lifespan"
@@ -74,8 +70,6 @@ class Application:
         """Those of the running server."""
         self._is_running = False
         self._has_warned = False
-        self._probe: asyncio.Task[int] | None = None
-        self._probed_at = 0.0
         self._guard = Guard(settings.allowed_hosts, settings.allowed_origin)
         self._other = Starlette(
             routes=[
@@ -121,21 +115,12 @@ class Application:
         return error(503, _NOT_STARTED, [RETRY])
 
     async def _health(self, request: Request) -> Response:
-        """`GET /health`: whether the database does what requests need. Asked often, it looks once a second."""
-        loop = asyncio.get_running_loop()
-        if self._probe is None or (self._probe.done() and loop.time() > self._probed_at + _PROBED):
-            self._probe, self._probed_at = loop.create_task(self._probed()), loop.time()
-            self._probe.add_done_callback(lambda done: done.cancelled() or done.exception())  # all may have left
+        """`GET /health`: whether the database does what requests need."""
         try:
-            count = await asyncio.shield(self._probe)
-        except (StorageError, TimeoutError) as failure:
-            return error(503, str(failure) or "the database does not answer", [RETRY])
+            count = await self._looks.count()
+        except StorageError as failure:
+            return error(503, str(failure), [RETRY])
         return JSONResponse({"status": "ok", "instance": self.settings.instance, "streams": count})
-
-    async def _probed(self) -> int:
-        async with asyncio.timeout(_PROBING):
-            await self.streams.run(Nothing())
-            return await self.streams.store.read(Database.probe)
 
     async def _metrics(self, request: Request) -> Response:
         """`GET /metrics`: for Prometheus."""
@@ -210,14 +195,15 @@ class Application:
             self._list = ListEndpoint(streams, settings, limits)
             self._subscriptions = SubscriptionEndpoint(streams, settings, limits, keys, own)
             self._page = PageEndpoint(streams, settings, limits, live)
+            self._looks = Health(streams)
             self._is_running = True
             try:
                 yield
             finally:
                 self._is_running = self._has_warned = False
-                self._probe = None
                 # They hold appends of late, and belong to this event loop.
-                del self.streams, self._registry, self._endpoint, self._list, self._subscriptions, self._page
+                del self.streams, self._registry, self._looks
+                del self._endpoint, self._list, self._subscriptions, self._page
 
 
 def _relay(streams: Streams, database: str, live: Live) -> Relay:
