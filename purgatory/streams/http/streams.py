@@ -16,7 +16,7 @@ from purgatory.streams.core import errors, messages, offsets
 from purgatory.streams.core.commands import Append, Appended, Create, Delete
 from purgatory.streams.core.cursors import known_cursor, next_cursor
 from purgatory.streams.core.state import Stream
-from purgatory.streams.engine.cache import Known
+from purgatory.streams.engine.cache import CHUNK, LIVE, Known
 from purgatory.streams.engine.chunk import Chunk
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http import requests
@@ -169,7 +169,7 @@ class StreamEndpoint(Endpoint):
             if stream.closed:
                 return _nothing(Chunk(stream, position, position), None)
             return self._long_poll(known, position, cursor, address)
-        chunk = await self.streams.chunk(known, position)
+        chunk = await self.streams.chunk(known, position, LIVE if live else CHUNK)
         if live:
             return _polled(chunk, next_cursor(cursor, self.streams.now()), self._cache)
         return _caught_up(chunk, offset, Headers(scope).get(b"if-none-match"), self._cache)
