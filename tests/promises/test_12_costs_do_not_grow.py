@@ -4,37 +4,17 @@ Costs are counted, and no time is measured: the lines of Python that run, the by
 are scanned, the tries.
 """
 
-import sys
 import tracemalloc
 from collections import deque
 from collections.abc import Callable
-from types import FrameType
-from typing import Any
 
 import pytest
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory, IdleTracker, ThresholdPurgatory, WheelTimer
+from tests.support.costs import lines
 from tests.support.operations import FaultLog, Flag
 
 IDLE = 20_000
-
-
-def lines(work: Callable[[], object]) -> int:
-    """The number of lines of Python that `work` runs."""
-    count = 0
-
-    def trace(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal count
-        count += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-    return count
 
 
 def allocated(work: Callable[[], object]) -> int:

@@ -522,3 +522,8 @@ async def test_database_finds_what_a_wrong_clock_has_left(tmp_path: Path, wrong:
         assert names == ["s"]
         _, names, _ = await streams.store.read(lambda database: database.due(wrong_now))
         assert names == []
+
+
+def test_a_file_that_cannot_be_opened_is_an_error_of_storage(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="the database failed: unable to open database file"):
+        WritingDatabase(tmp_path)

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import ClassVar, Final, Generic, Protocol, TypeVar
 
-from purgatory.streams.core import messages, subscriptions
+from purgatory.streams.core import messages, wakes
 from purgatory.streams.core.errors import (
     Conflict,
     Forbidden,
@@ -85,7 +85,7 @@ def drop(transaction: Transaction, stream: Stream) -> None:
     """Delete a stream, with all deleted ones that were kept for it alone."""
     path = stream.path
     _drop(transaction, stream)
-    subscriptions.forget(transaction, path)
+    wakes.forget(transaction, path)
 
 
 def _drop(transaction: Transaction, stream: Stream) -> None:
@@ -103,8 +103,7 @@ def _drop(transaction: Transaction, stream: Stream) -> None:
         if not source.deleted:
             return
         stream = source
-    if not stream.references:
-        stream.deadline = transaction.now  # it expires at once, and the rest of a long chain with it
+    stream.deadline = transaction.now  # it expires at once, and the rest of a long chain with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +187,7 @@ class Create:
         transaction.add(stream)
         if units:
             transaction.append(stream, rows, units)
-            subscriptions.appended(transaction, stream)
+            wakes.appended(transaction, stream)
         return Created(stream.copy(), True)  # later commands of the transaction may change the other
 
     def _confirm(self, existing: Stream) -> Created:
@@ -327,7 +326,7 @@ class Append(OfStream):
             stream.closed = True
             stream.closed_by = None if self.producer is None else str(self.producer)
         if units:
-            subscriptions.appended(transaction, stream)
+            wakes.appended(transaction, stream)
         return Appended(stream.tail, stream.closed, True, None if self.producer is None else self.producer.seq)
 
     def _to_closed(self, transaction: Transaction, stream: Stream) -> Appended:

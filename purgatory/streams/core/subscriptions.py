@@ -12,18 +12,16 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from purgatory.streams.core import messages, offsets
+from purgatory.streams.core import offsets, wakes
 from purgatory.streams.core.errors import Forbidden, Invalid, StreamsError
 from purgatory.streams.core.globs import Glob
-from purgatory.streams.core.state import Link, Linked, Stream, Subscription
+from purgatory.streams.core.state import Link, Linked, Subscription
 
 if TYPE_CHECKING:
     from purgatory.streams.core.transaction import Transaction
 
 __all__ = [
-    "MAX_LINKS",
     "PAGE",
-    "WAKE",
     "Acknowledge",
     "AlreadyClaimed",
     "AlreadyExists",
@@ -44,14 +42,8 @@ __all__ = [
     "Unlink",
     "Unsubscribe",
     "View",
-    "appended",
-    "forget",
 ]
 
-MAX_LINKS: Final = 10_000
-"""Streams of a subscription, at most. What ends a wake looks at all of them."""
-WAKE: Final = 100
-"""Streams in a wake, at most. If more are pending, the next wake has them."""
 PAGE: Final = 100
 """Streams of a view, unless it is asked for another number."""
 _CONFIG: Final = 1024
@@ -97,7 +89,7 @@ class TooManyLinks(Forbidden):
     """A subscription would have more streams than it may."""
 
     def __init__(self) -> None:
-        super().__init__(f"a subscription has {MAX_LINKS} streams at most: use several, with narrower patterns")
+        super().__init__(f"a subscription has {wakes.MAX_LINKS} streams at most: use several, with narrower patterns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,109 +101,6 @@ class View:
     count: int
     """How many streams it has."""
     new: bool = False
-
-
-def appended(transaction: "Transaction", stream: Stream) -> None:
-    """Something was appended to `stream`: wake the subscriptions that are idle."""
-    if not transaction.subscription_count():
-        return
-    transaction.grown.append(stream.path)
-    _settle(transaction)
-
-
-def _settle(transaction: "Transaction") -> None:
-    """Wake the subscriptions of what has grown, wake streams among it."""
-    while transaction.grown:
-        path = transaction.grown.popleft()
-        for subscription, link in transaction.subscribers(path):
-            if link is None:
-                if transaction.link_count(subscription.id) >= MAX_LINKS:
-                    transaction.full.add(subscription.id)
-                    continue
-                link = Link(False, True, -1)
-                transaction.change_link(subscription.id, path, None, link)
-            linked = Linked(path, link, transaction.tail(path))
-            if subscription.wake is None and linked.is_pending:
-                _begin(transaction, subscription, [linked])
-
-
-def forget(transaction: "Transaction", path: str) -> None:
-    """The stream at `path` is deleted: another one there begins at its beginning.
-
-    A wake of which nothing is left ends when it is claimed or delivered.
-    """
-    for subscription, link in transaction.subscribers(path):
-        if link is not None:
-            after = Link(True, link.glob, 0) if link.explicit else None
-            transaction.change_link(subscription.id, path, link, after)
-
-
-def _begin(transaction: "Transaction", subscription: Subscription, pending: list[Linked]) -> None:
-    """Begin a wake of an idle subscription."""
-    subscription = transaction.change_subscription(subscription)
-    subscription.generation += 1
-    subscription.wake = f"w_{secrets.token_hex(12)}"
-    _put_in_wake(transaction, subscription, pending)
-    if subscription.type == "webhook":
-        subscription.lease_until = transaction.now + subscription.lease
-        subscription.attempt_at = max(transaction.now, subscription.attempt_at or 0.0)
-    else:
-        _write_wake(transaction, subscription, pending[0].path)
-
-
-def _put_in_wake(transaction: "Transaction", subscription: Subscription, pending: list[Linked]) -> None:
-    for each in pending:
-        transaction.change_link(subscription.id, each.path, each.link, each.link._replace(woken=each.tail))
-
-
-def _in_wake(transaction: "Transaction", subscription: Subscription) -> list[Linked]:
-    """The streams of the wake, which ends if there are none."""
-    woken = transaction.woken(subscription.id)
-    if not woken:  # they were deleted
-        woken = transaction.pending(subscription.id, WAKE)
-        _put_in_wake(transaction, subscription, woken)
-    if not woken:
-        _end(transaction, subscription)
-    return woken
-
-
-def _write_wake(transaction: "Transaction", subscription: Subscription, pending: str) -> None:
-    """Append to the wake stream. If there is none, or it takes none, workers can still claim."""
-    assert subscription.wake_stream is not None
-    stream = transaction.stream(subscription.wake_stream)
-    if stream is None or stream.deleted or stream.closed:
-        return
-    event = {
-        "type": "wake",
-        "subscription_id": subscription.id,
-        "stream": pending,
-        "generation": subscription.generation,
-        "ts": int(1000 * transaction.now),
-    }
-    rows, units = messages.parse(stream.media_type, json.dumps(event).encode())
-    stream = transaction.change(stream)
-    transaction.append(stream, rows, units)
-    transaction.grown.append(stream.path)
-
-
-def _end(transaction: "Transaction", subscription: Subscription) -> bool:
-    """End the wake, and begin another one if there is more to process. Returns whether there is."""
-    subscription = transaction.change_subscription(subscription)
-    subscription.wake = subscription.holder = subscription.lease_until = None
-    if not subscription.attempts:  # else the next wake waits as this one would have
-        subscription.attempt_at = None
-    pending = transaction.pending(subscription.id, WAKE)
-    if pending:
-        paths = {each.path for each in pending}
-        for each in transaction.woken(subscription.id):
-            if each.path not in paths:  # else it would count as a stream of the next wake
-                transaction.change_link(subscription.id, each.path, each.link, each.link._replace(woken=None))
-        _begin(transaction, subscription, pending)
-        _settle(transaction)
-        return True
-    subscription.attempts = 0
-    subscription.attempt_at = None
-    return False
 
 
 def _find(transaction: "Transaction", name: str) -> Subscription:
@@ -275,7 +164,7 @@ class Subscribe(_OfSubscription):
         if glob is not None:
             matched.update(path for path in transaction.paths_after(self.matched_until) if glob.matches(path))
         explicit = set(self.streams)
-        if len(matched | explicit) > MAX_LINKS:
+        if len(matched | explicit) > wakes.MAX_LINKS:
             raise TooManyLinks
         subscription = Subscription(
             self.id,
@@ -325,7 +214,7 @@ class LinkStreams(_OfSubscription):
         paths = set(self.streams)
         links = transaction.links_to(self.id, paths)
         new = paths.difference(links)
-        if new and transaction.link_count(self.id) + len(new) > MAX_LINKS:
+        if new and transaction.link_count(self.id) + len(new) > wakes.MAX_LINKS:
             raise TooManyLinks
         for path, link in links.items():
             if not link.explicit:
@@ -374,13 +263,13 @@ class Claim(_OfSubscription):
         if subscription.type != "pull-wake":
             raise Invalid("the subscription is not of type pull-wake")
         if subscription.holder is not None and (subscription.lease_until or 0.0) <= transaction.now:
-            _end(transaction, subscription)  # before the look for what is due
+            wakes.end(transaction, subscription)  # before the look for what is due
             subscription = _find(transaction, self.id)
         if subscription.holder is not None:
             raise AlreadyClaimed(subscription.holder, subscription.generation)
         if subscription.wake is None:
             raise NoPendingWork("the subscription has no wake to claim")
-        streams = _in_wake(transaction, subscription)
+        streams = wakes.in_wake(transaction, subscription)
         if not streams:
             raise NoPendingWork("the streams of the wake are deleted")
         subscription = transaction.change_subscription(subscription)
@@ -445,7 +334,7 @@ class Acknowledge(_OfWake):
         for path, position in acked.items():
             transaction.change_link(self.id, path, links[path], links[path]._replace(acked=position))
         if self.done:
-            return _end(transaction, subscription)
+            return wakes.end(transaction, subscription)
         subscription = transaction.change_subscription(subscription)
         subscription.lease_until = transaction.now + subscription.lease
         return False
@@ -457,7 +346,7 @@ class Release(_OfWake):
 
     def apply(self, transaction: "Transaction") -> None:
         """Raises `SubscriptionNotFound`, `Invalid` or `Fenced`."""
-        _end(transaction, self._check(transaction))
+        wakes.end(transaction, self._check(transaction))
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,7 +362,7 @@ class Lapse(_OfSubscription):
         if subscription is None or subscription.lease_until is None:
             return
         if subscription.lease_until <= transaction.now:
-            _end(transaction, subscription)
+            wakes.end(transaction, subscription)
         elif subscription.lease_until > transaction.now + subscription.lease:
             transaction.change_subscription(subscription).lease_until = transaction.now + subscription.lease
 
@@ -500,7 +389,7 @@ class Deliver(_OfSubscription):
             return None
         if transaction.now < subscription.attempt_at <= transaction.now + FARTHEST:
             return None
-        streams = _in_wake(transaction, subscription)
+        streams = wakes.in_wake(transaction, subscription)
         if not streams:
             return None
         subscription = transaction.change_subscription(subscription)
@@ -537,4 +426,4 @@ class Delivered(_OfSubscription):
                 assert each.link.woken is not None
                 after = each.link._replace(acked=each.link.woken)
                 transaction.change_link(self.id, each.path, each.link, after)
-            _end(transaction, subscription)
+            wakes.end(transaction, subscription)

@@ -9,8 +9,8 @@ from typing import Final, TypeVar
 from purgatory.streams.core.commands import Command, Expire, Secrets, Touch
 from purgatory.streams.core.errors import Gone, NotFound
 from purgatory.streams.core.state import Row, Stream
-from purgatory.streams.core.subscriptions import MAX_LINKS
 from purgatory.streams.core.transaction import Transaction
+from purgatory.streams.core.wakes import MAX_LINKS
 from purgatory.streams.engine.alarm import SOON, Alarm
 from purgatory.streams.engine.background import Background
 from purgatory.streams.engine.cache import CHUNK, Cache, Known

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope
 
 from purgatory.streams.admission import Hold, Limits, Refusal
 from purgatory.streams.core import subscriptions as core
+from purgatory.streams.core import wakes
 from purgatory.streams.core.errors import Invalid
 from purgatory.streams.core.globs import MAX_SEGMENTS, Glob
 from purgatory.streams.core.state import Subscription
@@ -129,7 +130,7 @@ class SubscriptionEndpoint(Endpoint):
             look = partial(Database.matched, glob=glob, after=after, most=_LOOKED)
             some, after = await self.streams.store.read(look)
             matched += some
-            if len(matched) > core.MAX_LINKS:
+            if len(matched) > wakes.MAX_LINKS:
                 raise core.TooManyLinks
             hold.resize(sum(map(len, matched)))
         return replace(command, matched=matched, matched_until=last_id)
