@@ -1,10 +1,12 @@
 """Several servers on one PostgreSQL: each request may meet another one."""
 
 import asyncio
+import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +14,36 @@ import httpx
 import psycopg
 import pytest
 
+from purgatory.relay import Relay
 from purgatory.streams.core.commands import Append, Create, Delete
 from purgatory.streams.core.errors import NotFound
 from purgatory.streams.core.state import Row, Stream
 from purgatory.streams.core.subscriptions import Subscribe
 from purgatory.streams.engine.chunk import Chunk
+from purgatory.streams.engine.live import Live
 from purgatory.streams.engine.streams import Streams
+from purgatory.streams.http import app
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import Database, StorageConflict, StorageError, StorageFull, StorageUnavailable
 from purgatory.streams.storage.opener import opener
 from purgatory.streams.storage.postgresql import errors
-from tests.streams.serving import opened, serving
+from tests.relay.relays import Proxy
+from tests.streams.serving import Server, opened, serving
 from tests.streams.test_rows import check_sizes
 from tests.support.servers import PostgresServer
 
 TEXT = {"Content-Type": "text/plain"}
+
+
+@asynccontextmanager
+async def serving_elsewhere(**settings: Any) -> AsyncIterator[Server]:
+    """The same as `serving`, where the loop of the test goes on meanwhile."""
+    context = serving(**settings)
+    server = await asyncio.to_thread(context.__enter__)
+    try:
+        yield server
+    finally:
+        await asyncio.to_thread(context.__exit__, None, None, None)
 
 
 @contextmanager
@@ -402,3 +419,89 @@ async def test_a_database_that_is_away_is_one_line_of_the_log(
     assert [record.getMessage() for record in caplog.records] == [
         "streams that others have changed cannot be read yet: away"
     ]
+
+
+async def test_polls_miss_nothing_while_the_connection_that_listens_is_silent(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relay_of = app._relay
+    async with Proxy(postgres.port) as proxy:
+
+        def proxied(streams: Streams, database: str, live: Live) -> Relay:
+            return relay_of(streams, database.replace(f":{postgres.port}/", f":{proxy.port}/"), live)
+
+        database = postgres.create_database()
+        with serving(database=database) as there:
+            monkeypatch.setattr(app, "_relay", proxied)
+            monkeypatch.setattr(app, "HEARTBEAT", 0.5)
+            async with (
+                serving_elsewhere(database=database, long_poll_timeout=3.0) as here,
+                httpx.AsyncClient(base_url=here.url, timeout=60) as reader,
+                httpx.AsyncClient(base_url=there.url, timeout=60) as writer,
+            ):
+
+                async def poll(path: str) -> tuple[int, str]:
+                    response = await reader.get(path, params={"live": "long-poll", "offset": "-1"})
+                    return response.status_code, response.text
+
+                paths = [f"/v1/stream/{number}" for number in range(30)]
+                for path in paths:
+                    await writer.put(path, headers=TEXT)
+                polls = [asyncio.create_task(poll(path)) for path in paths]
+                while here.application.streams.reads.num_delayed < 30:  # noqa: ASYNC110 - another thread's
+                    await asyncio.sleep(0.01)
+                proxy.freeze()
+                for path in paths:
+                    await writer.post(path, headers=TEXT, content=path)
+                assert await asyncio.gather(*polls) == [(200, path) for path in paths]
+                proxy.cut()
+
+
+async def test_a_database_that_restarts_loses_nothing_and_floods_no_log(
+    postgres: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(database=postgres.create_database()) as server:
+        limits = httpx.Limits(max_connections=100)
+        async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as http:
+            statuses: set[int] = set()
+            acknowledged: list[str] = []
+            numbers = itertools.count()
+
+            async def read() -> str:
+                offset, text = "-1", ""
+                while not text.endswith("end"):
+                    response = await http.get("/v1/stream/a", params={"live": "long-poll", "offset": offset})
+                    statuses.add(response.status_code)
+                    if response.status_code != 503:
+                        offset, text = response.headers["stream-next-offset"], text + response.text
+                return text
+
+            async def append(text: str) -> bool:
+                response = await http.post("/v1/stream/a", headers=TEXT, content=text)
+                statuses.add(response.status_code)
+                if response.status_code == 204:
+                    acknowledged.append(text)
+                return response.status_code == 204
+
+            await http.put("/v1/stream/a", headers=TEXT)
+            async with asyncio.TaskGroup() as tasks:
+                readers = [tasks.create_task(read()) for _ in range(50)]
+                for _ in range(3):
+                    enough = len(acknowledged) + 10
+                    while len(acknowledged) < enough:
+                        await append(f"{next(numbers)},")
+                    postgres.kill()
+                    restarting = tasks.create_task(asyncio.to_thread(postgres.restart))
+                    while not restarting.done():
+                        await append(f"{next(numbers)},")
+                while not await append("end"):
+                    pass
+            texts = {await each for each in readers}
+        assert statuses <= {200, 204, 503}
+        assert len(texts) == 1
+        stored = [int(each) for each in texts.pop().replace("end", "").split(",")[:-1]]
+        assert stored == sorted(set(stored))
+        assert {int(each[:-1]) for each in acknowledged[:-1]} <= set(stored)
+    assert not any(record.exc_info for record in caplog.records)
+    lines = Counter(record.getMessage() for record in caplog.records)
+    assert max(lines.values()) <= 3, lines
