@@ -10,7 +10,7 @@ import purgatory._core.errors  # noqa: F401 - first: it tells of another distrib
 from purgatory import __core__, __version__
 from purgatory._extras import install
 
-_COMMANDS: Final = {"serve": ("server", "streams"), "bench": ("bench", "bench"), "pipeline": ("spark", "spark")}
+_COMMANDS: Final = {"serve": ("server", "streams"), "bench": ("bench", "bench"), "pipeline": ("spark", "pipeline")}
 """The commands, each with its extra and its package."""
 
 

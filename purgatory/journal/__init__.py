@@ -23,7 +23,6 @@ A journal belongs to the process that has opened it: after a fork, the child ope
     journal     the queue and the thread
     columns     the schema, and rows as columns
     files       the directory, and a file that is whole or absent
-    compact     joins the small files of past days
     errors      `JournalError`, `JournalFull`
 
 It needs the extra `journal`.

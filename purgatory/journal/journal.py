@@ -66,7 +66,7 @@ class Journal:
         instance: str,
         *,
         rows_per_file: int = 100_000,
-        seconds_per_file: float = 60.0,
+        seconds_per_file: float = 300.0,
         max_queued: int = 100_000,
         when_full: Literal["drop", "raise"] = "drop",
         now: Callable[[], float] = time.time,

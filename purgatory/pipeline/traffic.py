@@ -1,7 +1,9 @@
 """The model of traffic: the arrivals of operations, their times to complete, and their keys.
 
 The model is that of the benchmark of Kafka's purgatory redesign proposal: operations arrive at exponential intervals,
-and would take a log-normal time to complete, given by its 50th and 75th percentile, if no timeout came first.
+and would take a log-normal time to complete, given by its 50th and 75th percentile, if no timeout came first. To that
+come the troubles of real services: an instance that is slow, clients that go away, checks that were forgotten, and
+changes that wake many watchers at once.
 """
 
 import math
@@ -33,13 +35,21 @@ class Traffic:
     median: float = 0.020
     upper_quartile: float = 0.060
     """50th and 75th percentile of the time to complete."""
-    timeout: float = 0.200
+    timeout: float = 1.0
     keys: int = 100
     """The number of keys."""
     keys_per_operation: int = 3
     """The number of keys that an operation draws. A key drawn twice is watched once, as in the proposal's benchmark."""
     zipf: float = 0.0
     """The key of rank r is drawn in proportion to `1 / r ** zipf`: 0 is uniform, 1 is Zipf's law."""
+    slowest: float = 1.0
+    """How many times as long operations of the last instance take."""
+    together: int = 1
+    """How many operations, one after the other, wait for the same change, and have the same keys."""
+    cancelled: float = 0.0
+    """The share that is cancelled at some moment of its wait."""
+    missed: float = 0.0
+    """The share whose check was forgotten, so that it waits until its deadline."""
     seed: int = 0
     start: float = 1_750_000_000.0
     """The start of the traffic, in seconds since 1970, in UTC."""
@@ -56,6 +66,9 @@ class Traffic:
             ("upper_quartile", 1e-6, _YEAR),
             ("timeout", 0.0, _YEAR),
             ("zipf", 0.0, 10.0),
+            ("slowest", 1.0, 1e6),
+            ("cancelled", 0.0, 1.0),
+            ("missed", 0.0, 1.0),
             ("start", 0.0, 1e10),
         ):
             value = getattr(self, name)
@@ -65,6 +78,7 @@ class Traffic:
             ("instances", 1, 100_000),
             ("keys", 1, 10_000_000),
             ("keys_per_operation", 1, 100),
+            ("together", 1, 10_000),
             ("seed", 0, 2**63 - 1),
         ):
             value = getattr(self, name)
@@ -97,7 +111,20 @@ class Traffic:
 
 
 PRESETS: Final = {
-    "low": Traffic(median=0.020, upper_quartile=0.060),
-    "high": Traffic(median=0.200, upper_quartile=0.400),
+    "low": Traffic(median=0.020, upper_quartile=0.060, timeout=1.0),
+    "high": Traffic(median=0.200, upper_quartile=0.400, timeout=3.0),
+    "service": Traffic(
+        rate=1_000.0,
+        instances=4,
+        median=0.300,
+        upper_quartile=0.700,
+        timeout=3.0,
+        zipf=1.0,
+        slowest=4.0,
+        together=5,
+        cancelled=0.02,
+        missed=0.002,
+    ),
 }
-"""The proposal's two scenarios, with a low and a high rate of timeouts: 3 of 100 keys, a timeout of 200 ms."""
+"""The proposal's two scenarios, with a low and a high rate of timeouts and with longer timeouts than its 200 ms, and a
+service with troubles."""

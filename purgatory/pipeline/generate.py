@@ -16,19 +16,18 @@ import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
-from purgatory.spark import storage
-from purgatory.spark.columns import COLUMNS, schema
+from purgatory.pipeline.trace import COLUMNS
+from purgatory.pipeline.traffic import Traffic
 from purgatory.spark.errors import PipelineError
 from purgatory.spark.session import parallelism
-from purgatory.spark.traffic import Traffic
 
 __all__ = ["generate", "write"]
 
 _SLICE: Final = 50_000
 """The average number of operations of a slice: some megabytes, and some hundredths of a second of work."""
 
-_ROW_GROUP: Final = 4 * 1024 * 1024
-"""The bytes of a row group before compression, some 150,000 operations. A replay reads whole ones for parts of them."""
+_TICK: Final = 0.001
+"""Seconds from a deadline to the last try, at the most."""
 
 _BATCH: Final = 10_000
 """Rows handed to Spark in one go."""
@@ -59,7 +58,8 @@ def generate(spark: SparkSession, traffic: Traffic, partitions: int | None = Non
                 rows = _draw(traffic, keys, *divmod(number, slices))
                 yield from rows.to_batches(max_chunksize=_BATCH)
 
-    return spark.range(0, total, 1, partitions).mapInArrow(draw, schema())
+    columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+    return spark.range(0, total, 1, partitions).mapInArrow(draw, columns)
 
 
 def write(rows: DataFrame, path: str) -> None:
@@ -67,9 +67,8 @@ def write(rows: DataFrame, path: str) -> None:
     # A task has the rows of few instances and days: with a file open for each the rows need not be sorted.
     rows.sparkSession.conf.set("spark.sql.maxConcurrentOutputFileWriters", 16)
     rows.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-    rows.sparkSession.conf.set("parquet.block.size", _ROW_GROUP)
     try:
-        storage.write(rows, path, by=("date", "instance"))
+        rows.write.partitionBy("date", "instance").parquet(path)
     except AnalysisException as error:
         if error.getCondition() != "PATH_ALREADY_EXISTS":
             raise
@@ -87,25 +86,49 @@ def _draw(traffic: Traffic, keys: "_Keys", instance: int, number: int) -> pa.Tab
     seconds = traffic.seconds / _slices(traffic)
     count = int(random.poisson(traffic.rate * seconds))
     arrivals = (number + np.sort(random.random(count))) * seconds
-    completes = np.exp(random.normal(traffic.mu, traffic.sigma, count))
-    expired = completes > traffic.timeout
+    waited, outcome, missed = _ends(traffic, random, arrivals, instance)
+    expired = outcome == "expired"
     arrived_at = round(traffic.start * 1e6) + (arrivals * 1e6).astype(np.int64)
+    groups, first = np.arange(count) // traffic.together, -(-count // traffic.together)
     columns = {
         "purgatory": pa.repeat(traffic.purgatory, count),
         "operation": pa.repeat(traffic.operation, count),
-        "keys": keys.draw(random, count),
+        "keys": keys.draw(random, first).take(pa.array(groups)),
         "arrived_at": pa.array(arrived_at).cast(_ARRIVED_AT),
         "timeout_s": pa.repeat(float(traffic.timeout), count),
         "deadline_s": pa.repeat(float(traffic.timeout), count),
-        "waited_s": pa.array(np.minimum(completes, traffic.timeout)),
-        "outcome": pa.array(["satisfied", "expired"]).take(pa.array(expired.astype(np.int8))),
+        "waited_s": pa.array(waited),
+        "outcome": pa.array(outcome.tolist(), pa.string()),
         "late_s": pa.array(np.zeros(count), mask=~expired),
         "opened_at": pa.repeat(pa.scalar(round(traffic.start * 1e6), _ARRIVED_AT), count),
-        "completes_s": pa.array(completes),
+        "missed": pa.array(missed),
         "date": _dates(arrived_at),
         "instance": pa.repeat(f"instance-{instance}", count),
     }
     return pa.table({name: columns[name] for name in COLUMNS})
+
+
+def _ends(
+    traffic: Traffic, random: np.random.Generator, arrivals: Floats, instance: int
+) -> tuple[Floats, npt.NDArray[np.str_], npt.NDArray[np.bool_]]:
+    """How long operations wait, their outcomes, and whether their check was forgotten."""
+    count = len(arrivals)
+    groups = np.arange(count) // traffic.together
+    takes = np.exp(random.normal(traffic.mu, traffic.sigma, -(-count // traffic.together)))[groups]
+    # The change comes so long after the last of its group has arrived.
+    last = np.minimum((groups + 1) * traffic.together, count) - 1
+    takes += arrivals[last] - arrivals
+    if instance == traffic.instances - 1:
+        takes *= traffic.slowest
+    outcome = np.where(takes > traffic.timeout, "expired", "satisfied")
+    waited = np.minimum(takes, traffic.timeout)
+    draws, moments = random.random(count), random.random(count)
+    missed = (draws < traffic.missed) & (outcome == "satisfied")
+    waited[missed] = traffic.timeout + _TICK * moments[missed]
+    cancelled = draws >= 1 - traffic.cancelled
+    waited[cancelled] *= moments[cancelled]
+    outcome[cancelled] = "cancelled"
+    return waited, outcome, missed & ~cancelled
 
 
 def _dates(arrived_at: Integers) -> pa.Array:

@@ -1,0 +1,1 @@
+"""`purgatory pipeline`: which timeout, and which capacity, a service needs, from its journal, on Apache Spark."""

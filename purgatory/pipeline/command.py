@@ -1,0 +1,239 @@
+"""`purgatory pipeline`: report, rollup, stream, generate."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from rich.console import Console
+
+from purgatory.pipeline import cube, generate, report, rollup, stream
+from purgatory.pipeline.progress import Steps
+from purgatory.pipeline.trace import refuse_empty
+from purgatory.pipeline.traffic import PRESETS, Traffic
+from purgatory.pipeline.words import name
+from purgatory.spark.errors import PipelineError, first_line
+from purgatory.spark.session import session
+
+if TYPE_CHECKING:
+    Subcommands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+__all__ = ["add_to"]
+
+_TRAFFIC: Final = {
+    "rate": "operations per second that arrive at each instance",
+    "seconds": "the duration of the traffic, in seconds",
+    "instances": "the number of instances",
+    "median": "50th percentile of the time to complete, in seconds",
+    "upper_quartile": "75th percentile of the time to complete, in seconds",
+    "timeout": "the timeout of each operation, in seconds",
+    "keys": "the number of keys",
+    "keys_per_operation": "the number of keys that an operation draws; a key drawn twice is watched once",
+    "zipf": "the exponent of the keys' distribution: 0 is uniform, 1 is Zipf's law",
+    "slowest": "how many times as long operations of the last instance take",
+    "together": "the number of operations, one after the other, that wait for the same change",
+    "cancelled": "the share of operations that clients cancel",
+    "missed": "the share of operations whose check is forgotten",
+    "seed": "the seed of the random generators; the same seed gives the same operations",
+    "start": "the start of the traffic, in seconds since 1970",
+    "purgatory": "the purgatory's name",
+    "operation": "the operations' type",
+}
+
+_console = Console(stderr=True)
+
+
+def add_to(subcommands: "Subcommands") -> None:
+    """Add the subcommand `pipeline`."""
+    title = "tell which timeout and which capacity a service needs, from its journal, on Apache Spark"
+    pipeline = subcommands.add_parser("pipeline", help=title, description=f"{title[0].upper()}{title[1:]}.")
+    commands = pipeline.add_subparsers(required=True, metavar="COMMAND")
+
+    parser = _command(commands, "report", _report, "write a page and tables about a journal or its cube")
+    parser.add_argument("source", metavar="JOURNAL|CUBE", help="a directory: a journal, or the cube of one")
+    parser.add_argument("output", metavar="OUT", help="the directory to write, which must be empty or missing")
+    parser.add_argument(
+        "--timeout-rate",
+        type=float,
+        default=0.01,
+        metavar="N",
+        help="the share of operations that may expire (default: 0.01)",
+    )
+    parser.add_argument(
+        "--from", dest="first", type=_day, metavar="DAY", help="the first day (default: the first of all)"
+    )
+    parser.add_argument("--to", dest="last", type=_day, metavar="DAY", help="the last day (default: the last of all)")
+    parser.add_argument(
+        "--compare", type=_day, metavar="DAY", help="a day like 2026-11-25, with which the last day is compared"
+    )
+
+    parser = _command(commands, "rollup", _rollup, "write the cube of a journal: a small file for each day")
+    _journal(parser)
+    parser.add_argument("--day", type=_day, metavar="DAY", help="the day to write (default: all that are missing)")
+
+    parser = _command(
+        commands, "stream", lambda options: _stream, "follow a journal while it grows, and write its cube"
+    )
+    _journal(parser)
+    parser.add_argument("--checkpoint", required=True, metavar="DIR", help="the directory for the stream's progress")
+    parser.add_argument(
+        "--slot", type=float, default=60.0, metavar="N", help="length of a slot of time, in seconds (default: 60)"
+    )
+    parser.add_argument("--once", action="store_true", help="read the files that there are, and end")
+
+    parser = _command(commands, "generate", _generate, "write a journal of generated traffic")
+    parser.add_argument("output", metavar="JOURNAL", help="the directory to write, which must not exist")
+    parser.add_argument(
+        "--preset",
+        choices=PRESETS,
+        default="service",
+        help="a service with troubles, or a scenario of Kafka's redesign proposal (default: service)",
+    )
+    for field in fields(Traffic):
+        values = {preset: getattr(traffic, field.name) for preset, traffic in PRESETS.items()}
+        default = f"{values['service']}"
+        if len(set(values.values())) > 1:
+            default = ", ".join(f"{value} with {preset}" for preset, value in values.items())
+        parser.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            type=type(field.default),
+            metavar="NAME" if isinstance(field.default, str) else "N",
+            help=f"{_TRAFFIC[field.name]} (default: {default})",
+        )
+
+
+Run: TypeAlias = Callable[[SparkSession, argparse.Namespace, Steps], str | None]
+"""A command's work on Spark. It returns the answer for stdout, if there is one."""
+
+
+def _command(
+    commands: "Subcommands", name: str, prepare: Callable[[argparse.Namespace], Run | str], title: str
+) -> argparse.ArgumentParser:
+    """Add a command with the common options. `prepare` checks the options, and returns the function to run on Spark."""
+    parser = commands.add_parser(name, help=title, description=f"{title[0].upper()}{title[1:]}.")
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--master", metavar="URL", help="the master of Spark (default: local[*])")
+    remote = "the Spark Connect server to run on, like sc://127.0.0.1:15002 (default: SPARK_REMOTE, if that is set)"
+    place.add_argument("--remote", metavar="URL", help=remote)
+    parser.add_argument(
+        "--conf", action="append", default=[], metavar="NAME=VALUE", help="a Spark setting; may be repeated"
+    )
+    parser.set_defaults(run=lambda options: _run(prepare, options))
+    return parser
+
+
+def _journal(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("journal", metavar="JOURNAL", help="the directory that servers write to")
+    parser.add_argument("cube", metavar="CUBE", help="the directory to write to")
+
+
+def _day(text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a day like 2026-11-26, not {text!r}") from None
+
+
+def _run(prepare: Callable[[argparse.Namespace], Run | str], options: argparse.Namespace) -> None:
+    """Run a command on Spark: here, on a cluster, or on a Connect server. An answer that needs no Spark starts none."""
+    try:
+        run = prepare(options)
+        if isinstance(run, str):
+            _answer(run)
+            return
+        settings = _settings(options.conf)
+        remote = options.remote or (None if options.master else os.environ.get("SPARK_REMOTE") or None)
+        with session(None if remote else options.master, settings, remote=remote) as spark:
+            steps = Steps(spark, _console)
+            with steps.shown():
+                answer = run(spark, options, steps)
+            if answer is not None:
+                _answer(answer)
+    except PipelineError as error:
+        sys.exit(f"purgatory pipeline: {error}")
+    except (PySparkException, Py4JError) as error:
+        sys.exit(f"purgatory pipeline: {first_line(error)}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _answer(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+
+
+def _settings(given: Sequence[str]) -> Mapping[str, str]:
+    for each in given:
+        if "=" not in each:
+            raise PipelineError(f"--conf takes NAME=VALUE, not {each!r}")
+    return dict(each.split("=", 1) for each in given)
+
+
+def _generate(options: argparse.Namespace) -> Run:
+    changes = {field.name: getattr(options, field.name) for field in fields(Traffic)}
+    traffic = PRESETS[options.preset].with_changes(**changes)
+    if "://" not in options.output and Path(options.output).exists():
+        raise PipelineError(f"{options.output} exists: name another directory, for journals are not mixed")
+
+    def run(spark: SparkSession, options: argparse.Namespace, steps: Steps) -> None:
+        expected = traffic.rate * traffic.seconds * traffic.instances
+        steps.begin(f"generating about {expected:,.0f} operations of {traffic.instances} instances")
+        generate.write(generate.generate(spark, traffic), options.output)
+        steps.say(f"written to {options.output}")
+
+    return run
+
+
+def _rollup(options: argparse.Namespace) -> Run:
+    refuse_empty(options.journal)
+
+    def run(spark: SparkSession, options: argparse.Namespace, steps: Steps) -> None:
+        steps.begin(f"rolling up {options.journal}")
+        days = [] if options.day is None else [options.day]
+        rollup.rollup(spark, options.journal, options.cube, days, steps.say)
+        steps.say(f"written to {options.cube}")
+
+    return run
+
+
+def _report(options: argparse.Namespace) -> Run | str:
+    report.check(options.output, options.timeout_rate)
+
+    def is_wanted(day: date) -> bool:
+        if day == options.compare:
+            return True
+        return (options.first or date.min) <= day <= (options.last or date.max)
+
+    def write(table: pa.Table) -> str:
+        return _told(report.report(table, options.output, options.timeout_rate, options.compare))
+
+    if cube.files(options.source):
+        return write(cube.load(options.source, is_wanted))
+    refuse_empty(options.source)
+
+    def run(spark: SparkSession, options: argparse.Namespace, steps: Steps) -> str:
+        steps.begin(f"rolling up {options.source}")
+        table = rollup.of_days(spark, options.source, is_wanted)
+        steps.begin("writing the report")
+        return write(table)
+
+    return run
+
+
+def _told(written: report.Report) -> str:
+    lines = [f"{each.colour}: {each.text} {each.evidence}" for each in written.verdicts if each.colour != "green"]
+    lines += [f"{name(kind[0])} / {name(kind[1])}: {advice}" for kind, advice in written.advice.items()]
+    return "\n".join([*lines, f"written to {written.page}"])
+
+
+def _stream(spark: SparkSession, options: argparse.Namespace, steps: Steps) -> None:
+    settings = stream.Settings(slot=options.slot, once=options.once)
+    steps.begin(f"following {options.journal}")
+    stream.follow(spark, options.journal, options.cube, options.checkpoint, settings, steps.say)

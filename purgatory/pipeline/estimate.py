@@ -1,0 +1,191 @@
+"""Which share of operations expires with a timeout, and which timeout keeps a wanted share: from the bins of a cube.
+
+What is estimated is the share that an operator counts: of all operations that arrive, those that are still waiting when
+the timeout comes. One that was cancelled has left, so it does not expire with any longer timeout. An operation that was
+closed, or expired, is known to have waited until then and no longer: it is censored there, and the product-limit
+estimator (Kaplan and Meier, 1958) takes it into account.
+
+Operations do not end independently of each other: a change wakes all watchers of a key, and an incident makes a
+thousand of them slow. Therefore bands are drawn from whole blocks of time (the block bootstrap of Künsch, 1989), and
+not from operations. Of bands by operations, which are narrower, most miss the truth where keys have fifty watchers.
+
+Operations of one kind may have several timeouts, and a service often gives short ones to short work. Each timeout is a
+stratum of its own. Where the strata agree as far as both are known, they are pooled. Where they do not, nothing is
+known of a stratum beyond its timeout but that its share does not grow, and that bounds the answer.
+"""
+
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["BLOCKS", "EDGES", "LOWEST", "Ends", "Estimate", "estimate"]
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+BINS: Final = 100
+"""Bins of a decade: a bin's upper edge is 2.3 % above its lower one."""
+LOWEST: Final = -600
+"""The number of the first bin, which ends at a microsecond. The bin of number 0 ends at a second."""
+EDGES: Final[Floats] = 10.0 ** (np.arange(LOWEST, 801) / BINS)
+"""The upper edges of all bins, in seconds."""
+
+BLOCKS: Final = 40
+"""Blocks into which the time is cut. They are far longer than what ends together, and enough to draw from."""
+FEW: Final = 10
+"""Blocks in which operations must outlast a timeout, at least, for a statement about it."""
+_DRAWS: Final = 400
+_WIDER: Final = 1.2
+"""Draws from so few blocks vary less than their means do. This makes up for it, as Student's distribution would."""
+_SAFE: Final = 0.9
+"""The quantile of the drawn timeouts that is advised."""
+_APART: Final = 3.0
+"""Standard errors by which strata that agree may differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """How the operations of a kind have ended, by stratum, block of time, and bin of their wait."""
+
+    gone: Floats
+    """How many left before their deadline."""
+    seen: Floats
+    """How many left or were last seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What is known of the timeouts of a kind of operation."""
+
+    wanted: float
+    """The share that may expire."""
+    rates: Floats
+    """The share that expires with a timeout at each of `EDGES`, up to the longest that is known."""
+    low: Floats
+    high: Floats
+    """The 95 % band of that share."""
+    timeout: float | None
+    """The shortest timeout with which no more than the wanted share expires; `None` if that is not known."""
+    earliest: float | None
+    latest: float | None
+    """The 95 % band of that timeout; `None` where it has no end."""
+    safe: float | None
+    """The advice: the timeout that keeps the wanted share with a probability of 90 %."""
+    total: int
+    """How many operations there were."""
+    effective: float
+    """As many operations that end independently of each other would tell as much."""
+    reason: str | None
+    """Why there is no advice: `few`, `unreached` or `strata`."""
+
+    @property
+    def longest(self) -> float:
+        """The longest timeout whose share is known, in seconds."""
+        return float(EDGES[len(self.rates) - 1]) if len(self.rates) else 0.0
+
+    def at(self, timeout: float) -> tuple[float, float, float] | None:
+        """The share that expires with `timeout` seconds, and its band; `None` if it is not known."""
+        place = int(np.searchsorted(EDGES, timeout * (1 - 1e-9)))
+        if place >= len(self.rates):
+            return None
+        return float(self.rates[place]), float(self.low[place]), float(self.high[place])
+
+    def waits(self, timeout: float) -> float:
+        """How long an operation waits on average, with a timeout of so many seconds that is known."""
+        count = int(np.searchsorted(EDGES, timeout * (1 - 1e-9)))
+        widths = np.diff(EDGES[: count + 1], prepend=0.0)
+        before = np.concatenate(([1.0], self.rates[:count]))
+        return float((widths * (before + self.rates[: count + 1]) / 2).sum())
+
+
+def estimate(ends: Ends, wanted: float) -> Estimate:
+    """Estimate which timeouts keep the share of operations that expire at `wanted`."""
+    blocks = ends.seen.shape[1]
+    random = np.random.default_rng(0)
+    drawn = random.multinomial(blocks, np.full(blocks, 1 / blocks), _DRAWS)
+    weights = np.ones((_DRAWS + 1, blocks))  # the first are those of the estimate itself
+    weights[1:] += (drawn - 1) * _WIDER
+
+    known = int(np.flatnonzero(ends.seen.sum(axis=(0, 1)))[-1]) + 1
+    lower, upper, agree = _curves(ends.gone[:, :, :known], ends.seen[:, :, :known], weights)
+    low, high = np.quantile(lower[1:], 0.025, axis=0), np.quantile(upper[1:], 0.975, axis=0)
+    place, *draws = _crossing(upper, wanted).tolist()
+    draws.sort()
+    safe, latest = draws[int(_SAFE * _DRAWS)], draws[int(0.975 * _DRAWS)]
+    earliest = sorted(_crossing(lower[1:], wanted).tolist())[int(0.025 * _DRAWS)]
+
+    reason = None
+    if safe >= known:
+        reason = "unreached" if agree or lower[0, -1] > wanted else "strata"
+    elif np.count_nonzero(_outlasting(ends, place)) < FEW:
+        reason = "few"
+    total = int(ends.seen.sum())
+    at = min(place, known - 1)
+    rate, variance = float(upper[0, at]), float(upper[1:, at].var())
+    return Estimate(
+        wanted,
+        upper[0],
+        low,
+        high,
+        None if place >= known else float(EDGES[place]),
+        None if earliest >= known else float(EDGES[max(earliest - 1, 0)]),
+        None if latest >= known else float(EDGES[latest]),
+        None if reason else float(EDGES[safe]),
+        total,
+        rate * (1 - rate) / variance if variance > 0 else total,
+        reason,
+    )
+
+
+def _curves(gone: Floats, seen: Floats, weights: Floats) -> tuple[Floats, Floats, bool]:
+    """The shares that expire at least, and at most, at each edge for each draw; and whether the strata agree."""
+    gone, seen = weights @ gone, weights @ seen  # of each stratum, for each draw
+    if _agree(gone, seen):
+        pooled = _expiring(gone.sum(axis=0), seen.sum(axis=0))
+        return pooled, pooled, True
+    shares = seen.sum(axis=2) / seen.sum(axis=(0, 2))
+    most = shares[:, :, None] * _expiring(gone, seen)  # beyond the end of a stratum it stays what it was
+    least = most.copy()
+    for curve, counts in zip(least, seen, strict=True):
+        curve[:, _end(counts) + 1 :] = 0.0
+    return least.sum(axis=0), most.sum(axis=0), False
+
+
+def _expiring(gone: Floats, seen: Floats) -> Floats:
+    """The product-limit estimate for each draw."""
+    at_risk = seen[..., ::-1].cumsum(axis=-1)[..., ::-1]
+    left = np.divide(gone, at_risk, out=np.zeros_like(gone), where=at_risk > 0)
+    return np.cumprod(1 - left, axis=-1)
+
+
+def _end(seen: Floats) -> int:
+    """The last bin of a stratum of which something is known."""
+    return int(np.flatnonzero(seen[0])[-1])
+
+
+def _agree(gone: Floats, seen: Floats) -> bool:
+    """Whether each stratum is like all others together, as far as both are known."""
+    for number in range(len(seen)) if len(seen) > 1 else ():
+        mine = np.arange(len(seen)) == number
+        end = min(_end(seen[number]), _end(seen[~mine].sum(axis=0)))
+        rest = _expiring(gone[~mine].sum(axis=0), seen[~mine].sum(axis=0))[:, : end + 1]
+        difference = _expiring(gone[number], seen[number])[:, : end + 1] - rest
+        error = difference[1:].std(axis=0)
+        middle = int(np.searchsorted(-rest[0], -(1 + rest[0, end]) / 2))  # where half of them have left that do
+        if any(abs(difference[0, place]) > _APART * max(error[place], 1e-9) for place in (middle, end)):
+            return False
+    return True
+
+
+def _outlasting(ends: Ends, place: int) -> Floats:
+    """How many operations of each block are known to have waited for longer than the timeout at `place`."""
+    longer: Floats = ends.seen[:, :, place:].sum(axis=(0, 2)) - ends.gone[:, :, place].sum(axis=0)
+    return longer
+
+
+def _crossing(curves: Floats, wanted: float) -> npt.NDArray[np.intp]:
+    """For each draw the first place at which no more than the wanted share expires, or one behind all."""
+    reached = curves <= wanted
+    places: npt.NDArray[np.intp] = np.where(reached.any(axis=1), reached.argmax(axis=1), curves.shape[1])
+    return places

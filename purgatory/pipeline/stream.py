@@ -1,0 +1,215 @@
+"""Follow a journal while it grows, and write its cube: each micro-batch adds the rows of its files.
+
+A batch becomes a directory `CUBE/batch=N` with one Parquet file, which appears whole. The rows of a cube add up, so a
+batch needs neither the state nor the watermark of windows: an instance whose clock is wrong makes nobody's rows late,
+and the newest rows are there as soon as they are read. A batch that is done again after a crash has the same files, and
+finds its own there. (Spark's own file sink is exactly-once only for readers of its log of files.)
+"""
+
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from py4j.protocol import Py4JError
+from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from purgatory.pipeline.trace import COLUMNS, SQL, literal
+from purgatory.pipeline.words import count, name, seconds
+from purgatory.spark.errors import PipelineError
+
+__all__ = ["Settings", "follow", "start"]
+
+_LONGEST: Final = 86_400
+_PATIENCE: Final = 30.0
+"""Seconds that a batch may take to be finished when the stream is told to stop."""
+_LOOK: Final = 0.2
+"""Seconds from one look at the query's progress to the next."""
+_MOST_FILES: Final = 1000
+"""Files of a batch. The first one would have all that the journal ever had."""
+_RAISED: Final = re.compile(r"(?:Exception|Error): \[\S+\] (.+)")
+_CODES: Final = re.compile(r" *SQLSTATE: \w+")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of a stream."""
+
+    slot: float = 60.0
+    """The length of a slot of time in the cube, in seconds."""
+    once: bool = False
+    """Whether to read the present files, and end."""
+    interval: float = 10.0
+    """Seconds from one look for new files to the next."""
+
+
+DEFAULTS = Settings()
+
+
+def start(
+    spark: SparkSession, journal: str, cube: str, checkpoint: str, settings: Settings = DEFAULTS
+) -> StreamingQuery:
+    """Start to write the cube of `journal`, from the progress in `checkpoint` on.
+
+    A file that cannot be read, or has an impossible row, ends the query with an error that names it. Raises
+    `PipelineError`, with nothing done, if the journal is missing or a number is impossible.
+    """
+    for title in ("slot", "interval"):
+        value = getattr(settings, title)
+        if not 1e-3 <= value <= _LONGEST:
+            raise PipelineError(f"{title} must be a number of seconds from 0.001 to {_LONGEST}, not {value!r}")
+    schema = ", ".join(f"{title} {kind}" for title, kind in COLUMNS.items())
+    reader = spark.readStream.schema(schema).option("basePath", journal).option("pathGlobFilter", "*.parquet")
+    try:
+        rows = reader.option("maxFilesPerTrigger", _MOST_FILES).parquet(literal(journal))
+        rows.schema  # noqa: B018  # a Connect server looks at the path no sooner
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        raise PipelineError(f"{journal} does not exist") from None
+    finished = F.unix_micros("arrived_at") / 1e6 + F.col("waited_s")
+    is_ahead = finished > F.unix_micros(F.current_timestamp()) / 1e6
+    seen = rows.withColumn("file", F.expr("_metadata.file_path")).observe(
+        "seen",
+        F.count(F.lit(1)).alias("operations"),
+        F.max(F.when(~is_ahead, finished)).alias("newest"),
+        F.count_if(is_ahead).alias("ahead"),
+        F.collect_set(F.when(is_ahead, F.col("instance"))).alias("instances"),
+    )
+    writer = seen.writeStream.foreachBatch(_batches(cube, literal(cube), round(settings.slot * 1e6)))
+    writer = writer.option("checkpointLocation", checkpoint)
+    if settings.once:
+        return writer.trigger(availableNow=True).start()
+    return writer.trigger(processingTime=f"{round(settings.interval * 1e6)} microseconds").start()
+
+
+def _batches(path: str, pattern: str, slot: int) -> Callable[[DataFrame, int], None]:
+    """Return a function that writes the cube of a batch, whole and once.
+
+    A Connect server calls the function in a process that does not have this library: it must need nothing of it.
+    """
+    text = SQL
+
+    def write(rows: DataFrame, batch: int) -> None:
+        spark = rows.sparkSession
+        with_time = spark.sql("SELECT unix_micros(current_timestamp()) AS now").collect()
+        found = spark.sql(text, slot=slot, now=with_time[0].now, journal=rows).persist()
+        try:
+            wrong = found.where("refused IS NOT NULL AND refused <> 'ahead of the clock'").limit(1).collect()
+            if wrong:
+                column, _, file = wrong[0].refused.partition(" in ")
+                raise ValueError(f"{file}: the column {column} is missing, or has a value that it cannot have")
+            try:
+                written = spark.read.format("binaryFile").load(f"{pattern}/batch={batch}").inputFiles()
+            except AnalysisException as error:
+                if error.getCondition() != "PATH_NOT_FOUND":
+                    raise
+                written = []
+            if not written and not found.isEmpty():  # one file, so that the batch is whole or absent
+                found.coalesce(1).write.mode("overwrite").parquet(f"{path}/batch={batch}")
+        finally:
+            found.unpersist()
+
+    return write
+
+
+def follow(
+    spark: SparkSession,
+    journal: str,
+    cube: str,
+    checkpoint: str,
+    settings: Settings = DEFAULTS,
+    say: Callable[[str], object] = print,
+) -> None:
+    """As `start`, until the query ends, or SIGINT or SIGTERM comes. Calls `say` with a line for every batch.
+
+    A batch that is interrupted is done again by the next run. Raises `PipelineError` also for a query that fails.
+    """
+    with _told_to_stop() as stop:
+        query = start(spark, journal, cube, checkpoint, settings)
+        told = _Told(say)
+        try:
+            ended = False
+            while not ended and not stop.is_set():
+                stop.wait(_LOOK)
+                ended = not query.isActive
+                told.of(query)
+            if ended:
+                query.awaitTermination()  # raises what it has failed of
+            else:
+                _let_finish(query)
+                told.of(query)
+        except (PySparkException, Py4JError, OSError) as error:
+            if stop.is_set():
+                return  # the signal was for Spark's process as well
+            if isinstance(error, StreamingQueryException):
+                raise PipelineError(f"following {journal} failed: {_reason(error)}") from error
+            raise
+        finally:
+            with suppress(PySparkException, Py4JError, OSError):  # Spark's process may have ended
+                query.stop()
+        if stop.is_set():
+            say("stopped")
+
+
+class _Told:
+    """Calls `say` once for each batch of a query."""
+
+    def __init__(self, say: Callable[[str], object]) -> None:
+        self.say = say
+        self.last = -1
+
+    def of(self, query: StreamingQuery) -> None:
+        for progress in query.recentProgress:
+            if progress["batchId"] > self.last and progress.get("observedMetrics"):
+                self.last = progress["batchId"]
+                self.say(progress_line(progress, time.time()))
+
+
+def progress_line(progress: Mapping[str, Any], now: float) -> str:
+    """A line about a batch, from its `StreamingQueryProgress`."""
+    seen = progress["observedMetrics"]["seen"]
+    line = f"batch {progress['batchId']}: {count(seen['operations'])} operations"
+    if seen["newest"] is not None:
+        line += f", the newest ended {seconds(round(max(now - seen['newest'], 0.0), 1))} ago"
+    if seen["ahead"]:
+        instances = ", ".join(name(each) for each in sorted(seen["instances"])[:5])
+        line += f"; {count(seen['ahead'])} of them are refused: they end later than now, by the clock of {instances}"
+    return line
+
+
+@contextmanager
+def _told_to_stop() -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set meanwhile, on the main thread, which alone may set their handlers."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _let_finish(query: StreamingQuery) -> None:
+    """Wait a short time for the present batch: an interrupted one fails with a long traceback."""
+    with suppress(PySparkException, Py4JError, OSError):
+        until = time.monotonic() + _PATIENCE
+        while query.isActive and query.status["isTriggerActive"] and time.monotonic() < until:
+            time.sleep(_LOOK)
+
+
+def _reason(error: StreamingQueryException) -> str:
+    """The root cause of a failed query. An error of the sink has a traceback of its own around it."""
+    raised = _RAISED.search(str(error)) or re.search(r"ValueError: (.+)", str(error))
+    reason = raised[1] if raised else str(error).splitlines()[0]
+    return _CODES.sub("", reason).strip(" .")

@@ -1,0 +1,98 @@
+"""The journal of a service as Spark reads it: a row for each finished operation, in directories by day and instance."""
+
+import re
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Final
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from purgatory.spark.errors import PipelineError
+
+__all__ = ["COLUMNS", "SQL", "cube", "literal", "read", "refuse_empty", "span"]
+
+COLUMNS: Final = {
+    "purgatory": "string",
+    "operation": "string",
+    "keys": "array<string>",
+    "arrived_at": "timestamp",
+    "timeout_s": "double",
+    "deadline_s": "double",
+    "waited_s": "double",
+    "outcome": "string",
+    "late_s": "double",
+    "opened_at": "timestamp",
+    "missed": "boolean",
+    "date": "string",
+    "instance": "string",
+}
+"""The columns of a journal by Spark's types. The last two are names of directories."""
+
+_ADDED: Final = ("deadline_s", "opened_at", "missed")
+"""Columns that journals of older versions do not have."""
+
+SQL: Final = Path(__file__).with_name("cube.sql").read_text("utf-8")
+
+_SLOTS: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400)
+"""Lengths of a slot of time, in seconds."""
+_MOST_SLOTS: Final = 60
+
+
+def refuse_empty(path: str) -> None:
+    """Raise `PipelineError` if `path`, on this machine, is missing or has no Parquet. It needs no Spark."""
+    if "://" in path:
+        return
+    if not Path(path).is_dir():
+        raise PipelineError(f"{path} does not exist")
+    if next(Path(path).rglob("*.parquet"), None) is None:
+        raise PipelineError(
+            f"there are no Parquet files in {path}: a server writes its first file after five minutes, or when it ends"
+        )
+
+
+def read(spark: SparkSession, path: str) -> DataFrame:
+    """The rows of the journal in the directory `path`, each with the name of its `file`.
+
+    Numbers, decimals and timestamps that other writers make are cast. Raises `PipelineError`.
+    """
+    try:
+        # The newest file tells the columns: all others that lack one have null there.
+        found = spark.read.option("basePath", path).option("pathGlobFilter", "*.parquet").parquet(literal(path))
+    except AnalysisException as error:
+        reasons = {"PATH_NOT_FOUND": "does not exist", "UNABLE_TO_INFER_SCHEMA": "has no Parquet files"}
+        reason = reasons.get(error.getCondition() or "")
+        if reason is None:
+            raise
+        raise PipelineError(f"{path} {reason}") from None
+    kinds = dict(found.dtypes)
+    for column in COLUMNS:
+        if column not in kinds and column not in _ADDED:
+            raise PipelineError(f"missing column {column} in {path}")
+    columns = ", ".join(f"{name} {kinds.get(name, kind)}" for name, kind in COLUMNS.items())
+    rows = spark.read.schema(columns).option("basePath", path).option("pathGlobFilter", "*.parquet")
+    return rows.parquet(literal(path)).select(
+        *[F.col(name).cast(kind).alias(name) for name, kind in COLUMNS.items()], F.expr("_metadata.file_path AS file")
+    )
+
+
+def span(rows: DataFrame) -> dict[date, int]:
+    """The days of a journal, each with the shortest slot, in seconds, that gives it sixty slots at the most."""
+    seconds = F.unix_seconds("arrived_at")
+    looked = rows.groupBy("date").agg(F.min(seconds).alias("first"), F.max(seconds).alias("last"))
+    return {
+        date.fromisoformat(day): next(slot for slot in _SLOTS if (last - first) // slot < _MOST_SLOTS)
+        for day, first, last in looked.where("first IS NOT NULL").orderBy("date").collect()
+    }
+
+
+def cube(rows: DataFrame, slot: int, now: datetime | None = None) -> DataFrame:
+    """The cube of these rows, with slots of so many seconds. Rows later than `now` are refused."""
+    clock = datetime.now(UTC) if now is None else now
+    return rows.sparkSession.sql(SQL, slot=slot * 1_000_000, now=round(clock.timestamp() * 1e6), journal=rows)
+
+
+def literal(path: str) -> str:
+    """`path` with escapes for the characters that are patterns to Hadoop."""
+    return re.sub(r"([{}\[\]*?\\])", r"\\\1", path)

@@ -1,0 +1,135 @@
+"""What is wrong with a service, as far as its journal tells: each statement with its evidence."""
+
+from dataclasses import dataclass
+from datetime import date
+from typing import Any, Final, Literal, TypeAlias
+
+from purgatory.pipeline.answers import Frame, estimates, operations
+from purgatory.pipeline.words import count, name, percent, seconds
+
+__all__ = ["Verdict", "verdicts"]
+
+Colour: TypeAlias = Literal["red", "amber", "green"]
+
+_ENOUGH: Final = 100
+"""Operations of which a share, or a quantile, says something."""
+_MANY: Final = 0.01
+"""The share of missed checks from which on they are no exception."""
+_FAR: Final = 2.0
+"""How many times as long as the median instance an instance waits that is sick."""
+_LATE: Final[tuple[float, float]] = (0.02, 0.1)
+"""Seconds of mean lateness from which on the loop is busy, and very busy."""
+_CHANGED: Final = 1.5
+"""A change from one day to another that is told of, as a factor."""
+_COMPARED: Final = (
+    ("operations", ("arrives", "often"), count),
+    ("wait_p50_s", ("waits in the median", "long"), seconds),
+    ("wait_p90_s", ("waits at the 90th percentile", "long"), seconds),
+    ("expired_share", ("expires", "often"), percent),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A statement with its evidence."""
+
+    colour: Colour
+    text: str
+    evidence: str
+
+
+def verdicts(rows: Frame, hottest: Frame, wanted: float, compared: tuple[date, date] | None) -> list[Verdict]:
+    """All statements, the worst first. `compared` is the day in question and the one that it is compared with."""
+    found = [*_missed(rows, hottest), *_sick(rows, wanted), *_late(rows)]
+    if compared is not None:
+        found += _changed(rows, *compared)
+    return sorted(found, key=lambda each: ("red", "amber", "green").index(each.colour))
+
+
+def _missed(rows: Frame, hottest: Frame) -> list[Verdict]:
+    found = []
+    for row in operations(rows, "purgatory", "operation").to_dict("records"):
+        if row["missed"]:
+            share = row["missed"] / row["operations"]
+            keys = hottest[(hottest["purgatory"] == row["purgatory"]) & (hottest["missed"] > 0)]
+            first = ", ".join(name(key, 24) for key in keys.sort_values("missed", ascending=False)["key"].head(3))
+            text = f"{_name(row)}: nobody checked {count(row['missed'])} operations whose condition held."
+            evidence = (
+                f"{percent(share)} of all were completed by no check, but by the last try at their deadline. Call "
+                f"check_and_complete(key) where the state changes. Most are of the keys {first}."
+            )
+            found.append(Verdict("red" if share >= _MANY else "amber", text, evidence))
+    return found or [Verdict("green", "No check was missed.", "The last try at the deadline completed no operation.")]
+
+
+def _sick(rows: Frame, wanted: float) -> list[Verdict]:
+    found = []
+    for kind, some in rows.groupby(["purgatory", "operation"]):
+        each = operations(some, "instance")
+        each = each[each["operations"] >= _ENOUGH]
+        for row in each.to_dict("records"):
+            others = each[each["instance"] != row["instance"]]
+            for column, words in (("wait_p50_s", "in the median"), ("wait_p90_s", "at the 90th percentile")):
+                usual = others[column].median()
+                if row[column] >= _FAR * usual:
+                    times = f"{row[column] / usual:.1f} times as long"
+                    text = f"{name(row['instance'])} is slow: {name(kind[0])} / {name(kind[1])} waits {times}."
+                    evidence = f"{seconds(row[column])} {words}, where the others have {seconds(usual)}."
+                    well = some[some["instance"] != row["instance"]]
+                    found.append(Verdict("red", text, f"{evidence}{_without(some, well, wanted)}"))
+                    break
+    instances = rows["instance"].nunique()
+    if not found and instances > 1:
+        text = f"The {instances} instances are alike."
+        found = [Verdict("green", text, f"None waits {_FAR:g} times as long as the median of the others.")]
+    return found
+
+
+def _without(some: Frame, well: Frame, wanted: float) -> str:
+    """How the advice would be without an instance that is slow."""
+    (with_it,), (without,) = (estimates(rows, wanted).values() for rows in (some, well))
+    if without is None or without.safe is None:
+        return ""
+    known = with_it.safe if with_it else None
+    return f" Without it, the advice is {seconds(without.safe)} instead of {seconds(known) if known else 'none'}."
+
+
+def _late(rows: Frame) -> list[Verdict]:
+    found = []
+    expired = operations(rows, "instance")
+    expired = expired[expired["expired"] > 0]
+    for row in expired[expired["late_mean_s"] >= _LATE[0]].to_dict("records"):
+        late = seconds(row["late_mean_s"])
+        text = f"The event loop of {name(row['instance'])} is busy: operations expire {late} late."
+        evidence = f"That is the mean of {count(row['expired'])}; the latest was {seconds(row['late_max_s'])} late."
+        found.append(Verdict("red" if row["late_mean_s"] >= _LATE[1] else "amber", text, evidence))
+    if not found and len(expired):
+        latest = seconds(expired["late_max_s"].max())
+        found = [Verdict("green", "Operations expire in time.", f"The latest was {latest} late.")]
+    return found
+
+
+def _changed(rows: Frame, today: date, before: date) -> list[Verdict]:
+    found = []
+    kind = ["purgatory", "operation"]
+    here, there = (operations(rows[rows["day"] == day], *kind).set_index(kind) for day in (today, before))
+    for each in here.index.symmetric_difference(there.index):
+        text = f"{name(each[0])} / {name(each[1])} is {'new' if each in here.index else 'gone'}."
+        found.append(Verdict("amber", text, f"It has operations on {today if each in here.index else before} alone."))
+    for each in here.index.intersection(there.index):
+        now, then = here.loc[each], there.loc[each]
+        for column, words, shown in _COMPARED:
+            few = max(now["expired"], then["expired"]) if column == "expired_share" else then["operations"]
+            factor = now[column] / max(then[column], 1e-9)
+            if few >= _ENOUGH and not 1 / _CHANGED < factor < _CHANGED:
+                times = f"{factor:,.1f} times as {words[1]}" if factor < 1000 else "as never before"
+                text = f"{name(each[0])} / {name(each[1])} {words[0]} {times} on {today}."
+                evidence = f"{shown(now[column])}, where {before} had {shown(then[column])}."
+                colour: Colour = "amber" if factor > 1 or column == "operations" else "green"
+                found.append(Verdict(colour, text, evidence))
+    text = f"{today} is like {before}."
+    return found or [Verdict("green", text, f"Load, waits and expiries differ by less than {_CHANGED:g} times.")]
+
+
+def _name(row: dict[str, Any]) -> str:
+    return f"{name(row['purgatory'])} / {name(row['operation'])}"
