@@ -37,6 +37,10 @@ _FOREVER: Final = 10_000
 _GAP, _WIDEST = 3, 10
 """Bins that timeouts of one stratum are apart, and that it spans, at the most: jitter of 7 % is one timeout."""
 
+_CLOSE: Final = 0.03
+"""Timeouts that differ by less are one rung of a ladder."""
+_RUNGS: Final = 10
+
 QUANTILES: Final = {"wait_p50_s": 0.5, "wait_p90_s": 0.9, "wait_p99_s": 0.99}
 OUTCOMES: Final = ("completed_at_once", "satisfied", "expired", "closed", "cancelled", "failed")
 
@@ -179,18 +183,19 @@ class Rung:
 def ladder(rows: Frame, found: Estimate) -> list[Rung]:
     """What timeouts of round numbers would do, with the longest in use and the one that is advised."""
     used = longest_timeout(rows)
-    round_numbers = {digit * 10.0**power for power in range(-3, 6) for digit in (1, 2, 5)}
-    last = found.longest * (1 + 1e-9)
-    wait = operations(rows, "purgatory", "operation")["wait_p50_s"].iloc[0]
-    least = max(min(wait, last) / 2, last / 2000)
+    last = min(found.longest, max(used or 0.0, float(EDGES[len(found.rates) - 1]))) * (1 + 1e-9)
+    median = operations(rows, "purgatory", "operation")["wait_p50_s"].iloc[0]
+    round_numbers = [digit * 10.0**power for power in range(-6, 7) for digit in (1, 2, 5)]
     named = {each for each in (used, found.safe) if each and each <= last}
-    chosen = {each for each in round_numbers if least <= each <= last}
-    chosen = named | {each for each in chosen if all(abs(each / other - 1) > 0.03 for other in named)}
+    chosen = named | {
+        each
+        for each in round_numbers
+        if min(median, last) / 2 <= each <= last and all(abs(each / other - 1) > _CLOSE for other in named)
+    }
     arrivals = float(rows["operations"].sum()) / duration(rows)
     rungs = []
-    for timeout in sorted(chosen):
+    for timeout in sorted(chosen)[-_RUNGS:]:
         share = found.at(timeout)
-        assert share is not None, "it is known that far"
         rungs.append(
             Rung(
                 timeout,

@@ -81,19 +81,17 @@ class Estimate:
 
     @property
     def longest(self) -> float:
-        """The longest timeout whose share is known, in seconds."""
-        return float(EDGES[len(self.rates) - 1]) if len(self.rates) else 0.0
+        """The longest timeout whose share is known, in seconds: infinite, if no operation was seen to need longer."""
+        return float(EDGES[len(self.rates) - 1]) if self.rates[-1] > 0 else np.inf
 
-    def at(self, timeout: float) -> tuple[float, float, float] | None:
-        """The share that expires with `timeout` seconds, and its band; `None` if it is not known."""
-        place = int(np.searchsorted(EDGES, timeout * (1 - 1e-9)))
-        if place >= len(self.rates):
-            return None
+    def at(self, timeout: float) -> tuple[float, float, float]:
+        """The share that expires with `timeout` seconds, and its band. It must be known."""
+        place = min(int(np.searchsorted(EDGES, timeout * (1 - 1e-9))), len(self.rates) - 1)
         return float(self.rates[place]), float(self.low[place]), float(self.high[place])
 
     def waits(self, timeout: float) -> float:
-        """How long an operation waits on average, with a timeout of so many seconds that is known."""
-        count = int(np.searchsorted(EDGES, timeout * (1 - 1e-9)))
+        """How long an operation waits on average with a timeout of so many seconds, which must be known."""
+        count = min(int(np.searchsorted(EDGES, timeout * (1 - 1e-9))), len(self.rates) - 1)
         widths = np.diff(EDGES[: count + 1], prepend=0.0)
         before = np.concatenate(([1.0], self.rates[:count]))
         return float((widths * (before + self.rates[: count + 1]) / 2).sum())
@@ -109,7 +107,8 @@ def estimate(ends: Ends, wanted: float) -> Estimate:
 
     known = int(np.flatnonzero(ends.seen.sum(axis=(0, 1)))[-1]) + 1
     lower, upper, agree = _curves(ends.gone[:, :, :known], ends.seen[:, :, :known], weights)
-    low, high = np.quantile(lower[1:], 0.025, axis=0), np.quantile(upper[1:], 0.975, axis=0)
+    low = np.quantile(lower[1:], 0.025, axis=0).clip(0.0, 1.0)
+    high = np.quantile(upper[1:], 0.975, axis=0).clip(0.0, 1.0)
     place, *draws = _crossing(upper, wanted).tolist()
     draws.sort()
     safe, latest = draws[int(_SAFE * _DRAWS)], draws[int(0.975 * _DRAWS)]

@@ -65,7 +65,8 @@ def rates(found: Estimate) -> str:
         axis.set_ylim(0, 1)
         axis.set_xlabel("timeout")
         axis.set_ylabel("share that expires")
-        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
+        decades = np.log10(times[-1] / times[shown][0])
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2 else (1,), numticks=12))
         _format(axis, x=seconds, y=percent)
     return drawing.svg
 

@@ -115,7 +115,7 @@ def report(table: pa.Table, output: str, wanted: float = 0.01, compare: date | N
         "load": [_loaded(kind, summary.loc[kind], of_kind(rows, kind), span) for kind in list(found)[:_KINDS]],
         "pending": plots.load(load),
         "days": _days(rows, compare, days[-1], list(found)[:_KINDS]) if compare else None,
-        "keys": [_key(row) for _, some in hottest.groupby("purgatory") for row in some.head(_KEYS).to_dict("records")],
+        "keys": _keys(hottest),
     }
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -144,8 +144,8 @@ def _advice(rows: Frame, found: Estimate | None, wanted: float) -> str:
     if found.reason is None and found.safe is not None:
         return f"{seconds(found.safe)}. With this timeout at most {percent(wanted)} expire, with a probability of 90 %."
     last = float(found.rates[-1])
-    until = seconds(found.longest if used is None else used)
-    longer = seconds((found.longest if used is None else used) * _LONGER)
+    longest = float(EDGES[len(found.rates) - 1]) if used is None else used
+    until, longer = seconds(longest), seconds(longest * _LONGER)
     if found.reason == "unreached":
         return (
             f"{percent(last)} still expire at {until}, the longest timeout in use: raise the server's to {longer} for "
@@ -267,9 +267,16 @@ def _days(rows: Frame, before: date, today: date, shown: Sequence[Kind]) -> list
     return cells
 
 
-def _key(row: dict[str, Any]) -> list[str]:
-    numbers = [count(row[each]) for each in ("operations", "expired", "missed")]
-    return [name(row["purgatory"]), name(row["key"]), *numbers]
+def _keys(hottest: Frame) -> list[list[str]]:
+    several = hottest["purgatory"].nunique() > 1
+    return [
+        [
+            f"{name(row['purgatory'])} / {name(row['key'])}" if several else name(row["key"]),
+            *(count(row[each]) for each in ("operations", "expired", "missed")),
+        ]
+        for _, some in hottest.groupby("purgatory")
+        for row in some.head(_KEYS).to_dict("records")
+    ]
 
 
 def _bytes(number: float) -> str:
