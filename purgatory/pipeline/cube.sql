@@ -20,7 +20,7 @@ WITH read AS (
         CASE
             WHEN purgatory IS NULL THEN 'purgatory'
             WHEN operation IS NULL THEN 'operation'
-            WHEN keys IS NULL OR size(keys) = 0 OR array_contains(transform(keys, k -> k IS NULL), true) THEN 'keys'
+            WHEN array_min(keys) IS NULL THEN 'keys' -- there is none
             WHEN arrived_at IS NULL THEN 'arrived_at'
             WHEN waited_s IS NULL OR NOT (waited_s >= 0 AND waited_s < 1e10) THEN 'waited_s'
             WHEN outcome IS NULL OR outcome NOT IN
@@ -45,14 +45,13 @@ rows AS (
     FROM read
 ),
 entries AS (
-    SELECT
-        *,
-        -- One entry for the operation, whose key is null, and one for each key.
-        explode(
-            CASE WHEN refused IS NULL THEN concat(array(CAST(NULL AS STRING)), array_distinct(keys))
-                 ELSE array(CAST(NULL AS STRING)) END
-        ) AS key
+    -- One entry for the operation, whose key is null, and one for each key.
+    SELECT rows.*, key
     FROM rows
+    LATERAL VIEW posexplode(
+        if(refused IS NULL, concat(array(CAST(NULL AS STRING)), keys), array(CAST(NULL AS STRING)))
+    ) AS place, key
+    WHERE place = 0 OR key IS NOT NULL
 ),
 grouped AS (
     SELECT

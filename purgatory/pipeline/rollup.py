@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from datetime import date
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from purgatory.pipeline import cube, trace
 from purgatory.pipeline.words import count, name
@@ -36,7 +36,7 @@ def rollup(
         again = sorted(known)[-_AGAIN:]
         wanted = [day for day in slots if day not in known or day in again]
     for day in wanted:
-        table = _day(spark, journal, day, slots[day])
+        table = _day(rows, day, slots[day])
         cube.save(table, path, day)
         say(f"{day}: {_told(table)}")
     return wanted
@@ -48,13 +48,12 @@ def of_days(spark: SparkSession, journal: str, is_wanted: Callable[[date], bool]
     slots = {day: slot for day, slot in trace.span(rows).items() if is_wanted(day)}
     if not slots:
         raise PipelineError(f"{journal} has none of these days")
-    return pa.concat_tables([_day(spark, journal, day, slot) for day, slot in slots.items()])
+    return pa.concat_tables([_day(rows, day, slot) for day, slot in slots.items()])
 
 
-def _day(spark: SparkSession, journal: str, day: date, slot: int) -> pa.Table:
-    rows = trace.read(spark, journal).where(f"date = '{day}'")
-    table = trace.cube(rows, slot).toArrow()
-    cube.refused(table)
+def _day(rows: DataFrame, day: date, slot: int) -> pa.Table:
+    table = trace.cube(rows.where(f"date = '{day}'"), slot).toArrow()
+    cube.refused(table)  # raises
     return table
 
 
