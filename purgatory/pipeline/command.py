@@ -79,9 +79,7 @@ def add_to(subcommands: "Subcommands") -> None:
     _journal(parser)
     parser.add_argument("--day", type=_day, metavar="DAY", help="the day to write (default: all that are missing)")
 
-    parser = _command(
-        commands, "stream", lambda options: _stream, "follow a journal while it grows, and write its cube"
-    )
+    parser = _command(commands, "stream", _stream, "follow a journal while it grows, and write its cube")
     _journal(parser)
     parser.add_argument("--checkpoint", required=True, metavar="DIR", help="the directory for the stream's progress")
     parser.add_argument(
@@ -233,7 +231,13 @@ def _told(written: report.Report) -> str:
     return "\n".join([*lines, f"written to {written.page}"])
 
 
-def _stream(spark: SparkSession, options: argparse.Namespace, steps: Steps) -> None:
-    settings = stream.Settings(slot=options.slot, once=options.once)
-    steps.begin(f"following {options.journal}")
-    stream.follow(spark, options.journal, options.cube, options.checkpoint, settings, steps.say)
+def _stream(options: argparse.Namespace) -> Run:
+    if cube.days_of(options.cube):
+        raise PipelineError(f"{options.cube} is a cube that rollup has written: name another directory")
+
+    def run(spark: SparkSession, options: argparse.Namespace, steps: Steps) -> None:
+        settings = stream.Settings(slot=options.slot, once=options.once)
+        steps.begin(f"following {options.journal}")
+        stream.follow(spark, options.journal, options.cube, options.checkpoint, settings, steps.say)
+
+    return run

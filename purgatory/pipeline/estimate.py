@@ -115,10 +115,10 @@ def estimate(ends: Ends, wanted: float) -> Estimate:
     earliest = sorted(_crossing(lower[1:], wanted).tolist())[int(0.025 * _DRAWS)]
 
     reason = None
-    if safe >= known:
-        reason = "unreached" if agree or lower[0, -1] > wanted else "strata"
-    elif np.count_nonzero(_outlasting(ends, place)) < FEW:
+    if place < known and np.count_nonzero(_outlasting(ends, place)) < FEW:
         reason = "few"
+    elif safe >= known:
+        reason = "unreached" if agree or lower[0, -1] > wanted else "strata"
     total = int(ends.seen.sum())
     at = min(place, known - 1)
     rate, variance = float(upper[0, at]), float(upper[1:, at].var())

@@ -34,6 +34,8 @@ _LOOK: Final = 0.2
 """Seconds from one look at the query's progress to the next."""
 _MOST_FILES: Final = 1000
 """Files of a batch. The first one would have all that the journal ever had."""
+_MARKER: Final = "_stream"
+"""The directory with the name of the stream that writes a cube: Spark's, from the checkpoint."""
 _RAISED: Final = re.compile(r"(?:Exception|Error): \[\S+\] (.+)")
 _CODES: Final = re.compile(r" *SQLSTATE: \w+")
 
@@ -59,7 +61,8 @@ def start(
     """Start to write the cube of `journal`, from the progress in `checkpoint` on.
 
     A file that cannot be read, or has an impossible row, ends the query with an error that names it. Raises
-    `PipelineError`, with nothing done, if the journal is missing or a number is impossible.
+    `PipelineError`, with nothing done, if the journal is missing, a number is impossible, or the checkpoint and the cube
+    do not belong together.
     """
     for title in ("slot", "interval"):
         value = getattr(settings, title)
@@ -74,6 +77,7 @@ def start(
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
         raise PipelineError(f"{journal} does not exist") from None
+    _refuse_others(spark, cube, checkpoint)
     finished = F.unix_micros("arrived_at") / 1e6 + F.col("waited_s")
     is_ahead = finished > F.unix_micros(F.current_timestamp()) / 1e6
     seen = rows.withColumn("file", F.expr("_metadata.file_path")).observe(
@@ -83,37 +87,61 @@ def start(
         F.count_if(is_ahead).alias("ahead"),
         F.collect_set(F.when(is_ahead, F.col("instance"))).alias("instances"),
     )
-    writer = seen.writeStream.foreachBatch(_batches(cube, literal(cube), round(settings.slot * 1e6)))
+    writer = seen.writeStream.foreachBatch(_batches(cube, checkpoint, round(settings.slot * 1e6)))
     writer = writer.option("checkpointLocation", checkpoint)
     if settings.once:
         return writer.trigger(availableNow=True).start()
     return writer.trigger(processingTime=f"{round(settings.interval * 1e6)} microseconds").start()
 
 
-def _batches(path: str, pattern: str, slot: int) -> Callable[[DataFrame, int], None]:
+def _refuse_others(spark: SparkSession, cube: str, checkpoint: str) -> None:
+    """Raise `PipelineError` if the checkpoint is that of another cube: batches of the same number would be lost."""
+    written, own = _lines(spark, f"{cube}/{_MARKER}"), _lines(spark, f"{checkpoint}/metadata")
+    if written != own and (written or _lines(spark, f"{checkpoint}/commits")):
+        raise PipelineError(
+            f"{checkpoint} is not the checkpoint of {cube}: name those that belong together, or new ones"
+        )
+
+
+def _lines(spark: SparkSession, path: str) -> list[str]:
+    """The lines of the files at a path; none, if it is missing."""
+    try:
+        return sorted(row[0] for row in spark.read.text(literal(path)).collect())
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return []
+
+
+def _batches(cube: str, checkpoint: str, slot: int) -> Callable[[DataFrame, int], None]:
     """Return a function that writes the cube of a batch, whole and once.
 
     A Connect server calls the function in a process that does not have this library: it must need nothing of it.
     """
-    text = SQL
+    text, marker, pattern, metadata = SQL, _MARKER, literal(cube), literal(f"{checkpoint}/metadata")
 
     def write(rows: DataFrame, batch: int) -> None:
         spark = rows.sparkSession
-        with_time = spark.sql("SELECT unix_micros(current_timestamp()) AS now").collect()
-        found = spark.sql(text, slot=slot, now=with_time[0].now, journal=rows).persist()
-        try:
-            wrong = found.where("refused IS NOT NULL AND refused <> 'ahead of the clock'").limit(1).collect()
-            if wrong:
-                column, _, file = wrong[0].refused.partition(" in ")
-                raise ValueError(f"{file}: the column {column} is missing, or has a value that it cannot have")
+
+        def is_there(path: str) -> bool:
             try:
-                written = spark.read.format("binaryFile").load(f"{pattern}/batch={batch}").inputFiles()
+                return bool(spark.read.format("binaryFile").load(f"{pattern}/{path}").inputFiles())
             except AnalysisException as error:
                 if error.getCondition() != "PATH_NOT_FOUND":
                     raise
-                written = []
-            if not written and not found.isEmpty():  # one file, so that the batch is whole or absent
-                found.coalesce(1).write.mode("overwrite").parquet(f"{path}/batch={batch}")
+                return False
+
+        now = spark.sql("SELECT unix_micros(current_timestamp())").collect()[0][0]
+        found = spark.sql(text, slot=slot, now=now, journal=rows).persist()
+        try:
+            for row in found.where("refused IS NOT NULL").select("refused").collect():
+                column, _, file = row.refused.partition(" in ")
+                if file:
+                    raise ValueError(f"{file}: the column {column} is missing, or has a value that it cannot have")
+            if not is_there(marker):
+                spark.read.text(metadata).coalesce(1).write.mode("overwrite").text(f"{cube}/{marker}")
+            if not is_there(f"batch={batch}"):  # in one file, so that the batch is whole or absent
+                found.coalesce(1).write.mode("overwrite").parquet(f"{cube}/batch={batch}")
         finally:
             found.unpersist()
 

@@ -14,15 +14,16 @@ from pyspark.sql import functions as F
 from scipy import stats
 
 from purgatory.journal import SCHEMA
-from purgatory.spark import trace
+from purgatory.pipeline import trace
+from purgatory.pipeline.generate import generate, write
+from purgatory.pipeline.traffic import PRESETS, Traffic
 from purgatory.spark.errors import PipelineError
-from purgatory.spark.generate import generate, write
-from purgatory.spark.traffic import PRESETS, Traffic
 
 LIKELY = 1e-4
 """The seeds are fixed, so no test fails by chance; if the code draws otherwise, a right one fails once in 10,000."""
 
-SMALL = Traffic(rate=2000.0, seconds=60.0, instances=2, seed=11)
+SMALL = Traffic(rate=2000.0, seconds=60.0, instances=2, timeout=1e6, seed=11)
+"""All have time to complete."""
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +37,8 @@ def written(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pa
 @pytest.fixture(scope="module")
 def columns(spark: SparkSession, written: Path) -> dict[str, np.ndarray[Any, Any]]:
     """The first instance's rows, in order of arrival."""
-    rows = trace.read(spark, str(written)).rows.where("instance = 'instance-0'").orderBy("arrived_at")
-    table = rows.selectExpr("unix_micros(arrived_at) / 1e6 AS arrived", "completes_s", "waited_s").toArrow()
+    rows = trace.read(spark, str(written)).where("instance = 'instance-0'").orderBy("arrived_at")
+    table = rows.selectExpr("unix_micros(arrived_at) / 1e6 AS arrived", "waited_s").toArrow()
     return {name: table[name].to_numpy() for name in table.column_names}
 
 
@@ -65,32 +66,52 @@ def test_operations_arrive_at_exponential_intervals(columns: dict[str, np.ndarra
 
 
 def test_the_time_to_complete_is_log_normal_by_its_percentiles(columns: dict[str, np.ndarray[Any, Any]]) -> None:
-    completes = columns["completes_s"]
+    completes = columns["waited_s"]
     assert stats.kstest(np.log(completes), "norm", args=(SMALL.mu, SMALL.sigma)).pvalue > LIKELY
     assert np.percentile(completes, [50, 75]) == pytest.approx([SMALL.median, SMALL.upper_quartile], rel=0.03)
 
 
 def test_arrivals_and_times_do_not_depend_on_each_other(columns: dict[str, np.ndarray[Any, Any]]) -> None:
-    completes = columns["completes_s"][1:]
+    completes = columns["waited_s"][1:]
     assert abs(stats.spearmanr(np.diff(columns["arrived"]), completes).statistic) < 0.02
     assert abs(stats.spearmanr(completes[1:], completes[:-1]).statistic) < 0.02
 
 
 def test_instances_have_traffic_of_their_own(spark: SparkSession, written: Path) -> None:
-    rows = trace.read(spark, str(written)).rows
-    shared = rows.groupBy("completes_s").count().where("count > 1").count()
+    rows = trace.read(spark, str(written))
+    shared = rows.groupBy("waited_s").count().where("count > 1").count()
     assert shared == 0
-    assert [part.instance for part in trace.read(spark, str(written)).parts] == ["instance-0", "instance-1"]
+    instances = rows.select("instance").distinct().orderBy("instance").collect()
+    assert [row.instance for row in instances] == ["instance-0", "instance-1"]
 
 
 def test_the_timeout_cuts_off_what_takes_longer(spark: SparkSession, written: Path) -> None:
-    rows = trace.read(spark, str(written)).rows
-    wrong = rows.where(
-        "waited_s <> least(completes_s, timeout_s) or timeout_s <> 0.2 or (outcome = 'expired') <> (completes_s > 0.2)"
-        " or outcome not in ('satisfied', 'expired') or (late_s is null) = (outcome = 'expired') or late_s <> 0.0"
+    cut = generate(spark, SMALL.with_changes(timeout=0.2)).orderBy("instance", "arrived_at").toArrow()
+    whole = trace.read(spark, str(written)).orderBy("instance", "arrived_at").toArrow()
+    takes = whole["waited_s"].to_numpy()
+    assert (cut["waited_s"].to_numpy() == np.minimum(takes, 0.2)).all()
+    assert (np.array(cut["outcome"].to_pylist()) == np.where(takes > 0.2, "expired", "satisfied")).all()
+    assert (np.array(cut["late_s"].is_valid().to_pylist()) == (takes > 0.2)).all()
+    assert 0 < (takes > 0.2).sum() < len(takes)
+
+
+def test_troubles_are_as_frequent_as_asked(spark: SparkSession) -> None:
+    traffic = Traffic(
+        rate=5000.0, seconds=4.0, instances=3, timeout=5.0, slowest=4.0, together=5, cancelled=0.1, missed=0.02, seed=2
     )
-    assert wrong.count() == 0
-    assert 0 < rows.where("outcome = 'expired'").count() < rows.count()
+    rows = generate(spark, traffic).toArrow().to_pandas()
+    assert (rows["outcome"] == "cancelled").mean() == pytest.approx(0.1, abs=0.01)
+    assert rows["missed"].mean() == pytest.approx(0.02, abs=0.005)
+    assert rows.loc[rows["missed"], "waited_s"].between(5.0, 5.001).all()
+    assert set(rows.loc[rows["missed"], "outcome"]) == {"satisfied"}
+    medians = rows[rows["outcome"] != "cancelled"].groupby("instance")["waited_s"].median()
+    assert medians["instance-2"] / medians["instance-0"] == pytest.approx(4.0, rel=0.2)
+    # Five, one after the other, have the same keys and end at the same moment, unless their client has left.
+    alone = rows[(rows["instance"] == "instance-0") & (rows["outcome"] == "satisfied") & ~rows["missed"]]
+    ends = (alone["arrived_at"].astype("int64") / 1e6 + alone["waited_s"]).round(4)
+    sizes = alone.groupby([ends, alone["keys"].map(tuple)]).size()
+    assert sizes.max() == 5
+    assert sizes.mean() > 3.5
 
 
 @pytest.mark.parametrize("zipf", [0.0, 1.0, 2.0])
@@ -121,21 +142,19 @@ def test_the_files_have_a_journals_columns_for_every_reader(written: Path, spark
     file = next(written.glob("date=*/instance=instance-1/*.parquet"))
     found = pq.read_schema(file)
     for field in SCHEMA:
-        if field.name == "missed":
-            continue  # made-up traffic has no forgotten checks
         if field.name == "keys":
             assert found.field("keys").type.value_type == field.type.value_type
         else:
             assert found.field(field.name).type == field.type, field.name
     counted = duckdb.connect().execute(f"SELECT count(*) FROM '{written}/**/*.parquet'").fetchall()
-    assert counted == [(trace.read(spark, str(written)).rows.count(),)]
+    assert counted == [(trace.read(spark, str(written)).count(),)]
 
 
 def test_a_trace_across_midnight_lies_in_the_directories_of_both_days(spark: SparkSession, tmp_path: Path) -> None:
     traffic = Traffic(rate=100.0, seconds=10.0, start=86_400.0 * 20_000 - 5)
     write(generate(spark, traffic), str(tmp_path / "trace"))
     assert sorted(path.name for path in (tmp_path / "trace").glob("date=*")) == ["date=2024-10-03", "date=2024-10-04"]
-    rows = trace.read(spark, str(tmp_path / "trace")).rows
+    rows = trace.read(spark, str(tmp_path / "trace"))
     assert rows.where("date <> date_format(arrived_at, 'yyyy-MM-dd')").count() == 0
 
 
@@ -145,9 +164,9 @@ def test_a_directory_that_is_there_is_not_written_to(spark: SparkSession, writte
 
 
 def test_the_presets_are_the_proposals_scenarios() -> None:
-    for name, median, quartile in (("low", 0.02, 0.06), ("high", 0.2, 0.4)):
+    for name, median, quartile, timeout in (("low", 0.02, 0.06, 1.0), ("high", 0.2, 0.4, 3.0)):
         preset = PRESETS[name]
-        assert (preset.median, preset.upper_quartile, preset.timeout) == (median, quartile, 0.2)
+        assert (preset.median, preset.upper_quartile, preset.timeout) == (median, quartile, timeout)
         assert (preset.keys, preset.keys_per_operation) == (100, 3)
         assert stats.lognorm.ppf([0.5, 0.75], preset.sigma, scale=math.exp(preset.mu)) == pytest.approx(
             [median, quartile]
@@ -169,6 +188,10 @@ def test_the_presets_are_the_proposals_scenarios() -> None:
         {"keys": 0},
         {"keys_per_operation": 0},
         {"zipf": -1.0},
+        {"slowest": 0.5},
+        {"together": 0},
+        {"cancelled": 1.5},
+        {"missed": -0.1},
         {"seed": -1},
         {"rate": 1e9, "seconds": 1e6, "instances": 100_000},
         {"operation": ""},

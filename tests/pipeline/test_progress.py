@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from purgatory.spark.progress import Steps
+from purgatory.pipeline.progress import Steps
 from purgatory.spark.session import settings
 from tests.pipeline import cluster
 from tests.support.paths import ROOT

@@ -4,7 +4,7 @@ import sys
 
 from rich.console import Console
 
-from purgatory.spark.progress import Steps
+from purgatory.pipeline.progress import Steps
 from purgatory.spark.session import session
 
 if __name__ == "__main__":

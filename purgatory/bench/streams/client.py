@@ -4,6 +4,7 @@ import asyncio
 import gc
 import math
 import resource
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Final, TypeVar, cast
@@ -38,6 +39,8 @@ C = TypeVar("C", bound="Connection")
 LOAD: Final = Metric("load", "the clients' share of a core", "")
 """Near 1, the clients are the bottleneck."""
 
+_ADDRESSES: Final = [f"127.0.0.{number}" for number in range(1, 65 if sys.platform == "linux" else 2)]
+"""Clients come from several, as a server may limit what each of them holds. Other systems have one on loopback."""
 _AT_ONCE: Final = 10
 """Connections that are opened at a time."""
 _PACE: Final = 2_000
@@ -158,7 +161,10 @@ async def connect(server: Running, count: int, kind: Callable[[], C]) -> AsyncIt
     loop = asyncio.get_running_loop()
     while count:
         some = min(_AT_ONCE, count)
-        opening = (loop.create_connection(kind, "127.0.0.1", server.port) for _ in range(some))
+        opening = (
+            loop.create_connection(kind, "127.0.0.1", server.port, local_addr=(_ADDRESSES[number % len(_ADDRESSES)], 0))
+            for number in range(some)
+        )
         for _, connection in await asyncio.gather(*opening):
             yield connection
         count -= some
