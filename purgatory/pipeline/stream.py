@@ -61,8 +61,8 @@ def start(
     """Start to write the cube of `journal`, from the progress in `checkpoint` on.
 
     A file that cannot be read, or has an impossible row, ends the query with an error that names it. Raises
-    `PipelineError`, with nothing done, if the journal is missing, a number is impossible, or the checkpoint and the cube
-    do not belong together.
+    `PipelineError`, with nothing done, if the journal is missing, a number is impossible, or the checkpoint is that of
+    another cube.
     """
     for title in ("slot", "interval"):
         value = getattr(settings, title)

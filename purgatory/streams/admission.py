@@ -6,13 +6,12 @@ A client is an address. Each limit is checked before the database is asked, and 
 import asyncio
 import math
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable
 from contextvars import ContextVar
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from sys import intern
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from purgatory import DelayedOperationPurgatory, IdleTracker
 from purgatory.streams.settings import Settings
@@ -43,6 +42,7 @@ _JITTER: Final = 1 / 16
 _SHORT: Final = 1.0
 _FORWARDED: Final = frozenset((b"forwarded", b"x-forwarded-for", b"x-real-ip"))
 """Headers by which servers replace the address of a client."""
+_LOOKED_AT: Final = frozenset((b"host", b"origin", b"sec-fetch-site", b"sec-fetch-dest", *_FORWARDED))
 _DELAY: Final = 30.0
 """Seconds. A client that would have to wait longer is told to come again."""
 _DAY: Final = 86_400.0
@@ -146,16 +146,7 @@ class Budget:
         self.bytes = 0
         """Those that are held now."""
 
-    @contextmanager
-    def hold(self, client: str) -> Iterator["Hold"]:
-        """What a request of the client holds, until the context ends."""
-        hold = self.of(client)
-        try:
-            yield hold
-        finally:
-            hold.count(0)
-
-    def of(self, client: str) -> "Hold":
+    def hold(self, client: str) -> "Hold":
         """What a request of the client holds: nothing yet."""
         return Hold(self, client)
 
@@ -176,7 +167,7 @@ class Budget:
 
 
 class Hold:
-    """The bytes that one request holds."""
+    """The bytes that one request holds. Used as a context, it holds none in the end."""
 
     __slots__ = ("_budget", "_client", "_size")
 
@@ -184,6 +175,12 @@ class Hold:
         self._budget = budget
         self._client = client
         self._size = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.count(0)
 
     def resize(self, size: int) -> None:
         """Hold `size` bytes from now on. Raises `Refusal`, and holds what it did, if those are too many."""
@@ -279,6 +276,8 @@ class Guard:
         host = origin = site = destination = None
         forwarded = False
         for name, value in scope["headers"]:
+            if name not in _LOOKED_AT:
+                continue
             if name == b"host":
                 if host is not None:
                     raise Refusal(400, "a request must not have more than one Host")
@@ -289,7 +288,7 @@ class Guard:
                 site = value
             elif name == b"sec-fetch-dest":
                 destination = value
-            elif name in _FORWARDED:
+            else:
                 forwarded = True
         if host is None and scope["http_version"] == "1.1":
             raise Refusal(400, "a request of HTTP/1.1 must have a Host")
@@ -316,6 +315,7 @@ class Guard:
         return name in self._names or "*" in self._names or _is_address(name)
 
 
+@lru_cache(64)
 def _name(host: str) -> str:
     """The host without its port, in lower case."""
     name, colon, port = host.rpartition(":")

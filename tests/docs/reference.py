@@ -16,7 +16,6 @@ MODULES: Final = (
     "purgatory",
     "purgatory.asgi",
     "purgatory.journal",
-    "purgatory.journal.compact",
     "purgatory.lowlevel",
     "purgatory.metrics",
     "purgatory.relay",

@@ -12,16 +12,15 @@ from tests.streams.processes import running
 from tests.support.paths import ROOT
 from tests.support.servers import program
 
-PAGE = ROOT / "purgatory" / "spark" / "README.md"
+PAGE = ROOT / "purgatory" / "pipeline" / "README.md"
 
 
-def commands(folder: Path) -> dict[str, list[str]]:
-    """The arguments of each command that the page shows, with their directories in `folder`."""
-    places = {name: str(folder / name) for name in ("journal", "replayed", "report")}
-    lines = re.findall(r"^\.venv/bin/purgatory pipeline (.*)$", PAGE.read_text(), re.MULTILINE)
-    return {
-        line.split()[0]: [line.split()[0], *(places.get(word, word) for word in line.split()[1:])] for line in lines
-    }
+def shown(journal: Path, report: Path) -> list[str]:
+    """The arguments of the report that the page shows, with these directories."""
+    (command,) = re.findall(
+        r"^\.venv/bin/purgatory pipeline report journal report (.*)$", PAGE.read_text(), re.MULTILINE
+    )
+    return ["report", str(journal), str(report), *command.split()]
 
 
 def run(*command: str) -> str:
@@ -35,17 +34,14 @@ def run(*command: str) -> str:
 
 def test_traffic_of_a_server_becomes_a_report(tmp_path: Path) -> None:
     program("java", "openjdk-17-jre-headless")
-    journal = ["--journal", str(tmp_path / "journal"), "--instance", "web-1", "--long-poll-timeout", "1"]
-    with running(tmp_path / "data", *journal) as server:
-        run("examples.stream_traffic", "--seconds", "3", "--clients", "40", "--url", server.url)
-    shown = commands(tmp_path)
-    run("purgatory", "pipeline", *shown["replay"])
-    said = run("purgatory", "pipeline", *shown["report"])
+    (timeout,) = re.findall(r"(--long-poll-timeout) (\d+)", PAGE.read_text())
+    with running(tmp_path / "data", "--journal", str(tmp_path / "journal"), "--instance", "web-1", *timeout) as server:
+        run("examples.stream_traffic", "--seconds", "5", "--clients", "40", "--url", server.url)
+    said = run("purgatory", "pipeline", *shown(tmp_path / "journal", tmp_path / "report"))
     assert f"written to {tmp_path}/report/index.html" in said
     assert "read / Read: " in said
-    (outcomes,) = pq.read_table(tmp_path / "report" / "tables" / "outcomes").to_pylist()
-    assert outcomes["operation"] == "Read"
-    assert min(outcomes["satisfied"], outcomes["expired"]) > 0
-    replayed = pq.read_table(tmp_path / "replayed" / "summary").to_pylist()
-    assert {row["operations"] for row in replayed} == {outcomes["operations"]}
-    assert "data:image/png;base64," in (tmp_path / "report" / "index.html").read_text()
+    (advice,) = pq.read_table(tmp_path / "report" / "tables" / "advice").to_pylist()
+    assert (advice["purgatory"], advice["operation"], advice["rate"]) == ("read", "Read", 0.05)
+    (counted,) = pq.read_table(tmp_path / "report" / "tables" / "operations").to_pylist()
+    assert counted["satisfied"] > 0
+    assert "<svg" in (tmp_path / "report" / "index.html").read_text()

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from packaging.requirements import Requirement
 
-OTHERS: Final = {"purgatory._core.build", "purgatory.spark.measure"}
+OTHERS: Final = {"purgatory._core.build"}
 """The build is in no wheel. The measurement needs the extra `bench` too."""
 
 

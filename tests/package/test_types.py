@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.support.paths import ROOT
 
-COMMANDS = ("purgatory.bench.", "purgatory.streams.", "purgatory.spark.")
+COMMANDS = ("purgatory.bench.", "purgatory.streams.", "purgatory.spark.", "purgatory.pipeline.")
 """The packages of commands. Their modules are no interface, and PyArrow, which they show, has no types."""
 
 

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from purgatory.spark import generate, replay, report, stream, trace
+from purgatory.pipeline import cube, generate, report, rollup, stream
+from purgatory.pipeline.traffic import PRESETS
 from purgatory.spark.errors import PipelineError
 from purgatory.spark.session import check_remote, session
-from purgatory.spark.traffic import PRESETS
 from tests.pipeline import connect
 from tests.support.paths import ROOT
 from tests.support.servers import reserved_port
@@ -47,7 +47,7 @@ def _rows(path: Path) -> list[str]:
     return sorted(map(repr, pq.read_table(path).to_pylist()))
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(900)
 def test_a_connect_server_gives_the_same_answers_as_this_machine(
     spark: SparkSession, server: str, tmp_path: Path
 ) -> None:
@@ -55,45 +55,39 @@ def test_a_connect_server_gives_the_same_answers_as_this_machine(
     here.mkdir()
     there.mkdir()
     traffic = ["--preset", "high", "--rate", "500", "--seconds", "4", "--instances", "3", "--seed", "3"]
-    assert "generating about 6,000" in _pipeline(server, "generate", there / "trace", *traffic).stderr
-    generate.write(generate.generate(spark, TRAFFIC), str(here / "trace"))
-    assert _rows(there / "trace") == _rows(here / "trace")
+    assert "generating about 6,000" in _pipeline(server, "generate", there / "journal", *traffic).stderr
+    generate.write(generate.generate(spark, TRAFFIC), str(here / "journal"))
+    assert _rows(there / "journal") == _rows(here / "journal")
 
-    said = _pipeline(server, "replay", there / "trace", there / "replayed", "--operations", "--tick", "0.001,0.01")
-    assert "running 6 simulations of 2 configurations" in said.stderr
-    assert "peak dead" in said.stdout
-    opened = trace.read(spark, str(here / "trace"))
-    replay.write(replay.replay(spark, opened, replay.sweep((0.001, 0.01)), operations=True), str(here / "replayed"))
-    for table in ("summary", "operations"):
-        assert _rows(there / "replayed" / table) == _rows(here / "replayed" / table)
+    _pipeline(server, "rollup", there / "journal", there / "cube")
+    rollup.rollup(spark, str(here / "journal"), str(here / "cube"), say=lambda line: None)
+    assert _rows(there / "cube") == _rows(here / "cube")
 
-    said = _pipeline(server, "report", there / "trace", there / "report", "--replay", there / "replayed")
+    said = _pipeline(server, "report", there / "journal", there / "report", "--timeout-rate", "0.1")
     assert f"written to {there}/report/index.html" in said.stdout
-    report.report(spark, opened, str(here / "report"), replay=str(here / "replayed"))
-    tables = [path.name for path in (here / "report" / "tables").iterdir()]
-    for table in tables:
-        assert _rows(there / "report" / "tables" / table) == _rows(here / "report" / "tables" / table)
+    report.report(cube.load(str(here / "cube"), lambda day: True), str(here / "report"), 0.1)
+    for table in (here / "report" / "tables").iterdir():
+        assert _rows(there / "report" / "tables" / table.name) == _rows(table)
 
-    settings = stream.Settings(window=1.0, watermark=0.0, once=True)
-    options: list[str | Path] = ["--window", "1", "--watermark", "0", "--once", "--checkpoint", there / "checkpoint"]
+    options: list[str | Path] = ["--slot", "1", "--once", "--checkpoint", there / "checkpoint"]
     for _ in range(2):
-        said = _pipeline(server, "stream", there / "trace", there / "windows", *options)
-    stream.follow(spark, str(here / "trace"), str(here / "windows"), str(here / "checkpoint"), settings)
-    assert len(_rows(here / "windows")) > 4
-    assert _rows(there / "windows") == _rows(here / "windows")
+        said = _pipeline(server, "stream", there / "journal", there / "streamed", *options)
+    settings = stream.Settings(slot=1.0, once=True)
+    stream.follow(spark, str(here / "journal"), str(here / "streamed"), str(here / "checkpoint"), settings)
+    assert _rows(there / "streamed" / "batch=0") == _rows(here / "streamed" / "batch=0")
 
 
 def test_a_corrupt_file_and_a_missing_one_are_named_in_a_line(server: str, tmp_path: Path) -> None:
-    file = tmp_path / "trace" / "date=2026-11-21" / "instance=web-1" / "corrupt.parquet"
+    file = tmp_path / "journal" / "date=2026-11-21" / "instance=web-1" / "corrupt.parquet"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"PAR1 and no more")
-    said = _pipeline(server, "report", tmp_path / "trace", tmp_path / "report", code=1).stderr
-    assert re.search(r"^purgatory pipeline: .*/corrupt.parquet: cannot be read.*--skip-corrupt", said, re.MULTILINE)
+    said = _pipeline(server, "report", tmp_path / "journal", tmp_path / "report", code=1).stderr
+    assert re.search(r"^purgatory pipeline: .*/corrupt.parquet", said, re.MULTILINE)
     options = ("--checkpoint", tmp_path / "checkpoint", "--once")
-    said = _pipeline(server, "stream", tmp_path / "trace", tmp_path / "windows", *options, code=1).stderr
+    said = _pipeline(server, "stream", tmp_path / "journal", tmp_path / "cube", *options, code=1).stderr
     assert re.search(r"^purgatory pipeline: following .* failed: .*/corrupt.parquet", said, re.MULTILINE)
     assert len(said.splitlines()) == 2
-    said = _pipeline(server, "stream", tmp_path / "none", tmp_path / "windows", *options, code=1).stderr
+    said = _pipeline(server, "stream", tmp_path / "none", tmp_path / "cube", *options, code=1).stderr
     assert f"purgatory pipeline: {tmp_path}/none does not exist" in said
 
 
@@ -113,6 +107,6 @@ def test_a_server_that_does_not_answer_is_named(server: str, monkeypatch: pytest
 
 
 def test_the_sessions_module_alone_needs_a_jvm() -> None:
-    sources = (ROOT / "purgatory" / "spark").glob("*.py")
+    sources = [path for part in ("spark", "pipeline") for path in (ROOT / "purgatory" / part).glob("*.py")]
     users = [path.name for path in sources if re.search(r"_jvm|_jsc|sparkContext|\.rdd\b", path.read_text())]
     assert users == ["session.py"]

@@ -327,7 +327,7 @@ class TestBodies:
             return sum(size for (client, _), (_, size) in holds.items() if of is None or of == client)
 
         for client, request, step, size in steps:
-            hold, before = holds.setdefault((client, request), (budget.of(client), 0))
+            hold, before = holds.setdefault((client, request), (budget.hold(client), 0))
             counted = size if size > SMALL else 0
             if step == "leave":
                 hold.count(0)

@@ -161,10 +161,8 @@ async def connect(server: Running, count: int, kind: Callable[[], C]) -> AsyncIt
     loop = asyncio.get_running_loop()
     while count:
         some = min(_AT_ONCE, count)
-        opening = (
-            loop.create_connection(kind, "127.0.0.1", server.port, local_addr=(_ADDRESSES[number % len(_ADDRESSES)], 0))
-            for number in range(some)
-        )
+        own = [(_ADDRESSES[(count - number) % len(_ADDRESSES)], 0) for number in range(some)]
+        opening = (loop.create_connection(kind, "127.0.0.1", server.port, local_addr=each) for each in own)
         for _, connection in await asyncio.gather(*opening):
             yield connection
         count -= some

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from purgatory.streams.core import messages
 from purgatory.streams.core.state import Part, Stream
@@ -18,8 +19,9 @@ class Chunk:
     begin: int
     end: int
     parts: Sequence[Part] = ()
-    bodies: dict[str, bytes] = field(default_factory=dict, repr=False)
-    """Its encoded forms."""
+    body_made: bytes | None = field(default=None, repr=False)
+    answers: dict[str, Any] = field(default_factory=dict, repr=False)
+    """Answers with it, by the offset that was asked for, in one of two spellings: its readers share them."""
 
     @property
     def up_to_date(self) -> bool:
@@ -34,8 +36,8 @@ class Chunk:
     @property
     def size(self) -> int:
         """Bytes of the body, or a few more."""
-        if self.bodies:
-            return len(self.bodies["body"])
+        if self.body_made is not None:
+            return len(self.body_made)
         return sum(len(row.data) + 1 for _, _, row in self.parts) + 2
 
     def data(self) -> list[bytes]:
@@ -50,8 +52,6 @@ class Chunk:
 
     def body(self) -> bytes:
         """The data as one body."""
-        try:
-            return self.bodies["body"]
-        except KeyError:
-            body = self.bodies["body"] = messages.join(self.stream.media_type, self.data())
-            return body
+        if self.body_made is None:
+            self.body_made = messages.join(self.stream.media_type, self.data())
+        return self.body_made

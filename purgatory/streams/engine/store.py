@@ -76,10 +76,11 @@ class Turns(Generic[T]):
 
     def add(self, client: str, item: T) -> None:
         """Add an item of a client."""
-        try:
-            self._items[client].append(item)
-        except KeyError:
-            self._items[client] = deque([item])
+        items = self._items.get(client)
+        if items is None:
+            self._items[client] = deque((item,))
+        else:
+            items.append(item)
 
     def put_back(self, client: str, item: T) -> None:
         """Add an item that is the client's next one."""

@@ -53,6 +53,8 @@ _NOT_STARTED: Final = (
     " or enter `async with streams.lifespan(app):` in its own lifespan"
 )
 
+_CONTROL: Final = f"{CONTROL}/"
+
 logger: Final = logging.getLogger("purgatory.streams")
 
 
@@ -90,14 +92,15 @@ class Application:
         if not self._is_running:
             await self._not_started()(scope, receive, send)
             return
-        scope = relative(scope)
+        if scope.get("root_path"):
+            scope = relative(scope)
         try:
             self._guard.check(scope)
         except Refusal as refusal:
             await error(refusal.status, str(refusal))(scope, receive, send)
             return
         path = scope["path"]
-        if path.startswith(f"{CONTROL}/"):
+        if path.startswith(_CONTROL):
             await self._subscriptions(scope, receive, send)
         elif path.startswith(ROOT):
             await self._endpoint(scope, receive, send)

@@ -121,7 +121,7 @@ class _Counted(WaitingStream["Chunk | Exception"]):
 
     def __init__(self, follow: Follow["Chunk | Exception"], events: Events) -> None:
         super().__init__(answers(), follow, events.render, None, None)
-        self.hold: Hold = events.budget.of(events.address)
+        self.hold: Hold = events.budget.hold(events.address)
 
     def answer(self) -> None:
         operation = self.operation

@@ -35,7 +35,7 @@ class Reply(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.start", "status": self.status_code, "headers": [*self.raw_headers]})
         body = self.body
         rest = memoryview(body) if len(body) > _PART else body
         while len(rest) > _PART:

@@ -295,6 +295,9 @@ def _cached(stream: Stream, cache: Header) -> Header:
 
 
 def _caught_up(chunk: Chunk, offset: str, known: str | None, cache: Header) -> Reply:
+    if known is None and (answer := chunk.answers.get(offset)) is not None:
+        made: Reply = answer
+        return made
     tag = _tag(chunk, offset)
     if known is not None and tag.decode() in [each.strip().removeprefix("W/") for each in known.split(",")]:
         return Reply(304, [(b"etag", tag), _cached(chunk.stream, cache)])
@@ -302,7 +305,8 @@ def _caught_up(chunk: Chunk, offset: str, known: str | None, cache: Header) -> R
     cached = _cached(chunk.stream, cache) if chunk.parts else _NO_STORE
     headers = [*_headers(chunk), (b"etag", tag), cached]
     if chunk.size <= SMALL:
-        return Reply(200, headers, chunk.body())
+        reply = chunk.answers[offset] = Reply(200, headers, chunk.body())
+        return reply
     return LongReply(200, headers, chunk.size, chunk.body)
 
 

@@ -24,11 +24,12 @@ class Reserve:
     def __init__(self, path: Path) -> None:
         """Look whether the file has the room."""
         self._path = path
+        self._folder = str(path.parent)
         self.is_made = path.exists() and path.stat().st_size == RESERVED
 
     def free(self) -> int:
         """Bytes that are free on the disk. A file system that does not say has no bound."""
-        disk = os.statvfs(self._path.parent)
+        disk = os.statvfs(self._folder)
         return disk.f_bavail * disk.f_frsize if disk.f_blocks else sys.maxsize
 
     def make(self) -> bool:

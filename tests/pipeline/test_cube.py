@@ -1,0 +1,292 @@
+"""The cube: its numbers against a naive count, what is refused, and its files."""
+
+import threading
+from collections import Counter
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from purgatory.journal import SCHEMA
+from purgatory.pipeline import answers, cube, trace
+from purgatory.pipeline.rollup import of_days, rollup
+from purgatory.spark.errors import PipelineError
+from tests.pipeline.traces import START, row, write
+
+OUTCOMES = ("completed_at_once", "satisfied", "expired", "closed", "cancelled", "failed")
+DAY = START.date()
+LATER = START + timedelta(days=1)
+
+
+def made_up(count: int = 500) -> list[dict[str, Any]]:
+    """Operations of all kinds."""
+    random = np.random.default_rng(5)
+    rows = []
+    for number in range(count):
+        outcome = str(random.choice(OUTCOMES))
+        waited = 0.0 if outcome == "completed_at_once" else float(random.lognormal(-1.0, 1.0))
+        timeout = None if outcome == "satisfied" and number % 5 == 0 else waited if outcome == "expired" else 10.0
+        rows.append(
+            row(
+                float(random.uniform(0.0, 50.0)),
+                purgatory=("fetch", "produce")[number % 2],
+                operation=f"Delayed{number % 3}",
+                keys=[f"key-{each}" for each in set(random.zipf(1.5, 3) % 40)],
+                timeout_s=timeout,
+                waited_s=waited + (0.004 if outcome == "expired" else 0.0),
+                outcome=outcome,
+                missed=number % 50 == 0,
+            )
+        )
+    return rows
+
+
+def journal(directory: Path, rows: list[dict[str, Any]], schema: pa.Schema = SCHEMA) -> str:
+    """A journal with these rows, of two instances."""
+    for instance in ("web-1", "web-2"):
+        write(directory, rows[instance == "web-2" :: 2], instance, schema)
+    return str(directory)
+
+
+def test_a_cube_has_all_that_a_plain_count_finds(spark: SparkSession, tmp_path: Path) -> None:
+    rows = made_up()
+    table = of_days(spark, journal(tmp_path / "journal", rows), lambda day: True)
+    assert 0 < len(table) < 2 * len(rows)
+    counted = answers.rows_of(table)
+    assert counted["operations"].sum() == len(rows)
+    for column in ("purgatory", "operation", "outcome"):
+        assert counted.groupby(column)["operations"].sum().to_dict() == Counter(each[column] for each in rows)
+    assert counted[counted["missed"]]["operations"].sum() == sum(each["missed"] for each in rows)
+    assert counted["wait_sum"].sum() == pytest.approx(sum(each["waited_s"] for each in rows))
+    assert counted["wait_max"].max() == max(each["waited_s"] for each in rows)
+    assert counted["late_sum"].sum() == pytest.approx(0.004 * sum(each["outcome"] == "expired" for each in rows))
+    # Nobody has left who was closed, who expired, or who was completed after the deadline.
+    gone = sum(
+        each["outcome"] not in ("expired", "closed") and each["waited_s"] <= (each["deadline_s"] or 1e9)
+        for each in rows
+    )
+    assert counted[counted["is_gone"].astype(bool)]["operations"].sum() == gone
+    # Slots: the first is that of the first arrival, and each operation comes before it goes.
+    slots = answers.pending(counted)
+    assert slots["arrivals"].sum() == slots["finishes"].sum() == len(rows)
+    assert (slots["pending"] >= 0).all()
+    assert slots["pending"].iloc[-1] == 0
+    by_key = Counter((each["purgatory"], key) for each in rows for key in each["keys"])
+    found = {(each["purgatory"], each["key"]): each["operations"] for each in answers.keys(table).to_dict("records")}
+    assert found == by_key
+
+
+def test_a_hundred_keys_of_each_purgatory_are_kept_by_each_count(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [row(number / 1000, keys=[f"often-{number % 150}"]) for number in range(600)]
+    rows += [row(1.0, keys=[f"missed-{number}"], missed=True) for number in range(120)]
+    rows += [row(1.0, keys=[f"late-{number}"], outcome="expired", waited_s=1.001) for number in range(130)]
+    write(tmp_path, rows)
+    found = answers.keys(of_days(spark, str(tmp_path), lambda day: True))
+    kinds = Counter(key.partition("-")[0] for key in found["key"])
+    assert kinds == {"often": 100, "missed": 100, "late": 100}
+    assert found[found["missed"] > 0]["missed"].sum() == 100
+
+
+def test_journals_of_older_versions_are_read_with_what_follows(spark: SparkSession, tmp_path: Path) -> None:
+    older = pa.schema([field for field in SCHEMA if field.name not in ("deadline_s", "opened_at", "missed")])
+    rows = [
+        row(0.0, timeout_s=1.0, waited_s=0.5),
+        # Rescheduled: the timeout counts from then on.
+        row(0.0, timeout_s=1.0, waited_s=3.25, outcome="expired", late_s=0.25),
+        row(0.0, timeout_s=1.0, waited_s=2.0),
+    ]
+    write(tmp_path, rows, schema=older)
+    counted = answers.rows_of(of_days(spark, str(tmp_path), lambda day: True))
+    bins = {(each["outcome"], each["wait_bin"], bool(each["is_gone"])) for each in counted.to_dict("records")}
+    assert bins == {("satisfied", -30, True), ("expired", 48, False), ("satisfied", 31, True)}
+    assert not counted["missed"].any()
+    # Beside newer files.
+    write(tmp_path, [row(1.0)], "web-2")
+    assert answers.rows_of(of_days(spark, str(tmp_path), lambda day: True))["operations"].sum() == 4
+
+
+def test_numbers_and_times_of_other_writers_are_cast(spark: SparkSession, tmp_path: Path) -> None:
+    types = {
+        "timeout_s": pa.int32(),
+        "deadline_s": pa.decimal128(10, 3),
+        "waited_s": pa.float32(),
+        "arrived_at": pa.timestamp("ms"),
+        "purgatory": pa.large_string(),
+    }
+    other = pa.schema([pa.field(field.name, types.get(field.name, field.type)) for field in SCHEMA])
+    path = write(tmp_path, [row(0.5, waited_s=0.5), row(1.0, waited_s=0.25)])
+    plain = pq.read_table(path)
+    columns = [pc.cast(plain[name], other.field(name).type, safe=False) for name in plain.column_names]
+    pq.write_table(pa.table(columns, schema=other), path)
+    counted = answers.rows_of(of_days(spark, str(tmp_path), lambda day: True))
+    assert counted["operations"].sum() == 2
+    assert counted["wait_sum"].sum() == pytest.approx(0.75)
+    assert counted["timeout_max"].max() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "column"),
+    [
+        ({"purgatory": None}, "purgatory"),
+        ({"operation": None}, "operation"),
+        ({"keys": None}, "keys"),
+        ({"keys": []}, "keys"),
+        ({"arrived_at": None}, "arrived_at"),
+        ({"waited_s": None}, "waited_s"),
+        ({"waited_s": -1.0}, "waited_s"),
+        ({"waited_s": float("nan")}, "waited_s"),
+        ({"waited_s": float("inf")}, "waited_s"),
+        ({"outcome": None}, "outcome"),
+        ({"outcome": "lost"}, "outcome"),
+        ({"timeout_s": -1.0}, "timeout_s"),
+        ({"timeout_s": float("inf")}, "timeout_s"),
+        ({"timeout_s": None, "outcome": "expired", "late_s": 0.0}, "timeout_s"),
+        ({"deadline_s": -1.0}, "deadline_s"),
+        ({"late_s": 1.0}, "late_s"),
+        ({"outcome": "expired", "late_s": None}, "late_s"),
+        ({"outcome": "expired", "late_s": -1.0}, "late_s"),
+    ],
+    ids=str,
+)
+def test_an_impossible_value_is_refused_by_column_and_file(
+    spark: SparkSession, changes: dict[str, Any], column: str
+) -> None:
+    schema = pa.schema([pa.field(field.name, field.type) for field in SCHEMA])
+    rows = [row(0.0), {**row(1.0), **changes}]
+    table = pa.Table.from_pylist(rows, schema).append_column("instance", pa.array(["web-1"] * 2))
+    frame = spark.createDataFrame(table.append_column("file", pa.array(["a.parquet", "b.parquet"])))
+    with pytest.raises(PipelineError, match=rf"^1 rows have an impossible {column}, in b\.parquet$"):
+        cube.refused(trace.cube(frame, 60).toArrow())
+
+
+def test_null_keys_are_no_keys(spark: SparkSession) -> None:
+    schema = pa.schema([pa.field(field.name, field.type) for field in SCHEMA]).set(
+        2, pa.field("keys", pa.list_(pa.string()))
+    )
+    table = pa.Table.from_pylist([row(0.0, keys=["a", None])], schema).append_column("instance", pa.array(["web-1"]))
+    made = trace.cube(spark.createDataFrame(table.append_column("file", pa.array(["a"]))), 60).toArrow()
+    assert sorted(map(str, made["key"].to_pylist())) == ["None", "a"]
+
+
+def test_rows_ahead_of_the_clock_are_left_out_and_counted(spark: SparkSession, tmp_path: Path) -> None:
+    write(tmp_path, [row(number) for number in range(10)], "web-1")
+    write(tmp_path, [row(7200.0 + number) for number in range(5)], "web-2")
+    made = trace.cube(trace.read(spark, str(tmp_path)), 60, START + timedelta(seconds=600)).toArrow()
+    assert cube.refused(made) == {"web-2": 5}
+    assert answers.rows_of(made)["operations"].sum() == 10
+
+
+@pytest.mark.parametrize(
+    ("missing", "rest"), [("waited_s", "missing column waited_s in "), ("instance", "missing column instance")]
+)
+def test_a_missing_column_is_named(spark: SparkSession, tmp_path: Path, missing: str, rest: str) -> None:
+    schema = pa.schema([field for field in SCHEMA if field.name != missing])
+    if missing == "instance":
+        pq.write_table(pa.Table.from_pylist([row(0.0)], SCHEMA), tmp_path / "rows.parquet")
+    else:
+        write(tmp_path, [row(0.0)], schema=schema)
+    with pytest.raises(PipelineError, match=rest):
+        trace.read(spark, str(tmp_path))
+
+
+def test_no_journal_is_told_without_java(tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match=r"none does not exist$"):
+        trace.refuse_empty(str(tmp_path / "none"))
+    with pytest.raises(PipelineError, match=r"^there are no Parquet files in .*: a server writes its first file after"):
+        trace.refuse_empty(str(tmp_path))
+    trace.refuse_empty("s3a://journals/web")  # that is not looked at
+
+
+def test_a_directory_that_is_missing_or_has_no_files_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    for path, reason in ((tmp_path / "none", "does not exist"), (tmp_path, "has no Parquet files")):
+        with pytest.raises(PipelineError, match=f"{path} {reason}"):
+            trace.read(spark, str(path))
+
+
+class TestRollup:
+    @pytest.fixture
+    def days(self, tmp_path: Path) -> str:
+        """A journal of four days."""
+        for day in range(4):
+            place = tmp_path / "journal" / f"date={DAY + timedelta(days=day)}" / "instance=web-1"
+            place.mkdir(parents=True)
+            rows = [row(86_400 * day + number) for number in range(day + 1)]
+            pq.write_table(pa.Table.from_pylist(rows, SCHEMA), place / "rows.parquet")
+        return str(tmp_path / "journal")
+
+    def test_the_days_that_are_missing_and_the_newest_two_are_written(
+        self, spark: SparkSession, days: str, tmp_path: Path
+    ) -> None:
+        path = str(tmp_path / "cube")
+        said: list[str] = []
+        all_days = [DAY + timedelta(days=day) for day in range(4)]
+        assert rollup(spark, days, path, all_days[:3], said.append) == all_days[:3]
+        assert said[0] == f"{DAY}: 1 operations in 2 rows"
+        before = {name: (tmp_path / "cube" / name).read_bytes() for name in cube.files(path)}
+        assert rollup(spark, days, path, say=said.append) == all_days[1:]
+        assert all((tmp_path / "cube" / name).read_bytes() == content for name, content in before.items())
+        assert cube.days_of(path) == all_days
+        loaded = answers.rows_of(cube.load(path, lambda day: day >= all_days[2]))
+        assert loaded["operations"].sum() == 3 + 4
+        with pytest.raises(PipelineError, match="has none of these days"):
+            cube.load(path, lambda day: False)
+        with pytest.raises(PipelineError, match="has no operations that arrived on 2020-01-01"):
+            rollup(spark, days, path, [date(2020, 1, 1)])
+        # Other readers find it as it is.
+        sql = f"SELECT sum(operations) FROM '{path}/**/*.parquet' WHERE key IS NULL AND refused IS NULL"
+        assert duckdb.connect().execute(sql).fetchall() == [(10,)]
+
+    def test_readers_find_one_cube_or_the_other(self, spark: SparkSession, days: str, tmp_path: Path) -> None:
+        path = str(tmp_path / "cube")
+        rollup(spark, days, path, [DAY], lambda line: None)
+        table = cube.load(path, lambda day: True)
+        tables = [table, pa.concat_tables([table] * 3)]
+        sizes = {len(each) for each in tables}
+        is_over = threading.Event()
+
+        def write_again() -> None:
+            for number in range(200):
+                cube.save(tables[number % 2], path, DAY)
+            is_over.set()
+
+        writer = threading.Thread(target=write_again)
+        writer.start()
+        while not is_over.is_set():
+            assert len(cube.load(path, lambda day: True)) in sizes
+        writer.join()
+        # One that was killed leaves a hidden file, which is no cube.
+        (tmp_path / "cube" / f"date={DAY}" / ".cube.parquet").write_bytes(b"half")
+        assert len(cube.load(path, lambda day: True)) in sizes
+
+    def test_a_day_is_read_from_its_own_directory_alone(self, spark: SparkSession, days: str) -> None:
+        rows = trace.read(spark, days).where(f"date = '{DAY}'")
+        plan = trace.cube(rows, 60)._jdf.queryExecution().executedPlan().toString()
+        assert plan.count("FileScan") == 1
+        assert "PartitionFilters: [isnotnull(date#" in plan
+        assert f"= {DAY})" in plan
+
+    def test_the_cube_of_a_stream_is_left_alone(self, spark: SparkSession, days: str, tmp_path: Path) -> None:
+        (tmp_path / "cube" / "batch=0").mkdir(parents=True)
+        (tmp_path / "cube" / "batch=0" / "part.parquet").touch()
+        with pytest.raises(PipelineError, match="is the cube of a stream: name another directory"):
+            rollup(spark, days, str(tmp_path / "cube"))
+
+    @pytest.mark.parametrize(("seconds", "slot"), [(0, 1), (59, 1), (61, 2), (1000, 20), (86_399, 1800)])
+    def test_a_day_has_sixty_slots_at_the_most(
+        self, spark: SparkSession, tmp_path: Path, seconds: int, slot: int
+    ) -> None:
+        day = datetime(2026, 11, 21, tzinfo=UTC)
+        write(tmp_path, [row(0.0, arrived_at=day), row(0.0, arrived_at=day + timedelta(seconds=seconds))])
+        assert trace.span(trace.read(spark, str(tmp_path))) == {DAY: slot}
+
+
+def test_a_cube_at_an_unknown_kind_of_place_is_refused() -> None:
+    with pytest.raises(PipelineError, match="gopher://cube cannot be used"):
+        cube.files("gopher://cube")

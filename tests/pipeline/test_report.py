@@ -1,0 +1,307 @@
+"""The report: its verdicts, its advice in words, its tables, and the page in a browser."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import timedelta
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from purgatory.journal import SCHEMA
+from purgatory.pipeline import trace
+from purgatory.pipeline.generate import generate
+from purgatory.pipeline.report import Report, report
+from purgatory.pipeline.traffic import PRESETS, Traffic
+from purgatory.spark.errors import PipelineError
+from tests.pipeline.traces import START, row
+from tests.support.browser import browser
+
+KIND = ("fetch", "DelayedFetch")
+Row: TypeAlias = dict[str, Any]
+Maker: TypeAlias = Callable[..., "Made"]
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "</title><img src=https://example.com/x onerror=alert(1)>",
+    "$x$",
+    r"$\frac{1}{0$",
+    "k" * 1000,
+    "😀漢字ع",
+    "_hidden",
+    "{{ 7 * 7 }}{% raw %}",
+    "line\nbreak\ttab\x00nul\u202egnirts",
+    "",
+    "'\"&amp;",
+]
+
+
+class Page(HTMLParser):
+    """The elements that a browser would find."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+class Made:
+    """A report that has been made."""
+
+    def __init__(self, found: Report) -> None:
+        self.found = found
+        self.advice = found.advice
+        self.verdicts = {each.text: each for each in found.verdicts}
+        self.page = Page(found.page.read_text("utf-8"))
+
+    def table(self, name: str) -> list[Row]:
+        rows: list[Row] = pq.read_table(self.found.page.parent / "tables" / name).to_pylist()
+        return rows
+
+    def verdict(self, words: str) -> str:
+        """The colour of the statement that has these words."""
+        (colour,) = {each.colour for text, each in self.verdicts.items() if words in text}
+        return colour
+
+
+@pytest.fixture(scope="module")
+def make(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Maker:
+    def made(rows: Iterable[Row] | pa.Table, **options: Any) -> Made:
+        """A report on rows, which may have the column `instance`."""
+        if isinstance(rows, pa.Table):
+            table = rows
+        else:
+            given = list(rows)
+            instances = pa.array([each.get("instance", "web-1") for each in given])
+            table = pa.Table.from_pylist(given, SCHEMA).append_column("instance", instances)
+        frame = spark.createDataFrame(table.append_column("file", pa.repeat("a", len(table))))
+        found = trace.cube(frame, options.pop("slot", 1), options.pop("now", None)).toArrow()
+        return Made(report(found, str(tmp_path_factory.mktemp("report") / "out"), **{"wanted": 0.1, **options}))
+
+    return made
+
+
+def service(count: int = 4000, median: float = 0.5, timeout: float = 5.0, **columns: Any) -> list[Row]:
+    """Operations of some minutes with log-normal times, on a server that was closed after the last."""
+    random = np.random.default_rng(len(columns) + count)
+    rows = []
+    for arrived, takes in zip(
+        sorted(random.uniform(0, 200, count)), median * random.lognormal(0, 1, count), strict=True
+    ):
+        expired = takes > timeout
+        waited = timeout + 0.001 if expired else float(takes)
+        outcome = "expired" if expired else "satisfied"
+        rows.append(row(float(arrived), timeout_s=timeout, waited_s=waited, outcome=outcome, missed=False) | columns)
+    closed = row(200.0, timeout_s=timeout, waited_s=0.1, outcome="closed", missed=False)
+    return [*rows, closed | {name: columns[name] for name in columns if name in ("instance", "operation", "purgatory")}]
+
+
+class TestAdvice:
+    def test_a_timeout_that_keeps_the_share(self, make: Maker) -> None:
+        made = make(service())
+        assert made.advice[KIND].endswith(" s. With this timeout at most 10 % expire, with a probability of 90 %.")
+        (advised,) = made.table("advice")
+        assert advised["low_s"] < advised["estimate_s"] < advised["timeout_s"] < advised["high_s"]
+        assert 0.5 * np.exp(1.2816) == pytest.approx(advised["timeout_s"], rel=0.15)
+        assert (advised["rate"], advised["reason"]) == (0.1, None)
+        ladder = made.table("ladder")
+        (safe,) = [rung for rung in ladder if rung["is_safe"]]
+        (used,) = [rung for rung in ladder if rung["is_used"]]
+        assert safe["timeout"] == advised["timeout_s"]
+        assert used["timeout"] == 5.0
+        assert safe["rate"] <= 0.1
+        for before, after in pairwise(ladder):
+            assert before["timeout"] < after["timeout"]
+            assert before["rate"] >= after["rate"]
+            assert before["empty_answers"] >= after["empty_answers"]
+            assert before["pending"] <= after["pending"]
+        # Twenty operations a second, which wait for 0.82 s on average if nothing ends them.
+        assert used["pending"] == pytest.approx(20 * 0.77, rel=0.1)
+        assert used["empty_answers"] == pytest.approx(20 * used["rate"], rel=0.05)
+
+    def test_a_rate_that_is_not_reached_says_what_to_do(self, make: Maker) -> None:
+        made = make(service(timeout=0.5))
+        wanted = "% still expire at 500 ms, the longest timeout in use: raise the server's to 5 s for an hour, and re"
+        assert wanted in made.advice[KIND]
+        assert made.table("advice")[0]["timeout_s"] is None
+
+    def test_short_and_long_work_is_not_pooled(self, make: Maker) -> None:
+        rows = service(3000, 0.1, 1.0) + service(1500, 4.0, 20.0)
+        made = make(rows, wanted=0.02)
+        assert made.advice[KIND].startswith(
+            "No answer: operations with short timeouts end otherwise than those with long"
+        )
+        assert made.table("advice")[0]["reason"] == "strata"
+
+    def test_too_few_that_last_so_long(self, make: Maker) -> None:
+        rows = [row(number / 10, waited_s=0.1, timeout_s=5.0) for number in range(2000)]
+        rows += [row(100.0 + number / 1000, waited_s=1.0, timeout_s=5.0) for number in range(500)]
+        made = make([*rows, row(201.0, waited_s=0.1, timeout_s=5.0, outcome="closed")])
+        assert made.advice[KIND].startswith(
+            "Too few operations last so long, or all of them at the same time. It is ab"
+        )
+
+    def test_a_journal_that_ends_too_soon(self, make: Maker) -> None:
+        """Slower ones that came with it may be missing."""
+        made = make([row(0.0)])
+        assert made.advice[KIND].startswith("No answer yet: slow operations of the last 1 s may have no row yet")
+        assert made.table("advice")[0]["reason"] == "unsettled"
+        assert made.table("rates") == []
+        assert made.table("ladder") == []
+
+    def test_operations_without_a_deadline(self, make: Maker) -> None:
+        rows = [each | {"timeout_s": None, "deadline_s": None} for each in service(timeout=1e6)]
+        made = make(rows)
+        assert " s. With this timeout" in made.advice[KIND]
+        assert not any(rung["is_used"] for rung in made.table("ladder"))
+
+
+class TestVerdicts:
+    def test_a_service_that_is_well(self, make: Maker) -> None:
+        made = make([*service(instance="web-1"), *service(instance="web-2"), *service(instance="web-3")])
+        assert {each.colour for each in made.found.verdicts} == {"green"}
+        assert made.verdict("No check was missed.") == "green"
+        assert made.verdict("The 3 instances are alike.") == "green"
+        assert made.verdict("Operations expire in time.") == "green"
+
+    def test_an_instance_that_is_slow(self, make: Maker) -> None:
+        rows = [*service(instance="web-1"), *service(instance="web-2"), *service(3000, 2.0, instance="sick")]
+        made = make(rows)
+        assert made.found.verdicts[0].colour == "red"
+        assert made.found.verdicts[0].text.startswith("sick is slow: fetch / DelayedFetch waits 4.")
+        assert "where the others have 5" in made.found.verdicts[0].evidence
+        assert " Without it, the advice is " in made.found.verdicts[0].evidence
+        assert len([text for text in made.verdicts if "slow" in text]) == 1
+
+    def test_checks_that_nobody_made(self, make: Maker) -> None:
+        rows = service()
+        for each in rows[:200]:
+            each |= {"missed": True, "keys": ["forgotten"], "outcome": "satisfied", "waited_s": 5.001, "late_s": None}
+        made = make(rows)
+        (text,) = [text for text in made.verdicts if "nobody checked" in text]
+        assert text == "fetch / DelayedFetch: nobody checked 200 operations whose condition held."
+        assert made.verdicts[text].colour == "red"
+        assert made.verdicts[text].evidence.endswith("Most are of the keys forgotten.")
+        for each in rows[20:200]:
+            each["missed"] = False
+        assert make(rows).verdict("nobody checked 20 ") == "amber"
+
+    @pytest.mark.parametrize(("late", "colour"), [(0.005, "green"), (0.05, "amber"), (0.5, "red")])
+    def test_a_loop_that_is_busy(self, make: Maker, late: float, colour: str) -> None:
+        rows = [
+            each | ({"waited_s": 5.0 + late, "late_s": late} if each["outcome"] == "expired" else {})
+            for each in service()
+        ]
+        made = make(rows)
+        assert made.verdict("expire in time" if colour == "green" else "The event loop of web-1 is busy") == colour
+
+    def test_a_day_beside_another(self, make: Maker) -> None:
+        def on(day: int, rows: list[Row]) -> list[Row]:
+            return [each | {"arrived_at": each["arrived_at"] + timedelta(days=day)} for each in rows]
+
+        before, today = START.date(), START.date() + timedelta(days=1)
+        late = START + timedelta(days=9)
+        rows = [*service(), *service(operation="Old"), *service(operation="Same")]
+        more = [*service(8000, 1.0), *service(operation="New"), *service(operation="Same")]
+        made = make([*rows, *on(1, more)], compare=before, now=late, slot=1800)
+        assert made.verdict("fetch / New is new.") == made.verdict("fetch / Old is gone.") == "amber"
+        assert made.verdict("DelayedFetch arrives 2.0 times as often") == "amber"
+        assert made.verdict("DelayedFetch waits in the median") == "amber"
+        assert made.verdict("DelayedFetch expires ") == "amber"
+        assert not any("Same" in text for text in made.verdicts)
+        assert "What has changed?" in made.page.text
+        assert {each["day"] for each in made.table("days")} == {str(before), str(today)}
+        alike = make([*rows, *on(1, rows)], compare=before, now=late, slot=1800)
+        assert alike.verdict(f"{today} is like {before}.") == "green"
+        better = make([*more, *on(1, [*service(8000, 0.2), *more])], compare=before, now=late, slot=1800)
+        assert better.verdict("DelayedFetch arrives") == "amber"
+        for day in (today, START.date() + timedelta(days=5)):
+            with pytest.raises(PipelineError, match=f"compare must be an earlier day that has operations, not {day}"):
+                make([*rows, *on(1, rows)], compare=day, now=late, slot=1800)
+
+
+class TestThePage:
+    def test_names_are_text_and_no_markup(self, make: Maker) -> None:
+        rows = [
+            row(
+                number / 10, purgatory=name or "x", operation=f"{name}!", keys=[name], missed=True, instance=name or "x"
+            )
+            for name in HOSTILE
+            for number in range(40)
+        ]
+        made = make(rows)
+        tags = {tag for tag, _ in made.page.tags}
+        assert not tags & {"script", "img", "iframe", "a", "link"}
+        assert not any(name.startswith("on") for _, attributes in made.page.tags for name in attributes)
+        assert "<script>alert(1)</script>" in made.page.text
+        assert "{{ 7 * 7 }}{% raw %}" in made.page.text
+        assert "\u202e" not in made.page.text
+
+    def test_nothing_is_cut_off_and_all_can_be_read(self, make: Maker, spark: SparkSession, tmp_path: Path) -> None:
+        traffic: Traffic = replace(PRESETS["service"], rate=200.0, seconds=60.0, operation="W" * 60)
+        rows = generate(spark, traffic).toArrow().drop_columns("date")
+        made = make(rows, compare=None)
+        with browser(tmp_path / "profile") as driver:
+            for width in (390, 700, 1280):
+                for scheme in ("light", "dark"):
+                    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+                    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+                    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+                    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+                    driver.get(made.found.page.as_uri())
+                    wide = "return [document.documentElement.scrollWidth, innerWidth]"
+                    needed, given = driver.execute_script(wide)
+                    assert needed <= given, (width, scheme)
+                    colours = driver.execute_script(
+                        "return [getComputedStyle(document.body).backgroundColor,"
+                        " ...[...document.querySelectorAll('svg text')].map(each => getComputedStyle(each).fill)]"
+                    )
+                    assert colours[0] == ("rgb(20, 24, 27)" if scheme == "dark" else "rgb(246, 247, 248)")
+                    light = {"rgb(228, 232, 234)", "rgb(163, 174, 181)", "rgb(255, 138, 128)"}
+                    dark = {"rgb(28, 34, 38)", "rgb(86, 98, 106)", "rgb(179, 38, 30)"}
+                    assert set(colours[1:]) <= (light if scheme == "dark" else dark), (width, scheme)
+                    sizes = driver.execute_script(
+                        "return [...document.querySelectorAll('svg text')]"
+                        ".map(each => each.getBoundingClientRect().height)"
+                    )
+                    assert min(sizes) >= 9, (width, scheme)
+            logged: Any = driver.get_log("browser")  # type: ignore[no-untyped-call]
+            assert logged == []
+            # All questions are answered on the first two screens of a laptop.
+            bottom = "return document.querySelector('details').getBoundingClientRect().top + scrollY"
+            assert driver.execute_script(bottom) <= 1800
+
+    def test_the_page_shows_the_first_operations_and_tables_have_all(self, make: Maker) -> None:
+        made = make([row(number / 100, operation=f"Delayed{number % 9}") for number in range(90)])
+        assert "3 more operations are in tables/advice." in " ".join(made.page.text.split())
+        assert len(made.table("advice")) == len(made.table("operations")) == 9
+
+    def test_operations_of_a_clock_that_is_ahead_are_told_of(self, make: Maker) -> None:
+        rows = [row(0.0), row(9999.0, instance="web-2"), row(9999.0, instance="web-2")]
+        made = make(rows, now=START + timedelta(seconds=60))
+        assert made.table("refused") == [{"instance": "web-2", "operations": 2}]
+        assert "2 of web-2" in made.page.text
+
+
+def test_what_cannot_be_written_is_refused(make: Maker, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for output, said in ((tmp_path / "file", "is not an empty directory"), (tmp_path / "file" / "x", "cannot be used")):
+        with pytest.raises(PipelineError, match=said):
+            report(pa.table({}), str(output))
+    with pytest.raises(PipelineError, match="timeout-rate must be a share between 0 and 1, not 1"):
+        report(pa.table({}), str(tmp_path / "out"), 1.0)
+    with pytest.raises(PipelineError, match="there are no operations in these days"):
+        make([row(9999.0)], now=START)

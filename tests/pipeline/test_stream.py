@@ -1,0 +1,219 @@
+"""Following a journal: the rows of its cube, each once, in spite of kills and wrong clocks."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from purgatory.journal import SCHEMA
+from purgatory.pipeline import answers, cube, trace
+from purgatory.pipeline.stream import Settings, follow, progress_line
+from purgatory.spark.errors import PipelineError
+from tests.pipeline.test_cube import made_up
+from tests.pipeline.traces import START, row, write
+from tests.support.paths import ROOT
+
+Row = dict[str, Any]
+
+
+class Following:
+    """Follows a journal below a directory, again and again."""
+
+    def __init__(self, spark: SparkSession, directory: Path) -> None:
+        self.spark = spark
+        self.journal = directory / "journal"
+        self.cube = directory / "cube"
+        self.checkpoint = directory / "checkpoint"
+        self.lines: list[str] = []
+        self.journal.mkdir()
+
+    def __call__(self, **places: Path) -> None:
+        """Follow the journal to its present end."""
+        journal, cube, checkpoint = (
+            str(places.get(name, getattr(self, name))) for name in ("journal", "cube", "checkpoint")
+        )
+        follow(self.spark, journal, cube, checkpoint, Settings(slot=1.0, once=True), self.lines.append)
+
+    def found(self) -> list[Row]:
+        """The sums of the rows of all batches."""
+        return sums(cube.load(str(self.cube), lambda day: True))
+
+    def expected(self) -> list[Row]:
+        """The cube of the whole journal, made in one go."""
+        return sums(trace.cube(trace.read(self.spark, str(self.journal)), 1).toArrow())
+
+
+def sums(table: pa.Table) -> list[Row]:
+    """The rows of a cube, added up: those of keys too, of which all are kept here."""
+    by = ["key", "purgatory", "instance", "operation", "arrived", "finished", "outcome", "missed", "is_gone"]
+    by += ["timeout_bin", "wait_bin"]
+    added = table.group_by(by).aggregate([("operations", "sum"), ("num_expired", "sum"), ("wait_max", "max")])
+    found: list[Row] = added.to_pylist()
+    return sorted(found, key=repr)
+
+
+@pytest.fixture
+def following(spark: SparkSession, tmp_path: Path) -> Following:
+    return Following(spark, tmp_path)
+
+
+def test_batches_add_up_to_the_cube_of_the_whole(following: Following) -> None:
+    rows = made_up(600)
+    for part in range(3):
+        write(following.journal, rows[part::3], f"web-{part}")
+        following()
+    following()  # there is nothing new
+    assert len(list(following.cube.glob("batch=*"))) == 3
+    assert following.found() == following.expected()
+    assert [line.partition(",")[0] for line in following.lines] == [f"batch {n}: 200 operations" for n in range(3)]
+    assert answers.rows_of(cube.load(str(following.cube), lambda day: True))["operations"].sum() == 600
+
+
+def test_unique_keys_make_no_more_rows_than_there_were(following: Following) -> None:
+    rows = [row(number / 100, keys=[f"key-{number}"], waited_s=number / 1000) for number in range(2000)]
+    write(following.journal, rows)
+    following()
+    assert len(cube.load(str(following.cube), lambda day: True)) <= 2000
+
+
+def test_an_instance_whose_clock_is_ahead_makes_nobody_late(following: Following) -> None:
+    now = time.time() - START.timestamp()
+    write(following.journal, [row(now + 7200 + number / 10) for number in range(100)], "web-2")
+    following()
+    write(following.journal, [row(now - 100 + number / 1000) for number in range(1000)], "web-1")
+    following()
+    rows = answers.rows_of(cube.load(str(following.cube), lambda day: True))
+    assert rows.groupby("instance")["operations"].sum().to_dict() == {"web-1": 1000}
+    first, second = following.lines
+    assert first == ("batch 0: 100 operations; 100 of them are refused: they end later than now, by the clock of web-2")
+    assert second.startswith("batch 1: 1,000 operations, the newest ended ")
+    assert cube.refused(cube.load(str(following.cube), lambda day: True)) == {"web-2": 100}
+
+
+def test_the_lag_is_in_seconds() -> None:
+    seen = {"operations": 12_043, "newest": 1000.0, "ahead": 0, "instances": []}
+    progress = {"batchId": 7, "observedMetrics": {"seen": seen}}
+    assert progress_line(progress, 1042.26) == "batch 7: 12,043 operations, the newest ended 42.3 s ago"
+
+
+def test_a_batch_takes_a_bounded_number_of_files(following: Following, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("purgatory.pipeline.stream._MOST_FILES", 2)
+    for number in range(5):
+        write(following.journal, [row(number)])
+    following()
+    assert [line.split()[2] for line in following.lines] == ["2", "2", "1"]
+    assert following.found() == following.expected()
+
+
+def test_a_batch_that_is_done_again_is_written_once(following: Following) -> None:
+    write(following.journal, [row(0.0)])
+    following()
+    (written,) = following.cube.glob("batch=0/*.parquet")
+    # As if it had been killed before it wrote down that the batch is done.
+    shutil.rmtree(following.checkpoint / "commits")
+    following()
+    assert list(following.cube.glob("batch=*/*.parquet")) == [written]
+    assert following.found() == following.expected()
+
+
+def test_a_checkpoint_and_a_cube_that_do_not_belong_together_are_refused(following: Following, tmp_path: Path) -> None:
+    write(following.journal, [row(0.0)])
+    following()
+    for places in ({"cube": tmp_path / "other"}, {"checkpoint": tmp_path / "other"}):
+        with pytest.raises(PipelineError, match=r"is not the checkpoint of .*: name those that belong together"):
+            following(**places)
+    write(following.journal, [row(1.0)])
+    following()
+    assert following.found() == following.expected()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"slot": 0.0}, "slot must be a number of seconds from"), ({"interval": 1e9}, "interval must be a number of sec")],
+)
+def test_impossible_settings_are_refused(following: Following, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(PipelineError, match=said):
+        follow(following.spark, "journal", "cube", "checkpoint", Settings(**settings))
+
+
+def test_a_missing_journal_is_named(following: Following, tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match="none does not exist"):
+        following(journal=tmp_path / "none")
+
+
+def test_a_file_that_cannot_be_read_ends_the_stream_with_its_name(following: Following) -> None:
+    bad = write(following.journal, [row(0.0)])
+    bad.write_bytes(b"PAR1 and no more")
+    with pytest.raises(PipelineError, match=rf"^following .*journal failed: .*{bad.name}"):
+        following()
+    bad.unlink()
+    worse = write(following.journal, [row(0.0, waited_s=-1.0)])
+    with pytest.raises(PipelineError, match=rf"{worse.name}: the column waited_s is missing, or has a value that"):
+        following(checkpoint=following.checkpoint.with_name("another"))
+
+
+def _until(process: "subprocess.Popen[bytes]", condition: Callable[[], bool]) -> None:
+    """Return when `condition()` holds: the time-out of the test is the bound, unless the process ends."""
+    pause = threading.Event()
+    while not condition():
+        assert process.poll() is None
+        pause.wait(0.005)
+
+
+def _count(following: Following) -> int:
+    return int(answers.rows_of(cube.load(str(following.cube), lambda day: True))["operations"].sum())
+
+
+def _follower(following: Following) -> "subprocess.Popen[bytes]":
+    places = map(str, (following.journal, following.cube, following.checkpoint))
+    command = [sys.executable, "-m", "tests.pipeline.follower", *places]
+    silent = subprocess.DEVNULL
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=silent, start_new_session=True)
+
+
+@pytest.mark.timeout(600)
+def test_a_stream_that_is_killed_twice_loses_and_repeats_nothing(following: Following) -> None:
+    """Files appear one after the other; the process is killed in the middle of a batch, and at last told to stop."""
+    numbers = count()
+    is_over = threading.Event()
+
+    def grow() -> None:
+        while not is_over.wait(0.1):
+            number = next(numbers)
+            write(following.journal, [row(number, keys=[f"key-{number % 20}"]) for _ in range(50)], f"web-{number % 3}")
+
+    growing = threading.Thread(target=grow)
+    growing.start()
+    try:
+        for kill in range(2):
+            process = _follower(following)
+            offsets = following.checkpoint / "offsets" / str(3 * (kill + 1))
+            _until(process, offsets.exists)
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+        process = _follower(following)
+        _until(process, (following.checkpoint / "commits" / "9").exists)
+    finally:
+        is_over.set()
+        growing.join()
+    # Its last rows are there without any that follow them.
+    total = 50 * next(numbers)
+    _until(process, lambda: _count(following) == total)
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate()[0].decode()
+    assert process.returncode == 0
+    assert said.splitlines()[-1] == "stopped"
+    assert following.found() == following.expected()
+    assert pq.read_schema(next(following.journal.rglob("*.parquet"))).names == SCHEMA.names
