@@ -92,6 +92,7 @@ async def test_store_that_was_not_opened_can_be_closed(tmp_path: Path) -> None:
 async def test_conflicts_with_other_processes_are_tried_again(tmp_path: Path, conflicts: int, result: str) -> None:
     async with opened(Settings(data=str(tmp_path))) as streams:
         command = Fault([StorageConflict("z") for _ in range(conflicts)])
+        found: Any
         (found,) = await asyncio.gather(streams.run(command), return_exceptions=True)
         assert found == result or type(found).__name__ == result
         assert command.applied == 10

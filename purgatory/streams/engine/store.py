@@ -162,11 +162,14 @@ class Store:
             raise StorageUnavailable("the server is shutting down")
         future: asyncio.Future[T] = self._loop.create_future()
         self._queue.put((command, future, current_client.get()))
+        if not self._opener.shared:
+            return await future
         return await self._patiently(future, may_be_stored=True)
 
     async def read(self, read: Callable[[Database], T]) -> T:
         """Call `read` in a thread, with a connection. Raises `StorageError`."""
-        return await self._patiently(self._read_in_turn(read), may_be_stored=False)
+        reading = self._read_in_turn(read)
+        return await (self._patiently(reading, may_be_stored=False) if self._opener.shared else reading)
 
     async def _read_in_turn(self, read: Callable[[Database], T]) -> T:
         if self._reading < _READING:
@@ -195,8 +198,6 @@ class Store:
         self._reading -= 1
 
     async def _patiently(self, future: Awaitable[T], *, may_be_stored: bool) -> T:
-        if not self._opener.shared:
-            return await future
         try:
             async with asyncio.timeout(PATIENCE):
                 return await future

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
-from typing import Final, TypeVar
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from typing import Any, Final, TypeVar
 
 from purgatory.streams.core.commands import Command, Expire, Secrets, Touch
 from purgatory.streams.core.errors import Gone, NotFound
@@ -83,9 +83,9 @@ class Streams:
         """Seconds since 1970."""
         return self._opener.now()
 
-    async def run(self, command: Command[T]) -> T:
+    def run(self, command: Command[T]) -> Coroutine[Any, Any, T]:
         """Apply a command, and return its result when it is stored."""
-        return await self.store.run(command)
+        return self.store.run(command)
 
     async def secrets(self, new: dict[str, str]) -> dict[str, str]:
         """The secrets with these names, which are made if there are none."""

@@ -52,22 +52,19 @@ class Endpoint(ABC):
             return
         clients.enter(client)
         try:
-            response = await self._answer(scope, receive)
+            try:
+                response = await self.answer(scope, receive)
+            except Exception as exception:
+                refusal = self.refusal(exception)
+                if refusal is None:
+                    raise
+                response = refusal
             if isinstance(response, Reply):
                 await self._send(response, scope, receive, send)
                 return
         finally:
             clients.leave(client)
         await response(scope, receive, send)
-
-    async def _answer(self, scope: Scope, receive: Receive) -> Response:
-        try:
-            return await self.answer(scope, receive)
-        except Exception as exception:
-            refusal = self.refusal(exception)
-            if refusal is None:
-                raise
-            return refusal
 
     async def _send(self, reply: Reply, scope: Scope, receive: Receive, send: Send) -> None:
         if reply.size <= SMALL:
