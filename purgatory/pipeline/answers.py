@@ -128,9 +128,10 @@ def settled(rows: Frame) -> Frame:
 
 def ends(rows: Frame) -> Ends:
     """How the operations of these rows have ended, by stratum, block and bin."""
-    first, last = int(rows["arrived"].min()), int((rows["arrived"] + rows["slot"]).max())
-    blocks = min(BLOCKS, -(-(last - first) // int(rows["slot"].min())))
-    block = ((rows["arrived"] - first) * blocks // (last - first)).to_numpy()
+    # Of the slots in which operations have arrived: a quiet night is no time.
+    slots, slot = np.unique(rows["arrived"].to_numpy(), return_inverse=True)
+    blocks = min(BLOCKS, len(slots))
+    block = slot * blocks // len(slots)
     columns = (rows["wait_bin"] - LOWEST).to_numpy()
     counts, is_gone = rows["operations"].to_numpy(), rows["is_gone"].to_numpy().astype(bool)
     timeouts = rows["timeout_bin"].to_numpy()

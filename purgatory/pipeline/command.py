@@ -148,6 +148,8 @@ def _run(prepare: Callable[[argparse.Namespace], Run | str], options: argparse.N
             _answer(run)
             return
         settings = _settings(options.conf)
+        if (options.master or "").startswith("sc://"):
+            raise PipelineError(f"a Spark Connect server is named by --remote, and not by --master: {options.master}")
         remote = options.remote or (None if options.master else os.environ.get("SPARK_REMOTE") or None)
         with session(None if remote else options.master, settings, remote=remote) as spark:
             steps = Steps(spark, _console)

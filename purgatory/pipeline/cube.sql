@@ -34,13 +34,13 @@ WITH read AS (
 rows AS (
     SELECT
         *,
-        arrived + CAST(1e6 * waited_s AS BIGINT) AS finished,
+        arrived + try_cast(1e6 * waited_s AS BIGINT) AS finished,
         -- Nobody waits past the deadline but for the timer, or for a busy loop.
         least(waited_s, coalesce(deadline, waited_s)) AS stayed,
         outcome NOT IN ('expired', 'closed') AND waited_s <= coalesce(deadline, waited_s) AS is_gone,
         CASE
             WHEN impossible IS NOT NULL THEN concat(impossible, ' in ', file)
-            WHEN arrived + CAST(1e6 * waited_s AS BIGINT) > {now} THEN 'ahead of the clock'
+            WHEN arrived + try_cast(1e6 * waited_s AS BIGINT) > {now} THEN 'ahead of the clock'
         END AS refused
     FROM read
 ),

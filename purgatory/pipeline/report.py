@@ -40,15 +40,16 @@ class Report:
 
 
 def check(output: str, wanted: float) -> Path:
-    """Refuse a directory that has anything in it, and a share that is none, with `PipelineError`."""
+    """Make the directory. Raises `PipelineError` if that has anything in it, and for a share that is none."""
     if not 0 < wanted < 1:
         raise PipelineError(f"timeout-rate must be a share between 0 and 1, not {wanted!r}")
     directory = Path(output)
     try:
-        occupied = directory.exists() and (not directory.is_dir() or any(directory.iterdir()))
+        directory.mkdir(parents=True, exist_ok=True)
+        is_empty = not any(directory.iterdir())
     except OSError as error:
         raise PipelineError(f"{directory} cannot be used: {error.strerror}") from None
-    if occupied:
+    if not is_empty:
         raise PipelineError(f"{directory} exists already, and is not an empty directory: name another one")
     return directory
 

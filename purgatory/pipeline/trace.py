@@ -69,7 +69,8 @@ def read(spark: SparkSession, path: str) -> DataFrame:
     kinds = dict(found.dtypes)
     for column in COLUMNS:
         if column not in kinds and column not in _ADDED:
-            raise PipelineError(f"missing column {column} in {path}")
+            where = ": files lie in directories named date=DAY/instance=NAME" if column in ("date", "instance") else ""
+            raise PipelineError(f"missing column {column} in {path}{where}")
     columns = ", ".join(f"{name} {kinds.get(name, kind)}" for name, kind in COLUMNS.items())
     rows = spark.read.schema(columns).option("basePath", path).option("pathGlobFilter", "*.parquet")
     return rows.parquet(literal(path)).select(

@@ -19,4 +19,5 @@ def first_line(error: PySparkException | Py4JError) -> str:
     if isinstance(error, PySparkException):
         return str(error).split("JVM stacktrace:")[0].strip()
     raised = re.findall(r"^(?:: |Caused by: )(.+)$", str(error), re.MULTILINE) or str(error).splitlines()
-    return str(raised[-1])
+    # The cause of all tells what is wrong with a file, but not with which one.
+    return str(next((line for line in raised if "FAILED_READ_FILE" in line), raised[-1]))

@@ -184,7 +184,11 @@ def test_rows_ahead_of_the_clock_are_left_out_and_counted(spark: SparkSession, t
 
 
 @pytest.mark.parametrize(
-    ("missing", "rest"), [("waited_s", "missing column waited_s in "), ("instance", "missing column instance")]
+    ("missing", "rest"),
+    [
+        ("waited_s", "missing column waited_s in "),
+        ("instance", "missing column date in .*: files lie in directories named date=DAY/instance=NAME"),
+    ],
 )
 def test_a_missing_column_is_named(spark: SparkSession, tmp_path: Path, missing: str, rest: str) -> None:
     schema = pa.schema([field for field in SCHEMA if field.name != missing])

