@@ -2,6 +2,7 @@
 
 import re
 from datetime import UTC, date, datetime
+from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
@@ -33,7 +34,7 @@ COLUMNS: Final = {
 _ADDED: Final = ("deadline_s", "opened_at", "missed")
 """Columns that journals of older versions do not have."""
 
-SQL: Final = Path(__file__).with_name("cube.sql").read_text("utf-8")
+SQL: Final = files("purgatory.pipeline").joinpath("cube.sql").read_text("utf-8")  # executors have this in a zip
 
 _SLOTS: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400)
 """Lengths of a slot of time, in seconds."""
