@@ -204,12 +204,14 @@ class _Told:
 def progress_line(progress: Mapping[str, Any], now: float) -> str:
     """A line about a batch, from its `StreamingQueryProgress`."""
     seen = progress["observedMetrics"]["seen"]
-    line = f"batch {progress['batchId']}: {count(seen['operations'])} operations"
-    if seen["newest"] is not None:
-        line += f", the newest ended {seconds(round(max(now - seen['newest'], 0.0), 1))} ago"
-    if seen["ahead"]:
-        instances = ", ".join(name(each) for each in sorted(seen["instances"])[:5])
-        line += f"; {count(seen['ahead'])} of them are refused: they end later than now, by the clock of {instances}"
+    # With Connect, it is a row of the values and of their schema.
+    operations, newest, ahead, instances = seen["values"] if "schema" in seen else seen
+    line = f"batch {progress['batchId']}: {count(operations)} operations"
+    if newest is not None:
+        line += f", the newest ended {seconds(round(max(now - newest, 0.0), 1))} ago"
+    if ahead:
+        clocks = ", ".join(name(each) for each in sorted(instances)[:5])
+        line += f"; {count(ahead)} of them are refused: they end later than now, by the clock of {clocks}"
     return line
 
 

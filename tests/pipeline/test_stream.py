@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 
 from purgatory.journal import SCHEMA
 from purgatory.pipeline import answers, cube, trace
@@ -25,7 +25,7 @@ from tests.pipeline.test_cube import made_up
 from tests.pipeline.traces import START, row, write
 from tests.support.paths import ROOT
 
-Row = dict[str, Any]
+Sums = list[dict[str, Any]]
 
 
 class Following:
@@ -46,21 +46,21 @@ class Following:
         )
         follow(self.spark, journal, cube, checkpoint, Settings(slot=1.0, once=True), self.lines.append)
 
-    def found(self) -> list[Row]:
+    def found(self) -> Sums:
         """The sums of the rows of all batches."""
         return sums(cube.load(str(self.cube), lambda day: True))
 
-    def expected(self) -> list[Row]:
+    def expected(self) -> Sums:
         """The cube of the whole journal, made in one go."""
         return sums(trace.cube(trace.read(self.spark, str(self.journal)), 1).toArrow())
 
 
-def sums(table: pa.Table) -> list[Row]:
+def sums(table: pa.Table) -> Sums:
     """The rows of a cube, added up: those of keys too, of which all are kept here."""
     by = ["key", "purgatory", "instance", "operation", "arrived", "finished", "outcome", "missed", "is_gone"]
     by += ["timeout_bin", "wait_bin"]
     added = table.group_by(by).aggregate([("operations", "sum"), ("num_expired", "sum"), ("wait_max", "max")])
-    found: list[Row] = added.to_pylist()
+    found: Sums = added.to_pylist()
     return sorted(found, key=repr)
 
 
@@ -103,7 +103,7 @@ def test_an_instance_whose_clock_is_ahead_makes_nobody_late(following: Following
 
 
 def test_the_lag_is_in_seconds() -> None:
-    seen = {"operations": 12_043, "newest": 1000.0, "ahead": 0, "instances": []}
+    seen = Row(operations=12_043, newest=1000.0, ahead=0, instances=[])
     progress = {"batchId": 7, "observedMetrics": {"seen": seen}}
     assert progress_line(progress, 1042.26) == "batch 7: 12,043 operations, the newest ended 42.3 s ago"
 
