@@ -22,7 +22,7 @@ WITH read AS (
             WHEN operation IS NULL THEN 'operation'
             WHEN array_min(keys) IS NULL THEN 'keys' -- there is none
             WHEN arrived_at IS NULL THEN 'arrived_at'
-            WHEN waited_s IS NULL OR NOT (waited_s >= 0 AND waited_s < 1e10) THEN 'waited_s'
+            WHEN waited_s IS NULL OR NOT (waited_s >= 0 AND waited_s < 1e8) THEN 'waited_s'
             WHEN outcome IS NULL OR outcome NOT IN
                 ('completed_at_once', 'satisfied', 'expired', 'closed', 'cancelled', 'failed') THEN 'outcome'
             WHEN NOT (timeout_s >= 0 AND timeout_s < 1e10) OR timeout_s IS NULL AND outcome = 'expired' THEN 'timeout_s'

@@ -143,6 +143,7 @@ def test_numbers_and_times_of_other_writers_are_cast(spark: SparkSession, tmp_pa
         ({"waited_s": -1.0}, "waited_s"),
         ({"waited_s": float("nan")}, "waited_s"),
         ({"waited_s": float("inf")}, "waited_s"),
+        ({"waited_s": 1e8}, "waited_s"),
         ({"outcome": None}, "outcome"),
         ({"outcome": "lost"}, "outcome"),
         ({"timeout_s": -1.0}, "timeout_s"),
