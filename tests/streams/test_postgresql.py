@@ -380,6 +380,28 @@ async def test_a_poll_is_told_of_nothing_new_after_a_look_at_the_database(
         assert looks == ["a", "b"]
 
 
+async def test_polls_that_end_during_a_look_share_it(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(Settings(database=postgres.create_database())) as here:
+        await here.run(Create("a", "text/plain"))
+        known = await here.find("a")
+        may_look = asyncio.Event()
+        looks: list[str] = []
+        look_up = here.readers._look_up
+
+        async def slowly(path: str) -> Stream | None:
+            looks.append(path)
+            await may_look.wait()
+            return await look_up(path)
+
+        monkeypatch.setattr(here.readers, "_look_up", slowly)
+        reads = [here.wait(known, 0, timeout) for timeout in (0.01, 0.02, 0.03)]
+        while len(here.readers._ending.get("a", ())) < 3:  # noqa: ASYNC110 - a timer's
+            await asyncio.sleep(0.01)
+        may_look.set()
+        assert {(await read).begin for read in reads} == {0}  # type: ignore[union-attr]
+        assert looks == ["a"]
+
+
 async def test_a_poll_is_told_if_the_database_cannot_be_looked_at(
     postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,5 +49,4 @@ class Health:
 
     def _done(self, look: asyncio.Task[int]) -> None:
         self._look = None
-        if not look.cancelled():
-            look.exception()  # all who have asked may have left
+        _ = look.cancelled() or look.exception()  # all who have asked may have left
