@@ -15,6 +15,7 @@ from purgatory.streams.core.commands import Append, Create, Delete
 from purgatory.streams.core.errors import NotFound
 from purgatory.streams.core.subscriptions import Claim, Subscribe
 from purgatory.streams.core.transaction import Transaction
+from purgatory.streams.engine.store import Turns
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import StorageConflict, StorageError, StorageUnavailable
@@ -528,3 +529,16 @@ async def test_database_finds_what_a_wrong_clock_has_left(tmp_path: Path, wrong:
 def test_a_file_that_cannot_be_opened_is_an_error_of_storage(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="the database failed: unable to open database file"):
         WritingDatabase(tmp_path)
+
+
+def test_what_is_put_back_keeps_its_turn() -> None:
+    """A client whose items take so long that each ends a transaction does not come first again and again."""
+    turns: Turns[str] = Turns()
+    for item in ("slow 1", "slow 2", "slow 3", "slow 4", "one", "two"):
+        turns.add(item.split()[0], item)
+    order = []
+    while turns:
+        first, *rest = turns.take(256)
+        order.append(first)
+        turns.put_back([(item.split()[0], item) for item in rest])
+    assert order == ["slow 1", "one", "two", "slow 2", "slow 3", "slow 4"]

@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -82,9 +82,12 @@ class Turns(Generic[T]):
         else:
             items.append(item)
 
-    def put_back(self, client: str, item: T) -> None:
-        """Add an item that is the client's next one."""
-        self._items.setdefault(client, deque()).appendleft(item)
+    def put_back(self, items: Sequence[tuple[str, T]]) -> None:
+        """Add items of clients that were taken last: they are the next ones again, in their order."""
+        for client, item in reversed(items):
+            self._items.setdefault(client, deque()).appendleft(item)
+            # Else a client with many slow items would have each turn first, and others' items none.
+            self._items.move_to_end(client, last=False)
 
     def take(self, most: int) -> list[T]:
         """Take the next items: one of each client in turn, and `most` at most."""
@@ -288,8 +291,7 @@ class Store:
         else:
             if transaction.is_changed:
                 self._failing(None)
-            for item in reversed(batch[len(outcomes) :]):
-                self._commands.put_back(item[2], item)
+            self._commands.put_back([(item[2], item) for item in batch[len(outcomes) :]])
             self._tell(_changes(transaction), transaction, outcomes)
             return
         for item in batch:  # one of them may be what the database cannot take
