@@ -19,8 +19,8 @@ __all__ = ["JSON", "MOST", "ROW", "ROW_MESSAGES", "join", "media_type", "parse",
 
 JSON: Final = "application/json"
 
-MOST: Final = 2**18
-"""Messages of JSON that an append may have. To split so many takes half a second, and others' appends wait."""
+MOST: Final = 2**14
+"""Messages of JSON that an append may have. To split so many takes some 20 ms, and others' appends wait."""
 ROW: Final = 64 * 1024
 """Bytes of a row, unless a single message of JSON has more."""
 ROW_MESSAGES: Final = 1024
