@@ -13,7 +13,7 @@ from purgatory.streams.admission import current_client
 from purgatory.streams.core import messages
 from purgatory.streams.core.commands import Append, Create, Delete
 from purgatory.streams.core.errors import NotFound
-from purgatory.streams.core.subscriptions import Claim, Subscribe
+from purgatory.streams.core.subscriptions import Claim, Subscribe, Unsubscribe
 from purgatory.streams.core.transaction import Transaction
 from purgatory.streams.engine.store import Turns
 from purgatory.streams.engine.streams import Streams
@@ -542,3 +542,23 @@ def test_what_is_put_back_keeps_its_turn() -> None:
         order.append(first)
         turns.put_back([(item.split()[0], item) for item in rest])
     assert order == ["slow 1", "one", "two", "slow 2", "slow 3", "slow 4"]
+
+
+async def test_deletions_of_large_subscriptions_are_several_transactions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored: list[int] = []
+    store = WritingDatabase.store
+
+    def observed(self: WritingDatabase, transaction: Transaction) -> None:
+        stored.append(len(transaction.unlinked))
+        store(self, transaction)
+
+    async with opened(Settings(data=str(tmp_path))) as streams:
+        paths = tuple(f"s{number}" for number in range(10_000))
+        for number in range(6):
+            await streams.run(Subscribe(f"{number}", "pull-wake", None, paths, None, "w", 30.0, None))
+        monkeypatch.setattr(WritingDatabase, "store", observed)
+        await asyncio.gather(*[streams.run(Unsubscribe(f"{number}")) for number in range(6)])
+    assert sum(stored) == 6
+    assert max(stored) <= 3

@@ -2,12 +2,15 @@
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 from purgatory.streams.core.globs import Glob
 from purgatory.streams.core.state import Link, Linked, Producer, Row, Stream, Subscription
 
 __all__ = ["Source", "Transaction"]
+
+_LINK: Final = 400
+"""Bytes of appends that take as long to store as the deletion of a link."""
 
 
 class Source(Protocol):
@@ -82,7 +85,7 @@ class Transaction:
         self.changed: dict[int, Stream] = {}
         self.removed: dict[int, Stream] = {}
         self.size = 0
-        """Bytes of the appends."""
+        """Bytes of the appends, and of deletions of links as if they were some."""
         self.rows: dict[int, list[Row]] = {}
         """The rows that are appended to each stream."""
         self.producers: dict[tuple[int, str], Producer] = {}
@@ -236,6 +239,7 @@ class Transaction:
 
     def remove_subscription(self, name: str) -> None:
         """Drop a subscription with its links."""
+        self.size += _LINK * self.link_count(name)
         self.subscriptions[name] = None
         self.unlinked.add(name)
         for path in self._touched.pop(name, ()):
