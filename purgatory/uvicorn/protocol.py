@@ -64,6 +64,7 @@ class ParkingProtocol(HttpToolsProtocol):
         # the request until keep-alive ends: 7200 s and 2 GiB in https://github.com/Soju06/codex-lb/issues/2041.
         self._unset_keepalive_if_required()
         self._withdraw()
+        self._let_go()
 
     # For each request: not by way of super(), which is a tenth of a microsecond.
 
@@ -144,6 +145,9 @@ class ParkingProtocol(HttpToolsProtocol):
         self.connections.add(cast(Any, quiet))
         self.flow.resume_reading()
         self.transport.set_protocol(quiet)
-        # What refers to this object is dropped, so that no garbage collection is needed to free it.
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Drop what refers to this object, so that no garbage collection is needed to free it."""
         own: Any = cast(HttpToolsProtocol, self)
         own.parser = own.cycle = own.scope = own.headers = None

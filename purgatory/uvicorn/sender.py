@@ -24,6 +24,9 @@ def parkable(app: Any) -> Callable[[Scope, Receive, Send], Awaitable[object]]:
             result: object = await app(scope, receive, sender)
         finally:
             sender.returned()
+            if offered is not None:
+                # Else the scope, and the headers in it, would be part of a cycle and wait for the garbage collector.
+                offered.clear()
         return result
 
     return call

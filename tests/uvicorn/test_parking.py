@@ -29,6 +29,33 @@ def no_collector() -> Iterator[None]:
 
 class TestWhatRemains:
     @pytest.mark.usefixtures("no_collector")
+    async def test_a_request_that_is_answered_is_freed_at_once(self) -> None:
+        """Its headers were in a cycle, and a client with many of them filled the memory of a server."""
+        cycles: list[weakref.ref[object]] = []
+
+        class Recorded(ParkingProtocol):
+            def on_headers_complete(self) -> None:
+                super().on_headers_complete()
+                cycles.append(weakref.ref(self.cycle))
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body", "body": b""})
+
+        async with serving(app, Recorded, lifespan="off") as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            for _ in range(5):
+                writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+                await reader.readuntil(b"\r\n\r\n")
+            await server.until_no_task()
+            assert [cycle() is None for cycle in cycles] == [True] * 4 + [False]  # the connection has the last one
+            writer.close()
+            await writer.wait_closed()
+            await server.until()
+            await asyncio.sleep(0)
+            assert cycles[-1]() is None
+
+    @pytest.mark.usefixtures("no_collector")
     async def test_parked_request_keeps_neither_task_nor_request_nor_parser(
         self, board: Board, server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
