@@ -45,7 +45,11 @@ class Event:
 
     def encode(self) -> bytes:
         """The event as it is sent."""
-        return _encode(self)
+        return _encode(self) if len(self.data) <= _KEPT else _encode.__wrapped__(self)
+
+
+_KEPT: Final = 64 * 1024
+"""Characters of the data of an event that is kept with its bytes."""
 
 
 @lru_cache(16)  # a broadcast gives the same few events to very many streams

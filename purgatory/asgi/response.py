@@ -10,7 +10,7 @@ from purgatory.asgi.parking import Answers, Waiting, answers, count, park
 from purgatory.asgi.protocol import BaseResponse, Message, Receive, Scope, Send, logger
 from purgatory.lowlevel import check_callback, take_result
 
-__all__ = ["Answer", "DelayedResponse"]
+__all__ = ["Answer", "DelayedResponse", "Rendered", "WaitingResponse"]
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ class DelayedResponse(BaseResponse, Generic[T]):  # Starlette's, where that is i
         if not operation.done():
             if self.background is not None:
                 count("background")
-            elif _WaitingResponse(answers(), self.renderer, self.key).begin(scope, send, operation):
+            elif self.waiting_response().begin(scope, send, operation):
                 return
         try:
             await unless_disconnected(receive, operation)
@@ -97,6 +97,10 @@ class DelayedResponse(BaseResponse, Generic[T]):  # Starlette's, where that is i
             await send(message)
         if self.background is not None:
             await self.background()
+
+    def waiting_response(self) -> "WaitingResponse[T]":
+        """The state of the response while the request is parked."""
+        return WaitingResponse(answers(), self.renderer, self.key)
 
 
 Rendered: TypeAlias = tuple[int, Sequence[tuple[bytes, bytes]], bytes | memoryview]
@@ -148,7 +152,7 @@ def _messages(rendered: Rendered) -> tuple[Message, Message]:
     )
 
 
-class _WaitingResponse(Waiting, Generic[T]):
+class WaitingResponse(Waiting, Generic[T]):
     """A parked request that gets one response."""
 
     __slots__ = ("key", "render")
@@ -168,7 +172,7 @@ class _WaitingResponse(Waiting, Generic[T]):
             self.wait(operation)
         except Exception:
             logger.exception("a parked request cannot wait for %r", operation)
-            self._send(_FAILED)
+            self.send(_FAILED)
         return True
 
     def answer(self) -> None:
@@ -176,12 +180,12 @@ class _WaitingResponse(Waiting, Generic[T]):
             return  # disconnected meanwhile
         operation = self.take()
         try:
-            self._send(self._rendered(operation))
+            self.send(self._rendered(operation))
         except Exception:
             logger.exception("the response of %r cannot be sent", self.render)
-            self._send(_FAILED)
+            self.send(_FAILED)
 
-    def _send(self, rendered: Rendered) -> None:
+    def send(self, rendered: Rendered) -> None:
         """Send the response, or close the connection and raise if that is wrong."""
         assert self.parked is not None
         try:

@@ -35,7 +35,7 @@ __all__ = [
 Scope = Any
 
 RETRY: Final = (b"retry-after", b"1")
-SMALL: Final = 16 * 1024
+SMALL: Final = 4 * 1024
 """Bytes up to which a request's body, or its response, is not counted: it is never refused for want of memory."""
 _HELD: Final = 128 * 1024 * 1024
 _JITTER: Final = 1 / 16
@@ -69,12 +69,12 @@ class TooManyRequests(Refusal):
         super().__init__(429, message, [RETRY])
 
 
-def address(scope: Scope) -> str:
-    """The address of a client, or "" if a proxy has given something else: an invented text is no client.
+def address(client: tuple[str, int] | None) -> str:
+    """The address of a scope's client, or "" if a proxy has given something else: an invented text is no client.
 
     A network of IPv6 with a prefix of 64 bits is one address, because each of its machines has as many as it wants.
     """
-    return _counted((scope.get("client") or ("", 0))[0])
+    return "" if client is None else _counted(client[0])
 
 
 @lru_cache(1024)
@@ -138,10 +138,9 @@ class Budget:
     So one client's stalled requests are no reason to refuse another's. What is small is neither counted nor refused.
     """
 
-    def __init__(self, most: int, what: str) -> None:
-        """Let all requests hold `most` bytes, which are named `what` in the errors."""
+    def __init__(self, most: int) -> None:
+        """Let all requests hold `most` bytes."""
         self._most = most
-        self._what = what
         self._shares: dict[str, int] = {}
         self.bytes = 0
         """Those that are held now."""
@@ -154,9 +153,9 @@ class Budget:
         """Raise `Refusal` unless the client may hold `more` bytes."""
         share = self._most // 8
         if self._shares.get(client, 0) + more > share:
-            raise Refusal(429, f"the client has reached its limit of {share} bytes of {self._what}", [RETRY])
+            raise Refusal(429, f"the client has reached its limit of {share} bytes in memory", [RETRY])
         if self.bytes + more > self._most:
-            raise Refusal(503, f"the server has reached its limit of {self._most} bytes of {self._what}", [RETRY])
+            raise Refusal(503, f"the server has reached its limit of {self._most} bytes in memory", [RETRY])
 
     def change(self, client: str, by: int) -> None:
         """The client holds `by` bytes more."""
@@ -205,9 +204,8 @@ class Limits:
 
     def __init__(self, settings: Settings) -> None:
         self.clients = Clients(settings.max_pending_client, "requests in progress")
-        most = max(_HELD, 8 * settings.max_body)
-        self.bodies = Budget(most, "request bodies in memory")
-        self.answers = Budget(most, "responses that are not read")
+        self.memory = Budget(max(_HELD, 8 * settings.max_body))
+        """For what has come of requests, and for what is not taken of responses."""
 
 
 class Quotas:

@@ -85,11 +85,12 @@ def application(settings: Settings) -> Application:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     BoundedProtocol.most_connections = max(files - _FILES, files // 2)
     app = Application(settings, [Connections()])
+    BoundedProtocol.memory = app.limits.memory
     # Garbage is looked for rarely, and in all objects hardly ever. By Python's own settings each request that comes
     # while hundreds are answered has all of these looked at again: a third of the CPU with 512 writers.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 10, 2_000)
+    gc.set_threshold(10_000, 10, 50)
     return app
 
 

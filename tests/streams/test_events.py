@@ -42,7 +42,7 @@ async def test_readers_that_take_nothing_share_the_few_pieces_that_are_made(tmp_
                 for _ in range(25):
                     stack.enter_context(slow_reader(server.port, "lines", "&live=sse"))
                 limits = server.application._endpoint.limits
-                while limits.answers.bytes < 25 * 64 * 1024:
+                while limits.memory.bytes < 25 * 64 * 1024:
                     await client.get("/health")
             # Each piece was made once for all 25, and not 25 times.
             assert max(made) < 512 * 1024

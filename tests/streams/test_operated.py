@@ -68,7 +68,7 @@ async def test_body_that_is_cancelled_is_refused() -> None:
         never: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         return await never
 
-    reading = asyncio.create_task(body(receive, Headers({"headers": []}), 10, Budget(80, "bytes").hold("a")))
+    reading = asyncio.create_task(body(receive, Headers({"headers": []}), 10, Budget(80).hold("a")))
     await asyncio.sleep(0)
     reading.cancel()
     with pytest.raises(Refusal, match="the server is shutting down") as caught:

@@ -107,6 +107,12 @@ class Stream:
         return pieces
 
     @property
+    def text_size(self) -> int:
+        """Characters of what clients have chosen of it."""
+        given = self.path, self.content_type, self.config, self.seq or "", self.closed_by or ""
+        return sum(map(len, given))
+
+    @property
     def next_offset(self) -> str:
         """The offset of the tail."""
         return encode(self.tail)

@@ -46,6 +46,8 @@ __all__ = [
 
 PAGE: Final = 100
 """Streams of a view, unless it is asked for another number."""
+_PATHS: Final = 2 * 1024 * 1024
+"""Characters of the paths that a subscription begins with, at most: they are stored in one transaction."""
 _CONFIG: Final = 1024
 """Characters of a configuration that is stored as it is. Of a longer one a digest is, as each change writes it anew."""
 FIRST_RETRY: Final = 1.0
@@ -88,8 +90,9 @@ class InvalidOffset(StreamsError):
 class TooManyLinks(Forbidden):
     """A subscription would have more streams than it may."""
 
-    def __init__(self) -> None:
-        super().__init__(f"a subscription has {wakes.MAX_LINKS} streams at most: use several, with narrower patterns")
+    def __init__(self, limit: str = "") -> None:
+        limit = limit or f"a subscription has {wakes.MAX_LINKS} streams at most"
+        super().__init__(f"{limit}: use several, with narrower patterns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +169,8 @@ class Subscribe(_OfSubscription):
         explicit = set(self.streams)
         if len(matched | explicit) > wakes.MAX_LINKS:
             raise TooManyLinks
+        if sum(map(len, matched | explicit)) > _PATHS:
+            raise TooManyLinks(f"the paths of a new subscription's streams have {_PATHS} characters at most")
         subscription = Subscription(
             self.id,
             digest,

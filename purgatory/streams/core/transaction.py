@@ -1,6 +1,6 @@
 """A transaction: what is known of streams, and what is changed, before it is stored all at once."""
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final, Protocol
 
@@ -107,8 +107,8 @@ class Transaction:
         """By path: the subscriptions whose link to it is changed."""
         self._touched: defaultdict[str, set[str]] = defaultdict(set)
         """By subscription: the paths at which a link or a stream is changed."""
-        self.grown: deque[str] = deque()
-        """Paths of streams whose subscriptions are still to be woken."""
+        self.grown: OrderedDict[str, None] = OrderedDict()
+        """Paths of streams whose subscriptions are still to be woken, each once: a thousand may share a wake stream."""
         self.secrets: dict[str, str] = {}
         """New ones."""
         self.paths: dict[str, Stream | None] = {}

@@ -22,14 +22,14 @@ def appended(transaction: "Transaction", stream: Stream) -> None:
     """Something was appended to `stream`: wake the subscriptions that are idle."""
     if not transaction.subscription_count():
         return
-    transaction.grown.append(stream.path)
+    transaction.grown[stream.path] = None
     _settle(transaction)
 
 
 def _settle(transaction: "Transaction") -> None:
     """Wake the subscriptions of what has grown, wake streams among it."""
     while transaction.grown:
-        path = transaction.grown.popleft()
+        path, _ = transaction.grown.popitem(last=False)
         for subscription, link in transaction.subscribers(path):
             if link is None:
                 if transaction.link_count(subscription.id) >= MAX_LINKS:
@@ -98,7 +98,7 @@ def _write_wake(transaction: "Transaction", subscription: Subscription, pending:
     rows, units = messages.parse(stream.media_type, json.dumps(event).encode())
     stream = transaction.change(stream)
     transaction.append(stream, rows, units)
-    transaction.grown.append(stream.path)
+    transaction.grown[stream.path] = None
 
 
 def end(transaction: "Transaction", subscription: Subscription) -> bool:

@@ -12,7 +12,7 @@ from typing import Final
 from purgatory.streams.core import messages
 from purgatory.streams.core.state import Part, Row, Stream
 from purgatory.streams.engine.chunk import Chunk
-from purgatory.streams.storage.database import PARTS
+from purgatory.streams.storage.database import PARTS, ROW
 
 __all__ = ["CHUNK", "LIVE", "Cache", "Known"]
 
@@ -20,12 +20,17 @@ CHUNK: Final = 1024 * 1024
 """Bytes from which on a chunk gets no further row."""
 LIVE: Final = 64 * 1024
 """The same for live reads, of which very many may be answered at once."""
-_RECENT: Final = 64 * 1024 * 1024
-"""Bytes of recent appends that are kept in memory, of all streams."""
-_ROW: Final = 200
-"""Bytes of a row in memory, beside its data."""
+_BYTES: Final = 64 * 1024 * 1024
+"""Bytes of streams and their recent appends that are kept in memory."""
+_STREAM: Final = 1_000
+"""Bytes of a stream in memory, beside its texts."""
 _KNOWN: Final = 10_000
 """Streams that are kept in memory."""
+
+
+def _size(row: Row) -> int:
+    # Twice, as the chunk that was made last may have the data once more, in its body.
+    return 2 * len(row.data) + ROW
 
 
 @dataclass(slots=True)
@@ -36,6 +41,8 @@ class Known:
     recent: deque[Row] = field(default_factory=deque)
     size: int = 0
     """Bytes of `recent`."""
+    own_size: int = 0
+    """Bytes of `stream`."""
     touching: bool = False
     looked_at: float = -math.inf
     """When the database was last looked at for it, by the loop's clock."""
@@ -68,7 +75,7 @@ class Known:
         size = 0
         for row in rows:
             parts.append(Part(max(row.begin, position), row.end, row))
-            size += len(row.data)
+            size += len(row.data) + ROW
             if size >= most:
                 break
         self.chunk_most = most
@@ -125,21 +132,25 @@ class Cache:
             known = self._known[stream.path] = Known(stream)
         elif known.stream.version > stream.version:
             return known  # overtaken by a later one
+        # A character may have four bytes.
+        own_size = _STREAM + 4 * stream.text_size
+        self._size += own_size - known.own_size
+        known.own_size = own_size
         for row in rows:
             if known.recent and known.recent[-1].end != row.begin:
                 self._size -= known.drop_recent()  # another process has appended meanwhile
             known.recent.append(row)
-            known.size += len(row.data) + _ROW
-            self._size += len(row.data) + _ROW
+            known.size += _size(row)
+            self._size += _size(row)
         if known.recent and known.recent[-1].end != stream.tail:
             self._size -= known.drop_recent()
         known.stream = stream
         self._known.move_to_end(stream.path)
-        while self._size > _RECENT or len(self._known) > _KNOWN:
+        while self._size > _BYTES or len(self._known) > _KNOWN:
             path, oldest = next(iter(self._known.items()))
             if len(self._known) == 1:  # too large alone
-                while self._size > _RECENT and len(oldest.recent) > 1:
-                    size = len(oldest.recent.popleft().data) + _ROW
+                while self._size > _BYTES and len(oldest.recent) > 1:
+                    size = _size(oldest.recent.popleft())
                     oldest.size -= size
                     self._size -= size
                 break
@@ -150,7 +161,7 @@ class Cache:
         """Forget the stream at `path`."""
         known = self._known.pop(path, None)
         if known is not None:
-            self._size -= known.size
+            self._size -= known.size + known.own_size
 
     def clear(self) -> None:
         """Forget all streams."""

@@ -165,9 +165,14 @@ class Store:
             raise StorageUnavailable("the server is shutting down")
         future: asyncio.Future[T] = self._loop.create_future()
         self._queue.put((command, future, current_client.get()))
-        if not self._opener.shared:
-            return await future
-        return await self._patiently(future, may_be_stored=True)
+        try:
+            if not self._opener.shared:
+                return await future
+            return await self._patiently(future, may_be_stored=True)
+        finally:
+            # Else an exception's traceback has this frame, which has the future, which has the exception: a cycle, in
+            # which the command and its body would wait for the garbage collector.
+            del future
 
     async def read(self, read: Callable[[Database], T]) -> T:
         """Call `read` in a thread, with a connection. Raises `StorageError`."""
@@ -208,6 +213,8 @@ class Store:
             late = StorageUnavailable("the database does not answer")
             late.may_be_stored = may_be_stored
             raise late from None
+        finally:
+            del future  # as in `run`
 
     def _read(self, read: Callable[[Database], T]) -> T:
         database: Database | None = getattr(self._local, "database", None)
@@ -341,7 +348,8 @@ class Store:
                     try:
                         outcomes.append((future, command.apply(transaction), None))
                     except StreamsError as error:
-                        outcomes.append((future, None, error))
+                        # Its frames have the whole batch.
+                        outcomes.append((future, None, error.with_traceback(None)))
                     if transaction.size >= _LARGE or time.perf_counter() > end:
                         break
                 if transaction.is_changed:

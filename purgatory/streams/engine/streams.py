@@ -47,6 +47,9 @@ class Streams:
         """Paths that are being looked up."""
         self._overtaken: Counter[str] = Counter()
         """How often each of them has changed meanwhile."""
+        self._loop = asyncio.get_running_loop()
+        self._kept: dict[str, asyncio.TimerHandle] = {}
+        """The paths of streams that are prolonged while reads wait for them."""
         self._full: set[str] = set()
         """The subscriptions of which it is logged that they are full."""
         self._background = Background()
@@ -76,6 +79,8 @@ class Streams:
     async def close(self) -> None:
         """Close the database, when all that was begun is stored."""
         self._alarm.close()
+        for handle in self._kept.values():
+            handle.cancel()
         await self._background.join()
         await self.store.close()
 
@@ -163,8 +168,23 @@ class Streams:
         self.readers.check_room(address)
 
     def wait(self, known: Known, position: int, timeout: float, address: str = "", *, now: bool = False) -> Read:
-        """An operation that waits for what follows `position`: see `Readers.wait`."""
+        """An operation that waits for what follows `position`: see `Readers.wait`. Meanwhile the stream stays."""
+        self._keep(known)
         return self.readers.wait(known, position, timeout, address, now=now)
+
+    def _keep(self, known: Known) -> None:
+        """Prolong a stream now and then, while reads wait for it: once for all of them."""
+        path, ttl = known.stream.path, known.stream.ttl
+        if ttl is not None and path not in self._kept:
+            self._kept[path] = self._loop.call_later(ttl / 2, self._keep_on, known)
+
+    def _keep_on(self, known: Known) -> None:
+        path = known.stream.path
+        del self._kept[path]
+        if self.reads.is_watched(path):
+            known = self.cache.get(path) or known
+            self.touch(known)
+            self._keep(known)
 
     # What was committed.
 

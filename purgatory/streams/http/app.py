@@ -73,6 +73,10 @@ class Application:
         self._is_running = False
         self._has_warned = False
         self._guard = Guard(settings.allowed_hosts, settings.allowed_origin)
+        self._described: tuple[str | None, Response] = None, Response()
+        """The last answer of `/openapi.json`, and the prefix that it is for."""
+        self.limits = Limits(settings)
+        """Those of the clients."""
         self._other = Starlette(
             routes=[
                 Route("/health", self._health),
@@ -131,11 +135,18 @@ class Application:
             encode, media_type = choose_encoder(request.headers.get("accept", ""))
         except (TypeError, ValueError):  # a version that is no number
             encode, media_type = choose_encoder("")
-        return Response(encode(self._registry), media_type=media_type)
+        # One in an iteration of the loop: it takes a millisecond, which all others would wait for.
+        async with self._encoding:
+            text = encode(self._registry)
+            await asyncio.sleep(0)
+        return Response(text, media_type=media_type)
 
     async def _description(self, request: Request) -> Response:
         """`GET /openapi.json`: the description of the server."""
-        return JSONResponse(describe(self.settings, quote(request.scope.get("root_path", ""))))
+        prefix = quote(request.scope.get("root_path", ""))
+        if self._described[0] != prefix:
+            self._described = prefix, JSONResponse(describe(self.settings, prefix))
+        return self._described[1]
 
     @asynccontextmanager
     async def lifespan(self, app: object) -> AsyncIterator[None]:
@@ -168,6 +179,7 @@ class Application:
                 stack.callback(quotas.close)
                 purgatories.append(quotas.purgatory)
             self._registry = CollectorRegistry()
+            self._encoding = asyncio.Lock()
             ProcessCollector(registry=self._registry)
             GCCollector(registry=self._registry)
             for collector in (ParkingCollector(), *self._collectors):
@@ -193,7 +205,7 @@ class Application:
             streams.on_due = webhooks.due
             streams.look_for_due()
             await stack.enter_async_context(closing_on_shutdown(*purgatories, live))
-            limits = Limits(settings)
+            limits = self.limits
             self._endpoint = StreamEndpoint(streams, settings, limits, quotas)
             self._list = ListEndpoint(streams, settings, limits)
             self._subscriptions = SubscriptionEndpoint(streams, settings, limits, keys, own)

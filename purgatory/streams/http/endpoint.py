@@ -42,7 +42,7 @@ class Endpoint(ABC):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        client = scope["purgatory.client"] = address(scope)
+        client = scope["purgatory.client"] = address(scope.get("client"))
         current_client.set(client)
         clients = self.limits.clients
         try:
@@ -70,7 +70,7 @@ class Endpoint(ABC):
         if reply.size <= SMALL:
             await reply(scope, receive, send)
             return
-        with self.limits.answers.hold(scope["purgatory.client"]) as hold:
+        with self.limits.memory.hold(scope["purgatory.client"]) as hold:
             try:
                 hold.resize(reply.size)
             except Refusal as refused:

@@ -7,7 +7,6 @@ one piece, which counts as the response that it is.
 import asyncio
 import base64
 import json
-import math
 from collections.abc import Hashable, Iterable
 from typing import Final
 
@@ -27,10 +26,11 @@ from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http.replies import ALWAYS
 from purgatory.streams.settings import Settings
 
-__all__ = ["Events", "Pieces", "unread"]
+__all__ = ["Events", "Pieces"]
 
 _SHARED: Final = 16
-"""Pieces that are kept for others."""
+_SHARED_BYTES: Final = 4 * 1024 * 1024
+"""Pieces that are kept for others, and their bytes: the last one is kept anyway."""
 
 
 class Events:
@@ -86,8 +86,7 @@ class Events:
             if isinstance(chunk, Exception) or chunk.is_last or left <= 0:
                 return None
             self.position = chunk.end
-            self.streams.touch(self.known)
-        timeout = min(self.heartbeat, max(left, 0.0), unread(self.known.stream))
+        timeout = min(self.heartbeat, max(left, 0.0))
         now = self.operation is None
         wait = self.streams.wait
         try:
@@ -174,15 +173,18 @@ class Pieces:
 
     def __init__(self) -> None:
         self._pieces: dict[Hashable, Piece] = {}
+        self._bytes = 0
 
     def of(self, chunk: Chunk, cursor: str) -> Piece:
         """The events of a chunk: after each append's data, where the reader is then."""
         key = chunk.stream.id, chunk.begin, chunk.end, chunk.up_to_date, chunk.is_last, cursor
         piece = self._pieces.get(key)
         if piece is None:
-            if len(self._pieces) >= _SHARED:
-                del self._pieces[next(iter(self._pieces))]
-            piece = self._pieces[key] = Piece(_events(chunk, cursor))
+            piece = Piece(_events(chunk, cursor))
+            self._bytes += len(piece.encode())
+            while self._pieces and (len(self._pieces) >= _SHARED or self._bytes > _SHARED_BYTES):
+                self._bytes -= len(self._pieces.pop(next(iter(self._pieces))).encode())
+            self._pieces[key] = piece
         return piece
 
 
@@ -199,11 +201,6 @@ def _events(chunk: Chunk, cursor: str) -> list[Event]:
 def is_binary(stream: Stream) -> bool:
     """Whether the data of a stream is no text, and is sent in base64."""
     return not stream.media_type.startswith("text/") and stream.media_type != messages.JSON
-
-
-def unread(stream: Stream) -> float:
-    """Seconds for which a live read may wait: a stream with readers does not expire, as each read prolongs it."""
-    return math.inf if stream.ttl is None else stream.ttl / 2
 
 
 def _control(position: int, chunk: Chunk, cursor: str) -> Event:

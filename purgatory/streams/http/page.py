@@ -105,7 +105,7 @@ class PageEndpoint(Endpoint):
     async def _keep(self, scope: Scope, receive: Receive) -> Reply:
         if self.live.demo is None:
             raise Refusal(403, "the server makes no demo traffic unless it is started with --demo")
-        with self.limits.bodies.hold(scope["purgatory.client"]) as hold:
+        with self.limits.memory.hold(scope["purgatory.client"]) as hold:
             body = await requests.body(receive, Headers(scope), _BODY, hold)
         try:
             given: Any = json.loads(body)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 import httptools
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from purgatory.streams.admission import RETRY
+from purgatory.streams.admission import RETRY, SMALL, Budget, Hold, Refusal, address
 from purgatory.uvicorn import ParkingProtocol
 from purgatory.uvicorn.quiet import QuietConnection
 
@@ -19,12 +19,16 @@ __all__ = ["BoundedProtocol"]
 
 MAX_HEAD_BYTES: Final = 16 * 1024
 """Most bytes of the request line and the headers."""
+MAX_HEADERS: Final = 200
+"""Most headers of a request, and most trailers."""
 MAX_TRAILER_BYTES: Final = 512 * 1024
 """Most bytes of the trailers. One read (256 KiB) may also have the end of the body, so the limit is greater."""
 HEAD_SECONDS = 30.0
 """Seconds in which a head is complete, from its first byte on. A connection without a request is closed after them."""
 BODY_SECONDS = 60.0
 """Seconds in which a body is complete, from the end of its head on."""
+MAX_CHUNKS: Final = 4096
+"""Most chunks of a body in one read (256 KiB): others wait while they are parsed."""
 _LOGGED: Final = 10.0
 """Seconds in which one line of the log, at most, says that connections are refused."""
 LINGER_SECONDS: Final = 2.0
@@ -47,12 +51,25 @@ class BoundedProtocol(ParkingProtocol):
     """
 
     # Not in the dictionary: with more than thirty attributes it would take a KiB more.
-    __slots__ = ("_coming", "_deadline", "_field_bytes", "_in_body", "_in_head", "_is_deaf", "_refusal")
+    __slots__ = (
+        "_body",
+        "_coming",
+        "_deadline",
+        "_field_bytes",
+        "_hold",
+        "_in_body",
+        "_in_head",
+        "_is_deaf",
+        "_num_trailers",
+        "_refusal",
+    )
 
     first_request_timeout: ClassVar[float | None] = HEAD_SECONDS
     most_behind: ClassVar[int | None] = MAX_HEAD_BYTES
     most_connections: ClassVar[int | None] = None
     """Most connections of the process, so that it has descriptors left for its database. More are refused."""
+    memory: ClassVar[Budget | None] = None
+    """For heads that are not complete."""
     refused: ClassVar[int] = 0
     """Connections that were refused so far."""
     _logged_at: ClassVar[float] = -math.inf
@@ -65,12 +82,18 @@ class BoundedProtocol(ParkingProtocol):
         """Bytes of the head, or of the trailers, so far: below 0 while those at hand are of two requests."""
         self._coming = 0
         """Bytes that are being parsed."""
+        self._body: list[bytes] = []
+        """What these have of the body, by chunks."""
+        self._num_trailers = 0
         self._is_deaf = False
         self._refusal = HTTPStatus.BAD_REQUEST, "this is not HTTP"
         self._deadline: asyncio.TimerHandle | None = None
+        self._hold: Hold | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # A response pauses when more of it is here than what is not counted.
+        transport.set_write_buffer_limits(SMALL)
         if self.most_connections is not None and len(self.connections) > self.most_connections:
             BoundedProtocol.refused += 1
             now = self.loop.time()
@@ -93,7 +116,10 @@ class BoundedProtocol(ParkingProtocol):
         self._coming = len(data)
         try:
             self._parse(data)
+            if self._body:
+                self._hand_over_body()
         except httptools.HttpParserError:
+            self._body.clear()
             self._refuse(*self._refusal)
         if self._is_deaf:
             return
@@ -105,8 +131,22 @@ class BoundedProtocol(ParkingProtocol):
                 self._deadline = self.loop.call_later(BODY_SECONDS, self._body_is_late)
         elif self._field_bytes > MAX_HEAD_BYTES:
             self._refuse(*_HEAD_TOO_LONG)
-        elif self._deadline is None:
-            self._deadline = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
+        else:
+            if self._deadline is None:
+                self._deadline = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
+            if self._field_bytes > SMALL:
+                self._hold_head()
+
+    def _hold_head(self) -> None:
+        """Count an incomplete head, for the address that is connected: nothing of it is believed yet."""
+        if self.memory is None:
+            return
+        if self._hold is None:
+            self._hold = self.memory.hold(address(self.client))
+        try:
+            self._hold.resize(self._field_bytes)
+        except Refusal as refused:
+            self._refuse(HTTPStatus(refused.status), str(refused), refused.headers)
 
     def _parse(self, data: bytes) -> None:
         try:
@@ -127,6 +167,23 @@ class BoundedProtocol(ParkingProtocol):
         self._in_head = True
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Not by way of uvicorn's, which would cost as much again for each header.
+        if not self._in_head:
+            # Trailers are not read.
+            self._num_trailers += 1
+            if self._num_trailers > MAX_HEADERS:
+                self._refusal = _TOO_MANY_TRAILERS
+                raise _RefusedError
+            return
+        if len(self.headers) >= MAX_HEADERS:
+            self._refusal = _TOO_MANY_HEADERS
+            raise _RefusedError
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
+
     def on_headers_complete(self) -> None:
         if _is_busy(self.cycle):
             raise _RefusedError
@@ -146,16 +203,17 @@ class BoundedProtocol(ParkingProtocol):
             return
         self._unset_keepalive_if_required()  # it was set since, if this began before the last answer was complete
         super().on_headers_complete()
-        self.headers = []  # for trailers, which are not read: the application has the other list
         # Not before: a target that is no URL, as of CONNECT, raises there, and the refusal is the answer to this head.
         self._in_head = False
         self._in_body = True
-        self._field_bytes = 0
+        self._field_bytes = self._num_trailers = 0
         self._forget_deadline()
 
     def on_message_complete(self) -> None:
         if self._is_upgrade():
             return
+        if self._body:
+            self._hand_over_body()
         self._in_body = False
         self._field_bytes = -self._coming
         self._forget_deadline()
@@ -163,7 +221,23 @@ class BoundedProtocol(ParkingProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._field_bytes = 0
-        super().on_body(body)
+        self._body.append(body)
+        if len(self._body) > MAX_CHUNKS:
+            self._refusal = _CHUNKS_TOO_SMALL
+            raise _RefusedError
+
+    def _hand_over_body(self) -> None:
+        # All at once, as uvicorn's cycle copies what it has for each piece.
+        parts, self._body = self._body, []
+        super().on_body(parts[0] if len(parts) == 1 else b"".join(parts))
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._in_body and self.cycle is not None:
+            # The rest of the body is thrown away when it comes, if it comes: its head need not wait for it.
+            own: Any = self
+            own.scope = own.cycle.scope = {}
+            own.headers = []
 
     def _is_upgrade(self) -> bool:
         return bool(self.parser.should_upgrade()) and any(name == b"upgrade" for name, _ in self.headers)
@@ -172,7 +246,7 @@ class BoundedProtocol(ParkingProtocol):
         # Each header with its colon, space and end of line.
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
 
-    def _refuse(self, status: HTTPStatus, error: str) -> None:
+    def _refuse(self, status: HTTPStatus, error: str, more: Sequence[tuple[bytes, bytes]] = ()) -> None:
         self._is_deaf = True
         self._forget_deadline()
         if self._in_head and _is_busy(self.cycle):
@@ -188,7 +262,7 @@ class BoundedProtocol(ParkingProtocol):
                 self.transport.close()
                 return
         if self._in_head or not self.cycle.response_complete:
-            self._answer(status, error)
+            self._answer(status, error, more)
         # Closed now, with more of the request on its way, the client might not get to read this (RFC 9112, 9.6).
         self.transport.write_eof()
         self._deadline = self.loop.call_later(LINGER_SECONDS, self.transport.close)
@@ -207,6 +281,8 @@ class BoundedProtocol(ParkingProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+        if self._hold is not None:
+            self._hold.count(0)
 
     def _answer(self, status: HTTPStatus, error: str, more: Sequence[tuple[bytes, bytes]] = ()) -> None:
         body = json.dumps({"error": {"message": error}}).encode()
@@ -230,6 +306,18 @@ _UNKNOWN_CODING: Final = HTTPStatus.NOT_IMPLEMENTED, "chunked is the only Transf
 _HEAD_TOO_LONG: Final = (
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
     f"the request line and the headers must not be longer than {MAX_HEAD_BYTES} bytes",
+)
+_TOO_MANY_HEADERS: Final = (
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+    f"a request must not have more than {MAX_HEADERS} headers",
+)
+_TOO_MANY_TRAILERS: Final = (
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+    f"a request must not have more than {MAX_HEADERS} trailers",
+)
+_CHUNKS_TOO_SMALL: Final = (
+    HTTPStatus.BAD_REQUEST,
+    f"the body came in more than {MAX_CHUNKS} chunks at once: send larger ones",
 )
 _TRAILERS_TOO_LONG: Final = (
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,

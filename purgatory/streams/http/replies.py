@@ -7,7 +7,9 @@ from typing import Any, Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-__all__ = ["ALWAYS", "LongReply", "Reply", "error"]
+from purgatory.streams.admission import SMALL
+
+__all__ = ["ALWAYS", "PART", "LongReply", "Reply", "error"]
 
 ALWAYS: Final = [
     (b"x-content-type-options", b"nosniff"),
@@ -16,7 +18,7 @@ ALWAYS: Final = [
     (b"content-security-policy", b"sandbox"),
 ]
 """The headers of every response. Many requests wait: no middleware adds them, as it would have to wait too."""
-_PART: Final = 64 * 1024
+PART: Final = 64 * 1024
 """Bytes of a body that are given to the server at once. It takes more when the client has taken most of them."""
 
 
@@ -36,11 +38,13 @@ class Reply(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": [*self.raw_headers]})
-        body = self.body
-        rest = memoryview(body) if len(body) > _PART else body
-        while len(rest) > _PART:
-            await send({"type": "http.response.body", "body": rest[:_PART], "more_body": True})
-            rest = rest[_PART:]
+        rest: bytes | memoryview = self.body
+        if len(rest) > SMALL:
+            rest = memoryview(rest)
+            while rest:
+                await send({"type": "http.response.body", "body": rest[:PART], "more_body": True})
+                rest = rest[PART:]
+        # Of a long body this is empty. The server takes it when the client has taken the rest, which counts until then.
         await send({"type": "http.response.body", "body": rest})
 
 

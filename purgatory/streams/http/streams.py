@@ -21,7 +21,8 @@ from purgatory.streams.engine.chunk import Chunk
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http import requests
 from purgatory.streams.http.endpoint import Endpoint, refuse
-from purgatory.streams.http.events import Events, Pieces, unread
+from purgatory.streams.http.events import Events, Pieces
+from purgatory.streams.http.polls import Poll
 from purgatory.streams.http.replies import LongReply, Reply, error
 from purgatory.streams.http.requests import Headers
 from purgatory.streams.settings import Settings
@@ -79,7 +80,7 @@ class StreamEndpoint(Endpoint):
         ttl, expires_at = requests.time_to_live(headers), requests.expiry(headers)
         if ttl is not None and expires_at is not None:
             raise errors.Invalid("Stream-TTL and Stream-Expires-At exclude each other")
-        with self.limits.bodies.hold(scope["purgatory.client"]) as hold:
+        with self.limits.memory.hold(scope["purgatory.client"]) as hold:
             command = Create(
                 path,
                 headers.text(b"content-type") or None,
@@ -105,7 +106,7 @@ class StreamEndpoint(Endpoint):
         producer = requests.producer(headers)
         # A refusal comes before the body is read.
         due = None if self._quotas is None else self._quotas.take(scope["purgatory.client"])
-        with self.limits.bodies.hold(scope["purgatory.client"]) as hold:
+        with self.limits.memory.hold(scope["purgatory.client"]) as hold:
             command = Append(
                 path,
                 headers.get(b"content-type") or None,
@@ -183,16 +184,16 @@ class StreamEndpoint(Endpoint):
         return Reply(200, [*answer, _NO_STORE], messages.join(stream.media_type, []))
 
     def _long_poll(self, known: Known, position: int, cursor: str | None, address: str) -> Response:
-        timeout = jittered(min(self.settings.long_poll_timeout, unread(known.stream)))
+        timeout = jittered(self.settings.long_poll_timeout)
         operation = self.streams.wait(known, position, timeout, address)
         render, key = self._polls.of(cursor)
-        return DelayedResponse(operation, render, key=key)
+        return Poll(operation, render, key, self.limits.memory)
 
     def _events(self, known: Known, position: int, cursor: str | None, address: str) -> Response:
         if position < known.stream.tail:
-            self.limits.answers.check(address)
+            self.limits.memory.check(address)
         return Events(
-            self.streams, self.settings, self.limits.answers, self._pieces, known, position, cursor, address
+            self.streams, self.settings, self.limits.memory, self._pieces, known, position, cursor, address
         ).response()
 
 

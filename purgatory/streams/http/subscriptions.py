@@ -1,6 +1,8 @@
 """The endpoint of subscriptions, under the reserved path `__ds` (PROTOCOL.md, 6 and 7)."""
 
+import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -10,7 +12,7 @@ from typing import Any, Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
-from purgatory.streams.admission import Hold, Limits, Refusal
+from purgatory.streams.admission import SMALL, Hold, Limits, Refusal
 from purgatory.streams.core import subscriptions as core
 from purgatory.streams.core import wakes
 from purgatory.streams.core.errors import Invalid
@@ -30,7 +32,8 @@ from purgatory.streams.storage.database import Database
 __all__ = ["CONTROL", "DEFAULT_LEASE", "LEASE", "MAX_NAME", "MAX_STREAMS", "SubscriptionEndpoint"]
 
 CONTROL: Final = f"{ROOT}{RESERVED}"
-_BODY: Final = 1024 * 1024
+_BODY: Final = 256 * 1024
+"""Bytes of a body that names streams, at most."""
 MAX_NAME: Final = 256
 MAX_STREAMS: Final = 1_000
 """Streams in a request, at most."""
@@ -58,6 +61,7 @@ class SubscriptionEndpoint(Endpoint):
         """With the ports `own` of this server, to which those of its requests are added."""
         super().__init__(streams, settings, limits)
         self.keys = keys
+        self._parsing = asyncio.Lock()
         self._own = own
 
     def refusal(self, exception: Exception) -> Response | None:
@@ -109,7 +113,7 @@ class SubscriptionEndpoint(Endpoint):
             view = await self.streams.store.read(lambda database: look.apply(Transaction(database, 0.0)))
             return _json(200, self._shown(view))
         command = _subscribe(name, await self._body(scope, receive), self.settings, self._own)
-        with self.limits.bodies.hold(scope["purgatory.client"]) as hold:
+        with self.limits.memory.hold(scope["purgatory.client"]) as hold:
             view = await self.streams.run(await self._with_matched(command, hold))
         return _json(201 if view.new else 200, self._shown(view))
 
@@ -158,8 +162,8 @@ class SubscriptionEndpoint(Endpoint):
         }
 
     async def _claim(self, scope: Scope, receive: Receive, name: str) -> Response:
-        worker = (await self._body(scope, receive)).get("worker")
-        if not isinstance(worker, str) or not 0 < len(worker) <= MAX_NAME or "\0" in worker or not _is_unicode(worker):
+        worker = (await self._body(scope, receive, SMALL)).get("worker")
+        if not isinstance(worker, str) or not 0 < len(worker) <= MAX_NAME or not _is_text(worker):
             raise Invalid(f"worker must be a string of 1 to {MAX_NAME} characters")
         view = await self.streams.run(core.Claim(name, worker))
         answer = {
@@ -188,7 +192,7 @@ class SubscriptionEndpoint(Endpoint):
             path = ack.get("stream", ack.get("path")) if isinstance(ack, dict) else None
             if not isinstance(path, str) or not isinstance(ack.get("offset"), str):
                 raise Invalid("an ack must have a stream and an offset")
-            pairs.append((path.strip("/"), ack["offset"]))
+            pairs.append((requests.stream_path(path.strip("/")), ack["offset"]))
         done = given.get("done", False)
         if not isinstance(done, bool):
             raise Invalid("done must be true or false")
@@ -197,16 +201,22 @@ class SubscriptionEndpoint(Endpoint):
 
     async def _release(self, scope: Scope, receive: Receive, name: str) -> Response:
         token = self._token(scope, name)
-        await self.streams.run(core.Release(name, "pull-wake", *_wake(await self._body(scope, receive)), token))
+        await self.streams.run(core.Release(name, "pull-wake", *_wake(await self._body(scope, receive, SMALL)), token))
         return Reply(204)
 
-    async def _body(self, scope: Scope, receive: Receive) -> dict[str, Any]:
-        with self.limits.bodies.hold(scope["purgatory.client"]) as hold:
-            text = await requests.body(receive, Headers(scope), _BODY, hold)
-        try:
-            given = json.loads(text or b"{}")
-        except (ValueError, RecursionError):
-            raise Invalid("the body is not JSON") from None
+    async def _body(self, scope: Scope, receive: Receive, most: int = _BODY) -> dict[str, Any]:
+        with self.limits.memory.hold(scope["purgatory.client"]) as hold:
+            text = await requests.body(receive, Headers(scope), most, hold)
+            try:
+                if len(text) <= SMALL:
+                    given = json.loads(text or b"{}")
+                else:
+                    # One of these in an iteration of the loop: some take 30 ms, which all others would wait for.
+                    async with self._parsing:
+                        given = json.loads(text)
+                        await asyncio.sleep(0)
+            except (ValueError, RecursionError):
+                raise Invalid("the body is not JSON") from None
         if not isinstance(given, dict):
             raise Invalid("the body must be a JSON object")
         return given
@@ -244,14 +254,14 @@ def _text(given: dict[str, Any], name: str) -> str | None:
     value = given.get(name)
     if value is None or value == "":
         return None
-    if not isinstance(value, str) or len(value) > 4096 or "\0" in value or not _is_unicode(value):
+    if not isinstance(value, str) or len(value) > 4096 or not _is_text(value):
         raise Invalid(f"{name} must be a string of at most 4096 characters")
     return value
 
 
-def _is_unicode(text: str) -> bool:
-    """Whether it has no halves of surrogate pairs, which JSON can have."""
-    return not any("\ud800" <= each <= "\udfff" for each in text)
+def _is_text(text: str) -> bool:
+    """Whether a database stores it: it has no NUL, and no halves of surrogate pairs, which JSON can have."""
+    return re.search("[\0\ud800-\udfff]", text) is None
 
 
 def _subscribe(name: str, given: dict[str, Any], settings: Settings, own: Collection[int]) -> core.Subscribe:

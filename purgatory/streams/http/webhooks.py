@@ -47,6 +47,7 @@ class Webhooks:
         self._slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         """By receiver: one that does not answer delays no other."""
         self._session: aiohttp.ClientSession | None = None
+        self._resolver: Resolver | None = None
 
     def due(self, names: Collection[str]) -> None:
         """Something is due for these subscriptions."""
@@ -76,6 +77,8 @@ class Webhooks:
             await asyncio.wait(tasks)
         if self._session is not None:
             await self._session.close()
+        if self._resolver is not None:
+            await self._resolver.close()
 
     async def _deliver(self, name: str) -> None:
         known = await self._streams.store.read(lambda database: database.subscription(name))
@@ -111,8 +114,9 @@ class Webhooks:
         ).encode()
         headers = {"Content-Type": "application/json", "Webhook-Signature": self._keys.sign(body)}
         if self._session is None:
-            resolver = Resolver(aiohttp.ThreadedResolver())
-            connector = aiohttp.TCPConnector(resolver=resolver, use_dns_cache=False, limit=0)
+            # Not by threads: some tens of names that resolve slowly would take all of them.
+            self._resolver = Resolver(aiohttp.AsyncResolver())
+            connector = aiohttp.TCPConnector(resolver=self._resolver, use_dns_cache=False, limit=0)
             self._session = aiohttp.ClientSession(
                 connector=connector, timeout=aiohttp.ClientTimeout(total=_PATIENCE), cookie_jar=aiohttp.DummyCookieJar()
             )

@@ -16,6 +16,7 @@ from purgatory.streams.core.transaction import Transaction
 __all__ = [
     "FROM_DATA",
     "PARTS",
+    "ROW",
     "SELECT_STREAM",
     "SELECT_SUBSCRIPTIONS",
     "Database",
@@ -82,6 +83,8 @@ _DUE: Final = 1000
 """Streams, and subscriptions, that are due and looked at together."""
 PARTS: Final = 4096
 """Rows that are read at once, at most."""
+ROW: Final = 200
+"""Bytes of a row in memory, beside its data, and about those of its event."""
 _ROWS: Final = 256
 """So many rows are asked for at once."""
 _DROPPED: Final = 1000
@@ -281,7 +284,7 @@ class Database(ABC):
                 for row in self.rows(piece._replace(begin=begin), most - size):
                     end = min(row.end, stop)
                     parts.append(Part(begin, end, row))
-                    size += len(row.data)
+                    size += len(row.data) + ROW
                     begin = end
                     if size >= most or len(parts) >= PARTS:
                         return parts

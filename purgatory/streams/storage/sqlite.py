@@ -37,6 +37,8 @@ __all__ = ["FileDatabase", "Folder", "WritingDatabase"]
 
 _CACHED: Final = 10_000
 """Streams that are remembered, and paths whose links are."""
+_LONG: Final = 1_000
+"""Characters of a stream's texts from which on it is not remembered, so that the memory for all is bounded."""
 _FEW: Final = 10
 """Links to a path that are remembered. Of one that has more, they are looked up: there may be a thousand."""
 _INCREMENTAL: Final = 2
@@ -190,12 +192,19 @@ class WritingDatabase(FileDatabase):
         try:
             stream = self._streams[path]
         except KeyError:
-            stream = self._streams[path] = super().stream(path)
-            if len(self._streams) > _CACHED:
-                self._streams.popitem(last=False)
+            stream = super().stream(path)
+            self._remember(path, stream)
         else:
             self._streams.move_to_end(path)
         return stream
+
+    def _remember(self, path: str, stream: Stream | None) -> None:
+        if len(path) > _LONG or (stream is not None and stream.text_size > _LONG):
+            self._streams.pop(path, None)
+            return
+        self._streams[path] = stream
+        if len(self._streams) > _CACHED:
+            self._streams.popitem(last=False)
 
     def count(self) -> int:
         return self._count
@@ -221,7 +230,7 @@ class WritingDatabase(FileDatabase):
         return links
 
     def _remember_links(self, path: str, links: dict[str, Link]) -> None:
-        if len(links) > _FEW:
+        if len(links) > _FEW or len(path) > _LONG:
             self._links.pop(path, None)
             return
         self._links[path] = links
@@ -286,7 +295,8 @@ class WritingDatabase(FileDatabase):
 
     def stored(self, transaction: Transaction) -> None:
         """The transaction is committed: remember."""
-        self._streams.update(transaction.paths)
+        for path, stream in transaction.paths.items():
+            self._remember(path, stream)
         if transaction.subscriptions or transaction.links:
             self._remember_subscriptions(transaction)
         self._count += len(transaction.added) - len(transaction.removed)
