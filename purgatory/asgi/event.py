@@ -11,7 +11,7 @@ from typing import Final
 
 from purgatory.asgi.protocol import Message
 
-__all__ = ["COMMENT", "Event", "chunk", "encoded", "end"]
+__all__ = ["COMMENT", "Event", "chunk", "data_lines", "encoded", "end"]
 
 COMMENT: Final = b":\n\n"
 """The heartbeat of a stream."""
@@ -61,10 +61,14 @@ def _encode(event: Event) -> bytes:
         lines.append(f"id: {event.id}")
     if event.retry is not None:
         lines.append(f"retry: {event.retry}")
+    return "\n".join([*lines, data_lines(event.data), "", ""]).encode()
+
+
+def data_lines(text: str) -> str:
+    """The lines of an event that have its data."""
     # No loop over the lines: there may be millions. The format takes one space away.
-    data = "\n" + event.data.replace("\r\n", "\n").replace("\r", "\n")
-    lines.append(data.replace("\n", "\ndata:").replace("\ndata: ", "\ndata:  ").removeprefix("\n"))
-    return "\n".join([*lines, "", ""]).encode()
+    data = "\n" + text.replace("\r\n", "\n").replace("\r", "\n")
+    return data.replace("\n", "\ndata:").replace("\ndata: ", "\ndata:  ").removeprefix("\n")
 
 
 def encoded(events: Iterable[Event]) -> tuple[bytes, str | None]:

@@ -180,7 +180,7 @@ async def test_live_reads_of_very_small_rows_are_short() -> None:
     known = cache.remember(record, [Row(number, number + 1, b"x") for number in range(5000)])
     chunk = known.recent_chunk(0, LIVE)
     assert chunk is not None
-    assert len(chunk.parts) == LIVE // 201 + 1
+    assert len(chunk.parts) == LIVE.rows == 128
 
 
 async def test_the_writer_remembers_a_bounded_number_of_streams(

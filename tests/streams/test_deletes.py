@@ -19,7 +19,7 @@ from purgatory.streams.engine.store import Store
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage import database as storage
-from purgatory.streams.storage.database import Database, StorageError
+from purgatory.streams.storage.database import Database, Extent, StorageError
 from purgatory.streams.storage.opener import opener
 from purgatory.streams.storage.sqlite import FileDatabase, WritingDatabase
 from tests.streams.serving import opened
@@ -277,10 +277,10 @@ async def test_a_read_meets_no_gap_where_rows_are_dropped(tmp_path: Path, monkey
         writing: Any = streams.store._writing
         writing.execute("DELETE FROM data WHERE first = 0")
         with pytest.raises(NotFound):
-            await streams.readers.stored(stream, 0, 2 * ROW)
+            await streams.readers.stored(stream, 0, Extent(2 * ROW, 9))
         with pytest.raises(NotFound):
-            await streams.readers.stored(stream, ROW - 1, 2 * ROW)
-        assert len((await streams.readers.stored(stream, ROW, 2 * ROW)).body()) == 2 * ROW
+            await streams.readers.stored(stream, ROW - 1, Extent(2 * ROW, 9))
+        assert len((await streams.readers.stored(stream, ROW, Extent(2 * ROW, 9))).body()) == 2 * ROW
 
 
 def test_processes_do_not_wait_for_each_other(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from purgatory.asgi import Event
 from purgatory.streams.http import events
 from tests.streams.processes import ROOT, append, create
 from tests.streams.serving import serving
@@ -24,8 +23,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     real = events.Piece
 
-    def piece(parts: list[Event]) -> events.Piece:
-        made = real(parts)
+    def piece(encoded: bytes) -> events.Piece:
+        made = real(encoded)
         sizes.append(len(made.encode()))
         return made
 

@@ -16,6 +16,7 @@ from purgatory.streams.engine.cache import Known
 from purgatory.streams.engine.readers import Readers
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http.streams import Polls
+from purgatory.streams.storage.database import Extent
 from tests.streams.serving import Server, serving
 
 ZERO = "0000000000000000_0000000000000000"
@@ -240,9 +241,9 @@ class TestMemory:
             assert len(polls._functions) <= 3
 
     def test_old_data_is_read_from_the_database(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setattr("purgatory.streams.engine.cache._RECENT", 1000)
+        monkeypatch.setattr("purgatory.streams.engine.cache._BYTES", 4000)
         monkeypatch.setattr("purgatory.streams.engine.cache._KNOWN", 2)
-        monkeypatch.setattr("purgatory.streams.engine.cache.PARTS", 4)
+        monkeypatch.setattr("purgatory.streams.http.streams.CHUNK", Extent(1000, 4))
         with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as http:
             expected = {}
             for name in "abcd":
@@ -252,7 +253,11 @@ class TestMemory:
                     append(http, f"/v1/stream/{name}", text)
             streams = server.application.streams
             assert len(streams.cache) <= 2
-            assert streams.cache._size == sum(known.size for known in streams.cache._known.values()) <= 1000
+            assert (
+                streams.cache._size
+                == sum(known.size + known.own_size for known in streams.cache._known.values())
+                <= 4000
+            )
             for name, texts in expected.items():
                 position, found = 0, []
                 while position < 600:

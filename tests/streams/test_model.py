@@ -27,6 +27,7 @@ from purgatory.streams.core.messages import JSON
 from purgatory.streams.core.state import Stream
 from purgatory.streams.core.transaction import Transaction
 from purgatory.streams.engine.chunk import Chunk
+from purgatory.streams.storage.database import Extent
 from purgatory.streams.storage.sqlite import WritingDatabase
 from tests.streams.memory import Memory
 
@@ -356,7 +357,7 @@ class Machine(RuleBasedStateMachine):
         return {*self.source.rows, *(stream for stream, _ in self.source.producers)}
 
     def read(self, stream: Stream, position: int) -> Any:
-        parts = self.source.read(stream.pieces(position), 1_000_000)
+        parts = self.source.read(stream.pieces(position), Extent(1_000_000, 1_000_000))
         assert [part.begin for part in parts] == [position, *(part.end for part in parts)][:-1] or not parts
         body = (
             Chunk(stream, position, stream.tail, parts).body() if parts else b"[]" if stream.media_type == JSON else b""

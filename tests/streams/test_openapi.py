@@ -15,7 +15,7 @@ import pytest
 
 from purgatory.streams.engine.demo import MAX_PENDING
 from purgatory.streams.http.description import describe
-from purgatory.streams.http.protocol import BODY_SECONDS, HEAD_SECONDS, MAX_HEAD_BYTES
+from purgatory.streams.http.protocol import BODY_SECONDS, HEAD_SECONDS, MAX_HEAD_BYTES, MAX_HEADERS
 from purgatory.streams.http.subscriptions import DEFAULT_LEASE, LEASE, MAX_NAME, MAX_STREAMS
 from purgatory.streams.settings import Settings
 from tests.streams.processes import ServerProcess, running
@@ -74,7 +74,7 @@ async def test_description_has_the_bounds_of_the_code() -> None:
     text = json.dumps(described)
     assert f"{{{'max_streams'}}}" not in text
     assert f"within {HEAD_SECONDS:g} seconds, or the body within {BODY_SECONDS:g}." in text
-    assert f"are longer than {MAX_HEAD_BYTES} bytes." in text
+    assert f"are longer than {MAX_HEAD_BYTES} bytes, or there are more than {MAX_HEADERS} headers." in text
     name = described["components"]["parameters"]["Id"]["schema"]
     assert name["pattern"] == f"^[A-Za-z0-9_-]{{1,{MAX_NAME}}}$"
     subscription = described["paths"]["/v1/stream/__ds/subscriptions/{id}"]["put"]["requestBody"]

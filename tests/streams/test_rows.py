@@ -17,7 +17,7 @@ from purgatory.streams.engine.cache import LIVE, Cache
 from purgatory.streams.engine.chunk import Chunk
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.settings import Settings
-from purgatory.streams.storage.database import Database
+from purgatory.streams.storage.database import Database, Extent
 from tests.streams.serving import opened
 
 BINARY = "application/octet-stream"
@@ -136,7 +136,7 @@ async def check_sizes(streams: Streams) -> None:
         for _ in range(3):
             await streams.store.run(Append("a", BINARY, bytes(size)))
 
-    def fetch(database: Database, begin: int, most: int) -> int:
+    def fetch(database: Database, begin: int, most: Extent) -> int:
         rows = database.rows
 
         def counted(piece: Piece, most: int) -> Iterator[Row]:
@@ -155,16 +155,16 @@ async def check_sizes(streams: Streams) -> None:
     known = await streams.find("a")
     for position in range(0, known.stream.tail, 50_001):
         left = known.stream.tail - position
-        for most in (1, LIVE, 5 * ROW):
+        for most in (Extent(1, 100), LIVE, Extent(5 * ROW, 100)):
             fetched.clear()
             size = await streams.store.read(lambda database: fetch(database, position, most))  # noqa: B023 - awaited
-            assert min(left, most - ROW) <= size <= sum(fetched) < most + ROW
+            assert min(left, most.size - ROW) <= size <= sum(fetched) < most.size + ROW
         for from_memory in (True, False):
             if not from_memory:
                 streams.cache.drop_recent(known)
             chunk = await streams.wait(known, position, 60.0)
             assert isinstance(chunk, Chunk)
-            assert chunk.end - chunk.begin <= len(chunk.body()) < LIVE + ROW
+            assert chunk.end - chunk.begin <= len(chunk.body()) < LIVE.size + ROW
 
 
 async def test_a_read_is_little_more_than_was_asked_for(tmp_path: Path) -> None:
@@ -183,12 +183,11 @@ async def test_the_same_chunk_is_made_once_for_each_limit(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("parts", [3, 100])
-def test_recent_rows_are_found_from_both_ends(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
-    monkeypatch.setattr("purgatory.streams.engine.cache.PARTS", parts)
+def test_recent_rows_are_found_from_both_ends(parts: int) -> None:
     rows = [Row(2 * number, 2 * number + 2, b"xx") for number in range(20)]
     known = Cache().remember(Stream(1, "a", BINARY, BINARY, "", tail=40), rows)
     for position in range(40):
-        chunk = known.recent_chunk(position)
+        chunk = known.recent_chunk(position, Extent(1000, parts))
         assert chunk is not None
         assert [part.row for part in chunk.parts] == rows[position // 2 :][:parts]
         assert (chunk.begin, chunk.parts[0].begin) == (position, position)

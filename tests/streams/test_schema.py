@@ -17,7 +17,7 @@ from purgatory.streams.core.errors import Invalid
 from purgatory.streams.core.transaction import Transaction
 from purgatory.streams.engine.chunk import Chunk
 from purgatory.streams.storage import schema
-from purgatory.streams.storage.database import SELECT_STREAM, Database, StorageError, stream_of_row
+from purgatory.streams.storage.database import SELECT_STREAM, Database, Extent, StorageError, stream_of_row
 from purgatory.streams.storage.opener import PostgresOpener
 from purgatory.streams.storage.sqlite import FileDatabase, WritingDatabase
 from tests.streams import version_1
@@ -63,7 +63,7 @@ def everything(database: Database) -> Any:
 
 
 def body(database: Database, stream: Any) -> bytes:
-    parts = database.read(stream.pieces(0), 2**40)
+    parts = database.read(stream.pieces(0), Extent(2**40, 2**40))
     return Chunk(stream, 0, stream.tail, parts).body()
 
 

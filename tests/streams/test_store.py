@@ -18,7 +18,7 @@ from purgatory.streams.core.transaction import Transaction
 from purgatory.streams.engine.store import Turns
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.settings import Settings
-from purgatory.streams.storage.database import StorageConflict, StorageError, StorageUnavailable
+from purgatory.streams.storage.database import Extent, StorageConflict, StorageError, StorageUnavailable
 from purgatory.streams.storage.opener import FolderOpener
 from purgatory.streams.storage.sqlite import FileDatabase, WritingDatabase
 from tests.streams.serving import opened
@@ -129,9 +129,7 @@ async def test_a_caller_that_leaves_changes_nothing_of_the_command(tmp_path: Pat
         assert (await streams.run(Append("a", "text/plain", b"x"))).tail == 1
 
 
-async def test_very_many_appends_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("engine.cache", "storage.database"):
-        monkeypatch.setattr(f"purgatory.streams.{module}.PARTS", 10)
+async def test_very_many_appends_are_read_in_parts(tmp_path: Path) -> None:
     async with opened(Settings(data=str(tmp_path))) as streams:
         await streams.run(Create("a", "text/plain"))
         for _ in range(25):
@@ -142,7 +140,7 @@ async def test_very_many_appends_are_read_in_parts(tmp_path: Path, monkeypatch: 
                 known.drop_recent()
             ends = [0]
             while ends[-1] < 25:
-                ends.append((await streams.chunk(known, ends[-1])).end)
+                ends.append((await streams.chunk(known, ends[-1], Extent(1000, 10))).end)
             assert ends == [0, 10, 20, 25]
 
 

@@ -12,14 +12,16 @@ from typing import Final
 from purgatory.streams.core import messages
 from purgatory.streams.core.state import Part, Row, Stream
 from purgatory.streams.engine.chunk import Chunk
-from purgatory.streams.storage.database import PARTS, ROW
+from purgatory.streams.storage.database import Extent
 
 __all__ = ["CHUNK", "LIVE", "Cache", "Known"]
 
-CHUNK: Final = 1024 * 1024
-"""Bytes from which on a chunk gets no further row."""
-LIVE: Final = 64 * 1024
-"""The same for live reads, of which very many may be answered at once."""
+CHUNK: Final = Extent(1024 * 1024, 4096)
+"""How much a chunk has."""
+LIVE: Final = Extent(64 * 1024, 128)
+"""The same for live reads, of which very many may be answered at once. Each row is an event of its own."""
+_ROW: Final = 200
+"""Bytes of a row in memory, beside its data."""
 _BYTES: Final = 64 * 1024 * 1024
 """Bytes of streams and their recent appends that are kept in memory."""
 _STREAM: Final = 1_000
@@ -30,7 +32,7 @@ _KNOWN: Final = 10_000
 
 def _size(row: Row) -> int:
     # Twice, as the chunk that was made last may have the data once more, in its body.
-    return 2 * len(row.data) + ROW
+    return 2 * len(row.data) + _ROW
 
 
 @dataclass(slots=True)
@@ -50,8 +52,8 @@ class Known:
     """Whether it is deleted, and kept for no forks."""
     chunk: Chunk | None = None
     """The last one that was made: many readers are at the same position."""
-    chunk_most: int = 0
-    """The bytes from which on it got no further row."""
+    chunk_most: Extent = CHUNK
+    """How much it was to have."""
 
     def drop_recent(self) -> int:
         """Forget the appends, and return how many bytes they had."""
@@ -60,38 +62,38 @@ class Known:
         self.chunk = None
         return size
 
-    def recent_chunk(self, position: int, most: int = CHUNK) -> Chunk | None:
-        """The data behind `position` until it is `most` bytes or more, if that is in memory."""
+    def recent_chunk(self, position: int, most: Extent = CHUNK) -> Chunk | None:
+        """The data behind `position`, as much as `most` says, if that is in memory."""
         stream = self.stream
         chunk = self.chunk
         if chunk is not None and chunk.begin == position and chunk.stream is stream and self.chunk_most == most:
             return chunk
         if not self.recent or position < self.recent[0].begin:
             return None
-        rows = self._recent_from(position)
+        rows = self._recent_from(position, most.rows)
         if stream.media_type == messages.JSON and position > rows[0].begin:
             return None  # to split a row of messages takes too long for the loop
         parts: list[Part] = []
         size = 0
         for row in rows:
             parts.append(Part(max(row.begin, position), row.end, row))
-            size += len(row.data) + ROW
-            if size >= most:
+            size += len(row.data)
+            if size >= most.size:
                 break
         self.chunk_most = most
         chunk = self.chunk = Chunk(stream, position, parts[-1].end, parts)
         return chunk
 
-    def _recent_from(self, position: int) -> list[Row]:
-        """The row with the unit at `position` and those that follow, at most `PARTS`."""
+    def _recent_from(self, position: int, most: int) -> list[Row]:
+        """The row with the unit at `position` and those that follow, `most` at most."""
         rows = self.recent
         count = len(rows)
         index = count - 1 if rows[-1].begin <= position else bisect_right(rows, position, key=itemgetter(0)) - 1
         if 2 * index < count:
-            return list(islice(rows, index, index + PARTS))
+            return list(islice(rows, index, index + most))
         # A deque is walked from its nearer end.
         following = count - index
-        found = list(islice(reversed(rows), max(0, following - PARTS), following))
+        found = list(islice(reversed(rows), max(0, following - most), following))
         found.reverse()
         return found
 

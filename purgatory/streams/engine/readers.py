@@ -13,7 +13,7 @@ from purgatory.streams.engine.background import Background
 from purgatory.streams.engine.cache import LIVE, Cache, Known
 from purgatory.streams.engine.chunk import Chunk
 from purgatory.streams.engine.store import PATIENCE, Store
-from purgatory.streams.storage.database import StorageError
+from purgatory.streams.storage.database import Extent, StorageError
 
 __all__ = ["Read", "Readers"]
 
@@ -132,8 +132,8 @@ class Readers:
         if self.purgatory.num_delayed >= self._max_pending:
             raise PurgatoryFull(f"the limit of waiting reads is reached: max_pending is {self._max_pending}")
 
-    async def stored(self, stream: Stream, position: int, most: int) -> Chunk:
-        """The data behind `position` until it is `most` bytes or more, from the database.
+    async def stored(self, stream: Stream, position: int, most: Extent) -> Chunk:
+        """The data behind `position`, as much as `most` says, from the database.
 
         Raises `NotFound` or `StorageError`.
         """

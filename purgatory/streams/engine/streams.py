@@ -17,7 +17,7 @@ from purgatory.streams.engine.cache import CHUNK, Cache, Known
 from purgatory.streams.engine.chunk import Chunk
 from purgatory.streams.engine.readers import Read, Readers
 from purgatory.streams.engine.store import Change, Store
-from purgatory.streams.storage.database import Database, StorageUnavailable
+from purgatory.streams.storage.database import Database, Extent, StorageUnavailable
 from purgatory.streams.storage.opener import Opener
 
 __all__ = ["Streams"]
@@ -153,8 +153,8 @@ class Streams:
         finally:
             known.touching = False
 
-    async def chunk(self, known: Known, position: int, most: int = CHUNK) -> Chunk:
-        """The data behind `position` until it is `most` bytes or more. Raises `NotFound` or `StorageError`."""
+    async def chunk(self, known: Known, position: int, most: Extent = CHUNK) -> Chunk:
+        """The data behind `position`, as much as `most` says. Raises `NotFound` or `StorageError`."""
         stream = known.stream
         if known.gone:
             raise NotFound("the stream is deleted")  # there may still be some of its data

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from itertools import takewhile
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from purgatory.streams.core.globs import Glob, Patterns
 from purgatory.streams.core.state import Link, Linked, Part, Piece, Producer, Row, Span, Stream, Subscription
@@ -15,11 +15,10 @@ from purgatory.streams.core.transaction import Transaction
 
 __all__ = [
     "FROM_DATA",
-    "PARTS",
-    "ROW",
     "SELECT_STREAM",
     "SELECT_SUBSCRIPTIONS",
     "Database",
+    "Extent",
     "StorageConflict",
     "StorageError",
     "StorageFull",
@@ -28,6 +27,15 @@ __all__ = [
     "of_piece",
     "stream_of_row",
 ]
+
+
+class Extent(NamedTuple):
+    """How much is read at once."""
+
+    size: int
+    """Bytes from which on no further row is read."""
+    rows: int
+    """Rows, at most."""
 
 
 class StorageError(Exception):
@@ -81,10 +89,6 @@ _IN: Final = 500
 """Paths that are looked up at once."""
 _DUE: Final = 1000
 """Streams, and subscriptions, that are due and looked at together."""
-PARTS: Final = 4096
-"""Rows that are read at once, at most."""
-ROW: Final = 200
-"""Bytes of a row in memory, beside its data, and about those of its event."""
 _ROWS: Final = 256
 """So many rows are asked for at once."""
 _DROPPED: Final = 1000
@@ -273,20 +277,20 @@ class Database(ABC):
 
     # What is not part of a transaction.
 
-    def read(self, pieces: Sequence[Piece], most: int) -> list[Part]:
-        """The data of `pieces`, until it is `most` bytes or more."""
+    def read(self, pieces: Sequence[Piece], most: Extent) -> list[Part]:
+        """The data of `pieces`, until there is as much as `most` says."""
         parts: list[Part] = []
         size = 0
         for piece in pieces:
             _, begin, stop = piece
             while begin < stop:
                 before = begin
-                for row in self.rows(piece._replace(begin=begin), most - size):
+                for row in self.rows(piece._replace(begin=begin), most.size - size):
                     end = min(row.end, stop)
                     parts.append(Part(begin, end, row))
-                    size += len(row.data) + ROW
+                    size += len(row.data)
                     begin = end
-                    if size >= most or len(parts) >= PARTS:
+                    if size >= most.size or len(parts) >= most.rows:
                         return parts
                 if begin == before:
                     return parts  # deleted meanwhile
