@@ -18,6 +18,7 @@ from purgatory.streams.settings import Settings
 
 __all__ = [
     "RETRY",
+    "SHORT",
     "SMALL",
     "Budget",
     "Clients",
@@ -36,10 +37,12 @@ Scope = Any
 
 RETRY: Final = (b"retry-after", b"1")
 SMALL: Final = 4 * 1024
-"""Bytes up to which a request's body, or its response, is not counted: it is never refused for want of memory."""
+"""Bytes up to which what has come of a request is not counted: it is never refused for want of memory."""
+SHORT: Final = 16 * 1024
+"""The same for a response, of which the kernel takes at least as much."""
 _HELD: Final = 128 * 1024 * 1024
 _JITTER: Final = 1 / 16
-_SHORT: Final = 1.0
+_BRIEF: Final = 1.0
 _FORWARDED: Final = frozenset((b"forwarded", b"x-forwarded-for", b"x-real-ip"))
 """Headers by which servers replace the address of a client."""
 _LOOKED_AT: Final = frozenset((b"host", b"origin", b"sec-fetch-site", b"sec-fetch-dest", *_FORWARDED))
@@ -98,7 +101,7 @@ def jittered(seconds: float, draw: Callable[[], float] = random.random) -> float
 
     It is less by up to a sixteenth, as with Consul's blocking queries. A time below a second stays as it is.
     """
-    return seconds if seconds < _SHORT else seconds * (1 - _JITTER * draw())
+    return seconds if seconds < _BRIEF else seconds * (1 - _JITTER * draw())
 
 
 class Clients:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from purgatory import PurgatoryClosed, PurgatoryFull
-from purgatory.streams.admission import RETRY, SMALL, Limits, Refusal, TooManyRequests, address, current_client
+from purgatory.streams.admission import RETRY, SHORT, Limits, Refusal, TooManyRequests, address, current_client
 from purgatory.streams.core import errors
 from purgatory.streams.core.offsets import encode
 from purgatory.streams.engine.streams import Streams
@@ -67,7 +67,7 @@ class Endpoint(ABC):
         await response(scope, receive, send)
 
     async def _send(self, reply: Reply, scope: Scope, receive: Receive, send: Send) -> None:
-        if reply.size <= SMALL:
+        if reply.size <= SHORT:
             await reply(scope, receive, send)
             return
         with self.limits.memory.hold(scope["purgatory.client"]) as hold:

@@ -6,7 +6,7 @@ from typing import Final
 from purgatory.asgi import DelayedResponse
 from purgatory.asgi.parking import Answers, answers
 from purgatory.asgi.response import Answer, Rendered, WaitingResponse
-from purgatory.streams.admission import SMALL, Budget, Hold, Refusal
+from purgatory.streams.admission import SHORT, Budget, Hold, Refusal
 from purgatory.streams.engine.chunk import Chunk
 from purgatory.streams.engine.readers import Read
 from purgatory.streams.http.replies import PART, Reply, error
@@ -56,7 +56,7 @@ class _Counted(WaitingResponse["Chunk | Exception"]):
 
     def send(self, rendered: Rendered) -> None:
         status, headers, body = rendered
-        if len(body) <= SMALL:
+        if len(body) <= SHORT:
             super().send(rendered)
             return
         hold = self.budget.hold(self.client)

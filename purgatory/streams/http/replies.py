@@ -7,7 +7,7 @@ from typing import Any, Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from purgatory.streams.admission import SMALL
+from purgatory.streams.admission import SHORT
 
 __all__ = ["ALWAYS", "PART", "LongReply", "Reply", "error"]
 
@@ -39,7 +39,7 @@ class Reply(Response):
         """Send the response."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": [*self.raw_headers]})
         rest: bytes | memoryview = self.body
-        if len(rest) > SMALL:
+        if len(rest) > SHORT:
             rest = memoryview(rest)
             while rest:
                 await send({"type": "http.response.body", "body": rest[:PART], "more_body": True})

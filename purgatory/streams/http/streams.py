@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope
 
 from purgatory import Delay, PurgatoryClosed, PurgatoryFull
 from purgatory.asgi import DelayedResponse
-from purgatory.streams.admission import SMALL, Limits, Quotas, jittered
+from purgatory.streams.admission import SHORT, Limits, Quotas, jittered
 from purgatory.streams.core import errors, messages, offsets
 from purgatory.streams.core.commands import Append, Appended, Create, Delete
 from purgatory.streams.core.cursors import known_cursor, next_cursor
@@ -305,7 +305,7 @@ def _caught_up(chunk: Chunk, offset: str, known: str | None, cache: Header) -> R
     # At the tail there may be more in a moment.
     cached = _cached(chunk.stream, cache) if chunk.parts else _NO_STORE
     headers = [*_headers(chunk), (b"etag", tag), cached]
-    if chunk.size <= SMALL:
+    if chunk.size <= SHORT:
         reply = chunk.answers[offset] = Reply(200, headers, chunk.body())
         return reply
     return LongReply(200, headers, chunk.size, chunk.body)

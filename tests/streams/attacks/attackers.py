@@ -217,3 +217,28 @@ async def spread(count: int, clients: int, request: Callable[[int], Awaitable[ob
             await request(number)
 
     await asyncio.gather(*(client() for _ in range(clients)))
+
+
+async def flood(attackers: Attackers, sent: bytes, clients: int = 40) -> None:
+    """Have clients send a request again and again, on a new connection where the one before was closed."""
+    end = time.monotonic() + attackers.seconds
+
+    async def client() -> None:
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+                await _send_until(end, attackers, sent)
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+
+
+async def _send_until(end: float, attackers: Attackers, sent: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", attackers.server.port)
+    with contextlib.closing(writer):
+        while time.monotonic() < end:
+            writer.write(sent)
+            lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
+            named = dict(line.split(": ", 1) for line in lines[1:] if line)
+            attackers.count(int(lines[0].split()[1]), named)
+            await reader.readexactly(int(named.get("content-length", 0)))
+            if "close" in named.get("connection", ""):
+                return

@@ -3,11 +3,13 @@
 import asyncio
 import re
 
-from tests.streams.attacks.attackers import ROOT, Attackers, head
+from tests.streams.attacks.attackers import ROOT, Attackers, flood, head
 
 POLLS = 1_000
 KEPT = 300 * 1024
 """Bytes that come behind each long poll."""
+INCOMPLETE = 5_000
+EVENT_STREAMS = 5_000
 FILES = 512
 COUNTED = re.compile(r"^(\w*(?:descriptor|accept|refused|files)\w*_total\S* [1-9]\S*)$", re.MULTILINE)
 """A metric that has counted something of this."""
@@ -64,3 +66,39 @@ async def descriptors(attackers: Attackers) -> None:
     attackers.check("an answer when they have gone", answer.status, "200", answer.status == 200)
     counted = COUNTED.findall(answer.body.decode())
     attackers.check("a metric that counts them", ", ".join(counted) or "none", "more than 0", bool(counted))
+
+
+async def incomplete(attackers: Attackers) -> None:
+    """Heads of 15 KiB that do not end."""
+    line = f"X-Filler: {'x' * 15_000}\r\n".encode()
+    async with attackers.connections() as kept:
+        await kept.open(INCOMPLETE, f"GET {ROOT}/none HTTP/1.1\r\nHost: localhost\r\n".encode() + line)
+        await asyncio.sleep(attackers.seconds / 2)
+
+
+async def headers(attackers: Attackers) -> None:
+    """Heads of 16 KiB with as many headers as they can have."""
+    sent = head("GET", f"{ROOT}/none?offset=-1")[:-2] + b"a:\r\n" * 4_000 + b"\r\n"
+    await flood(attackers, sent)
+
+
+async def chunks(attackers: Attackers) -> None:
+    """Bodies in chunks of one byte, 250 KiB of them at once."""
+    sent = head("POST", f"{ROOT}/none", "Content-Type: text/plain", "Transfer-Encoding: chunked")
+    await flood(attackers, sent + b"1\r\nx\r\n" * 43_000 + b"0\r\n\r\n")
+
+
+async def trailers(attackers: Attackers) -> None:
+    """Trailers without an end, behind a chunked body."""
+    sent = head("POST", f"{ROOT}/none", "Content-Type: text/plain", "Transfer-Encoding: chunked")
+    async with attackers.connections() as kept:
+        await kept.open(60, sent + b"1\r\nx\r\n0\r\n" + b"aa:bb\r\n" * 73_000)
+        await asyncio.sleep(attackers.seconds / 2)
+
+
+async def brief(attackers: Attackers) -> None:
+    """Event streams of a stream that lives for a second, and does not end while it is read."""
+    await attackers.put("brief", Stream_TTL="1")
+    async with attackers.connections() as kept:
+        await kept.open(EVENT_STREAMS, head("GET", f"{ROOT}/brief?offset=now&live=sse"))
+        await asyncio.sleep(attackers.seconds / 2)

@@ -54,6 +54,17 @@ EVERY: Final[dict[str, Attack]] = {
     "descriptors": Attack(connections.descriptors, files=connections.FILES),
     "odd": Attack(framings.odd),
     "slow-readers": Attack(reads.slow_readers),
+    "small-events": Attack(reads.small_events),
+    "places": Attack(reads.places),
+    "polls": Attack(reads.polls),
+    "refused": Attack(writes.refused),
+    "heads-incomplete": Attack(connections.incomplete),
+    "headers": Attack(connections.headers),
+    "chunks": Attack(connections.chunks),
+    "trailers": Attack(connections.trailers),
+    "brief": Attack(connections.brief),
+    "bodies": Attack(subscriptions.bodies),
+    "shared-wakes": Attack(subscriptions.shared_wakes),
 }
 
 

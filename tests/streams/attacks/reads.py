@@ -1,12 +1,13 @@
 """Attacks by reading: answers that cost much to make, or that nobody reads."""
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Iterable
 from itertools import count
 
-from tests.streams.attacks.attackers import JSON, MIB, ONE, ROOT, Attackers, greatest, head, repeat
+from tests.streams.attacks.attackers import JSON, MIB, ONE, ROOT, Attackers, greatest, head, repeat, spread
 
 CLIENTS = 32
 SLOW_READERS = 500
@@ -72,3 +73,42 @@ async def slow_readers(attackers: Attackers) -> None:
             if time.monotonic() > end:
                 return
             await asyncio.sleep(1)
+
+
+async def small_events(attackers: Attackers) -> None:
+    """Event streams that nobody reads, and appends of 15 KB, each of which the kernel takes for a while."""
+    await attackers.put("small")
+    async with attackers.connections() as kept:
+        await kept.open(2 * SLOW_READERS, head("GET", f"{ROOT}/small?offset=now&live=sse"))
+        for _ in range(10 if attackers.short else 60):
+            await attackers.post("small", b"x" * 15_000)
+            await asyncio.sleep(attackers.seconds / 60)
+
+
+async def polls(attackers: Attackers) -> None:
+    """Long polls that nobody reads, each of a stream of its own, with a message as long as the server takes."""
+    count = 50 if attackers.short else 400
+    for number in range(count):
+        await attackers.put(f"own-{number}", b"", **JSON)
+    async with attackers.connections() as kept:
+        await kept.open(count, lambda number: head("GET", f"{ROOT}/own-{number}?offset=now&live=long-poll"))
+        await asyncio.sleep(1)
+        for number in range(count):
+            await attackers.post(f"own-{number}", b'"%b"' % (b"x" * (MIB - 2)), **JSON)
+        await asyncio.sleep(attackers.seconds / 4)
+
+
+async def places(attackers: Attackers) -> None:
+    """Event streams of very small appends, each at a place of its own, and disconnected after the first piece."""
+    await attackers.put("rows")
+    count = 1_000 if attackers.short else 10_000
+    await spread(count, 64, lambda number: attackers.post("rows", b"."))
+
+    async def read(client: int, number: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", attackers.server.port)
+        with contextlib.closing(writer):
+            offset = _offset((client + CLIENTS * number) % count)
+            writer.write(head("GET", f"{ROOT}/rows?offset={offset}&live=sse"))
+            await reader.read(100_000)
+
+    attackers.note(f"{await repeat(attackers.seconds, CLIENTS, read):,} event streams")

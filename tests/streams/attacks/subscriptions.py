@@ -145,3 +145,32 @@ async def _receiver(handler: Any, host: str) -> AsyncIterator[int]:
         yield runner.addresses[0][1]
     finally:
         await runner.cleanup()
+
+
+async def bodies(attackers: Attackers) -> None:
+    """Subscriptions whose bodies are as long as the server takes, and take long to parse."""
+    size = await greatest(350_000, lambda count: _nested(attackers, count))
+    attackers.note(f"bodies of {3 * size:,} bytes")
+    await repeat(attackers.seconds, 15, lambda client, number: _nested(attackers, size))
+
+
+async def _nested(attackers: Attackers, count: int) -> int:
+    # What is wrong with a body that is parsed is no reason to try a shorter one.
+    status = (await attackers.request("PUT", f"{SUBSCRIPTIONS}/nested", b"[%b[]]" % (b"[]," * count), **JSON)).status
+    return 200 if status == 400 else status
+
+
+async def shared_wakes(attackers: Attackers) -> None:
+    """Subscriptions with one wake stream, which their pattern matches too."""
+    await attackers.put("wakes", b"", **JSON)
+    await attackers.put("news", b"", **JSON)
+    count = 100 if attackers.short else 1_000
+    end = time.monotonic() + attackers.seconds
+    longest = 0.0
+    while time.monotonic() < end:
+        await spread(count, 8, lambda number: subscribe(attackers, f"all-{number}", pattern="**"))
+        begin = time.monotonic()
+        await attackers.post("news", b"1", **JSON)
+        longest = max(longest, time.monotonic() - begin)
+        await spread(count, 8, lambda number: attackers.request("DELETE", f"{SUBSCRIPTIONS}/all-{number}"))
+    attackers.note(f"an append that wakes {count:,} took {longest:.2f} s at most")

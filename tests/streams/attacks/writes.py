@@ -5,7 +5,7 @@ import contextlib
 import time
 from collections.abc import Iterable
 
-from tests.streams.attacks.attackers import MIB, ONE, ROOT, Attackers, head
+from tests.streams.attacks.attackers import MIB, ONE, ROOT, Attackers, head, repeat
 
 WRITERS = 64
 MISSING = 10
@@ -72,3 +72,9 @@ async def rows(attackers: Attackers) -> None:
     begin = time.monotonic()
     await attackers.request("DELETE", f"{ROOT}/rows")
     attackers.note(f"{made:,} appends, deleted in {time.monotonic() - begin:.2f} s")
+
+
+async def refused(attackers: Attackers) -> None:
+    """Appends as long as the server takes, to a stream that does not exist."""
+    body = b"x" * MIB
+    await repeat(attackers.seconds, 2, lambda client, number: attackers.post("none", body))
