@@ -24,7 +24,11 @@ class Poll(DelayedResponse["Chunk | Exception"]):
         key: Callable[[Chunk | Exception], Hashable],
         budget: Budget,
     ) -> None:
-        super().__init__(operation, render, key=key)
+        # Not by way of DelayedResponse's, which looks at the functions: these are shared by all, and need no look each.
+        self.operation = operation
+        self.renderer = render
+        self.key = key
+        self.background = None
         self._budget = budget
         self._client = operation.address
 
