@@ -40,7 +40,7 @@ SMALL: Final = 4 * 1024
 """Bytes up to which what has come of a request is not counted: it is never refused for want of memory."""
 SHORT: Final = 16 * 1024
 """The same for a response, of which the kernel takes at least as much."""
-_HELD: Final = 128 * 1024 * 1024
+_HELD: Final = 96 * 1024 * 1024
 _JITTER: Final = 1 / 16
 _BRIEF: Final = 1.0
 _FORWARDED: Final = frozenset((b"forwarded", b"x-forwarded-for", b"x-real-ip"))

@@ -91,7 +91,7 @@ async def test_incomplete_heads_count_for_their_address(server: Server, monkeypa
     assert memory.bytes == 0
     writer.close()
     with memory.hold("127.0.0.1") as hold:
-        hold.count(16 * 1024 * 1024)
+        hold.count(12 * 1024 * 1024)
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(HEAD + b"X: " + b"x" * 8000)
         answer = await reader.read()

@@ -290,7 +290,7 @@ class TestBodies:
                         refused += await asyncio.to_thread(one.recv, 10_000)
                     assert refused.startswith(b"HTTP/1.1 503 ")
                     assert b"retry-after: 1\r\n" in refused
-                    assert b"the server has reached its limit of 134217728 bytes in memory" in refused
+                    assert b"the server has reached its limit of 100663296 bytes in memory" in refused
                 while (await client.post(f"{ROOT}/news", content=b"x" * size, headers={
                     "Content-Type": "text/plain"})).status_code == 503:  # fmt: skip
                     pass
