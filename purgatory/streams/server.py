@@ -91,8 +91,8 @@ def application(settings: Settings) -> Application:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 10, 50)
-    # The thread that writes gives the interpreter back at each statement, and waits so long for it while the loop is busy:
-    # by Python's own 5 ms, an append took 0.4 s beside 32 clients that opened event streams.
+    # The thread that writes gives the interpreter back at each statement, and then waits so long for it if the loop is
+    # busy: by Python's own 5 ms, an append took 0.4 s beside 32 clients that opened event streams.
     sys.setswitchinterval(0.001)
     return app
 

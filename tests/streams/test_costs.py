@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import socket
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,15 @@ async def test_a_refused_append_is_freed_at_once(tmp_path: Path) -> None:
 
 def stream(number: int, text: str = "") -> Stream:
     return Stream(number, f"{number}{text}", "text/plain", "text/plain", "")
+
+
+async def test_the_writer_has_its_turn_while_the_loop_is_busy() -> None:
+    """An append takes the interpreter some forty times, and waited 5 ms each time."""
+    script = "import sys; from purgatory.streams import server, settings; server.application(settings.Settings())"
+    command = [sys.executable, "-c", f"{script}; print(sys.getswitchinterval())"]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    output, _ = await process.communicate()
+    assert output.split() == [b"0.001"]
 
 
 async def test_streams_with_long_texts_are_forgotten_before_others() -> None:
