@@ -159,8 +159,8 @@ class WaitingResponse(Waiting, Generic[T]):
 
     def __init__(self, answers: Answers, render: Callable[[T], Answer], key: Callable[[T], Hashable] | None) -> None:
         super().__init__(answers)
-        self.render = render
-        self.key = key
+        self.render: Callable[[T], Answer] = render
+        self.key: Callable[[T], Hashable] | None = key
 
     def begin(self, scope: Scope, send: Send, operation: DelayedOperation[T]) -> bool:
         """Park the request. Returns whether the server could."""
