@@ -1,12 +1,16 @@
-"""`purgatory bench`: this library beside today's alternatives, and beside the design before Kafka's redesign.
+"""`purgatory bench`: this library beside today's alternatives.
 
+    registry    the scenarios, by name
     case        a case of a scenario: its implementation, event loop and parameters
     scenarios/  one module each: the cases of a scenario, and the measurement of one
-    streams/    the same for `purgatory serve`, beside the reference server
+    web/        the scenarios with servers over HTTP
+    server/     those of `purgatory serve`, beside the reference server
     rivals      the implementations that ours are compared with
     stalls      the longest iteration of a loop
-    find        the modules of the scenarios; `every` has the scenarios
+    client      clients of servers, very many in a process
+    processes   servers in processes of their own
     runner      every case in a process of its own, alternately, in several rounds
+    worker      the measurement of one case
     report      ratios and tables of the measured figures, as JSON and Markdown
     summary     the headlines in one table
     plots       pictures

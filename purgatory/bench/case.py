@@ -1,6 +1,6 @@
 """The description of a measurement, and its results."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias
 
@@ -10,7 +10,6 @@ __all__ = [
     "IN_PYTHON",
     "LOOPS",
     "OURS",
-    "UNLIMITED",
     "Case",
     "Figures",
     "Measured",
@@ -37,9 +36,6 @@ IN_PYTHON = ", in Python"
 
 ALONE = "driver alone"
 """The implementation that does only the scenario's own part of the work."""
-
-UNLIMITED = "unlimited"
-"""The target rate of a run as fast as possible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +74,10 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A picture of `metric` against the parameter `x`; a panel for each value of `panel` and for each loop."""
+    """A picture of `metric`: a panel for each group of cases."""
 
     name: str
     metric: str
-    x: str | None = None
-    panel: str | None = None
-    log_y: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +88,12 @@ class Scenario:
     title: str
     cases: Callable[[bool], list[Case]]
     """The cases of a quick run if the argument is true, else of a full one."""
-    measure: Callable[[Case], Figures]
+    main: Callable[[Case], Coroutine[Any, Any, Figures]]
+    """Measures a case, on its loop."""
     metrics: tuple[Metric, ...]
     plots: tuple[Plot, ...] = ()
     missing: Callable[[Case], str | None] = lambda case: None
     """The reason if a case cannot be measured here."""
-    all_ours: bool = False
-    """Whether every implementation is this library, used in different ways."""
 
     def before_and_after(self, cases: Iterable[Case]) -> list[Case]:
         """The cases that measure this library, each followed by the same one with the library of another checkout."""
@@ -114,7 +106,7 @@ class Scenario:
         ]
 
     def _is_ours(self, case: Case) -> bool:
-        return self.all_ours or case.implementation.startswith(OURS)
+        return case.implementation.startswith(OURS)
 
 
 def _varied(case: Case, suffix: str) -> Case:

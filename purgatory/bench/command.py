@@ -4,19 +4,17 @@ import argparse
 import shlex
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from purgatory import __core__
 from purgatory.bench import machine, plots, report, runner
 from purgatory.bench.case import LOOPS, Case, Figures, Measured
-from purgatory.bench.every import EVERY, SCENARIOS, STREAMS
-from purgatory.bench.streams.servers import FOLDER
+from purgatory.bench.registry import EVERY, LIBRARY, SERVER, find
+from purgatory.bench.server.servers import FOLDER
 from purgatory.bench.summary import summary
 
 if TYPE_CHECKING:
@@ -26,14 +24,12 @@ __all__ = ["add_to"]
 
 LEGEND = (
     "Figures are medians of all rounds. Ratios are of two figures of the same round: above 1, ours takes less. "
-    "*old design (heap)* is the design that Kafka's redesign replaced; *call_later*, the loop's own timer with watcher "
-    "lists; *Event + timeout*, a task with an `asyncio.Event` under `asyncio.timeout` for each waiter, the task "
-    "included, but in the await path and over HTTP, where the task is there anyway; *driver alone*, what the benchmark "
-    "itself takes, which is part of all others; *future (floor)*, a bare future without a timeout; *scan*, a look "
-    "through a dictionary of times now and then; *Prometheus*, *journal* and *OpenTelemetry* listen to ours; "
-    "*in Python*, this library with its core in Python, whose ratios are to the same implementation on the core in C; "
-    "*reference server*, that of the Durable Streams protocol, on Node with its file-backed store; *before*, "
-    "the library of another checkout, whose ratios are to the same implementation of this one."
+    "*call_later* is the loop's own timer with watcher lists; *Event + timeout*, a task with an `asyncio.Event` under "
+    "`asyncio.timeout` for each waiter, the task included, but in the await path and over HTTP, where it is there "
+    "anyway; *driver alone*, what the benchmark itself takes, which is part of all others; *future (floor)*, a bare "
+    "future without a timeout; *in Python*, this library with its core in Python, whose ratios are to the same "
+    "implementation on the core in C; *reference server*, that of the Durable Streams protocol, on Node with its "
+    "file-backed store; *before*, the library of another checkout, whose ratios are to the same implementation of this."
 )
 
 
@@ -44,7 +40,7 @@ def add_to(subcommands: "Subcommands") -> None:
         help="measure this library beside today's alternatives",
         description="Measure this library beside today's alternatives: alternately, in several rounds, on asyncio and"
         " uvloop. Writes results.json, a table of all figures and ratios (results.md) and plots.",
-        epilog="scenarios: " + "; ".join(f"{scenario.name}: {scenario.title}" for scenario in EVERY.values()),
+        epilog="scenarios: " + "; ".join(f"{name}: {find(name).title}" for name in EVERY),
     )
     parser.add_argument(
         "scenarios", nargs="*", type=_scenario, metavar="SCENARIO", help="see below; default: all of the library"
@@ -52,11 +48,11 @@ def add_to(subcommands: "Subcommands") -> None:
     parser.add_argument(
         "--streams",
         action="store_true",
-        help=f"measure `purgatory serve` beside the reference Durable Streams server, by {', '.join(STREAMS)}; npm"
+        help=f"measure `purgatory serve` beside the reference Durable Streams server, by {', '.join(SERVER)}; npm"
         f" installs that one into {FOLDER}",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="a check of about two minutes; a full run takes one to two hours"
+        "--quick", action="store_true", help="a check of about two minutes; a full run takes about an hour"
     )
     parser.add_argument("--rounds", type=rounds, metavar="N", help="default: 3, or 2 for a quick run")
     parser.add_argument("--loop", choices=("asyncio", "uvloop"), help="only this event loop")
@@ -66,7 +62,11 @@ def add_to(subcommands: "Subcommands") -> None:
         metavar="DIR",
         help="default: purgatory-bench/full, or quick, or baseline, with --streams streams-full and so on",
     )
-    parser.add_argument(
+    compared = parser.add_mutually_exclusive_group()
+    compared.add_argument(
+        "--cores", action="store_true", help="measure each case of ours with the core in Python, too, beside that in C"
+    )
+    compared.add_argument(
         "--baseline",
         type=_checkout,
         metavar="DIR",
@@ -74,7 +74,6 @@ def add_to(subcommands: "Subcommands") -> None:
         ' with both in every round, as "purgatory" and "purgatory, before"; a ratio above 1 means that this library'
         " takes less. The scenarios are of this checkout; cases that the other library cannot run are left out",
     )
-    parser.add_argument("--redraw", action="store_true", help="measure nothing: draw the tables and plots again")
     parser.set_defaults(run=run)
 
 
@@ -83,34 +82,14 @@ def run(options: argparse.Namespace) -> None:
     baseline: Path | None = options.baseline
     kind = "baseline" if baseline else "quick" if options.quick else "full"
     output: Path = options.output or Path("purgatory-bench", f"streams-{kind}" if options.streams else kind)
-    if options.redraw:
-        _redraw(output)
-        return
     console = Console(stderr=True)
-    names: list[str] = list(dict.fromkeys(options.scenarios)) or list(STREAMS if options.streams else SCENARIOS)
-    missing: dict[str, str] = {}
-    cases: dict[str, list[Case]] = {}
-    for name in names:
-        some = []
-        for case in EVERY[name].cases(options.quick):
-            if why := EVERY[name].missing(case):
-                missing[str(case)] = why
-            elif options.loop in (None, case.loop):
-                some.append(case)
-        if some:
-            scenario = EVERY[name]
-            if baseline:
-                some = scenario.before_and_after(some)
-            elif __core__ == "C":
-                some = scenario.on_both_cores(some)
-            cases[name] = some
-        else:
-            missing[name] = f"it has no cases on {options.loop}"
-    times = options.rounds or (2 if options.quick else 3)
+    names: list[str] = list(dict.fromkeys(options.scenarios)) or list(SERVER if options.streams else LIBRARY)
+    cases, missing = _cases(names, options)
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         sys.exit(f"purgatory bench: cannot write to {output}: {error.strerror}")
+    times: int = options.rounds or (2 if options.quick else 3)
     about: dict[str, Any] = {
         "machine": machine.describe(),
         "command": shlex.join(["purgatory", *sys.argv[1:]]),
@@ -119,73 +98,46 @@ def run(options: argparse.Namespace) -> None:
     }
     if baseline:
         about["baseline"] = str(baseline)
-    measured = _measured_before(output, about)
-    for name, some in list(cases.items()):
-        if name in measured:
-            if [each.case for each in measured[name]] != some:
-                _refuse(f"{output} has other cases of {name}")
-            console.print(f"{name} is measured already, in {output}")
-            del cases[name]
-
-    def save() -> None:
-        report.save(output / "results.json", about, measured, missing)
-
+    measured: dict[str, list[Measured]] = {}
     try:
-        _measure(console, cases, times, measured, save, baseline)
+        _measure(console, cases, times, measured, baseline)
     except runner.CaseFailed as failure:
         sys.exit(f"purgatory bench: {failure}")
     except KeyboardInterrupt:
-        console.print("purgatory bench: interrupted; the same command goes on with the unfinished scenario")
+        console.print("purgatory bench: interrupted: the finished scenarios are written")
         sys.exit(130)
     finally:
-        save()
-        if measured:
-            _write(output, about, measured)
-    for name in names:
-        if name not in missing:
-            _show(report.table(EVERY[name], measured[name]))
-            for each in measured[name]:
-                if each.failed is not None:
-                    why = each.failed.splitlines()[-1]
-                    console.print(f"left out: {each.case}: {why}", style="yellow", markup=False, highlight=False)
+        _write(output, about, measured, missing)
+    for name, finished in measured.items():
+        _show(report.table(find(name), finished))
+        for each in finished:
+            if each.failed is not None:
+                why = each.failed.splitlines()[-1]
+                console.print(f"left out: {each.case}: {why}", style="yellow", markup=False, highlight=False)
     for what, why in missing.items():
         console.print(f"{what} was not measured: {why}", style="yellow", markup=False, highlight=False)
     console.print(f"written to {output}: results.json, results.md and plots")
 
 
-def _measured_before(directory: Path, about: dict[str, Any]) -> dict[str, list[Measured]]:
-    """The results of an earlier run, to which this one adds."""
-    path = directory / "results.json"
-    if not path.exists():
-        return {}
-    before, measured = _load(directory)
-    for what in ("machine", "rounds", "baseline"):
-        if before.get(what) != about.get(what):
-            _refuse(f"{directory} was measured with another {what}, {before.get(what)}")
-    return measured
-
-
-def _refuse(why: str) -> NoReturn:
-    sys.exit(f"purgatory bench: {why}: name another directory with --output")
-
-
-def _load(directory: Path) -> tuple[dict[str, Any], dict[str, list[Measured]]]:
-    path = directory / "results.json"
-    try:
-        about, measured = report.load(path)
-        if not about.keys() >= {"machine", "rounds", "command", "began"}:
-            raise KeyError(path)
-        return about, measured
-    except OSError as error:
-        sys.exit(f"purgatory bench: cannot read {path}: {error.strerror}")
-    except (ValueError, KeyError, TypeError, AttributeError):
-        sys.exit(f"purgatory bench: {path} holds no results")
-
-
-def _redraw(directory: Path) -> None:
-    about, measured = _load(directory)
-    _write(directory, about, measured)
-    Console(stderr=True).print(f"drawn again in {directory}: results.md and plots")
+def _cases(names: list[str], options: argparse.Namespace) -> tuple[dict[str, list[Case]], dict[str, str]]:
+    """The cases of each scenario, and what cannot be measured here, and why."""
+    found: dict[str, list[Case]] = {}
+    missing: dict[str, str] = {}
+    for name in names:
+        scenario = find(name)
+        some = []
+        for case in scenario.cases(options.quick):
+            if why := scenario.missing(case):
+                missing[str(case)] = why
+            elif options.loop in (None, case.loop):
+                some.append(case)
+        if not some:
+            missing[name] = f"it has no cases on {options.loop}"
+        elif options.baseline:
+            found[name] = scenario.before_and_after(some)
+        else:
+            found[name] = scenario.on_both_cores(some) if options.cores else some
+    return found, missing
 
 
 def _measure(
@@ -193,7 +145,6 @@ def _measure(
     cases: dict[str, list[Case]],
     rounds: int,
     measured: dict[str, list[Measured]],
-    save: Callable[[], object],
     baseline: Path | None,
 ) -> None:
     columns = (
@@ -212,22 +163,21 @@ def _measure(
 
         for name, some in cases.items():
             if not console.is_terminal:  # there is no bar to see
-                console.print(f"{EVERY[name].title}: {len(some)} cases, {rounds} rounds")
-            for finished in runner.run(some, rounds, measure):
-                progress.advance(bar)
-                if all(each.failed is not None or len(each.rounds) == rounds for each in finished):
-                    measured[name] = finished
-            save()  # a run is long: an interrupted one goes on from here
+                console.print(f"{find(name).title}: {len(some)} cases, {rounds} rounds")
+            measured[name] = runner.run(some, rounds, measure, lambda: progress.advance(bar))
 
 
-def _write(directory: Path, about: dict[str, Any], measured: dict[str, list[Measured]]) -> None:
+def _write(
+    directory: Path, about: dict[str, Any], measured: dict[str, list[Measured]], missing: dict[str, str]
+) -> None:
+    report.save(directory / "results.json", about, measured, missing)
     tables = [report.markdown(table) for table in (summary(measured, loop) for loop in LOOPS) if table.rows]
-    tables += [report.markdown(report.table(EVERY[name], cases)) for name, cases in measured.items()]
+    tables += [report.markdown(report.table(find(name), cases)) for name, cases in measured.items()]
     described = ", ".join(f"{name} {value}" for name, value in about["machine"].items())
     head = f"`{about['command']}`, {about['began']}, {about['rounds']} rounds, on {described}. {LEGEND}"
     (directory / "results.md").write_text("\n\n".join([head, *tables]) + "\n")
     for name, cases in measured.items():
-        plots.draw(EVERY[name], cases, directory)
+        plots.draw(find(name), cases, directory)
     for loop in LOOPS:
         plots.draw_overview(measured, loop, directory)
 

@@ -8,12 +8,12 @@ from statistics import median
 from typing import Any, Final
 
 from purgatory.bench.case import BEFORE, IN_PYTHON, OURS, Case, Measured, Metric, Scenario
-from purgatory.bench.every import EVERY
+from purgatory.bench.registry import EVERY, find
 
 __all__ = ["Group", "Spread", "Table", "groups", "load", "markdown", "save", "table"]
 
 
-HOW_MUCH: Final = {"requests", "items", "steps", "waits", "times", "part", "seconds"}
+HOW_MUCH: Final = {"requests", "steps", "waits", "times", "seconds"}
 """The parameters for the amount of work. Groups are told apart by the others."""
 
 
@@ -130,10 +130,10 @@ def save(path: Path, about: dict[str, Any], measured: dict[str, list[Measured]],
         **about,
         "scenarios": {
             name: {
-                "title": EVERY[name].title,
-                "metrics": {metric.key: f"{metric.label} ({metric.unit})" for metric in EVERY[name].metrics},
+                "title": find(name).title,
+                "metrics": {metric.key: f"{metric.label} ({metric.unit})" for metric in find(name).metrics},
                 "cases": [_written(each) for each in cases],
-                "ratios": list(_ratios(EVERY[name], cases)),
+                "ratios": list(_ratios(find(name), cases)),
             }
             for name in EVERY
             if (cases := measured.get(name))

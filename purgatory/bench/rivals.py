@@ -1,4 +1,4 @@
-"""The implementations that ours is compared with: the old design of Kafka's purgatory, and the usual ones on asyncio.
+"""The implementations that ours is compared with: the usual ones on asyncio.
 
 They have no statistics, no checks of arguments and no containment of faults.
 """
@@ -7,21 +7,19 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
-from heapq import heapify, heappop, heappush
 
 from purgatory import Clock, Handle
 
-__all__ = ["CallLaterPurgatory", "EventWaiters", "HeapPurgatory", "Request"]
+__all__ = ["CallLaterPurgatory", "EventWaiters", "Never", "Request"]
 
 
 class Request(ABC):
     """An operation of the rivals: completed once, by the first call that tries."""
 
-    __slots__ = ("completed", "deadline", "handle", "owner", "timeout", "watched")
+    __slots__ = ("completed", "handle", "owner", "timeout", "watched")
 
     def __init__(self, timeout: float) -> None:
         self.timeout: float = timeout
-        self.deadline: float = 0.0
         self.completed: bool = False
         self.handle: Handle | None = None
         self.owner: CallLaterPurgatory | None = None
@@ -57,8 +55,20 @@ class Request(ABC):
         if self.force_complete():
             self.on_expiration()
 
-    def __lt__(self, other: "Request") -> bool:
-        return self.deadline < other.deadline
+
+class Never:
+    """The methods of an operation, of ours or of the rivals, whose condition never holds."""
+
+    __slots__ = ()
+
+    def try_complete(self) -> bool:
+        return False
+
+    def on_complete(self) -> None:
+        """Do nothing."""
+
+    def on_expiration(self) -> None:
+        """Do nothing."""
 
 
 class _Watchers:
@@ -94,71 +104,6 @@ class _Watchers:
         self.watched = sum(map(len, self.lists.values()))
 
 
-class HeapPurgatory:
-    """The design before the redesign (Kafka 0.8): all requests in one heap, from which completion removes none.
-
-    A completed request leaves a list at the next check of the key, and the heap when it is at the top. The reaper runs
-    when a request is due, and every 200 ms. It scans the heap, or the lists, if there are more than `purge_interval`
-    entries in it. Kafka's reaper looked after each expiry; this one, in its favour, only once for all due requests.
-    """
-
-    REAPER_INTERVAL = 0.2
-
-    def __init__(self, clock: Clock, purge_interval: int = 1000) -> None:
-        self.purges: int = 0
-        self._clock = clock
-        self._purge_interval = purge_interval
-        self._watchers = _Watchers()
-        self._heap: list[Request] = []
-        self._handle: Handle | None = None
-        self._next = 0.0
-        self.check_and_complete: Callable[[Hashable], int] = self._watchers.check_and_complete
-
-    def try_complete_else_watch(self, request: Request, keys: Iterable[Hashable]) -> None:
-        """Complete `request` if its condition holds, else keep it."""
-        if request.try_complete():
-            return
-        self._watchers.watch(request, keys)
-        if request.try_complete():
-            return
-        request.deadline = self._clock.time() + request.timeout
-        heappush(self._heap, request)
-        if self._handle is None or (self._heap[0] is request and request.deadline < self._next):
-            self._wake_at(min(request.deadline, self._clock.time() + self.REAPER_INTERVAL))
-
-    def close(self) -> None:
-        """Stop the reaper."""
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
-
-    def _wake_at(self, when: float) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-        self._next = when
-        self._handle = self._clock.call_at(when, self._reap)
-
-    def _reap(self) -> None:
-        self._handle = None
-        heap = self._heap
-        before = len(heap)
-        now = self._clock.time()
-        while heap and (heap[0].completed or heap[0].deadline <= now):
-            heappop(heap).expire()
-        early = len(heap) == before
-        if self._watchers.watched >= self._purge_interval:
-            self.purges += 1
-            self._watchers.purge()
-        if len(heap) >= self._purge_interval:
-            self.purges += 1
-            self._heap = heap = [request for request in heap if not request.completed]
-            heapify(heap)
-        if heap:
-            now = self._clock.time()
-            # uvloop counts milliseconds: for the rest of one it would call back at once, again and again.
-            self._wake_at(max(now + 0.001 if early else 0.0, min(heap[0].deadline, now + self.REAPER_INTERVAL)))
-
-
 class CallLaterPurgatory:
     """The same watcher lists, purged by the same estimate as ours, and a `call_at` of the loop for each request."""
 
@@ -191,9 +136,6 @@ class CallLaterPurgatory:
         if dead > self._purge_interval and dead > self._living:
             self.purges += 1
             self._watchers.purge()
-
-    def close(self) -> None:
-        """Do nothing: there is no reaper."""
 
 
 class EventWaiters:

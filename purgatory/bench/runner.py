@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -27,16 +27,12 @@ def measure_apart(case: Case, baseline: Path | None = None) -> Figures:
     If the implementation's name ends with `BEFORE`, the library is that of the checkout `baseline`. The scenario is
     always that of this checkout. If it ends with `IN_PYTHON`, the core is the one in Python.
     """
-    core = {}
-    if baseline is not None and case.implementation.endswith(BEFORE):
-        source, program = baseline, ["-P", str(Path(__file__).with_name("before.py"))]
-        described = replace(case, implementation=case.implementation.removesuffix(BEFORE))
-    else:
-        source, program = machine.SOURCE, ["-m", "purgatory.bench.worker"]
-        described = replace(case, implementation=case.implementation.removesuffix(IN_PYTHON))
-        if described != case:
-            core = {"PURGATORY_PURE": "1"}
-    command = [sys.executable, *program, json.dumps(asdict(described))]
+    before = baseline is not None and case.implementation.endswith(BEFORE)
+    in_python = case.implementation.endswith(IN_PYTHON)
+    described = replace(case, implementation=case.implementation.removesuffix(BEFORE).removesuffix(IN_PYTHON))
+    source = baseline if baseline is not None and before else machine.SOURCE
+    core = {"PURGATORY_PURE": "1"} if in_python else {}
+    command = [sys.executable, "-P", str(Path(__file__).with_name("worker.py")), json.dumps(asdict(described))]
     path = [str(source), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, **core, "PYTHONPATH": os.pathsep.join(path)}
     directory = None if source is machine.SOURCE else source  # a scenario's own `python -m` looks there first
@@ -53,9 +49,12 @@ def measure_apart(case: Case, baseline: Path | None = None) -> Figures:
 
 
 def run(
-    cases: Iterable[Case], rounds: int, measure: Callable[[Case], Figures] = measure_apart
-) -> Iterator[list[Measured]]:
-    """Measure all `cases` alternately, `rounds` times. After each run, yield the results so far.
+    cases: Iterable[Case],
+    rounds: int,
+    measure: Callable[[Case], Figures] = measure_apart,
+    advance: Callable[[], object] = lambda: None,
+) -> list[Measured]:
+    """Measure all `cases` alternately, `rounds` times, and call `advance` after each. Raises `CaseFailed`.
 
     A case that the library of another checkout cannot run is left out from then on.
     """
@@ -70,4 +69,5 @@ def run(
                         raise
                     each.rounds.clear()
                     each.failed = str(failure)
-            yield measured
+            advance()
+    return measured

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from purgatory.bench.case import ALONE, OURS, UNLIMITED, Measured
-from purgatory.bench.every import EVERY
+from purgatory.bench.case import ALONE, OURS, Measured
+from purgatory.bench.registry import find
 from purgatory.bench.report import Group, Spread, Table, groups, number
 
 __all__ = ["Line", "lines", "summary"]
@@ -25,54 +25,18 @@ ONE_LOOP: Final = {"http", "events"}
 """The scenarios that are in both tables though they have one loop only, which the headline names."""
 
 HEADLINES: Final = (
-    Headline(
-        "10,000 requests a second, few timeouts: CPU a request", "enqueue", "cpu_us", {"load": "low", "rate": 10_000}
-    ),
-    Headline("the same, many timeouts", "enqueue", "cpu_us", {"load": "high", "rate": 10_000}),
-    Headline(
-        "as many requests as it can, few timeouts: CPU a request",
-        "enqueue",
-        "cpu_us",
-        {"load": "low", "rate": UNLIMITED},
-    ),
-    Headline("the same: longest turn of the loop", "enqueue", "turn_ms", {"load": "low", "rate": UNLIMITED}),
-    Headline("the same, many timeouts: CPU a request", "enqueue", "cpu_us", {"load": "high", "rate": UNLIMITED}),
-    Headline("the same: longest turn of the loop", "enqueue", "turn_ms", {"load": "high", "rate": UNLIMITED}),
-    Headline("set and cancel a timer, 1,000 pending", "size", "ns", {"pending": 1_000}),
-    Headline("set and cancel a timer, 1,000,000 pending", "size", "ns", {"pending": 1_000_000}),
     Headline("memory of an operation, 1,000,000 pending", "memory", "bytes", {"pending": 1_000_000}),
     Headline("a full garbage collection then", "memory", "collection_ms", {"pending": 1_000_000}),
-    Headline("wake the right one of 100,000 on one key", "wakeup", "ms", {"satisfied": "one", "waiters": 100_000}),
-    Headline("wake the right thousand of 100,000 on one key", "wakeup", "ms", {"satisfied": "1 %", "waiters": 100_000}),
-    Headline("1,000,000 due in one tick: longest turn of the loop", "storm", "stall_ms", {"due": 1_000_000}),
-    Headline("the same: how late the last one is", "storm", "late_max_ms", {"due": 1_000_000}),
     Headline("register and complete, 1,000 at a time", "callback", "us", {"pending": 1_000}),
     Headline("register and complete, 100,000 at a time", "callback", "us", {"pending": 100_000}),
     Headline("a task waits once more, 2,000 tasks", "await", "us", {"tasks": 2_000}),
     Headline("a task waits once more, 100,000 tasks", "await", "us", {"tasks": 100_000}),
-    Headline("advance past the lowest of 100,000 thresholds", "threshold", "us", {"waiters": 100_000}),
-    Headline("one of 10,000 connections is heard of", "silence", "ns", {"members": 10_000}),
-    Headline("one of 100,000 members sends a heartbeat", "silence", "ns", {"members": 100_000}),
-    Headline("register and complete, no listener", "listeners", "us", {}),
-    Headline("a short operation beside 10,000 idle ones", "idle", "us", {"idle": 10_000}),
-    Headline("the same beside 1,000,000", "idle", "us", {"idle": 1_000_000}),
-    Headline("the same: longest turn of the loop", "idle", "turn_ms", {"idle": 1_000_000}),
-    Headline(
-        "an item for one of 1,000 takers, which comes again",
-        "queue",
-        "us",
-        {"takers": 1_000, "then": "come again"},
-    ),
-    Headline(
-        "an item for one of 100,000 takers, which comes again",
-        "queue",
-        "us",
-        {"takers": 100_000, "then": "come again"},
-    ),
-    Headline("200,000 changes announced by another thread: CPU each", "threads", "us", {"calls": 200_000}),
-    Headline("the same: longest turn of the loop", "threads", "turn_ms", {"calls": 200_000}),
-    Headline("5,000 clients wait for changes of 20 keys each: memory each", "versions", "kib", {"clients": 5_000}),
-    Headline("the same: CPU from call to answer", "versions", "us", {"clients": 5_000}),
+    Headline("set and cancel a timer, 1,000 pending", "timers", "ns", {"pending": 1_000}),
+    Headline("set and cancel a timer, 1,000,000 pending", "timers", "ns", {"pending": 1_000_000}),
+    Headline("wake the right one of 100,000 on one key", "wakeup", "ms", {"satisfied": "one", "waiters": 100_000}),
+    Headline("wake the right thousand of 100,000 on one key", "wakeup", "ms", {"satisfied": "1 %", "waiters": 100_000}),
+    Headline("1,000,000 due in one tick: longest turn of the loop", "storm", "stall_ms", {"due": 1_000_000}),
+    Headline("the same: how late the last one is", "storm", "late_max_ms", {"due": 1_000_000}),
     Headline("HTTP on uvloop, 10,000 clients wait: memory each", "http", "kib", {"clients": 10_000}),
     Headline("the same: from publish to all answered", "http", "answer_ms", {"clients": 10_000}),
     Headline("the same: the server's CPU for it, a client", "http", "cpu_answer_us", {"clients": 10_000}),
@@ -92,8 +56,6 @@ HEADLINES: Final = (
     Headline("durable appends of 64 KiB, 1 writer: time each", "appends", "us", {"bytes": 65_536, "writers": 1}),
     Headline("the same, 64 writers on 16 streams", "appends", "us", {"bytes": 65_536, "writers": 64}),
     Headline("the same, 512 writers", "appends", "us", {"bytes": 65_536, "writers": 512}),
-    Headline("catch-up reads of 100 messages, 64 readers: time each", "reads", "us", {"connections": 64}),
-    Headline("the same: the server's CPU", "reads", "cpu_us", {"connections": 64}),
     *(
         Headline(what, "readers", metric, {"readers": readers, "by": by})
         for readers in (1_000, 10_000)
@@ -101,15 +63,6 @@ HEADLINES: Final = (
         for what, metric in (
             (f"{readers:,} {waits}: memory each", "kib"),
             ("the same: from append to the last of them", "answer_ms"),
-            ("the same: the server's CPU, each", "cpu_us"),
-        )
-    ),
-    *(
-        Headline(what, "delivery", metric, {"rate": rate})
-        for rate in (20, 100)
-        for what, metric in (
-            (f"{rate} appends a second, 2,000 long polls of 100 streams: half are there within", "p50_ms"),
-            ("the same: 99 % within", "p99_ms"),
             ("the same: the server's CPU, each", "cpu_us"),
         )
     ),
@@ -138,7 +91,7 @@ def lines(measured: Mapping[str, Iterable[Measured]], loop: str) -> list[Line]:
 
 
 def _line(headline: Headline, group: Group) -> Line:
-    metric = next(each for each in EVERY[headline.scenario].metrics if each.key == headline.metric)
+    metric = next(each for each in find(headline.scenario).metrics if each.key == headline.metric)
     ratios = {name: group.ratio(name, metric.key) for name in group.members if name not in {OURS, ALONE}}
     ours = f"{number(group.spread(OURS, metric.key).median)} {metric.unit}"
     named = {name.replace(OURS, "ours"): ratio for name, ratio in ratios.items() if ratio is not None}

@@ -5,10 +5,8 @@ import asyncio
 import pytest
 
 from purgatory import VirtualClock
-from purgatory.bench.rivals import CallLaterPurgatory, EventWaiters, HeapPurgatory, Request
+from purgatory.bench.rivals import CallLaterPurgatory, EventWaiters, Request
 from purgatory.bench.stalls import Heartbeat
-
-Rival = HeapPurgatory | CallLaterPurgatory
 
 
 class Waiting(Request):
@@ -34,13 +32,12 @@ def clock() -> VirtualClock:
     return VirtualClock()
 
 
-@pytest.fixture(params=[HeapPurgatory, CallLaterPurgatory])
-def rival(request: pytest.FixtureRequest, clock: VirtualClock) -> Rival:
-    made: Rival = request.param(clock, purge_interval=10)
-    return made
+@pytest.fixture
+def rival(clock: VirtualClock) -> CallLaterPurgatory:
+    return CallLaterPurgatory(clock, purge_interval=10)
 
 
-def test_ready_request_does_not_wait(rival: Rival, clock: VirtualClock) -> None:
+def test_ready_request_does_not_wait(rival: CallLaterPurgatory, clock: VirtualClock) -> None:
     request = Waiting(1)
     request.ready = True
     rival.try_complete_else_watch(request, ["key"])
@@ -49,7 +46,7 @@ def test_ready_request_does_not_wait(rival: Rival, clock: VirtualClock) -> None:
     assert rival.check_and_complete("key") == 0
 
 
-def test_check_completes_ready_requests(rival: Rival, clock: VirtualClock) -> None:
+def test_check_completes_ready_requests(rival: CallLaterPurgatory, clock: VirtualClock) -> None:
     requests = [Waiting(1) for _ in range(4)]
     for request in requests:
         rival.try_complete_else_watch(request, ["key", "other"])
@@ -62,7 +59,7 @@ def test_check_completes_ready_requests(rival: Rival, clock: VirtualClock) -> No
     assert [request.events for request in requests] == [expired, once, once, expired]
 
 
-def test_a_deadline_is_kept(rival: Rival, clock: VirtualClock) -> None:
+def test_a_deadline_is_kept(rival: CallLaterPurgatory, clock: VirtualClock) -> None:
     requests = [Waiting(timeout) for timeout in (0.5, 0.1, 0.3)]
     for request in requests:
         rival.try_complete_else_watch(request, ["key"])
@@ -74,7 +71,7 @@ def test_a_deadline_is_kept(rival: Rival, clock: VirtualClock) -> None:
     assert [request.completed for request in requests] == [True, True, True]
 
 
-def test_dead_requests_are_purged(rival: Rival, clock: VirtualClock) -> None:
+def test_dead_requests_are_purged(rival: CallLaterPurgatory, clock: VirtualClock) -> None:
     alive = Waiting(1)
     rival.try_complete_else_watch(alive, ["key"])
     for _ in range(30):
@@ -84,10 +81,9 @@ def test_dead_requests_are_purged(rival: Rival, clock: VirtualClock) -> None:
     clock.advance(0.5)
     assert rival.purges > 0
     assert rival._watchers.watched <= 10
-    rival.close()
 
 
-def test_a_purge_removes_keys_on_which_nothing_is_pending(rival: Rival, clock: VirtualClock) -> None:
+def test_a_purge_removes_keys_on_which_nothing_is_pending(rival: CallLaterPurgatory, clock: VirtualClock) -> None:
     rival.try_complete_else_watch(Waiting(1), ["pending"])
     for number in range(30):
         request = Waiting(1)
@@ -95,7 +91,6 @@ def test_a_purge_removes_keys_on_which_nothing_is_pending(rival: Rival, clock: V
         request.force_complete()
     clock.advance(0.5)
     assert len(rival._watchers.lists) <= 11
-    rival.close()
 
 
 def test_a_purge_that_a_check_starts_counts_no_entry_twice(clock: VirtualClock) -> None:
@@ -119,19 +114,6 @@ def test_call_later_purges_when_more_entries_are_dead_than_living(clock: Virtual
         rival.try_complete_else_watch(request, ["key"])
         request.force_complete()
         assert rival.purges == (finished > 100)
-
-
-def test_the_old_design_keeps_a_complete_request_until_it_is_met(clock: VirtualClock) -> None:
-    old = HeapPurgatory(clock)
-    alive, complete = Waiting(1), Waiting(2)
-    for request in (alive, complete):
-        old.try_complete_else_watch(request, ["key"])
-    complete.force_complete()
-    clock.advance(0.9)
-    assert old._heap == [alive, complete]
-    clock.advance(0.2)  # the request before it has expired: it is the next in the heap
-    assert old._heap == []
-    assert complete.events == ["complete"]
 
 
 @pytest.mark.parametrize("expires", [False, True])

@@ -4,28 +4,28 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator
 
-import psutil
 import pytest
 
-from purgatory.bench.web.client import SERVERS, Client, connect, missing, running
+from purgatory.bench.client import Client, connect
+from purgatory.bench.processes import Running, running
+from purgatory.bench.web.servers import POLLS, missing
 from tests.support.servers import program
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
 
-@pytest.fixture(params=SERVERS)
-async def server(request: pytest.FixtureRequest) -> AsyncIterator[tuple[psutil.Process, int]]:
-    """The process and its port."""
+@pytest.fixture(params=POLLS)
+async def server(request: pytest.FixtureRequest) -> AsyncIterator[Running]:
     name: str = request.param
     if missing(name) is not None:
         program("node", "nodejs")
-    with running(name) as (process, port):
-        yield process, port
+    with running(POLLS[name]) as server:
+        yield server
 
 
 @pytest.fixture
-def port(server: tuple[psutil.Process, int]) -> int:
-    return server[1]
+def port(server: Running) -> int:
+    return server.port
 
 
 async def until_waiting(client: Client, count: int) -> None:
@@ -34,7 +34,7 @@ async def until_waiting(client: Client, count: int) -> None:
 
 
 async def test_a_publish_answers_all_clients_that_wait_for_it(port: int) -> None:
-    control, *clients, late, other = await connect(23, port)
+    control, *clients, late, other = [each async for each in connect(port, 23, Client)]
     waiting = [client.ask("GET", "/wait?topic=news&after=0") for client in clients]
     more = late.ask("GET", "/wait?topic=news&after=1")
     elsewhere = other.ask("GET", "/wait?topic=other&after=0")
@@ -46,23 +46,22 @@ async def test_a_publish_answers_all_clients_that_wait_for_it(port: int) -> None
     assert await more == b"2"
     assert await late.ask("GET", "/wait?topic=news&after=1") == b"2"
     assert not elsewhere.done()
-    other.transport.abort()
+    other.close()
     await until_waiting(control, 0)
     assert await clients[0].ask("GET", "/now") == b'"now"'
 
 
 async def test_a_deadline_answers_with_the_count(port: int) -> None:
-    (client,) = await connect(1, port)
+    (client,) = [each async for each in connect(port, 1, Client)]
     assert await client.ask("GET", "/wait?topic=news&after=0&timeout=0.05") == b"0"
     await until_waiting(client, 0)
 
 
-async def test_waiting_clients_are_answered_when_the_server_stops(server: tuple[psutil.Process, int]) -> None:
-    process, port = server
-    control, *clients = await connect(11, port)
+async def test_waiting_clients_are_answered_when_the_server_stops(server: Running) -> None:
+    control, *clients = [each async for each in connect(server.port, 11, Client)]
     waiting = [client.ask("GET", "/wait?topic=news&after=0") for client in clients]
     await until_waiting(control, 10)
-    process.terminate()
+    server.process.terminate()
     assert await asyncio.gather(*waiting) == [b"0"] * 10
     # uvicorn raises the signal again when it has shut down.
-    assert await asyncio.to_thread(process.wait, 30) in (0, -signal.SIGTERM)
+    assert await asyncio.to_thread(server.process.wait, 30) in (0, -signal.SIGTERM)

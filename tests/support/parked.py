@@ -1,7 +1,7 @@
 """Very many clients that wait at `purgatory.uvicorn`: `python -m tests.support.parked [--clients N] [--seconds S]`.
 
 Prints the server's memory, its wake-ups and CPU time while the clients wait, and the time and CPU until one publish has
-answered all. The clients come from as many addresses of loopback as their number needs.
+answered all. The clients come from 64 addresses of loopback.
 """
 
 import argparse
@@ -9,52 +9,50 @@ import asyncio
 import sys
 import time
 
-import psutil
-
 from purgatory.bench import machine
 from purgatory.bench.case import OURS
-from purgatory.bench.web.client import Client, abort, allow_open_files, arriving, connect, cpu_seconds, running
-
-PORTS = 25_000
-"""Connections to one address of loopback."""
+from purgatory.bench.client import Client, abort, connect
+from purgatory.bench.processes import Running, allow_open_files, running
+from purgatory.bench.web.servers import POLLS
 
 
 async def run(count: int, seconds: float) -> list[str]:
     """Measure, and return lines of text."""
-    with running(OURS) as (process, port):
-        (control,) = await connect(1, port)
+    with running(POLLS[OURS]) as server:
+        control = await anext(connect(server.port, 1, Client))
         await control.ask("GET", "/now")
-        alone = await _idle(process, seconds)
-        empty = process.memory_info().rss
+        alone = await _idle(server, seconds)
+        empty = server.memory()
         clients: list[Client] = []
-        async for client in arriving(count, port, "/wait?topic=all&after=0", -(-count // PORTS)):
+        async for client in connect(server.port, count, Client):
+            client.ask("GET", "/wait?topic=all&after=0")
             clients.append(client)
             if len(clients) % 10_000 == 0 and sys.stderr.isatty():
                 sys.stderr.write(f"{len(clients):,} clients wait\n")
         while int(await control.ask("GET", "/waiting")) < count:
             await asyncio.sleep(0.1)
         await asyncio.sleep(1)
-        memory = process.memory_info().rss
-        waiting = await _idle(process, seconds)
-        cpu, began = cpu_seconds(process), time.perf_counter()
+        memory = server.memory()
+        waiting = await _idle(server, seconds)
+        cpu, began = server.cpu(), time.perf_counter()
         await control.ask("POST", "/publish?topic=all")
-        bodies = await asyncio.gather(*(client.answered for client in clients))
-        took, cpu = time.perf_counter() - began, cpu_seconds(process) - cpu
+        bodies = await asyncio.gather(*(client.answer for client in clients))
+        took, cpu = time.perf_counter() - began, server.cpu() - cpu
         assert set(bodies) == {b"1"}
         abort(clients)
     return [
-        f"{count:,} clients wait: {(memory - empty) / 1024 / count:.2f} KiB each, {memory / 1e6:.0f} MB in all",
+        f"{count:,} clients wait: {(memory - empty) / count:.2f} KiB each, {memory / 1024:.0f} MiB in all",
         f"in {seconds:g} s meanwhile: {waiting[0]} wake-ups, {100 * waiting[1] / seconds:.1f} % of a core;"
         f" before the first client: {alone[0]}, {100 * alone[1] / seconds:.1f} %",
         f"answered by one publish within {took:.2f} s, {1e6 * cpu / count:.0f} us of the server's CPU each",
     ]
 
 
-async def _idle(process: psutil.Process, seconds: float) -> tuple[int, float]:
+async def _idle(server: Running, seconds: float) -> tuple[int, float]:
     """The wake-ups and the CPU time of the server in some seconds. uvicorn itself wakes up ten times a second."""
-    switches, cpu = process.num_ctx_switches().voluntary, cpu_seconds(process)
+    switches, cpu = server.process.num_ctx_switches().voluntary, server.cpu()
     await asyncio.sleep(seconds)
-    return process.num_ctx_switches().voluntary - switches, cpu_seconds(process) - cpu
+    return server.process.num_ctx_switches().voluntary - switches, server.cpu() - cpu
 
 
 def main() -> None:

@@ -8,7 +8,9 @@ import psutil
 import pytest
 
 from purgatory.bench.case import OURS
-from purgatory.bench.web.client import Client, connect, running
+from purgatory.bench.client import Client, connect
+from purgatory.bench.processes import running
+from purgatory.bench.web.servers import POLLS
 
 WAVES = 40
 SETTLED = 6
@@ -21,9 +23,11 @@ CLIENTS = ANSWERED + GONE + RESET + KILLED
 
 KILLED_CLIENTS = f"""
 import asyncio, sys
-from purgatory.bench.web.client import arriving
+from purgatory.bench.client import Client, connect
 async def main():
-    clients = [client async for client in arriving({KILLED}, int(sys.argv[1]), "/wait?topic=none&after=0")]
+    clients = [client async for client in connect(int(sys.argv[1]), {KILLED}, Client)]
+    for client in clients:
+        client.ask("GET", "/wait?topic=none&after=0")
     print("they wait", flush=True)
     await asyncio.sleep(600)
 asyncio.run(main())
@@ -37,7 +41,9 @@ async def until_waiting(control: Client, count: int) -> None:
 
 async def wave(control: Client, port: int, number: int) -> None:
     """Clients that are answered, hang up, reset their connections, or are killed."""
-    answered, gone, reset = [await connect(count, port) for count in (ANSWERED, GONE, RESET)]
+    answered, gone, reset = [
+        [each async for each in connect(port, count, Client, pace=False)] for count in (ANSWERED, GONE, RESET)
+    ]
     for client in answered:
         client.ask("GET", f"/wait?topic=all&after={number}")
     for client in (*gone, *reset):
@@ -48,13 +54,13 @@ async def wave(control: Client, port: int, number: int) -> None:
         await until_waiting(control, CLIENTS)
         killed.kill()
     for client in gone:
-        client.answered.cancel()
+        client.answer.cancel()
         client.transport.close()
     for client in reset:
-        client.answered.cancel()
+        client.answer.cancel()
         client.transport.abort()
     await control.ask("POST", "/publish?topic=all")
-    assert set(await asyncio.gather(*(client.answered for client in answered))) == {b"%d" % (number + 1)}
+    assert set(await asyncio.gather(*(client.answer for client in answered))) == {b"%d" % (number + 1)}
     for client in answered:
         client.transport.close()
     await until_waiting(control, 0)
@@ -62,14 +68,14 @@ async def wave(control: Client, port: int, number: int) -> None:
 
 @pytest.mark.asyncio(loop_factories=["uvloop"])
 async def test_waves_of_clients_leave_nothing_behind() -> None:
-    with running(OURS) as (process, port):
-        (control,) = await connect(1, port)
+    with running(POLLS[OURS]) as server:
+        control = await anext(connect(server.port, 1, Client))
         memory: list[int] = []
         for number in range(WAVES):
-            await wave(control, port, number)
-            while _connections(process) > 1:
+            await wave(control, server.port, number)
+            while _connections(server.process) > 1:
                 await asyncio.sleep(0.05)
-            memory.append(process.memory_info().rss)
+            memory.append(server.process.memory_info().rss)
             # The allocator takes its memory in a few steps, at any of the first waves. A leak grows at each wave.
             if number >= SETTLED and memory[-1] - memory[-1 - SETTLED] < SETTLED * CLIENTS * LEAK:
                 break

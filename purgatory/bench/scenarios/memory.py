@@ -10,33 +10,18 @@ from typing import Any, Final
 from purgatory import DelayedOperation, DelayedOperationPurgatory
 from purgatory.bench import machine
 from purgatory.bench.case import OURS, Case, Figures, Metric, Plot, Scenario
-from purgatory.bench.rivals import CallLaterPurgatory, EventWaiters, HeapPurgatory, Request
+from purgatory.bench.rivals import CallLaterPurgatory, EventWaiters, Never, Request
 
 TIMEOUT: Final = 3600.0
 KEYS: Final = [(f"key-{number}",) for number in range(100)]
 
 
-class OurRequest(DelayedOperation[None]):
+class Operation(Never, DelayedOperation[None]):
     __slots__ = ()
 
-    def try_complete(self) -> bool:
-        return False
 
-    def on_complete(self) -> None:
-        """Never called."""
-
-
-class RivalRequest(Request):
+class Call(Never, Request):
     __slots__ = ()
-
-    def try_complete(self) -> bool:
-        return False
-
-    def on_complete(self) -> None:
-        """Never called."""
-
-    def on_expiration(self) -> None:
-        """Never called."""
 
 
 Start = Callable[[tuple[str, ...]], object]
@@ -44,11 +29,12 @@ Start = Callable[[tuple[str, ...]], object]
 
 def ours() -> Start:
     watch = DelayedOperationPurgatory().try_complete_else_watch
-    return lambda keys: watch(OurRequest(TIMEOUT), keys)
+    return lambda keys: watch(Operation(TIMEOUT), keys)
 
 
-def _rival(purgatory: HeapPurgatory | CallLaterPurgatory) -> Start:
-    return lambda keys: purgatory.try_complete_else_watch(RivalRequest(TIMEOUT), keys)
+def _call_later() -> Start:
+    watch = CallLaterPurgatory(asyncio.get_running_loop()).try_complete_else_watch
+    return lambda keys: watch(Call(TIMEOUT), keys)
 
 
 def _event() -> Start:
@@ -58,8 +44,7 @@ def _event() -> Start:
 
 IMPLEMENTATIONS: "Final[dict[str, Callable[[], Start]]]" = {
     OURS: ours,
-    "old design (heap)": lambda: _rival(HeapPurgatory(asyncio.get_running_loop())),
-    "call_later": lambda: _rival(CallLaterPurgatory(asyncio.get_running_loop())),
+    "call_later": _call_later,
     "Event + timeout": _event,
 }
 
@@ -87,10 +72,6 @@ async def run(case: Case) -> Figures:
     return {"bytes": held * machine.MIB / pending, "collection_ms": 1e3 * median(collections)}
 
 
-def measure(case: Case) -> Figures:
-    return machine.run(case.loop, run(case))
-
-
 def cases(quick: bool) -> list[Case]:
     sizes = (20_000,) if quick else (100_000, 1_000_000)
     return [
@@ -104,13 +85,13 @@ SCENARIO = Scenario(
     name="memory",
     title="Memory of a pending operation, and the time of a full garbage collection",
     cases=cases,
-    measure=measure,
+    main=run,
     metrics=(
         Metric("bytes", "memory of a pending operation", "B", compared=True),
         Metric("collection_ms", "full collection", "ms", compared=True),
     ),
     plots=(
-        Plot("bytes", metric="bytes", panel="pending"),
-        Plot("collection", metric="collection_ms", panel="pending"),
+        Plot("bytes", metric="bytes"),
+        Plot("collection", metric="collection_ms"),
     ),
 )

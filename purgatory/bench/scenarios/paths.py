@@ -16,23 +16,16 @@ from functools import partial
 from typing import Any, Final
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory
-from purgatory.bench import machine
 from purgatory.bench.case import LOOPS, OURS, Case, Figures, Metric, Plot, Scenario
-from purgatory.bench.rivals import CallLaterPurgatory, EventWaiters, Request
+from purgatory.bench.rivals import CallLaterPurgatory, EventWaiters, Never, Request
 
 TIMEOUT: Final = 30.0
 KEYS: Final = ("key",)
 FLOOR: Final = "future (floor)"
 
 
-class Operation(DelayedOperation[None]):
+class Operation(Never, DelayedOperation[None]):
     __slots__ = ()
-
-    def try_complete(self) -> bool:
-        return False
-
-    def on_complete(self) -> None:
-        """Do nothing."""
 
 
 Turns = Awaitable[None]
@@ -52,17 +45,8 @@ def operations(purgatory: DelayedOperationPurgatory, pending: int) -> Callable[[
     return turn
 
 
-class Call(Request):
+class Call(Never, Request):
     __slots__ = ()
-
-    def try_complete(self) -> bool:
-        return False
-
-    def on_complete(self) -> None:
-        """Do nothing."""
-
-    def on_expiration(self) -> None:
-        """Do nothing."""
 
 
 def _calls(pending: int) -> Callable[[], Turns]:
@@ -207,14 +191,6 @@ async def run_awaits(case: Case) -> Figures:
     return {"us": 1e6 * (time.process_time() - began) / (waits * tasks)}
 
 
-def measure_callbacks(case: Case) -> Figures:
-    return machine.run(case.loop, run_callbacks(case))
-
-
-def measure_awaits(case: Case) -> Figures:
-    return machine.run(case.loop, run_awaits(case))
-
-
 def _callback_cases(quick: bool) -> list[Case]:
     sizes = ((1_000, 20),) if quick else ((1_000, 300), (100_000, 2))
     return [
@@ -235,12 +211,12 @@ def _await_cases(quick: bool) -> list[Case]:
     ]
 
 
-def _scenario(name: str, title: str, cases: Callable[[bool], list[Case]], measure: Any, panel: str | None) -> Scenario:
+def _scenario(name: str, title: str, cases: Callable[[bool], list[Case]], main: Any) -> Scenario:
     metric = Metric("us", "CPU of a wait", "µs", compared=True)
-    return Scenario(name, title, cases, measure, (metric,), (Plot("cost", metric="us", panel=panel),))
+    return Scenario(name, title, cases, main, (metric,), (Plot("cost", metric="us"),))
 
 
 CALLBACK = _scenario(
-    "callback", "Callback path: register and complete, no awaiting task", _callback_cases, measure_callbacks, "pending"
+    "callback", "Callback path: register and complete, no awaiting task", _callback_cases, run_callbacks
 )
-AWAIT = _scenario("await", "Await path: tasks that are there anyway wait", _await_cases, measure_awaits, "tasks")
+AWAIT = _scenario("await", "Await path: tasks that are there anyway wait", _await_cases, run_awaits)

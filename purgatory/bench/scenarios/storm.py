@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Final
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory
-from purgatory.bench import machine
 from purgatory.bench.case import LOOPS, OURS, Case, Figures, Metric, Plot, Scenario
 from purgatory.bench.rivals import EventWaiters
 from purgatory.bench.stalls import Heartbeat
@@ -110,10 +109,6 @@ async def run(case: Case) -> Figures:
     }
 
 
-def measure(case: Case) -> Figures:
-    return machine.run(case.loop, run(case))
-
-
 def cases(quick: bool) -> list[Case]:
     return [
         Case("storm", implementation, loop, {"due": 20_000 if quick else 1_000_000})
@@ -126,7 +121,7 @@ SCENARIO = Scenario(
     name="storm",
     title="Expiry storm: all due in one tick",
     cases=cases,
-    measure=measure,
+    main=run,
     metrics=(
         Metric("stall_ms", "longest turn of the loop", "ms", compared=True),
         Metric("own_stall_ms", "the same without garbage collection", "ms"),

@@ -1,4 +1,4 @@
-"""The servers of the scenarios `http` and `events`, which answer the same requests, and their clients.
+"""The scenarios `http` and `events`: servers that answer the same requests, and their clients.
 
 GET /wait?topic=T&after=N    the number of messages of the topic, when it is more than N, or after `timeout` seconds
 POST /publish?topic=T        one message more

@@ -1,26 +1,22 @@
-"""The servers that are compared, each in a process of its own, with its data in a new folder on the disk."""
+"""The servers that are compared, each with its data in a new folder on the disk."""
 
 import fcntl
 import json
-import os
-import re
 import resource
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import psutil
-
+from purgatory.bench import processes
 from purgatory.bench.case import OURS, Case
+from purgatory.bench.processes import Running
 
-__all__ = ["FOLDER", "REFERENCE", "SERVERS", "Running", "installed", "missing", "running"]
+__all__ = ["FOLDER", "REFERENCE", "SERVERS", "installed", "missing", "running"]
 
 REFERENCE: Final = "reference server"
 SERVERS: Final = (OURS, REFERENCE)
@@ -30,27 +26,8 @@ FOLDER: Final = Path("build", "durable-streams")
 
 _PACKAGE: Final = "@durable-streams/server"
 _VERSION: Final = "0.3.7"
-_PATIENCE: Final = 60.0
-"""Seconds in which a server has to start."""
 _SPARE: Final = 500
 """Files that a process has open beside its connections."""
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A server."""
-
-    process: psutil.Process
-    port: int
-
-    def cpu(self) -> float:
-        """Its CPU time so far, in seconds."""
-        times = self.process.cpu_times()
-        return float(times.user + times.system)
-
-    def memory(self) -> float:
-        """Its resident memory, in KiB."""
-        return float(self.process.memory_info().rss) / 1024
 
 
 def missing(case: Case) -> str | None:
@@ -82,31 +59,13 @@ def installed(folder: Path = FOLDER) -> Path:
 @contextmanager
 def running(implementation: str) -> Iterator[Running]:
     """Run the server of that name until the end of the block. Raises `RuntimeError` if it does not start."""
-    environment = dict(os.environ)
-    if implementation == REFERENCE:
-        environment["NODE_PATH"] = str(installed())
-        command = ["node", str(Path(__file__).with_name("server.js"))]
-    else:
-        command = [sys.executable, "-m", "purgatory", "serve"]
     FOLDER.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="data-", dir=FOLDER, ignore_cleanup_errors=True) as data:
-        command += [data] if implementation == REFERENCE else ["--data", data, "--port", "0"]
-        log = Path(data) / "log"
-        with (
-            log.open("w") as written,
-            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=written, env=environment) as process,
-        ):
-            try:
-                yield Running(psutil.Process(process.pid), _port(process, log))
-            finally:
-                process.kill()
-
-
-def _port(process: "subprocess.Popen[bytes]", log: Path) -> int:
-    """The port on which the server says that it listens."""
-    until = time.monotonic() + _PATIENCE
-    while time.monotonic() < until and process.poll() is None:
-        if found := re.search(r"running on http://(?:127\.0\.0\.1|localhost):(\d+)", log.read_text()):
-            return int(found[1])
-        time.sleep(0.02)
-    raise RuntimeError(f"{process.args!r} has not started: {log.read_text()}")
+        if implementation == REFERENCE:
+            command = ["node", str(Path(__file__).with_name("server.js")), data]
+            environment = {"NODE_PATH": str(installed())}
+        else:
+            command = [sys.executable, "-m", "purgatory", "serve", "--data", data, "--port", "0"]
+            environment = {}
+        with processes.running(command, environment) as server:
+            yield server

@@ -4,26 +4,15 @@ Afterwards each stream is read: every message that was acknowledged is in it onc
 """
 
 import asyncio
+import gc
 import time
 from collections import Counter
 from typing import Final
 
 from purgatory.bench.case import Case, Figures, Metric, Scenario
-from purgatory.bench.streams.client import (
-    LOAD,
-    Connection,
-    Meter,
-    WrongAnswer,
-    check,
-    connect,
-    create,
-    dial,
-    head_of_post,
-    percentile,
-    read,
-    run,
-)
-from purgatory.bench.streams.servers import SERVERS, missing, running
+from purgatory.bench.client import LOAD, Connection, Meter, WrongAnswer, connect, percentile
+from purgatory.bench.server.requests import check, create, dial, head_of_post, read
+from purgatory.bench.server.servers import SERVERS, missing, running
 
 _STREAMS: Final = 16
 """Streams that many writers share."""
@@ -97,6 +86,7 @@ def _message(writer: int, number: int, padding: bytes) -> bytes:
 
 
 async def _measured(case: Case) -> Figures:
+    gc.disable()
     parameters = case.parameters
     count, size, streams = parameters["requests"], parameters["bytes"], parameters["streams"]
     with running(case.implementation) as server:
@@ -104,7 +94,7 @@ async def _measured(case: Case) -> Figures:
         for stream in range(streams):
             await create(control, f"s{stream}")
         appends = _Run(size)
-        connections = [each async for each in connect(server, parameters["writers"], Connection)]
+        connections = [each async for each in connect(server.port, parameters["writers"], Connection)]
         writers = [_Writer(appends, each, number, number % streams) for number, each in enumerate(connections)]
         await appends.append(writers, max(len(writers), int(_WARM * count)))
         meter = Meter(server)
@@ -155,7 +145,7 @@ SCENARIO = Scenario(
     name="appends",
     title="Streams: durable appends",
     cases=_cases,
-    measure=lambda case: run(_measured(case)),
+    main=_measured,
     metrics=(
         Metric("us", "time an append", "µs", compared=True),
         Metric("rate", "appends", "/s"),

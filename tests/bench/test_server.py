@@ -17,18 +17,19 @@ import pytest
 
 from purgatory.__main__ import main
 from purgatory.bench import report
-from purgatory.bench.case import IN_PYTHON, OURS, Case
-from purgatory.bench.every import STREAMS
-from purgatory.bench.streams import appends, delivery, readers
-from purgatory.bench.streams.client import WrongAnswer, ask, dial, get, percentile
-from purgatory.bench.streams.servers import REFERENCE, Running, installed, missing
+from purgatory.bench.case import OURS, Case
+from purgatory.bench.client import WrongAnswer, percentile
+from purgatory.bench.processes import Running
+from purgatory.bench.registry import SERVER, find
+from purgatory.bench.server import appends, readers
+from purgatory.bench.server.requests import ask, dial, get
+from purgatory.bench.server.servers import REFERENCE, installed, missing
 from purgatory.bench.summary import summary
 from tests.streams.node import installed as all_installed
 from tests.support.paths import ROOT
 from tests.support.servers import program
 
-RUN = {name: STREAMS[name] for name in ("reads", "readers")}
-"""The scenarios of the run. The tests below make the requests of all of them."""
+RUN = {name: find(name) for name in SERVER}
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +39,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
     all_installed()
     output = tmp_path_factory.mktemp("bench")
     command = [sys.executable, "-m", "purgatory", "bench", "--streams", "--quick", "--rounds", "1", *RUN]
-    environment = {**os.environ, "PURGATORY_PURE": "1"}  # on the core in C, both cores would be measured
-    done = subprocess.run(
-        [*command, "--output", str(output)], env=environment, capture_output=True, text=True, check=False, cwd=ROOT
-    )
+    done = subprocess.run([*command, "--output", str(output)], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     for scenario in RUN.values():
         assert scenario.title in done.stdout
@@ -87,12 +85,12 @@ class TestWhatIsMissing:
     ) -> None:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("PATH", str(tmp_path))
-        main(["bench", "reads", "--streams", "--quick", "--rounds", "1", "--output", str(tmp_path / "measured")])
+        main(["bench", "appends", "--streams", "--quick", "--rounds", "1", "--output", str(tmp_path / "measured")])
         said = " ".join(capsys.readouterr().err.split())
-        assert f"reads: {REFERENCE}, uvloop, connections 64" in said
+        assert f"appends: {REFERENCE}, uvloop, bytes 100" in said
         assert "was not measured: needs node: sudo apt-get install nodejs npm" in said
-        cases = results(tmp_path / "measured")["scenarios"]["reads"]["cases"]
-        assert {case["implementation"] for case in cases} <= {OURS, OURS + IN_PYTHON}
+        cases = results(tmp_path / "measured")["scenarios"]["appends"]["cases"]
+        assert {case["implementation"] for case in cases} == {OURS}
 
     def test_more_readers_than_open_files_are_not_measured(self) -> None:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -160,16 +158,6 @@ class TestAWrongAnswer:
         with pytest.raises(WrongAnswer):
             run.got(b"message")
 
-    async def test_message_out_of_turn_fails(self) -> None:
-        run = delivery._Run(streams=1, readers=1)
-        first, second = run.add(0), run.add(0)
-        for data in (second, b"", first[:-1] + b"x"):
-            with pytest.raises(WrongAnswer):
-                run.got(0, 0, data)
-        run.is_last = True
-        assert run.got(0, 0, first + second) == 2
-        assert run.over.done()
-
 
 def test_percentiles_are_those_of_the_nearest_rank() -> None:
     times = [number / 1e3 for number in range(1, 101)]
@@ -178,22 +166,20 @@ def test_percentiles_are_those_of_the_nearest_rank() -> None:
 
 
 def test_full_run_has_the_sizes_that_matter() -> None:
-    cases = [case.parameters for scenario in STREAMS.values() for case in scenario.cases(False)]
+    cases = [case.parameters for scenario in RUN.values() for case in scenario.cases(False)]
     assert {(case["writers"], case["bytes"]) for case in cases if "writers" in case} == {
         (writers, size) for writers in (1, 64, 512) for size in (100, 65_536)
     }
     assert {(case["by"], case["readers"]) for case in cases if "by" in case} == {
         (by, count) for by in ("long poll", "SSE") for count in (1_000, 10_000)
     }
-    assert {(case["streams"], case["readers"]) for case in cases if "rate" in case} == {(100, 2_000)}
 
 
 def test_figures_of_the_readme_are_those_that_were_measured() -> None:
     about, cases = report.load(ROOT / "purgatory" / "bench" / "measured" / "streams" / "results.json")
     assert about["missing"] == {}
-    assert list(cases) == list(STREAMS)
-    for name in cases:
-        assert [each.case for each in cases[name]] == STREAMS[name].cases(False)
+    for name in SERVER:
+        assert [each.case for each in cases[name]] == find(name).cases(False)
         assert {len(each.rounds) for each in cases[name]} == {about["rounds"]}
     readme = (ROOT / "purgatory" / "streams" / "README.md").read_text()
     assert report.markdown(summary(cases, "uvloop")).partition("\n\n")[2] in readme

@@ -1,28 +1,17 @@
 """Very many readers wait for one stream, and an append answers them all."""
 
 import asyncio
+import gc
 import json
 import statistics
 import time
 from typing import Final
 
 from purgatory.bench.case import Case, Figures, Metric, Plot, Scenario
-from purgatory.bench.streams.client import (
-    LOAD,
-    Connection,
-    Meter,
-    WrongAnswer,
-    ask,
-    check,
-    connect,
-    create,
-    dial,
-    get,
-    head_of_post,
-    quiet,
-    run,
-)
-from purgatory.bench.streams.servers import SERVERS, missing, running
+from purgatory.bench.client import LOAD, Connection, Meter, WrongAnswer, connect
+from purgatory.bench.processes import allow_open_files
+from purgatory.bench.server.requests import OFFSET, ask, check, create, dial, get, head_of_post, quiet
+from purgatory.bench.server.servers import SERVERS, missing, running
 
 _SIZE: Final = 100
 
@@ -79,12 +68,14 @@ class _LongPoll(_Reader):
 
     def poll(self) -> None:
         """Ask again."""
-        more = {"cursor": self.cursor.decode()} if self.cursor else {}
+        cursor = self.headers.get(b"stream-cursor")
+        more = {} if cursor is None else {"cursor": cursor.decode()}
         self.request(get("s", offset=self.offset.decode(), live="long-poll", **more))
 
     def polled(self) -> None:
         """There is an answer."""
         check(self, 200, 204)
+        self.offset = self.headers[OFFSET]
         if self.status == 204:
             self.poll()
         else:
@@ -124,20 +115,22 @@ _KINDS: Final[dict[str, type[_Reader]]] = {"long poll": _LongPoll, "SSE": _Event
 
 
 async def _measured(case: Case) -> Figures:
+    gc.disable()
     parameters = case.parameters
+    allow_open_files(parameters["readers"])
     count, times, kind = parameters["readers"], parameters["times"], _KINDS[parameters["by"]]
     with running(case.implementation) as server:
         first = await dial(server)
         await create(first, "s")
         for _ in range(100):  # to warm up
             await ask(first, head_of_post("s", _SIZE) + b"." * _SIZE, 204)
-        tail = first.offset
+        tail = first.headers[OFFSET]
         first.close()
         await quiet(server)
         empty = server.memory()
         readers_run = _Run()
         readers = []
-        async for reader in connect(server, count, kind):
+        async for reader in connect(server.port, count, kind):
             reader.run = readers_run
             reader.begin(tail)
             readers.append(reader)
@@ -183,13 +176,13 @@ SCENARIO = Scenario(
     name="readers",
     title="Streams: readers wait for one stream, and an append answers them all",
     cases=_cases,
-    measure=lambda case: run(_measured(case)),
+    main=_measured,
     metrics=(
         Metric("kib", "the server's memory, a waiting reader", "KiB", compared=True),
         Metric("answer_ms", "from append to the last reader", "ms", compared=True),
         Metric("cpu_us", "the server's CPU, a delivery", "µs", compared=True),
         LOAD,
     ),
-    plots=(Plot("answer", metric="answer_ms", x="readers", panel="by"),),
+    plots=(Plot("answer", metric="answer_ms"),),
     missing=missing,
 )

@@ -7,24 +7,31 @@ All servers have `--timeout-graceful-shutdown 5`, because some would never stop 
 import asyncio
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
-from purgatory.bench import machine
 from purgatory.bench.case import Case, Figures, Metric, Plot, Scenario
-from purgatory.bench.scenarios.http import SETTLED
-from purgatory.bench.web.client import (
-    EVENT_SERVERS,
-    Client,
-    Listener,
-    abort,
-    allow_open_files,
-    arriving,
-    connect,
-    cpu_seconds,
-    missing,
-    running,
-    until_waiting,
-)
+from purgatory.bench.client import Client, abort, connect
+from purgatory.bench.processes import allow_open_files, running
+from purgatory.bench.web.servers import EVENTS, SETTLED, missing, until_waiting
+
+
+class _Listener(Client):
+    """A client of an event stream. Its `answer` is done when the stream has ended properly."""
+
+    def __init__(self, heard: Callable[[], object]) -> None:
+        super().__init__()
+        self.heard = heard
+        """Called at each event."""
+        self.ids: list[int] = []
+        """The ids of the events so far."""
+
+    def on_body(self, body: bytes) -> None:
+        *lines, self.body = (self.body + body).split(b"\n")
+        for line in lines:
+            if line.startswith(b"id:"):
+                self.ids.append(int(line[3:]))
+                self.heard()
 
 
 class _Topic:
@@ -32,17 +39,17 @@ class _Topic:
 
     def __init__(self, name: str) -> None:
         self.name: str = name
-        self.listeners: list[Listener] = []
+        self.listeners: list[_Listener] = []
         self.late: int = 0
         self.all_here: asyncio.Event = asyncio.Event()
 
     async def open(self, count: int, port: int) -> None:
         """Let so many clients come."""
-        async for _ in arriving(count, port, f"/wait?topic={self.name}", make=self._listener):
-            pass
+        async for listener in connect(port, count, self._listener):
+            listener.ask("GET", f"/wait?topic={self.name}")
 
-    def _listener(self) -> Listener:
-        self.listeners.append(Listener(self._heard))
+    def _listener(self) -> _Listener:
+        self.listeners.append(_Listener(self._heard))
         return self.listeners[-1]
 
     def _heard(self) -> None:
@@ -67,46 +74,42 @@ class _Topic:
 async def run(case: Case) -> Figures:
     """Measure idle streams, events for one and for all of them, and a shutdown."""
     count, seconds, times = (case.parameters[name] for name in ("clients", "seconds", "times"))
+    allow_open_files(count)
     figures: Figures = {}
-    with running(case.implementation, EVENT_SERVERS) as (process, port):
-        (control,) = await connect(1, port)
+    with running(EVENTS[case.implementation]) as server:
+        control = await anext(connect(server.port, 1, Client))
         one, all_ = _Topic("one"), _Topic("all")
-        await one.open(1, port)
+        await one.open(1, server.port)
         await until_waiting(control, 1)
         for _ in range(100):  # to warm up
             await one.publish(control)
 
-        empty = process.memory_info().rss
-        await all_.open(count, port)
+        empty = server.memory()
+        await all_.open(count, server.port)
         await until_waiting(control, count + 1)
         await asyncio.sleep(SETTLED)
-        cpu, began = cpu_seconds(process), time.perf_counter()
+        cpu, began = server.cpu(), time.perf_counter()
         await asyncio.sleep(seconds)
-        figures["idle_cpu"] = 100 * (cpu_seconds(process) - cpu) / (time.perf_counter() - began)
-        figures["kib"] = (process.memory_info().rss - empty) / 1024 / count
+        figures["idle_cpu"] = 100 * (server.cpu() - cpu) / (time.perf_counter() - began)
+        figures["kib"] = (server.memory() - empty) / count
 
         figures["latency_us"] = 1e6 * statistics.median([await one.publish(control) for _ in range(200)])
-        cpu = cpu_seconds(process)
+        cpu = server.cpu()
         figures["event_ms"] = 1e3 * statistics.median([await all_.publish(control) for _ in range(times)])
         await asyncio.sleep(0.1)
-        figures["cpu_event_us"] = 1e6 * (cpu_seconds(process) - cpu) / count / times
+        figures["cpu_event_us"] = 1e6 * (server.cpu() - cpu) / count / times
         figures["wrong"] = sum(each.ids != list(range(1, times + 1)) for each in all_.listeners)
 
         await control.ask("POST", "/publish?topic=all")
         began = time.perf_counter()
-        process.terminate()
-        await asyncio.to_thread(process.wait)
+        server.process.terminate()
+        await asyncio.to_thread(server.process.wait)
         figures["stop_s"] = time.perf_counter() - began
-        ends = await asyncio.gather(*(each.answered for each in all_.listeners), return_exceptions=True)
+        ends = await asyncio.gather(*(each.answer for each in all_.listeners), return_exceptions=True)
         figures["stop_clean"] = 100 * sum(not isinstance(end, Exception) for end in ends) / count
         figures["stop_missed"] = 100 * sum(each.ids[times:] != [times + 1] for each in all_.listeners) / count
         abort([control, *one.listeners, *all_.listeners])
     return figures
-
-
-def measure(case: Case) -> Figures:
-    allow_open_files(case.parameters["clients"])
-    return machine.run(case.loop, run(case))
 
 
 def cases(quick: bool) -> list[Case]:
@@ -115,7 +118,7 @@ def cases(quick: bool) -> list[Case]:
     return [
         Case("events", implementation, "uvloop", {"clients": count, **how_much})
         for count in ((200,) if quick else (1_000, 10_000))
-        for implementation in EVENT_SERVERS
+        for implementation in EVENTS
     ]
 
 
@@ -123,7 +126,7 @@ SCENARIO = Scenario(
     name="events",
     title="Server-sent events: idle clients, broadcasts and a shutdown",
     cases=cases,
-    measure=measure,
+    main=run,
     metrics=(
         Metric("kib", "the server's memory, an idle stream", "KiB", compared=True),
         Metric("idle_cpu", "the server's CPU with idle streams and their heartbeats", "% of a core", compared=True),
@@ -135,6 +138,6 @@ SCENARIO = Scenario(
         Metric("stop_clean", "streams that SIGTERM ended properly", "%"),
         Metric("stop_missed", "clients that missed the event just before SIGTERM", "%"),
     ),
-    plots=(Plot("memory", metric="kib", x="clients"),),
+    plots=(Plot("memory", metric="kib"),),
     missing=lambda case: missing(case.implementation),
 )

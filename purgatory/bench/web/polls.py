@@ -7,62 +7,51 @@ has their work in it, which is the same for all servers. The server's CPU time a
 import asyncio
 import statistics
 import time
-from typing import Final
 
-import psutil
-
-from purgatory.bench import machine
 from purgatory.bench.case import Case, Figures, Metric, Plot, Scenario
-from purgatory.bench.web.client import (
-    SERVERS,
-    Client,
-    abort,
-    allow_open_files,
-    arriving,
-    connect,
-    cpu_seconds,
-    missing,
-    running,
-    until_waiting,
-)
-
-SETTLED: Final = 1.0
-"""Seconds after which a connection has become small, where it does."""
+from purgatory.bench.client import Client, abort, connect
+from purgatory.bench.processes import Running, allow_open_files, running
+from purgatory.bench.web.servers import POLLS, SETTLED, missing, until_waiting
 
 
 async def run(case: Case) -> Figures:
     """Measure requests that do not wait and idle connections, and then, on a new server, clients that wait."""
     count, requests = case.parameters["clients"], case.parameters["requests"]
+    allow_open_files(count)
     figures: Figures = {}
-    with running(case.implementation) as (process, port):
-        busy = await connect(20, port)
+    with running(POLLS[case.implementation]) as server:
+        busy = [each async for each in connect(server.port, 20, Client)]
         await asyncio.gather(*(_ask_often(client, requests // 100) for client in busy))  # to warm up
-        parts = [await _now(process, busy, requests // 10) for _ in range(10)]
+        parts = [await _now(server, busy, requests // 10) for _ in range(10)]
         figures["now_us"], figures["now_rate"] = min(cpu for cpu, _ in parts), max(rate for _, rate in parts)
-        empty = process.memory_info().rss
-        idle = [client async for client in arriving(count, port)]
-        await idle[-1].ask("GET", "/now")
+        empty = server.memory()
+        idle = [each async for each in connect(server.port, count, Client)]
+        for client in idle:
+            await client.ask("GET", "/now")
         await asyncio.sleep(SETTLED)
-        figures["idle_kib"] = (process.memory_info().rss - empty) / 1024 / count
+        figures["idle_kib"] = (server.memory() - empty) / count
         abort(idle)
 
-    with running(case.implementation) as (process, port):
-        control, one = await connect(2, port)
+    with running(POLLS[case.implementation]) as server:
+        control, one = [each async for each in connect(server.port, 2, Client)]
         await _ask_often(control, 100)
-        empty, cpu = process.memory_info().rss, cpu_seconds(process)
-        clients = [client async for client in arriving(count, port, "/wait?topic=all&after=0")]
+        empty, cpu = server.memory(), server.cpu()
+        clients = []
+        async for client in connect(server.port, count, Client):
+            client.ask("GET", "/wait?topic=all&after=0")
+            clients.append(client)
         await until_waiting(control, count)
         await asyncio.sleep(SETTLED)
-        figures["kib"] = (process.memory_info().rss - empty) / 1024 / count
+        figures["kib"] = (server.memory() - empty) / count
         latencies = [await _latency(control, one, number) for number in range(200)]
         figures["latency_us"] = 1e6 * statistics.median(latencies)
 
-        cpu_waiting, began = cpu_seconds(process), time.perf_counter()
+        cpu_waiting, began = server.cpu(), time.perf_counter()
         await control.ask("POST", "/publish?topic=all")
-        bodies = await asyncio.gather(*(client.answered for client in clients))
+        bodies = await asyncio.gather(*(client.answer for client in clients))
         figures["answer_ms"] = 1e3 * (time.perf_counter() - began)
         await asyncio.sleep(0.1)
-        cpu_answered = cpu_seconds(process)
+        cpu_answered = server.cpu()
         abort(clients)
     figures["cpu_answer_us"] = 1e6 * (cpu_answered - cpu_waiting) / count
     figures["cpu_us"] = 1e6 * (cpu_answered - cpu) / count
@@ -70,12 +59,12 @@ async def run(case: Case) -> Figures:
     return figures
 
 
-async def _now(process: psutil.Process, clients: list[Client], requests: int) -> tuple[float, float]:
+async def _now(server: Running, clients: list[Client], requests: int) -> tuple[float, float]:
     """The CPU time of a request in µs, and the requests a second."""
-    cpu, began = cpu_seconds(process), time.perf_counter()
+    cpu, began = server.cpu(), time.perf_counter()
     await asyncio.gather(*(_ask_often(client, requests // len(clients)) for client in clients))
     took = time.perf_counter() - began
-    return 1e6 * (cpu_seconds(process) - cpu) / requests, requests / took
+    return 1e6 * (server.cpu() - cpu) / requests, requests / took
 
 
 async def _ask_often(client: Client, times: int) -> None:
@@ -95,18 +84,13 @@ async def _latency(control: Client, one: Client, number: int) -> float:
     return took
 
 
-def measure(case: Case) -> Figures:
-    allow_open_files(case.parameters["clients"])
-    return machine.run(case.loop, run(case))
-
-
 def cases(quick: bool) -> list[Case]:
     counts = (200,) if quick else (1_000, 10_000)
     requests = 2_000 if quick else 40_000
     return [
         Case("http", implementation, "uvloop", {"clients": count, "requests": requests})
         for count in counts
-        for implementation in SERVERS
+        for implementation in POLLS
     ]
 
 
@@ -114,7 +98,7 @@ SCENARIO = Scenario(
     name="http",
     title="Real HTTP: clients wait at a small application",
     cases=cases,
-    measure=measure,
+    main=run,
     metrics=(
         Metric("kib", "the server's memory, a waiting client", "KiB", compared=True),
         Metric("idle_kib", "the server's memory, an idle connection", "KiB", compared=True),
@@ -126,6 +110,6 @@ SCENARIO = Scenario(
         Metric("now_rate", "requests a second that do not wait", "/s"),
         Metric("wrong", "wrong answers", ""),
     ),
-    plots=(Plot("answer", metric="answer_ms", x="clients"), Plot("memory", metric="kib", x="clients")),
+    plots=(Plot("answer", metric="answer_ms"), Plot("memory", metric="kib")),
     missing=lambda case: missing(case.implementation),
 )

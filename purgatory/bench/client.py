@@ -1,0 +1,164 @@
+"""Clients of servers, very many in a process: connections by callbacks, on uvloop and httptools, without tasks."""
+
+import asyncio
+import math
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any, Final, TypeVar, cast
+
+import httptools
+
+from purgatory.bench.case import Figures, Metric
+from purgatory.bench.processes import Running
+
+__all__ = ["LOAD", "Client", "Connection", "Meter", "WrongAnswer", "abort", "connect", "percentile"]
+
+C = TypeVar("C", bound="Connection")
+
+LOAD: Final = Metric("load", "the clients' share of a core", "")
+"""Near 1, the clients are the bottleneck."""
+
+_ADDRESSES: Final = [f"127.0.0.{number}" for number in range(1, 65 if sys.platform == "linux" else 2)]
+"""Clients come from several, as a server may limit each. Other systems have one on loopback."""
+_AT_ONCE: Final = 10
+"""Connections that are opened at a time."""
+_PACE: Final = 2_000
+"""Connections that are opened a second, at most."""
+
+
+class WrongAnswer(Exception):
+    """The server has given an answer that it must not give."""
+
+
+class Connection(asyncio.Protocol):
+    """One connection, one request at a time."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        """Those of the last answer that begin with `stream-`, in lower case."""
+        self.body: bytes = b""
+        self.parts: list[bytes] = []
+        self.parser: Any = httptools.HttpResponseParser(self)
+        self.answered: Callable[[], object] = _ignore
+        """Called after each answer."""
+        self.failed: Callable[[Exception], object] = _ignore
+        """Called when the connection is lost, or an answer is wrong."""
+
+    def request(self, data: bytes) -> None:
+        """Send a request. Raises `ConnectionResetError` if the server has hung up."""
+        if self.transport.is_closing():
+            raise ConnectionResetError("the server has hung up")
+        self.transport.write(data)
+
+    def close(self) -> None:
+        """Hang up."""
+        self.failed = _ignore
+        self.transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: asyncio.Transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            self.failed(error.__context__ if isinstance(error.__context__, Exception) else error)
+
+    def connection_lost(self, exception: Exception | None) -> None:
+        self.failed(exception or ConnectionResetError("the server has hung up"))
+
+    # As the parser sees it.
+
+    def on_message_begin(self) -> None:
+        self.parts = []
+        self.headers = {}
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name[:7].lower() == b"stream-":
+            self.headers[name.lower()] = value
+
+    def on_body(self, body: bytes) -> None:
+        self.parts.append(body)
+
+    def on_message_complete(self) -> None:
+        self.body = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
+        self.status = self.parser.get_status_code()
+        self.answered()
+
+
+class Client(Connection):
+    """A connection whose requests return futures."""
+
+    answer: "asyncio.Future[bytes]"
+    """The body of the answer to the last request."""
+
+    def ask(self, method: str, target: str) -> "asyncio.Future[bytes]":
+        """Send a request without a body. Returns `answer`."""
+        self.send(f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode())
+        return self.answer
+
+    def send(self, data: bytes) -> "asyncio.Future[bytes]":
+        """Send a request. Returns `answer`."""
+        self.answer = asyncio.get_running_loop().create_future()
+        self.answered, self.failed = self._answered, self._failed
+        self.request(data)
+        return self.answer
+
+    def _answered(self) -> None:
+        if not self.answer.done():
+            self.answer.set_result(self.body)
+
+    def _failed(self, exception: Exception) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(exception)
+
+
+async def connect(port: int, count: int, make: Callable[[], C], pace: bool = True) -> AsyncIterator[C]:
+    """Open connections, at a steady pace unless they are to come at once."""
+    loop = asyncio.get_running_loop()
+    while count:
+        some = min(_AT_ONCE, count) if pace else count
+        own = [(_ADDRESSES[(count - number) % len(_ADDRESSES)], 0) for number in range(some)]
+        opening = (loop.create_connection(make, "127.0.0.1", port, local_addr=each) for each in own)
+        for _, connection in await asyncio.gather(*opening):
+            yield connection
+        count -= some
+        await asyncio.sleep(_AT_ONCE / _PACE if pace else 0)
+
+
+def abort(connections: Iterable[Connection]) -> None:
+    """Hang up."""
+    for connection in connections:
+        connection.close()
+
+
+class Meter:
+    """Measures a server from now on, and the clients, which are this process."""
+
+    def __init__(self, server: Running) -> None:
+        self._server = server
+        self._began = time.perf_counter()
+        self._cpu = server.cpu()
+        self._own = time.process_time()
+
+    def stop(self, count: int) -> Figures:
+        """The time and the server's CPU for each of `count`, how many there were a second, and the clients' load."""
+        took = time.perf_counter() - self._began
+        own = time.process_time() - self._own
+        return {
+            "us": 1e6 * took / count,
+            "rate": count / took,
+            "cpu_us": 1e6 * (self._server.cpu() - self._cpu) / count,
+            "load": own / took,
+        }
+
+
+def percentile(times: list[float], share: float) -> float:
+    """The time that `share` of them are not longer than, in milliseconds."""
+    return 1e3 * sorted(times)[math.ceil(share * len(times)) - 1]
+
+
+def _ignore(*_: object) -> None:
+    """There is no request, or it was this end that has hung up."""

@@ -1,0 +1,55 @@
+"""The servers of both scenarios, each of which is a command."""
+
+import asyncio
+import shutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from purgatory.bench.case import OURS
+from purgatory.bench.client import Client
+
+__all__ = ["EVENTS", "POLLS", "SETTLED", "missing", "until_waiting"]
+
+SETTLED: Final = 1.0
+"""Seconds after which a connection has become small, where it does."""
+
+_UVICORN: Final = ["--loop", "uvloop", "--no-access-log", "--port", "0", "--backlog", "8192"]
+_OPTIONS: Final = [*_UVICORN, "--timeout-keep-alive", "600"]
+_PARKING: Final = [sys.executable, "-m", "purgatory.uvicorn", *_OPTIONS]
+_OWN: Final = [sys.executable, "-m", "uvicorn", "--http", "httptools", *_OPTIONS]
+
+POLLS: Final = {
+    OURS: [*_PARKING, "purgatory.bench.web.delayed:app"],
+    "not parked": [*_OWN, "purgatory.bench.web.delayed:app"],
+    "Event + timeout": [*_OWN, "purgatory.bench.web.event_and_timeout:app"],
+    "Node": ["node", str(Path(__file__).with_name("server.js"))],
+}
+
+# Without it, a server whose application doesn't end its streams at shutdown would never stop.
+_GRACE: Final = ["--timeout-graceful-shutdown", "5"]
+
+EVENTS: Final = {
+    OURS: [*_PARKING, *_GRACE, "purgatory.bench.web.event_streams:app"],
+    "not parked": [*_OWN, *_GRACE, "purgatory.bench.web.event_streams:app"],
+    "sse-starlette": [*_OWN, *_GRACE, "purgatory.bench.web.sse_starlette:app"],
+    "fastapi.sse": [*_OWN, *_GRACE, "purgatory.bench.web.fastapi_sse:app"],
+}
+
+
+def missing(name: str) -> str | None:
+    """The reason if the server of that name cannot run here."""
+    if name == "Node" and shutil.which("node") is None:
+        return "node is not installed"
+    if name == "sse-starlette" and find_spec("sse_starlette") is None:
+        return "sse-starlette is not installed"
+    if name == "fastapi.sse" and (find_spec("fastapi") is None or find_spec("fastapi.sse") is None):
+        return "fastapi 0.135 or newer is not installed"
+    return None
+
+
+async def until_waiting(control: Client, count: int) -> None:
+    """Return when `count` clients wait at the server."""
+    while int(await control.ask("GET", "/waiting")) < count:
+        await asyncio.sleep(0.05)
