@@ -8,7 +8,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from purgatory.asgi.protocol import EXTENSION, Listener, Send
-from purgatory.uvicorn.quiet import QuietConnection
+from purgatory.uvicorn.parked import QuietConnection
 from purgatory.uvicorn.sender import Sender
 from purgatory.uvicorn.shared import Shared
 

@@ -8,7 +8,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from purgatory.asgi.protocol import EXTENSION, Message, Receive, Scope, Send
 
 if TYPE_CHECKING:
-    from purgatory.uvicorn.quiet import QuietConnection
+    from purgatory.uvicorn.parked import QuietConnection
 
 __all__ = ["Sender", "parkable"]
 

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from purgatory.asgi.protocol import EXTENSION
 from purgatory.uvicorn import ParkingProtocol
-from purgatory.uvicorn.quiet import QuietConnection
+from purgatory.uvicorn.parked import QuietConnection
 from purgatory.uvicorn.shared import Shared
 from tests.uvicorn.board import Board
 from tests.uvicorn.serving import Client, Server, connected, serving

@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from purgatory.streams.admission import RETRY, SMALL, Budget, Hold, Refusal, address
 from purgatory.uvicorn import ParkingProtocol
-from purgatory.uvicorn.quiet import QuietConnection
+from purgatory.uvicorn.parked import QuietConnection
 
 __all__ = ["BoundedProtocol"]
 
