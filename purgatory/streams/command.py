@@ -7,8 +7,10 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import fields
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from purgatory.streams.http.app import journal
 from purgatory.streams.server import bound, serve
@@ -151,6 +153,12 @@ def _run(options: argparse.Namespace) -> None:
     options.allowed_hosts = tuple(options.allowed_hosts)
     settings = Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})
     _check(settings, whole=options.check)
+    _say(f"the data is in {_place(settings)}")
+    if not _is_local(options.host):
+        _say(
+            f"anybody who reaches {options.host} may read, write and delete: this server has no passwords."
+            " Put a proxy before it that has (nginx.conf), or leave out --host"
+        )
     headers = []
     if settings.allowed_origin is not None:
         headers = [
@@ -178,6 +186,25 @@ def _run(options: argparse.Namespace) -> None:
     )
 
 
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _place(settings: Settings) -> str:
+    """Where the data is, without a password."""
+    if settings.database is None:
+        return str(Path(settings.data).resolve())
+    parts = urlsplit(settings.database)
+    return f"PostgreSQL, {parts.path.removeprefix('/') or 'its default database'} on {parts.hostname or 'this machine'}"
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _check(settings: Settings, *, whole: bool) -> None:
     """Exit with a message if the database or the journal cannot be used, or with `whole` if the database is damaged."""
     try:
@@ -198,7 +225,7 @@ def _check(settings: Settings, *, whole: bool) -> None:
             try:
                 with closing(opened.writer()) as database:
                     if whole:
-                        print(f"checking the database in {settings.data} …", file=sys.stderr, flush=True)  # noqa: T201
+                        _say(f"checking the database in {settings.data} …")
                         database.check()
             finally:
                 opened.close()

@@ -49,6 +49,7 @@ def chrome(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Chrome]":
 def page_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The server of the page."""
     with serving(data=str(tmp_path_factory.mktemp("data")), demo=True, long_poll_timeout=300.0) as server:
+        httpx.put(f"{server.url}/v1/demo", json={"pending": 0})  # else it begins with the first page
         yield server
 
 

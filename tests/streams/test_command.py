@@ -8,6 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from purgatory.__main__ import main
+from purgatory.streams import command
+from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import StorageError
 from purgatory.streams.storage.sqlite import FileDatabase, Folder, WritingDatabase
 from tests.streams.processes import running
@@ -51,6 +54,34 @@ def test_bad_options_are_refused(options: list[str], message: str) -> None:
     said = refused(*options)
     assert message in said
     assert "secret" not in said
+
+
+@pytest.mark.parametrize(
+    ("database", "place"),
+    [
+        (None, "/data"),
+        ("postgresql://u:secret@db.example:5433/streams", "PostgreSQL, streams on db.example"),
+        ("postgresql:///", "PostgreSQL, its default database on this machine"),
+    ],
+)
+def test_place_of_the_data_is_named_without_a_password(database: str | None, place: str) -> None:
+    assert command._place(Settings(data="/data", database=database)) == place
+
+
+@pytest.mark.parametrize(
+    ("host", "warns"), [("127.0.0.1", False), ("localhost", False), ("::1", False), ("0.0.0.0", True), ("h", True)]
+)
+def test_server_that_others_reach_says_that_it_has_no_passwords(
+    host: str, warns: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "serve", lambda *arguments, **options: None)
+    monkeypatch.setattr(signal, "signal", lambda *arguments: None)
+    main(["serve", "--data", str(tmp_path), "--host", host, "--port", "1"])
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first == f"the data is in {tmp_path}"
+    assert [line.partition(":")[0] for line in others] == (
+        [f"anybody who reaches {host} may read, write and delete"] if warns else []
+    )
 
 
 def test_command_serves_logs_and_locks_its_folder(tmp_path: Path) -> None:

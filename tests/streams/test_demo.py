@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from purgatory import VirtualClock
-from purgatory.streams.engine.demo import MAX_PENDING, UNSEEN, Demo
+from purgatory.streams.engine.demo import FIRST, MAX_PENDING, UNSEEN, Demo
 from tests.streams.serving import serving
 
 
@@ -95,6 +95,21 @@ def test_demo_begins_before_the_first_reader(shown: Shown) -> None:
     assert shown.demo.purgatory.num_delayed > 90
 
 
+def test_demo_waits_for_a_viewer_unless_one_has_chosen(shown: Shown) -> None:
+    shown.demo.seen()
+    assert shown.demo.purgatory.num_delayed == shown.demo.pending == 300
+    shown.unseen = UNSEEN + 1
+    shown.clock.advance(200.0)
+    assert shown.demo.purgatory.num_delayed == 0
+    shown.unseen = 0.0
+    for _ in range(2):
+        shown.demo.seen()
+        assert shown.demo.purgatory.num_delayed == 300
+    shown.demo.keep(0)
+    shown.demo.seen()
+    assert shown.demo.pending == 0
+
+
 def test_demo_whose_purgatory_is_closed_makes_no_more(shown: Shown) -> None:
     shown.demo.keep(1000)
     shown.clock.advance(1.0)
@@ -137,7 +152,7 @@ class TestOverHttp:
                     assert (response.status_code, "from 0 to 10000" in message) == (400, True)
             assert http.put("/v1/demo", content=b"x" * 2000).status_code == 413
             (worker,) = http.get("/v1/statistics").json()["workers"]
-            assert worker["demo"] == 0
+            assert worker["demo"] == FIRST  # as if nothing had been asked for
 
     def test_server_without_the_option_refuses(self, tmp_path: Path) -> None:
         with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as http:

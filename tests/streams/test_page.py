@@ -12,11 +12,14 @@ import httpx
 import pytest
 from selenium.webdriver import Chrome, Keys
 
+import purgatory
+from tests.streams.node import installed
 from tests.streams.pages import PATHS, Page, is_idle, live, opened
 from tests.streams.processes import running
-from tests.streams.serving import Server
+from tests.streams.serving import Server, serving
 from tests.support.servers import PostgresServer, reserved_port
 
+SOURCE = "https://github.com/asyncio-purgatory/asyncio-purgatory/blob/main"
 TEXT = {"Content-Type": "text/plain"}
 JSON = {"Content-Type": "application/json"}
 
@@ -45,6 +48,46 @@ def statistics(http: httpx.Client, purgatory: str = "read") -> dict[str, Any]:
     (worker,) = http.get("/v1/statistics").json()["workers"]
     found: dict[str, Any] = worker["purgatories"][purgatory]
     return found
+
+
+def test_a_visitor_of_the_demo_sees_wheels_that_are_not_empty(chrome: Chrome, tmp_path: Path) -> None:
+    with serving(data=str(tmp_path), demo=True) as server, opened(chrome, server.url) as page:
+        assert page.run("return document.querySelector('#choice input:checked').value") == "demo"
+        assert 250 <= page.number("#centre-count") <= 300
+        page.until(lambda: page.number("[data-counter=expired]") > 0)
+        assert re.fullmatch("by checks( and [0-9,]+ purges?)?", page.text("[data-counter=purged] + small"))
+        assert page.texts(".side .legend li") == ["by condition", "by deadline", "cancelled, closed or failed"]
+        page.until(lambda: re.fullmatch("operations in a bar: up to [0-9,]+", page.text("#histogram-most")))
+        legend = " ".join(page.texts(".wheel .legend li"))
+        assert "the hand of a ring, with the time that has just passed in grey" in legend
+        assert "how much time one bucket of the ring spans" in legend
+
+
+def test_the_page_names_the_project_its_version_and_its_documentation(page: Page) -> None:
+    page.until(lambda: page.text("#version") == purgatory.__version__)
+    links = page.run("return [...document.querySelectorAll('footer a')].map(each => [each.textContent, each.href])")
+    assert [link for link in links if "github" in link[1]] == [
+        ["asyncio-purgatory", f"{SOURCE}/README.md"],
+        ["Documentation of this server", f"{SOURCE}/purgatory/streams/README.md"],
+    ]
+
+
+def test_the_streams_are_above_the_fold_of_a_laptop(page: Page) -> None:
+    metrics = {"width": 1360, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    page.open()
+    top = page.run("return document.querySelector('#streams-title').getBoundingClientRect().bottom")
+    assert top < 870
+
+
+def test_no_violation_of_accessibility_is_found(page: Page, page_http: httpx.Client) -> None:
+    path = create(page_http)
+    page_http.post(f"/v1/stream/{path}", headers=TEXT, content="a message")
+    page.open(f"#follow={path}")
+    page.until_followed(path, ["a message"])
+    page.run((installed() / "node_modules" / "axe-core" / "axe.min.js").read_text())
+    found = page.run_async("const done = arguments[0]; axe.run().then(({ violations }) => done(violations))")
+    assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []
 
 
 def test_stream_is_created_appended_to_and_followed(page: Page) -> None:
@@ -173,6 +216,9 @@ class TestPageContents:
     def test_ring_is_shaded_where_operations_are(
         self, page: Page, page_server: Server, page_http: httpx.Client
     ) -> None:
+        metrics = {"width": 1440, "height": 1600, "deviceScaleFactor": 1, "mobile": False}  # no label is in the way
+        page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        page.open()
         page.choose("read")
         with waiting_reads(page_server.url, create(page_http), 20):
             page.until(lambda: page.number("#centre-count") == 20)

@@ -19,6 +19,8 @@ RATE: Final = 1.0
 """How often a key is checked, a second."""
 TIMEOUTS: Final = (0.5, 100.0)
 """Seconds, the shortest and the longest, so that each level of the timer has some."""
+FIRST: Final = 300
+"""So many wait when a viewer comes, unless one has chosen another number."""
 UNSEEN: Final = 10.0
 """Seconds without a viewer, or a request for more, after which the traffic ends by itself."""
 
@@ -57,10 +59,19 @@ class Demo:
         self._swept = 0
         self._asked = 0.0
         self._next: Handle | None = None
+        self._is_chosen = False
+
+    def seen(self) -> None:
+        """A viewer has come, who sees wheels that are not empty."""
+        if not self._is_chosen:
+            self.keep(FIRST)
+            for _ in range(FIRST):
+                self._add()
 
     def keep(self, pending: int) -> None:
         """Have so many wait, in a moment: they come, and go, in slices."""
         self.pending = pending
+        self._is_chosen = True
         self._asked = self.purgatory.timer.time()
         if self._next is None and (pending or self.purgatory.num_delayed):
             self._schedule_step()
@@ -73,6 +84,7 @@ class Demo:
         self._next = None
         if min(self._unseen(), self.purgatory.timer.time() - self._asked) > UNSEEN:
             self.pending = 0
+            self._is_chosen = False
         for key in self._draw.choices(range(KEYS), k=int(KEYS * RATE * INTERVAL)):
             self._values[key] += 1
             self.purgatory.check_and_complete_soon(key)

@@ -17,7 +17,14 @@ from dataclasses import asdict
 from typing import Any, Final
 from uuid import uuid4
 
-from purgatory import DelayedOperation, DelayedOperationPurgatory, FinishedOperation, Handle, ThresholdPurgatory
+from purgatory import (
+    DelayedOperation,
+    DelayedOperationPurgatory,
+    FinishedOperation,
+    Handle,
+    ThresholdPurgatory,
+    __version__,
+)
 from purgatory.asgi import parking_statistics
 from purgatory.streams.engine.demo import Demo
 from purgatory.streams.engine.store import Store
@@ -101,6 +108,8 @@ class Live:
         `PurgatoryClosed`.
         """
         self._polled = self._clock.time()
+        if self.demo is not None and not self.polls.closed:
+            self.demo.seen()
         if after is None:
             after = -1
         if after > self.number or self._polled > self._published + 2 * self._interval:
@@ -145,6 +154,7 @@ class Live:
         """A snapshot of now. Times are in seconds; `time` is the loop's, `clock` and `started` are the epoch's."""
         return {
             "instance": self._instance,
+            "version": __version__,
             "process": os.getpid(),
             "started": self._started,
             "time": self._clock.time(),

@@ -19,7 +19,7 @@ const $ = (id) => document.getElementById(id);
 const rings = new Rings($("rings"), $("motion"));
 const counters = new Counters($("counters"));
 const levels = new Levels($("levels-body"));
-const histogram = new Histogram($("histogram"), $("axis"), $("waits-text"));
+const histogram = new Histogram($("histogram"), $("axis"), $("waits-text"), $("histogram-most"));
 const demo = new Demo($("demo"), $("demo-output"), $("demo-note"), () => choose("demo"));
 const workers = new Workers($("workers"), $("workers-body"), $("worker"), () => show());
 let chosen = "read";
@@ -76,6 +76,7 @@ function show() {
   demo.update(snapshot.demo);
   say($("centre-count"), count(purgatory.statistics.num_delayed));
   say($("process"), seen.length > 1 ? `${count(seen.length)} workers.` : `${nameOf(snapshot)}.`);
+  say($("version"), seen[0].version);
   const most = Math.max(0, ...purgatory.wheels.flatMap(({ counts }) => counts));
   const stands = Math.round(rings.particles.stands);
   say($("ramp-text"), `operations in a bucket: 0 to ${count(most)}`);

@@ -15,9 +15,15 @@ const COUNTERS = [
   { key: "missed", name: "Missed", remark: () => "found only at the deadline" },
   { key: "cascaded", name: "Cascaded" },
   { key: "wake_ups", name: "Timer wake-ups" },
-  { key: "purged", name: "Entries purged", remark: ({ statistics }) => `${count(statistics.purges)} purges` },
+  { key: "purged", name: "Dead entries removed", remark: removed },
   { key: "parked", name: "Requests parked", remark: ({ requests }) => `${count(requests.not_parked)} not parked` },
 ];
+
+// An entry of a finished operation leaves a watcher list when its key is checked, or with others in a purge.
+function removed({ statistics: { purges } }) {
+  if (!purges) return "by checks";
+  return `by checks and ${count(purges)} ${purges === 1 ? "purge" : "purges"}`;
+}
 
 // Of several workers there is none.
 function peak({ statistics: { peak_delayed: most } }) {
@@ -89,8 +95,9 @@ const SVG = "http://www.w3.org/2000/svg";
 const [WIDTH, HEIGHT] = [400, 150];
 
 export class Histogram {
-  constructor(drawing, axis, caption) {
+  constructor(drawing, axis, caption, scale) {
     this.drawing = drawing;
+    this.scale = scale;
     this.axis = axis;
     this.caption = caption;
     this.bars = null;
@@ -118,6 +125,7 @@ export class Histogram {
         `${this.bars[bar].name}: ${count(met)} by condition, ${count(late)} by deadline${rest}`,
       );
     });
+    say(this.scale, all ? `operations in a bar: up to ${count(most)}` : "operations in a bar");
     if (!all) say(this.caption, "Nothing has waited yet.");
     else
       say(

@@ -241,12 +241,13 @@ class Followed {
     this.path = path;
     this.control = new AbortController();
     this.state = make("span", { class: "note muted" }, "…");
-    this.messages = make("ol", {
-      role: "log",
-      "aria-live": "off",
-      "aria-label": `Messages of ${path}`,
-      tabindex: "0",
-    });
+    this.messages = make("ol");
+    // Around the list, and not the list itself: its items would be items of no list.
+    this.log = make(
+      "div",
+      { class: "log", role: "log", "aria-live": "off", "aria-label": `Messages of ${path}`, tabindex: "0" },
+      this.messages,
+    );
     const stop = make("button", { type: "button", class: "quiet", "aria-label": `Stop following ${path}` }, "Stop");
     stop.addEventListener("click", () => {
       this.control.abort();
@@ -259,7 +260,7 @@ class Followed {
       { class: "stream", "data-stream": path },
       make("div", { class: "bar" }, title, stop),
       this.state,
-      this.messages,
+      this.log,
     );
   }
 
@@ -291,7 +292,7 @@ class Followed {
         if (headers.has("stream-up-to-date") && !fresh) {
           fresh = true;
           // From now on, new messages are read out.
-          requestAnimationFrame(() => this.messages.setAttribute("aria-live", "polite"));
+          requestAnimationFrame(() => this.log.setAttribute("aria-live", "polite"));
         }
       }
     } catch (error) {
