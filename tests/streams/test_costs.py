@@ -25,9 +25,10 @@ from purgatory.streams.core.subscriptions import Subscribe, TooManyLinks
 from purgatory.streams.core.transaction import Transaction
 from purgatory.streams.engine.cache import LIVE, Cache
 from purgatory.streams.engine.chunk import Chunk
-from purgatory.streams.http import app, events, requests
+from purgatory.streams.http import app, events, polls, requests
 from purgatory.streams.http.addresses import Resolver
 from purgatory.streams.http.events import Pieces
+from purgatory.streams.http.replies import Reply
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage import sqlite
 from tests.streams.processes import ROOT, append, create, until_waiting
@@ -318,6 +319,30 @@ async def test_unread_long_polls_of_a_client_are_an_eighth_of_all(
                 assert (await asyncio.to_thread(first.recv, 12)) == b"HTTP/1.1 200"
             while memory.bytes:  # noqa: ASYNC110 - of another thread, or the store
                 await asyncio.sleep(0.01)
+
+
+async def test_a_long_answer_that_is_wrong_holds_nothing(tmp_path: Path) -> None:
+    async with opened(Settings(data=str(tmp_path))) as streams:
+        await streams.run(Create("a", "text/plain"))
+        budget = admission.Budget(8_000_000)
+        sent: list[Any] = []
+
+        class Parked:
+            def send(self, *messages: Any) -> None:
+                if messages[0].get("status") == 200:
+                    raise RuntimeError("Invalid HTTP header name.")
+                sent.extend(messages)
+
+        read = streams.wait(await streams.find("a"), 0, 60.0, "127.0.0.1")
+        response = polls.Poll(read, lambda _: Reply(200, [], b"x" * 100_000), lambda chunk: chunk, budget)
+        waiting: Any = response.waiting_response()
+        waiting.parked = Parked()
+        waiting.wait(read)
+        await streams.run(Append("a", "text/plain", b"x"))
+        while not sent:  # noqa: ASYNC110 - of another callback
+            await asyncio.sleep(0)
+        assert sent[0]["status"] == 500
+        assert budget.bytes == 0
 
 
 async def test_webhooks_are_resolved_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,7 @@ class _Counted(WaitingResponse["Chunk | Exception"]):
         """What is still to be sent."""
 
     def send(self, rendered: Rendered) -> None:
+        self._release()  # of a response that was wrong, in whose place this one is
         status, headers, body = rendered
         if len(body) <= SHORT:
             super().send(rendered)
@@ -92,10 +93,6 @@ class _Counted(WaitingResponse["Chunk | Exception"]):
         if self.hold is not None:
             self.hold.count(0)
             self.hold = None
-
-    def fail(self) -> None:
-        self._release()
-        super().fail()
 
     def disconnected(self) -> None:
         self._release()
