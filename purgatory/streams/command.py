@@ -153,6 +153,8 @@ def _run(options: argparse.Namespace) -> None:
     options.allowed_hosts = tuple(options.allowed_hosts)
     settings = Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})
     _check(settings, whole=options.check)
+    if reserved is None:
+        bound(options.host, options.port).close()  # or it is in use
     _say(f"the data is in {_place(settings)}")
     if not _is_local(options.host):
         _say(

@@ -356,9 +356,6 @@ async def test_a_poll_is_told_of_nothing_new_after_a_look_at_the_database(
     async with opened(Settings(database=database)) as here, opened(Settings(database=database)) as there:
         await here.run(Create("a", "text/plain"))
         await here.run(Create("b", "text/plain"))
-        reads = [here.wait(await here.find("a"), 0, 0.3) for _ in range(50)]
-        (idle,) = [here.wait(await here.find("b"), 0, 0.3)]
-        await there.run(Append("a", "text/plain", b"new"))
         looks: list[str] = []
         look_up = here.readers._look_up
 
@@ -367,6 +364,9 @@ async def test_a_poll_is_told_of_nothing_new_after_a_look_at_the_database(
             return await look_up(path)
 
         monkeypatch.setattr(here.readers, "_look_up", counted)
+        reads = [here.wait(await here.find("a"), 0, 0.3) for _ in range(50)]
+        (idle,) = [here.wait(await here.find("b"), 0, 0.3)]
+        await there.run(Append("a", "text/plain", b"new"))
         chunks = [await read for read in reads]
         assert {chunk.body() for chunk in chunks if isinstance(chunk, Chunk)} == {b"new"}
         assert len(chunks) == 50
