@@ -1,9 +1,11 @@
 """The command `purgatory serve`, in a process of its own."""
 
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -74,7 +76,10 @@ def test_place_of_the_data_is_named_without_a_password(database: str | None, pla
 def test_server_that_others_reach_says_that_it_has_no_passwords(
     host: str, warns: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "serve", lambda *arguments, **options: None)
+    def ended(settings: Settings, workers: int, host: str, port: int, reserved: socket.socket, **options: Any) -> None:
+        reserved.close()
+
+    monkeypatch.setattr(command, "serve", ended)
     monkeypatch.setattr(signal, "signal", lambda *arguments: None)
     main(["serve", "--data", str(tmp_path), "--host", host, "--port", "0"])
     first, *others = capsys.readouterr().err.splitlines()

@@ -86,6 +86,9 @@ async def test_incomplete_heads_count_for_their_address(server: Server, monkeypa
     while not memory.bytes:  # noqa: ASYNC110 - of another thread
         await asyncio.sleep(0)
     assert 8000 < memory.bytes < 8200
+    writer.write(b"x" * 2000)
+    while memory.bytes < 10_000:  # noqa: ASYNC110 - of another thread
+        await asyncio.sleep(0)
     writer.write(b"\r\n\r\n")
     assert b"200 OK" in await reader.read()
     assert memory.bytes == 0
@@ -98,6 +101,15 @@ async def test_incomplete_heads_count_for_their_address(server: Server, monkeypa
         assert answer.startswith(b"HTTP/1.1 429 ")
         assert b"\r\nretry-after: 1\r\n" in answer
         writer.transport.abort()
+
+
+async def test_an_incomplete_head_on_a_server_without_a_budget_is_read(server: Server) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(HEAD + b"X: " + b"x" * 8000)
+    assert (await raw(server, HEAD + b"\r\n"))[0] == 200  # the first part is read by then
+    writer.write(b"\r\n\r\n")
+    assert b"200 OK" in await reader.read()
+    writer.close()
 
 
 async def test_head_just_below_limit_is_answered(server: Server) -> None:

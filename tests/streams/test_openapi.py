@@ -56,6 +56,7 @@ async def test_description_tells_the_settings(tmp_path: Path) -> None:
     with serving(data=str(tmp_path), max_streams=7, max_units=9) as server:
         async with httpx.AsyncClient(base_url=server.url) as client:
             described = (await client.get("/openapi.json")).json()
+            assert (await client.get("/openapi.json")).json() == described  # which is made once
     text = str(described)
     assert "The limit of 7 streams is reached" in text
     assert "exceed 9 bytes or messages" in text
