@@ -18,7 +18,7 @@ __all__ = ["CHUNK", "LIVE", "Cache", "Known"]
 
 CHUNK: Final = Extent(1024 * 1024, 4096)
 """How much a chunk has."""
-LIVE: Final = Extent(64 * 1024, 128)
+LIVE: Final = Extent(64 * 1024, 64)
 """The same for live reads, of which very many may be answered at once. Each row is an event of its own."""
 _ROW: Final = 200
 """Bytes of a row in memory, beside its data."""
