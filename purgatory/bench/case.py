@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias
 
 __all__ = [
-    "ALONE",
     "BEFORE",
     "IN_PYTHON",
     "LOOPS",
@@ -14,7 +13,6 @@ __all__ = [
     "Figures",
     "Measured",
     "Metric",
-    "Plot",
     "Scenario",
 ]
 
@@ -33,9 +31,6 @@ BEFORE = ", before"
 
 IN_PYTHON = ", in Python"
 """The suffix of an implementation of ours that is measured with the core in Python, beside the one in C."""
-
-ALONE = "driver alone"
-"""The implementation that does only the scenario's own part of the work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +68,6 @@ class Metric:
 
 
 @dataclass(frozen=True, slots=True)
-class Plot:
-    """A picture of `metric`: a panel for each group of cases."""
-
-    name: str
-    metric: str
-
-
-@dataclass(frozen=True, slots=True)
 class Scenario:
     """A question, the cases that answer it, and how a case is measured, in a process that does nothing else."""
 
@@ -91,7 +78,6 @@ class Scenario:
     main: Callable[[Case], Coroutine[Any, Any, Figures]]
     """Measures a case, on its loop."""
     metrics: tuple[Metric, ...]
-    plots: tuple[Plot, ...] = ()
     missing: Callable[[Case], str | None] = lambda case: None
     """The reason if a case cannot be measured here."""
 

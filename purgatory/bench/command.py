@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Column, Table
+from rich.table import Column
 
 from purgatory.bench import machine, plots, report, runner
 from purgatory.bench.case import LOOPS, Case, Figures, Measured
@@ -24,12 +25,12 @@ __all__ = ["add_to"]
 
 LEGEND = (
     "Figures are medians of all rounds. Ratios are of two figures of the same round: above 1, ours takes less. "
-    "*call_later* is the loop's own timer with watcher lists; *Event + timeout*, a task with an `asyncio.Event` under "
-    "`asyncio.timeout` for each waiter, the task included, but in the await path and over HTTP, where it is there "
-    "anyway; *driver alone*, what the benchmark itself takes, which is part of all others; *future (floor)*, a bare "
-    "future without a timeout; *in Python*, this library with its core in Python, whose ratios are to the same "
-    "implementation on the core in C; *reference server*, that of the Durable Streams protocol, on Node with its "
-    "file-backed store; *before*, the library of another checkout, whose ratios are to the same implementation of this."
+    "*call_later* is a set of requests for each key with the loop's own timer; *Event + timeout*, a task with an "
+    "`asyncio.Event` under `asyncio.timeout` for each waiter, the task included, but in the await path and over HTTP, "
+    "where it is there anyway; *future (floor)*, a bare future without a timeout; *in Python*, this library with its "
+    "core in Python, whose ratios are to the same implementation on the core in C; *reference server*, that of the "
+    "Durable Streams protocol, on Node with its file-backed store; *before*, the library of another checkout, whose "
+    "ratios are to the same implementation of this."
 )
 
 
@@ -39,7 +40,7 @@ def add_to(subcommands: "Subcommands") -> None:
         "bench",
         help="measure this library beside today's alternatives",
         description="Measure this library beside today's alternatives: alternately, in several rounds, on asyncio and"
-        " uvloop. Writes results.json, a table of all figures and ratios (results.md) and plots.",
+        " uvloop. Writes results.json, a table of all figures and ratios (results.md) and a picture.",
         epilog="scenarios: " + "; ".join(f"{name}: {find(name).title}" for name in EVERY),
     )
     parser.add_argument(
@@ -108,15 +109,16 @@ def run(options: argparse.Namespace) -> None:
         sys.exit(130)
     finally:
         _write(output, about, measured, missing)
+    tables = Console(width=None if sys.stdout.isatty() else 140)
     for name, finished in measured.items():
-        _show(report.table(find(name), finished))
+        tables.print(Markdown(report.markdown(report.table(find(name), finished))))
         for each in finished:
             if each.failed is not None:
                 why = each.failed.splitlines()[-1]
                 console.print(f"left out: {each.case}: {why}", style="yellow", markup=False, highlight=False)
     for what, why in missing.items():
         console.print(f"{what} was not measured: {why}", style="yellow", markup=False, highlight=False)
-    console.print(f"written to {output}: results.json, results.md and plots")
+    console.print(f"written to {output}: results.json, results.md and a picture")
 
 
 def _cases(names: list[str], options: argparse.Namespace) -> tuple[dict[str, list[Case]], dict[str, str]]:
@@ -176,19 +178,8 @@ def _write(
     described = ", ".join(f"{name} {value}" for name, value in about["machine"].items())
     head = f"`{about['command']}`, {about['began']}, {about['rounds']} rounds, on {described}. {LEGEND}"
     (directory / "results.md").write_text("\n\n".join([head, *tables]) + "\n")
-    for name, cases in measured.items():
-        plots.draw(find(name), cases, directory)
     for loop in LOOPS:
-        plots.draw_overview(measured, loop, directory)
-
-
-def _show(table: report.Table) -> None:
-    shown = Table(title=table.title)
-    for number, column in enumerate(table.columns):
-        shown.add_column(column, justify="left" if number < 2 else "right")
-    for row in table.rows:
-        shown.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else 140).print(shown)
+        plots.draw(measured, loop, directory)
 
 
 def _scenario(text: str) -> str:

@@ -15,7 +15,6 @@ LIBRARY: Final = {
     "memory": "scenarios.memory",
     "callback": "scenarios.paths",
     "await": "scenarios.paths",
-    "timers": "scenarios.timers",
     "wakeup": "scenarios.wakeup",
     "storm": "scenarios.storm",
     "http": "web.polls",

@@ -133,7 +133,6 @@ def save(path: Path, about: dict[str, Any], measured: dict[str, list[Measured]],
                 "title": find(name).title,
                 "metrics": {metric.key: f"{metric.label} ({metric.unit})" for metric in find(name).metrics},
                 "cases": [_written(each) for each in cases],
-                "ratios": list(_ratios(find(name), cases)),
             }
             for name in EVERY
             if (cases := measured.get(name))
@@ -162,17 +161,3 @@ def _written(measured: Measured) -> dict[str, Any]:
 def _read(written: dict[str, Any]) -> Measured:
     rounds, failed = written.pop("rounds"), written.pop("failed", None)
     return Measured(Case(**written), rounds, failed)
-
-
-def _ratios(scenario: Scenario, measured: Iterable[Measured]) -> Iterable[dict[str, Any]]:
-    for group in groups(measured):
-        for implementation in group.members:
-            for metric in scenario.metrics:
-                if metric.compared and implementation != OURS and OURS in group.members:
-                    ratio = group.ratio(implementation, metric.key)
-                    if ratio is not None:
-                        yield {
-                            "where": str(group),
-                            "what": f"{metric.label}: {implementation} / {group.reference(implementation)}",
-                            **asdict(ratio),
-                        }

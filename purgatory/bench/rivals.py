@@ -6,7 +6,7 @@ They have no statistics, no checks of arguments and no containment of faults.
 import asyncio
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Sequence
 
 from purgatory import Clock, Handle
 
@@ -16,15 +16,14 @@ __all__ = ["CallLaterPurgatory", "EventWaiters", "Never", "Request"]
 class Request(ABC):
     """An operation of the rivals: completed once, by the first call that tries."""
 
-    __slots__ = ("completed", "handle", "owner", "timeout", "watched")
+    __slots__ = ("completed", "handle", "keys", "owner", "timeout")
 
     def __init__(self, timeout: float) -> None:
         self.timeout: float = timeout
         self.completed: bool = False
         self.handle: Handle | None = None
         self.owner: CallLaterPurgatory | None = None
-        self.watched: int = 0
-        """The number of keys that it is watched on."""
+        self.keys: Sequence[Hashable] = ()
 
     @abstractmethod
     def try_complete(self) -> bool:
@@ -71,71 +70,31 @@ class Never:
         """Do nothing."""
 
 
-class _Watchers:
-    """For each key, the list of its requests. Completed ones stay until a check or a purge removes them."""
-
-    def __init__(self) -> None:
-        self.lists: defaultdict[Hashable, list[Request]] = defaultdict(list)
-        self.watched = 0
-
-    def watch(self, request: Request, keys: Iterable[Hashable]) -> None:
-        watched = self.watched
-        for key in keys:
-            self.lists[key].append(request)
-            watched += 1
-        self.watched = watched
-
-    def check_and_complete(self, key: Hashable) -> int:
-        """Try the requests that watch `key`, and remove the completed ones. Returns how many that completed."""
-        completed = sum(not request.completed and request.try_complete() for request in self.lists[key])
-        requests = self.lists[key]  # once more: a completion may have started a purge
-        self.lists[key] = [request for request in requests if not request.completed]
-        self.watched -= len(requests) - len(self.lists[key])
-        return completed
-
-    def purge(self) -> None:
-        """Remove the completed requests from all lists, in one go."""
-        pending = {
-            key: alive
-            for key, requests in self.lists.items()
-            if (alive := [request for request in requests if not request.completed])
-        }
-        self.lists = defaultdict(list, pending)  # without the keys on which nothing is pending
-        self.watched = sum(map(len, self.lists.values()))
-
-
 class CallLaterPurgatory:
-    """The same watcher lists, purged by the same estimate as ours, and a `call_at` of the loop for each request."""
+    """A set of pending requests for each key, and a `call_at` of the loop for each request."""
 
-    def __init__(self, clock: Clock, purge_interval: int = 1000) -> None:
-        self.purges: int = 0
+    def __init__(self, clock: Clock) -> None:
+        self.watching: defaultdict[Hashable, set[Request]] = defaultdict(set)
         self._clock = clock
-        self._purge_interval = purge_interval
-        self._watchers = _Watchers()
-        self._living = 0
-        """Entries of pending requests."""
-        self.check_and_complete: Callable[[Hashable], int] = self._watchers.check_and_complete
 
-    def try_complete_else_watch(self, request: Request, keys: Iterable[Hashable]) -> None:
+    def try_complete_else_watch(self, request: Request, keys: Sequence[Hashable]) -> None:
         """Complete `request` if its condition holds, else keep it."""
         if request.try_complete():
             return
-        before = self._watchers.watched
-        self._watchers.watch(request, keys)
-        if request.try_complete():
-            return
-        request.watched = self._watchers.watched - before
-        self._living += request.watched
+        for key in keys:
+            self.watching[key].add(request)
+        request.keys = keys
         request.owner = self
         request.handle = self._clock.call_at(self._clock.time() + request.timeout, request.expire)
 
+    def check_and_complete(self, key: Hashable) -> int:
+        """Try the requests that watch `key`. Returns how many that completed."""
+        return sum(request.try_complete() for request in list(self.watching[key]))
+
     def completed(self, request: Request) -> None:
-        """Count a request that waited and is complete. Called by the request."""
-        self._living -= request.watched
-        dead = self._watchers.watched - self._living
-        if dead > self._purge_interval and dead > self._living:
-            self.purges += 1
-            self._watchers.purge()
+        """Forget a request that waited and is complete. Called by the request."""
+        for key in request.keys:
+            self.watching[key].discard(request)
 
 
 class EventWaiters:
@@ -145,7 +104,7 @@ class EventWaiters:
         self.keys: defaultdict[Hashable, set[asyncio.Event]] = defaultdict(set)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, keys: Iterable[Hashable], timeout: float, done: Callable[[bool], object]) -> asyncio.Event:
+    def start(self, keys: Sequence[Hashable], timeout: float, done: Callable[[bool], object]) -> asyncio.Event:
         """Start a task that calls `done(expired)` once. Setting the event completes it."""
         event = asyncio.Event()
         task = asyncio.create_task(self._wait(event, keys, timeout, done))
@@ -154,7 +113,7 @@ class EventWaiters:
         return event
 
     async def _wait(
-        self, event: asyncio.Event, keys: Iterable[Hashable], timeout: float, done: Callable[[bool], object]
+        self, event: asyncio.Event, keys: Sequence[Hashable], timeout: float, done: Callable[[bool], object]
     ) -> None:
         for key in keys:
             self.keys[key].add(event)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from purgatory.bench.case import ALONE, OURS, Measured
+from purgatory.bench.case import OURS, Measured
 from purgatory.bench.registry import find
 from purgatory.bench.report import Group, Spread, Table, groups, number
 
@@ -31,8 +31,6 @@ HEADLINES: Final = (
     Headline("register and complete, 100,000 at a time", "callback", "us", {"pending": 100_000}),
     Headline("a task waits once more, 2,000 tasks", "await", "us", {"tasks": 2_000}),
     Headline("a task waits once more, 100,000 tasks", "await", "us", {"tasks": 100_000}),
-    Headline("set and cancel a timer, 1,000 pending", "timers", "ns", {"pending": 1_000}),
-    Headline("set and cancel a timer, 1,000,000 pending", "timers", "ns", {"pending": 1_000_000}),
     Headline("wake the right one of 100,000 on one key", "wakeup", "ms", {"satisfied": "one", "waiters": 100_000}),
     Headline("wake the right thousand of 100,000 on one key", "wakeup", "ms", {"satisfied": "1 %", "waiters": 100_000}),
     Headline("1,000,000 due in one tick: longest turn of the loop", "storm", "stall_ms", {"due": 1_000_000}),
@@ -92,7 +90,7 @@ def lines(measured: Mapping[str, Iterable[Measured]], loop: str) -> list[Line]:
 
 def _line(headline: Headline, group: Group) -> Line:
     metric = next(each for each in find(headline.scenario).metrics if each.key == headline.metric)
-    ratios = {name: group.ratio(name, metric.key) for name in group.members if name not in {OURS, ALONE}}
+    ratios = {name: group.ratio(name, metric.key) for name in group.members if name != OURS}
     ours = f"{number(group.spread(OURS, metric.key).median)} {metric.unit}"
     named = {name.replace(OURS, "ours"): ratio for name, ratio in ratios.items() if ratio is not None}
     return Line(headline.what, ours, named)

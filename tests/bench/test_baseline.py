@@ -33,15 +33,14 @@ def bench(scenario: str, baseline: Path, output: Path) -> None:
 
 
 def test_ours_and_the_other_library_are_measured_alternately_and_nothing_else(baseline: Path, tmp_path: Path) -> None:
-    bench("timers", baseline, tmp_path / "measured")
-    measured = results(tmp_path / "measured")
-    assert measured["baseline"] == str(baseline)
-    ours = [OURS, OURS + BEFORE, f"{OURS}, call_later", f"{OURS}, call_later{BEFORE}"]
-    cases = measured["scenarios"]["timers"]["cases"]
-    assert [case["implementation"] for case in cases] == ours * 2
-    assert all(len(case["rounds"]) == 1 for case in cases)
-    ratios = [ratio["what"].partition(": ")[2] for ratio in measured["scenarios"]["timers"]["ratios"]]
-    assert ratios[:3] == [f"{ours[1]} / {ours[0]}", f"{ours[2]} / {ours[0]}", f"{ours[3]} / {ours[2]}"]
+    bench("wakeup", baseline, tmp_path / "measured")
+    about, measured = report.load(tmp_path / "measured" / "results.json")
+    assert about["baseline"] == str(baseline)
+    ours = [OURS, OURS + BEFORE, f"{OURS}, soon", f"{OURS}, soon{BEFORE}"]
+    assert [each.case.implementation for each in measured["wakeup"]] == ours * 3
+    assert all(len(each.rounds) == 1 for each in measured["wakeup"])
+    group, *_ = report.groups(measured["wakeup"])
+    assert [group.reference(name) for name in ours[1:]] == [ours[0], ours[0], ours[2]]
 
 
 def test_a_case_that_the_other_library_cannot_run_is_left_out(
@@ -85,7 +84,7 @@ class TestTheRunner:
                 raise runner.CaseFailed("too old")
             return {"ns": 1.0}
 
-        ours, before = runner.run([Case("timers", name, "asyncio") for name in (OURS, OURS + BEFORE)], 3, measure)
+        ours, before = runner.run([Case("memory", name, "asyncio") for name in (OURS, OURS + BEFORE)], 3, measure)
         assert order == [OURS, OURS + BEFORE, OURS, OURS]
         assert (len(ours.rounds), ours.failed) == (3, None)
         assert (before.rounds, before.failed) == ([], "too old")
@@ -95,13 +94,13 @@ class TestTheRunner:
             raise runner.CaseFailed("broken")
 
         with pytest.raises(runner.CaseFailed, match="broken"):
-            runner.run([Case("timers", OURS, "asyncio")], 3, measure)
+            runner.run([Case("memory", OURS, "asyncio")], 3, measure)
 
 
 def test_a_ratio_is_to_the_same_implementation() -> None:
     names = (OURS, f"{OURS}, soon", f"{OURS}, soon{BEFORE}")
     measured = [
-        Measured(Case("timers", name, "asyncio"), [{"ns": figure}])
+        Measured(Case("memory", name, "asyncio"), [{"ns": figure}])
         for name, figure in zip(names, (1, 2, 3), strict=True)
     ]
     (group,) = report.groups(measured)

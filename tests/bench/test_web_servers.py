@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from purgatory.bench.case import OURS
 from purgatory.bench.client import Client, connect
 from purgatory.bench.processes import Running, running
 from purgatory.bench.web.servers import POLLS, missing
@@ -57,6 +58,7 @@ async def test_a_deadline_answers_with_the_count(port: int) -> None:
     await until_waiting(client, 0)
 
 
+@pytest.mark.parametrize("server", [OURS, "not parked"], indirect=True)
 async def test_waiting_clients_are_answered_when_the_server_stops(server: Running) -> None:
     control, *clients = [each async for each in connect(server.port, 11, Client)]
     waiting = [client.ask("GET", "/wait?topic=news&after=0") for client in clients]

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory
 from purgatory.bench import machine
-from purgatory.bench.case import OURS, Case, Figures, Metric, Plot, Scenario
+from purgatory.bench.case import OURS, Case, Figures, Metric, Scenario
 from purgatory.bench.rivals import CallLaterPurgatory, EventWaiters, Never, Request
 
 TIMEOUT: Final = 3600.0
@@ -89,9 +89,5 @@ SCENARIO = Scenario(
     metrics=(
         Metric("bytes", "memory of a pending operation", "B", compared=True),
         Metric("collection_ms", "full collection", "ms", compared=True),
-    ),
-    plots=(
-        Plot("bytes", metric="bytes"),
-        Plot("collection", metric="collection_ms"),
     ),
 )

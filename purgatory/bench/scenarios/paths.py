@@ -1,12 +1,11 @@
 """The callback path and the await path, apart, because they answer different questions.
 
 Callback: the cost of an operation without an awaiting task, from its creation to its completion. The alternatives are a
-task for each waiter, its creation included, which is the usual way, and a `call_at` with watcher lists, without a task.
+task for each waiter, its creation included, which is the usual way, and a `call_at` and sets by key, without a task.
 A thousand, or a hundred thousand, are started, then completed, again and again.
 
-Await: the cost of one wait of a task that exists anyway, as a request handler does. The alternatives are the usual
-ways, and the least for a timeout alone: a future and a `call_later` that cancels it. The floor is a bare future without
-any timeout; no awaitable costs less.
+Await: the cost of one wait of a task that exists anyway, as a request handler does. The usual way is
+an `asyncio.Event` under `asyncio.timeout`. The floor is a bare future without any timeout; no awaitable costs less.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory
-from purgatory.bench.case import LOOPS, OURS, Case, Figures, Metric, Plot, Scenario
+from purgatory.bench.case import LOOPS, OURS, Case, Figures, Metric, Scenario
 from purgatory.bench.rivals import CallLaterPurgatory, EventWaiters, Never, Request
 
 TIMEOUT: Final = 30.0
@@ -120,17 +119,6 @@ def _await_event(waiting: Waiting) -> Callable[[], Awaitable[object]]:
     return wait
 
 
-def _await_wait_for(waiting: Waiting) -> Callable[[], Awaitable[object]]:
-    loop = asyncio.get_running_loop()
-
-    async def wait() -> None:
-        future: asyncio.Future[None] = loop.create_future()
-        waiting.append(partial(future.set_result, None))
-        await asyncio.wait_for(future, TIMEOUT)
-
-    return wait
-
-
 def _await_future(waiting: Waiting) -> Callable[[], Awaitable[object]]:
     loop = asyncio.get_running_loop()
 
@@ -142,26 +130,9 @@ def _await_future(waiting: Waiting) -> Callable[[], Awaitable[object]]:
     return wait
 
 
-def _await_call_later(waiting: Waiting) -> Callable[[], Awaitable[object]]:
-    loop = asyncio.get_running_loop()
-
-    async def wait() -> None:
-        future: asyncio.Future[None] = loop.create_future()
-        waiting.append(partial(future.set_result, None))
-        handle = loop.call_later(TIMEOUT, future.cancel)
-        try:
-            await future
-        finally:
-            handle.cancel()
-
-    return wait
-
-
 AWAITS: "Final[dict[str, Callable[[Waiting], Callable[[], Awaitable[object]]]]]" = {
     OURS: _await_operation,
     "Event + timeout": _await_event,
-    "wait_for": _await_wait_for,
-    "future + call_later": _await_call_later,
     FLOOR: _await_future,
 }
 
@@ -213,7 +184,7 @@ def _await_cases(quick: bool) -> list[Case]:
 
 def _scenario(name: str, title: str, cases: Callable[[bool], list[Case]], main: Any) -> Scenario:
     metric = Metric("us", "CPU of a wait", "µs", compared=True)
-    return Scenario(name, title, cases, main, (metric,), (Plot("cost", metric="us"),))
+    return Scenario(name, title, cases, main, (metric,))
 
 
 CALLBACK = _scenario(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory
-from purgatory.bench.case import LOOPS, OURS, Case, Figures, Metric, Plot, Scenario
+from purgatory.bench.case import LOOPS, OURS, Case, Figures, Metric, Scenario
 from purgatory.bench.rivals import EventWaiters
 from purgatory.bench.stalls import Heartbeat
 
@@ -101,7 +101,6 @@ async def run(case: Case) -> Figures:
     late = sorted(storm.late)
     return {
         "stall_ms": 1e3 * heartbeat.longest,
-        "own_stall_ms": 1e3 * heartbeat.own,
         "late_50_ms": 1e3 * late[count // 2],
         "late_99_ms": 1e3 * late[count * 99 // 100],
         "late_max_ms": 1e3 * late[-1],
@@ -124,11 +123,9 @@ SCENARIO = Scenario(
     main=run,
     metrics=(
         Metric("stall_ms", "longest turn of the loop", "ms", compared=True),
-        Metric("own_stall_ms", "the same without garbage collection", "ms"),
         Metric("late_50_ms", "late, median", "ms"),
         Metric("late_99_ms", "late, 99 %", "ms"),
         Metric("late_max_ms", "late, at most", "ms"),
         Metric("early", "called early", ""),
     ),
-    plots=(Plot("stall", metric="stall_ms"), Plot("late", metric="late_max_ms")),
 )

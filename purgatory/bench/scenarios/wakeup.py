@@ -1,7 +1,7 @@
 """Many tasks wait on one key, and an event satisfies one of them, one in a hundred, or all.
 
 Each waiter is a task that waits for an offset in a log; a publisher moves the log's end. The usual alternatives have
-one `asyncio.Condition` or one `asyncio.Event` for all: every change wakes every waiter, which tests its condition and
+one `asyncio.Condition` for all: every change wakes every waiter, which tests its condition and
 waits again. The careful alternative is a list of offsets with a future each. All of these wait without a deadline,
 which is to their advantage; ours have one of an hour.
 """
@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory
-from purgatory.bench.case import LOOPS, OURS, Case, Figures, Metric, Plot, Scenario
+from purgatory.bench.case import LOOPS, OURS, Case, Figures, Metric, Scenario
 from purgatory.bench.stalls import Heartbeat
 
 KEY: Final = ("log",)
@@ -81,20 +81,6 @@ def condition(log: Log) -> tuple[Wait, Publish]:
     return wait, publish
 
 
-def event(log: Log) -> tuple[Wait, Publish]:
-    changed = asyncio.Event()
-
-    async def wait(offset: int) -> None:
-        while log.end <= offset:
-            await changed.wait()
-
-    async def publish() -> None:
-        changed.set()
-        changed.clear()
-
-    return wait, publish
-
-
 def futures(log: Log) -> tuple[Wait, Publish]:
     waiting: list[tuple[int, asyncio.Future[None]]] = []
     create_future = asyncio.get_running_loop().create_future
@@ -122,7 +108,6 @@ IMPLEMENTATIONS: "Final[dict[str, Callable[[Log], tuple[Wait, Publish]]]]" = {
     OURS: lambda log: ours(log, soon=False),
     f"{OURS}, soon": lambda log: ours(log, soon=True),
     "Condition": condition,
-    "Event": event,
     "list of futures": futures,
 }
 
@@ -157,7 +142,6 @@ async def run(case: Case) -> Figures:
     return {
         "ms": 1e3 * (log.last - began),
         "stall_ms": 1e3 * heartbeat.longest,
-        "own_stall_ms": 1e3 * heartbeat.own,
     }
 
 
@@ -178,7 +162,5 @@ SCENARIO = Scenario(
     metrics=(
         Metric("ms", "until the right ones have run", "ms", compared=True),
         Metric("stall_ms", "longest turn of the loop", "ms"),
-        Metric("own_stall_ms", "the same without garbage collection", "ms"),
     ),
-    plots=(Plot("time", metric="ms"), Plot("stall", metric="stall_ms")),
 )

@@ -5,13 +5,15 @@ Afterwards each stream is read: every message that was acknowledged is in it onc
 
 import asyncio
 import gc
+import math
 import time
 from collections import Counter
+from itertools import chain
 from typing import Final
 
 from purgatory.bench.case import Case, Figures, Metric, Scenario
-from purgatory.bench.client import LOAD, Connection, Meter, WrongAnswer, connect, percentile
-from purgatory.bench.server.requests import check, create, dial, head_of_post, read
+from purgatory.bench.client import LOAD, Client, Meter, WrongAnswer, connect, percentile
+from purgatory.bench.server.requests import ask, create, dial, head_of_post, read
 from purgatory.bench.server.servers import SERVERS, missing, running
 
 _STREAMS: Final = 16
@@ -21,63 +23,26 @@ _WARM: Final = 0.2
 """The share of appends that come before, to warm up."""
 
 
-class _Run:
-    """Some appends by all writers, as many as there are left."""
-
-    def __init__(self, size: int) -> None:
-        self.left = 0
-        self.size = size
-        self.padding = b"." * size
-        self.acknowledged: Counter[tuple[int, int]] = Counter()
-        """By stream and writer."""
-        self.times: list[float] = []
-        self.over: asyncio.Future[None]
-        self.under_way = 0
-
-    async def append(self, writers: "list[_Writer]", count: int) -> list[float]:
-        """Append so many messages. Returns how long each has taken."""
-        self.left, self.times = count, []
-        self.over = asyncio.get_running_loop().create_future()
-        for writer in writers:
-            writer.begin()
-        await self.over
-        return self.times
-
-    def failed(self, exception: Exception) -> None:
-        if not self.over.done():
-            self.over.set_exception(exception)
-
-
 class _Writer:
     """Appends one message after the other."""
 
-    def __init__(self, run: _Run, connection: Connection, number: int, stream: int) -> None:
-        self.run = run
+    def __init__(self, connection: Client, number: int, stream: int, size: int) -> None:
         self.connection = connection
-        self.key = stream, number
-        self.head = head_of_post(f"s{stream}", run.size)
-        connection.answered = self.answered
-        connection.failed = run.failed
+        self.number = number
+        self.stream = stream
+        self.head = head_of_post(f"s{stream}", size)
+        self.padding = b"." * size
+        self.acknowledged = 0
 
-    def begin(self) -> None:
-        """Append a message, if there are any left."""
-        run = self.run
-        if run.left:
-            run.left -= 1
-            run.under_way += 1
-            self.began = time.perf_counter()
-            self.connection.request(self.head + _message(self.key[1], run.acknowledged[self.key], run.padding))
-
-    def answered(self) -> None:
-        """The message is stored."""
-        run = self.run
-        check(self.connection, 204)
-        run.times.append(time.perf_counter() - self.began)
-        run.acknowledged[self.key] += 1
-        run.under_way -= 1
-        self.begin()
-        if not run.under_way:
-            run.over.set_result(None)
+    async def append(self, count: int) -> list[float]:
+        """Append so many messages. Returns how long each has taken."""
+        times = []
+        for _ in range(count):
+            began = time.perf_counter()
+            await ask(self.connection, self.head + _message(self.number, self.acknowledged, self.padding), 204)
+            times.append(time.perf_counter() - began)
+            self.acknowledged += 1
+        return times
 
 
 def _message(writer: int, number: int, padding: bytes) -> bytes:
@@ -93,30 +58,31 @@ async def _measured(case: Case) -> Figures:
         control = await dial(server)
         for stream in range(streams):
             await create(control, f"s{stream}")
-        appends = _Run(size)
-        connections = [each async for each in connect(server.port, parameters["writers"], Connection)]
-        writers = [_Writer(appends, each, number, number % streams) for number, each in enumerate(connections)]
-        await appends.append(writers, max(len(writers), int(_WARM * count)))
+        connections = [each async for each in connect(server.port, parameters["writers"], Client)]
+        writers = [_Writer(each, number, number % streams, size) for number, each in enumerate(connections)]
+        each = count // len(writers)
+        await asyncio.gather(*(writer.append(math.ceil(_WARM * each)) for writer in writers))
         meter = Meter(server)
-        times = await appends.append(writers, count)
-        figures = meter.stop(count)
+        times = await asyncio.gather(*(writer.append(each) for writer in writers))
+        figures = meter.stop(each * len(writers))
         control.close()
         reader = await dial(server)
         for stream in range(streams):
-            _look_at(await read(reader, f"s{stream}"), stream, appends)
-    return {**figures, "p99_ms": percentile(times, 0.99)}
+            some = [writer for writer in writers if writer.stream == stream]
+            _look_at(await read(reader, f"s{stream}"), {writer.number: writer.acknowledged for writer in some}, size)
+    return {**figures, "p99_ms": percentile([*chain(*times)], 0.99)}
 
 
-def _look_at(data: bytes, stream: int, appends: _Run) -> None:
-    """Raise `WrongAnswer` unless these are the messages that were acknowledged."""
-    size, found = appends.size, Counter[tuple[int, int]]()
+def _look_at(data: bytes, acknowledged: dict[int, int], size: int) -> None:
+    """Raise `WrongAnswer` unless these are the messages that were acknowledged, by writer."""
+    found, padding = Counter[int](), b"." * size
     for begin in range(0, len(data), size):
-        key = stream, int(data[begin : begin + 4])
-        if data[begin : begin + size] != _message(key[1], found[key], appends.padding):
-            raise WrongAnswer(f"stream {stream} is wrong at byte {begin}: {data[begin : begin + 20]!r}")
-        found[key] += 1
-    if found != {key: count for key, count in appends.acknowledged.items() if key[0] == stream}:
-        raise WrongAnswer(f"stream {stream} has {found.total()} messages, and not those that were acknowledged")
+        writer = int(data[begin : begin + 4])
+        if data[begin : begin + size] != _message(writer, found[writer], padding):
+            raise WrongAnswer(f"a stream is wrong at byte {begin}: {data[begin : begin + 20]!r}")
+        found[writer] += 1
+    if found != acknowledged:
+        raise WrongAnswer(f"a stream has {found.total()} messages, and not those that were acknowledged")
 
 
 def _cases(quick: bool) -> list[Case]:

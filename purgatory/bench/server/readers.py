@@ -7,7 +7,7 @@ import statistics
 import time
 from typing import Final
 
-from purgatory.bench.case import Case, Figures, Metric, Plot, Scenario
+from purgatory.bench.case import Case, Figures, Metric, Scenario
 from purgatory.bench.client import LOAD, Connection, Meter, WrongAnswer, connect
 from purgatory.bench.processes import allow_open_files
 from purgatory.bench.server.requests import OFFSET, ask, check, create, dial, get, head_of_post, quiet
@@ -183,6 +183,5 @@ SCENARIO = Scenario(
         Metric("cpu_us", "the server's CPU, a delivery", "µs", compared=True),
         LOAD,
     ),
-    plots=(Plot("answer", metric="answer_ms"),),
     missing=missing,
 )

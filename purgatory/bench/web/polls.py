@@ -8,7 +8,7 @@ import asyncio
 import statistics
 import time
 
-from purgatory.bench.case import Case, Figures, Metric, Plot, Scenario
+from purgatory.bench.case import Case, Figures, Metric, Scenario
 from purgatory.bench.client import Client, abort, connect
 from purgatory.bench.processes import Running, allow_open_files, running
 from purgatory.bench.web.servers import POLLS, SETTLED, missing, until_waiting
@@ -22,8 +22,7 @@ async def run(case: Case) -> Figures:
     with running(POLLS[case.implementation]) as server:
         busy = [each async for each in connect(server.port, 20, Client)]
         await asyncio.gather(*(_ask_often(client, requests // 100) for client in busy))  # to warm up
-        parts = [await _now(server, busy, requests // 10) for _ in range(10)]
-        figures["now_us"], figures["now_rate"] = min(cpu for cpu, _ in parts), max(rate for _, rate in parts)
+        figures["now_us"] = min([await _now(server, busy, requests // 10) for _ in range(10)])
         empty = server.memory()
         idle = [each async for each in connect(server.port, count, Client)]
         for client in idle:
@@ -35,7 +34,7 @@ async def run(case: Case) -> Figures:
     with running(POLLS[case.implementation]) as server:
         control, one = [each async for each in connect(server.port, 2, Client)]
         await _ask_often(control, 100)
-        empty, cpu = server.memory(), server.cpu()
+        empty = server.memory()
         clients = []
         async for client in connect(server.port, count, Client):
             client.ask("GET", "/wait?topic=all&after=0")
@@ -46,25 +45,22 @@ async def run(case: Case) -> Figures:
         latencies = [await _latency(control, one, number) for number in range(200)]
         figures["latency_us"] = 1e6 * statistics.median(latencies)
 
-        cpu_waiting, began = server.cpu(), time.perf_counter()
+        cpu, began = server.cpu(), time.perf_counter()
         await control.ask("POST", "/publish?topic=all")
         bodies = await asyncio.gather(*(client.answer for client in clients))
         figures["answer_ms"] = 1e3 * (time.perf_counter() - began)
         await asyncio.sleep(0.1)
-        cpu_answered = server.cpu()
+        figures["cpu_answer_us"] = 1e6 * (server.cpu() - cpu) / count
         abort(clients)
-    figures["cpu_answer_us"] = 1e6 * (cpu_answered - cpu_waiting) / count
-    figures["cpu_us"] = 1e6 * (cpu_answered - cpu) / count
     figures["wrong"] = sum(body != b"1" for body in bodies)
     return figures
 
 
-async def _now(server: Running, clients: list[Client], requests: int) -> tuple[float, float]:
-    """The CPU time of a request in µs, and the requests a second."""
-    cpu, began = server.cpu(), time.perf_counter()
+async def _now(server: Running, clients: list[Client], requests: int) -> float:
+    """The CPU time of a request in µs."""
+    cpu = server.cpu()
     await asyncio.gather(*(_ask_often(client, requests // len(clients)) for client in clients))
-    took = time.perf_counter() - began
-    return 1e6 * (server.cpu() - cpu) / requests, requests / took
+    return 1e6 * (server.cpu() - cpu) / requests
 
 
 async def _ask_often(client: Client, times: int) -> None:
@@ -104,12 +100,9 @@ SCENARIO = Scenario(
         Metric("idle_kib", "the server's memory, an idle connection", "KiB", compared=True),
         Metric("answer_ms", "from publish to all answered", "ms", compared=True),
         Metric("cpu_answer_us", "the server's CPU for it, a client", "µs", compared=True),
-        Metric("cpu_us", "the server's CPU from connect to answer, a client", "µs", compared=True),
         Metric("latency_us", "from publish to the answer of one among all", "µs", compared=True),
         Metric("now_us", "the server's CPU, a request that does not wait (least of ten parts)", "µs", compared=True),
-        Metric("now_rate", "requests a second that do not wait", "/s"),
         Metric("wrong", "wrong answers", ""),
     ),
-    plots=(Plot("answer", metric="answer_ms"), Plot("memory", metric="kib")),
     missing=lambda case: missing(case.implementation),
 )

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from purgatory.bench.case import Case, Figures, Metric, Plot, Scenario
+from purgatory.bench.case import Case, Figures, Metric, Scenario
 from purgatory.bench.client import Client, abort, connect
 from purgatory.bench.processes import allow_open_files, running
 from purgatory.bench.web.servers import EVENTS, SETTLED, missing, until_waiting
@@ -138,6 +138,5 @@ SCENARIO = Scenario(
         Metric("stop_clean", "streams that SIGTERM ended properly", "%"),
         Metric("stop_missed", "clients that missed the event just before SIGTERM", "%"),
     ),
-    plots=(Plot("memory", metric="kib"),),
     missing=lambda case: missing(case.implementation),
 )
