@@ -1,71 +1,14 @@
 """Bugs of Kafka's purgatory and of what it is used for, which must not be here."""
 
-import asyncio
-import gc
 import threading
-import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from purgatory import DelayedOperationPurgatory, PurgatoryMisuse
-from tests.support.invariants import check_purgatory
-from tests.support.operations import FaultLog, Flag, turn
-
-
-@pytest.mark.parametrize("finish", [Flag.force_complete, Flag.cancel])
-def test_a_finished_operation_is_not_kept_until_the_purge(
-    purgatory: DelayedOperationPurgatory, finish: Callable[[Flag], bool]
-) -> None:
-    """KAFKA-19389, KAFKA-19763: brokers ran out of memory on the responses of completed fetches on quiet keys."""
-    gc.disable()
-    try:
-        operations = [purgatory.try_complete_else_watch(Flag(60.0), ["quiet", n]) for n in range(500)]
-        alive = [weakref.ref(operation) for operation in operations]
-        for operation in operations:
-            finish(operation)
-        del operation
-        operations.clear()
-        assert purgatory.watched == 1000, "no purge is due"
-        assert [ref for ref in alive if ref() is not None] == []
-    finally:
-        gc.enable()
-
-
-def test_nothing_is_kept_by_key_when_operations_have_expired(clock: FaultLog) -> None:
-    """KAFKA-20204: each partition on which an operation had expired kept its meter of expirations for good."""
-
-    class Partition:
-        pass
-
-    purgatory = DelayedOperationPurgatory(purge_interval=0, clock=clock)
-    purgatory.add_listener(lambda finished: None)
-    partitions = [Partition() for _ in range(1000)]
-    alive = [weakref.ref(partition) for partition in partitions]
-    for _ in range(3):
-        for n in range(1000):
-            purgatory.try_complete_else_watch(Flag(1.0), [partitions[n]])
-        clock.advance(1.0)
-    partitions.clear()
-    assert purgatory.statistics().expired == 3000
-    assert (purgatory.watched, purgatory.watched_keys()) == (0, [])
-    assert [each for each in alive if each() is not None] == []
-
-
-def test_a_condition_without_a_check_is_counted_at_the_deadline(clock: FaultLog) -> None:
-    """KAFKA-14334: fetches from followers waited for their deadline, as replication checked no key.
-
-    KAFKA-19227: share fetches did so for which an acknowledgement had made room. KAFKA-19567: they did so after a
-    change of the leader, and their dead entries stayed until a purge.
-    """
-    purgatory = DelayedOperationPurgatory(purge_interval=0, clock=clock)
-    fetch = purgatory.try_complete_else_watch(Flag(0.5), ["partition"])
-    fetch.ready = True
-    clock.advance(0.5)
-    assert (fetch.outcome, purgatory.statistics().missed) == ("satisfied", 1)
-    clock.advance(0)
-    assert purgatory.watched == 0
+from purgatory import DelayedOperationPurgatory, WheelTimer
+from tests.support.invariants import check_purgatory, check_timer
+from tests.support.operations import FaultLog, Flag, Note
 
 
 @pytest.mark.parametrize("end", ["expires", "is forced", "is cancelled", "is checked"])
@@ -101,75 +44,6 @@ def test_the_end_of_an_operation_tries_no_other_one(clock: FaultLog, end: str) -
     assert {operation.tries for operation in operations} == {2}, "of the hand-over"
     assert {operation.tries for operation in ending} == {3 if end in ("expires", "is checked") else 2}
     check_purgatory(purgatory)
-
-
-async def test_an_operation_completes_neither_at_its_deadline_nor_by_a_thread_while_it_is_tried() -> None:
-    """KAFKA-17948: `onComplete`, in the expiration thread, read what a `tryComplete` in another one was changing."""
-    loop = asyncio.get_running_loop()
-    calls: list[str] = []
-
-    class Fetch(Flag):
-        def try_complete(self) -> bool:
-            calls.append("try_complete")
-            if self.ready:
-                thread.submit(purgatory.check_and_complete_threadsafe, "key").result()
-                with pytest.raises(PurgatoryMisuse, match="not for other threads"):
-                    thread.submit(self.force_complete).result()
-                while loop.time() <= self._timer_deadline:
-                    pass  # the deadline passes meanwhile
-            calls.append("tried")
-            return False
-
-        def on_complete(self) -> str:
-            calls.append("on_complete")
-            return super().on_complete()
-
-    with ThreadPoolExecutor(1) as thread:
-        async with DelayedOperationPurgatory() as purgatory:
-            fetch = purgatory.try_complete_else_watch(Fetch(0.02), ["key"])
-            fetch.ready = True
-            calls.clear()
-            purgatory.check_and_complete("key")
-            assert calls == ["try_complete", "tried"]
-            await asyncio.wait_for(fetch, 30)
-            assert fetch.expired()
-            assert calls == [*["try_complete", "tried"] * (len(calls) // 2), "on_complete"]
-
-
-async def test_an_operation_is_not_tried_while_it_completes_nor_afterwards() -> None:
-    """KAFKA-19312: `tryComplete` ran in one thread while the expiration thread ran `onComplete`."""
-    loop = asyncio.get_running_loop()
-    calls: list[str] = []
-
-    class Fetch(Flag):
-        def try_complete(self) -> bool:
-            calls.append("try_complete")
-            return super().try_complete()
-
-        def on_complete(self) -> str:
-            calls.append("on_complete")
-            purgatory.check_and_complete("key")
-            purgatory.check_and_complete_soon("key")
-            thread.submit(purgatory.check_and_complete_threadsafe, "key").result()
-            while loop.time() <= self._timer_deadline:
-                pass  # the deadline passes meanwhile
-            calls.append("completed")
-            return super().on_complete()
-
-    with ThreadPoolExecutor(1) as thread:
-        async with DelayedOperationPurgatory() as purgatory:
-            checked = purgatory.try_complete_else_watch(Fetch(0.02), ["key"])
-            calls.clear()
-            checked.ready = True
-            purgatory.check_and_complete("key")
-            assert (calls, checked.outcome) == (["try_complete", "on_complete", "completed"], "satisfied")
-            calls.clear()
-            expired = purgatory.try_complete_else_watch(Fetch(0.001), ["key"])
-            await expired
-            for _ in range(10):
-                await turn()
-            assert calls.index("on_complete") == len(calls) - 2, calls
-            assert (expired.outcome, len(purgatory.timer)) == ("expired", 0)
 
 
 @pytest.mark.parametrize("method", ["try_complete", "on_complete", "on_expiration"])
@@ -217,3 +91,48 @@ async def test_a_thread_with_a_lock_may_ask_for_a_check_while_an_operation_waits
             assert await fetch == "result of flag"
             checked.result(30)
         assert fetch.outcome == ("expired" if method == "on_expiration" else "satisfied")
+
+
+class TestASharedTimer:
+    """SystemTimerReaperTest.testSharedTimerBetweenConsumers: when one of them stops, the others' deadlines come."""
+
+    @pytest.mark.parametrize("way", [DelayedOperationPurgatory.close, DelayedOperationPurgatory.cancel_all])
+    @pytest.mark.parametrize("which", [0, 1])
+    @pytest.mark.parametrize(
+        ("when", "early"), [(0.5, True), (2.0, True), (2.0, False)], ids=["before", "as they are due", "as they run"]
+    )
+    def test_closing_a_purgatory_leaves_the_deadlines_of_others(
+        self, clock: FaultLog, way: Callable[[DelayedOperationPurgatory], object], which: int, when: float, early: bool
+    ) -> None:
+        shared = WheelTimer(clock)
+        expired: list[float] = []
+        purgatories = [DelayedOperationPurgatory(name, clock=shared) for name in ("a", "b")]
+        closing, lasting = purgatories[which], purgatories[1 - which]
+        note = Note(clock)
+
+        def hand_over(purgatory: DelayedOperationPurgatory) -> list[Flag]:
+            return [
+                purgatory.try_complete_else_watch(Flag(timeout, then=lambda: expired.append(clock.time())), ["key"])
+                for timeout in (2.0, 2.0, 50.0, 3600.0)
+            ]
+
+        if early:  # in the bucket of its wake-up, and in front of that
+            shared.call_at(when, way, closing)
+        ended, others = hand_over(closing), hand_over(lasting)
+        shared.add(note, 2.0)
+        if not early:
+            shared.call_at(when, way, closing)
+        clock.advance(2.0)
+        assert {each.outcome for each in ended[2:]} <= {"closed", "cancelled"}
+        assert [each.expired() for each in ended[:2]] == [not early] * 2
+        assert [each.outcome for each in others] == ["expired", "expired", None, None]
+        assert note.ran == [2.0]
+        late = lasting.try_complete_else_watch(Flag(5.0), ["key"])
+        clock.advance(5.0)
+        assert late.expired()
+        expired.clear()
+        clock.advance(3600.0)
+        assert expired == [50.0, 3600.0]
+        assert len(shared) == 0
+        check_timer(shared)
+        check_purgatory(lasting)

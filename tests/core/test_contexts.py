@@ -130,21 +130,6 @@ async def test_a_call_of_another_thread_is_not_in_its_context() -> None:
         assert operation.seen == ["no user"] * 2
 
 
-def test_deferred_work_on_a_virtual_clock_is_in_an_empty_context_too(
-    purgatory: DelayedOperationPurgatory, clock: VirtualClock
-) -> None:
-    checked, expiring = (
-        as_user("first", lambda: purgatory.try_complete_else_watch(Seeing(1.0), ["key"])) for _ in range(2)
-    )
-    checked.ready = True
-    checked.seen.clear()
-    expiring.seen.clear()
-    as_user("first", lambda: purgatory.check_and_complete_soon("key"))
-    as_user("second", lambda: clock.advance(2.0))
-    assert checked.seen == ["no user"] * 2
-    assert expiring.seen == ["no user"] * 4, "one try by the check, one at the deadline, on_complete, on_expiration"
-
-
 async def test_the_first_request_is_not_kept_alive_by_work_that_later_ones_defer() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         for _ in range(3000):
@@ -160,22 +145,6 @@ async def test_the_first_request_is_not_kept_alive_by_work_that_later_ones_defer
         for _ in range(5):  # the pass is under way all the time
             purgatory.check_and_complete_soon("hot")
             await asyncio.sleep(0)
-        gc.collect()
-        assert session() is None
-
-
-async def test_a_request_is_not_kept_alive_by_the_deadlines_of_others() -> None:
-    async with DelayedOperationPurgatory() as purgatory:
-
-        async def request() -> "weakref.ref[Session]":
-            session = Session()
-            SESSION.set(session)
-            purgatory.try_complete_else_watch(Flag(60.0), ["key"]).cancel()
-            return weakref.ref(session)
-
-        session = await asyncio.create_task(request())
-        purgatory.try_complete_else_watch(Flag(3600.0), ["key"])
-        await asyncio.sleep(0)
         gc.collect()
         assert session() is None
 

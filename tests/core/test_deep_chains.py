@@ -87,17 +87,6 @@ def test_a_chain_of_completions_completes_to_its_end(
     assert Counted.deepest - depth() <= 15 * NESTING
 
 
-def test_watchers_that_check_their_own_key_are_tried_once_each(purgatory: DelayedOperationPurgatory) -> None:
-    counts: list[int] = []
-    for _ in range(DEEP):
-        then = lambda: counts.append(purgatory.check_and_complete("key"))  # noqa: E731
-        purgatory.try_complete_else_watch(Counted(then=then), ["key"]).ready = True
-    Counted.tries = 0
-    counts.append(purgatory.check_and_complete("key"))
-    assert sum(counts) == DEEP
-    assert Counted.tries == DEEP
-
-
 def test_a_request_to_exit_deep_inside_leaves_no_operation_pending(purgatory: DelayedOperationPurgatory) -> None:
     def leave() -> None:
         raise SystemExit

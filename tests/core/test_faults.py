@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from purgatory import DelayedOperationPurgatory, ThresholdPurgatory, VirtualClock
+from purgatory import DelayedOperationPurgatory, VirtualClock
 from tests.support.invariants import check_purgatory
 from tests.support.operations import FaultLog, Flag, RefusingClock, turn
 
@@ -38,12 +38,6 @@ WAYS: dict[str, Way] = {
     "cancel_for_key": lambda purgatory, clock: purgatory.cancel_for_key("key"),
     "cancel_all": lambda purgatory, clock: purgatory.cancel_all(),
 }
-OF_THRESHOLDS: dict[str, Callable[[ThresholdPurgatory[int]], object]] = {
-    "advance": lambda thresholds: thresholds.advance(10),
-    "complete_all": lambda thresholds: thresholds.complete_all(),
-    "fail_all": lambda thresholds: thresholds.fail_all(LookupError()),
-    "close": lambda thresholds: thresholds.close(),
-}
 
 
 class TestRequestsToExit:
@@ -71,50 +65,6 @@ class TestRequestsToExit:
         assert len(heard) == 4
         clock.advance(10.0)
         assert (purgatory.num_delayed, len(purgatory.timer), clock.faults) == (0, 0, []), "raised, and not reported"
-
-    @pytest.mark.parametrize("error", EXITS)
-    @pytest.mark.parametrize("way", OF_THRESHOLDS)
-    def test_waits_for_thresholds_end_before_a_request_to_exit_is_raised(
-        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, way: str, error: type[BaseException]
-    ) -> None:
-        heard: list[object] = []
-
-        def listen(finished: object) -> None:
-            heard.append(finished)
-            if len(heard) == 2:
-                raise error
-
-        thresholds = ThresholdPurgatory(0, purgatory)
-        purgatory.add_listener(listen)
-        waits = [thresholds.reach(n // 2, 1.0) for n in range(8)]
-        with pytest.raises(error):
-            OF_THRESHOLDS[way](thresholds)
-        assert [wait.done() for wait in waits] == [True] * 8
-        if way == "fail_all":
-            assert [type(wait.exception()) for wait in waits] == [LookupError] * 8
-
-    @pytest.mark.parametrize("error", EXITS)
-    def test_further_keys_and_buckets_come_after_a_request_to_exit(
-        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, error: type[BaseException]
-    ) -> None:
-        def leave() -> None:
-            raise error
-
-        operations = [
-            purgatory.try_complete_else_watch(Flag(1.0 + n / 2, then=int if n % 2 else leave), [n]) for n in range(4)
-        ]
-        for n in range(2):
-            operations[n].ready = True
-            purgatory.check_and_complete_soon(n)
-        with pytest.raises(error):
-            clock.advance(0)
-        clock.advance(0)
-        with pytest.raises(error):
-            clock.advance(2.0)
-        clock.advance(0.5)
-        assert [operation.outcome for operation in operations] == ["failed", "satisfied", "failed", "expired"]
-        for operation in operations[::2]:
-            assert isinstance(operation.exception(), error)
 
     @pytest.mark.parametrize("error", [*EXITS, GeneratorExit])
     def test_a_purge_that_an_exit_has_ended_is_begun_again(self, error: type[BaseException]) -> None:

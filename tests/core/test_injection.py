@@ -4,7 +4,6 @@ Each public call is made inside each other one, at each entry of a callback, and
 worlds have all combinations, the others a part. HYPOTHESIS_PROFILE=searching makes them all.
 """
 
-import asyncio
 import gc
 import os
 import weakref
@@ -14,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from tests.support import injection_on_a_loop as on_a_loop
 from tests.support.cores import in_c
 from tests.support.injection import Points, Report, inject_everywhere
 from tests.support.worlds import PARTS
@@ -102,16 +100,3 @@ def test_a_finalizer_that_breaks_the_contract_leaves_the_structure_whole(name: s
             with suppress(Exception), finalizing(nth, lambda: quietly(call, world)):  # noqa: B023
                 outer(world)
             world.check_whole()
-
-
-@pytest.mark.parametrize("points", ["callbacks", "elsewhere"])
-def test_callbacks_make_any_call_on_a_loop_and_all_others_use_the_mailbox_anywhere(points: Points) -> None:
-    share = 1 if SEARCHING or points == "callbacks" else 5
-    report = Report()
-    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-        for outer in on_a_loop.OUTER:
-            every = lambda step, call: (step + call) % share == 0  # noqa: E731
-            runner.run(on_a_loop.inject_everywhere(outer, points, report, every))
-    if report.failures:
-        pytest.fail(str(report), pytrace=False)
-    assert report.combinations > 50

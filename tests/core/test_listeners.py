@@ -1,8 +1,6 @@
 """Listeners are called for each finished operation once, and their faults are contained."""
 
 import asyncio
-import gc
-import weakref
 from typing import Any
 
 import pytest
@@ -109,13 +107,6 @@ class TestRecords:
         clock.advance(1.0)
         assert (early.outcome, heard) == ("expired", [])
 
-    def test_the_deadline_is_the_timeout_however_long_the_first_try_takes(
-        self, clock: FaultLog, purgatory: DelayedOperationPurgatory, heard: Heard
-    ) -> None:
-        purgatory.try_complete_else_watch(Slow(clock, timeout=2.0), ["a"])
-        clock.advance(9.0)
-        assert [(each.outcome, each.timeout, each.deadline) for each in heard] == [("expired", 2.0, 2.0)]
-
     async def test_the_times_of_a_record_are_those_of_the_loop(self) -> None:
         loop = asyncio.get_running_loop()
         heard: Heard = []
@@ -141,22 +132,6 @@ class TestRecords:
         with pytest.raises(PurgatoryMisuse):
             purgatory.try_complete_else_watch(used, ["a"])
         assert len(heard) == 1
-
-    @pytest.mark.parametrize("nth", range(4))
-    def test_an_operation_that_the_clock_completes_at_its_arrival_has_one_record_or_is_refused(self, nth: int) -> None:
-        clock = CallingClock()
-        purgatory = DelayedOperationPurgatory(clock=clock)
-        heard: Heard = []
-        purgatory.add_listener(heard.append)
-        operation = Flag(5.0)
-        clock.arm(nth, operation.force_complete)
-        if nth:
-            purgatory.try_complete_else_watch(operation, ["key"])
-        else:  # before it is handed over
-            with pytest.raises(PurgatoryMisuse):
-                purgatory.try_complete_else_watch(operation, ["key"])
-        assert operation.done()
-        assert [record.outcome for record in heard] == [operation.outcome] * (nth > 0)
 
 
 class TestListenersOfAPurgatory:
@@ -296,38 +271,8 @@ class TestFaults:
             ("the clock raised", LookupError)
         ]
 
-    async def test_a_listener_is_called_even_after_the_loop_is_closed(self) -> None:
-        heard: Heard = []
-
-        def in_another_loop() -> Flag:
-            async def watch() -> Flag:
-                purgatory = DelayedOperationPurgatory(purge_interval=0)
-                purgatory.add_listener(heard.append)
-                return purgatory.try_complete_else_watch(Flag(30.0), ["a"])
-
-            flag = asyncio.run(watch())
-            flag.force_complete()
-            return flag
-
-        flag = await asyncio.to_thread(in_another_loop)
-        assert [each.outcome for each in heard] == [flag.outcome] == ["satisfied"]
-
 
 class TestRetention:
-    def test_an_operation_is_not_kept_after_its_record(
-        self, purgatory: DelayedOperationPurgatory, heard: Heard
-    ) -> None:
-        gc.disable()
-        try:
-            flag = purgatory.try_complete_else_watch(Flag(), ["a", "b"])
-            kept = weakref.ref(flag)
-            flag.force_complete()
-            del flag
-            assert kept() is None
-            assert len(heard) == 1
-        finally:
-            gc.enable()
-
     def test_every_arrival_that_was_noted_is_let_go(self, purgatory: DelayedOperationPurgatory, heard: Heard) -> None:
         class FoundOnce:
             """A key that cannot be looked up a second time."""

@@ -10,7 +10,7 @@ import pytest
 
 from purgatory import DelayedOperationPurgatory, Handle, VirtualClock, WheelTimer
 from tests.support.invariants import check_timer
-from tests.support.operations import CallingClock, FaultLog, Flag, Note, Waiting, turn
+from tests.support.operations import FaultLog, Flag, Note, Waiting, turn
 
 Ts = TypeVarTuple("Ts")
 YEAR = 365.25 * 86_400
@@ -132,36 +132,3 @@ def test_operations_expire_once_when_the_clock_calls_early_or_late(seconds: floa
     assert [(timeout, when) for timeout, when in expired if not timeout <= when <= timeout + allowed] == []
     assert len(clock.armed) <= 20 * len(timeouts)
     assert (purgatory.num_delayed, len(purgatory.timer)) == (0, 0)
-
-
-class Behind(CallingClock):
-    """A clock whose time can go backwards."""
-
-    behind = 0.0
-
-    def time(self) -> float:
-        return super().time() - self.behind
-
-
-@pytest.mark.parametrize("nth", range(4))
-def test_a_clock_that_goes_backwards_and_completes_an_operation_leaves_none_in_the_timer(nth: int) -> None:
-    clock = Behind()
-    purgatory = DelayedOperationPurgatory(clock=clock)
-    waiting: list[int] = []
-
-    def complete() -> None:
-        second.force_complete()
-        clock.behind = 0.0
-
-    class First(Flag):
-        def on_expiration(self) -> None:
-            clock.behind = 0.5
-            clock.arm(nth, complete)
-
-    purgatory.try_complete_else_watch(First(1.0), ["key"])
-    second = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
-    purgatory.try_complete_else_watch(Flag(1.0, then=lambda: waiting.append(len(purgatory.timer))), ["key"])
-    clock.advance(1.0)
-    assert second.calls.count("flag completes") == 1
-    assert waiting == [0]
-    check_timer(purgatory.timer)

@@ -18,12 +18,10 @@ from purgatory import (
     DelayedOperationPurgatory,
     FinishedOperation,
     OperationCancelled,
-    PurgatoryClosed,
-    PurgatoryFull,
 )
 from purgatory._core._base import NESTING
 from purgatory.lowlevel import add_waiter, close_operation, remove_waiter, take_result
-from tests.support.operations import FaultLog, Flag, RefusingClock, turn
+from tests.support.operations import FaultLog, Flag, turn
 
 
 class Permits:
@@ -200,50 +198,7 @@ class TestEveryEnding:
         assert end != "fail" or operation.exception()
 
 
-class Unequal:
-    """A key whose comparison raises, once there is another one with its hash."""
-
-    def __hash__(self) -> int:
-        return 1
-
-    def __eq__(self, other: object) -> bool:
-        raise ZeroDivisionError
-
-
 class TestRefused:
-    def test_an_operation_refused_after_its_first_try_ends_cancelled(self, clock: FaultLog) -> None:
-        purgatory = DelayedOperationPurgatory(max_pending=1, clock=clock)
-        permits = Permits(2)
-        purgatory.try_complete_else_watch(Acquires(permits), ["a"])
-        refused = Acquires(permits)
-        with pytest.raises(PurgatoryFull):
-            purgatory.try_complete_else_watch(refused, ["a"])
-        assert (refused.outcome, refused.ended, permits.free) == ("cancelled", ["cancelled"], 1)
-
-    def test_closed_meanwhile(self, purgatory: DelayedOperationPurgatory) -> None:
-        permits = Permits(1)
-        refused = Acquires(permits, then=purgatory.close)
-        with pytest.raises(PurgatoryClosed):
-            purgatory.try_complete_else_watch(refused, ["a"])
-        assert (refused.ended, permits.free) == (["cancelled"], 1)
-
-    def test_a_key_that_raises(self, purgatory: DelayedOperationPurgatory) -> None:
-        permits = Permits(2)
-        purgatory.try_complete_else_watch(Acquires(permits), [Unequal()])
-        refused = Acquires(permits)
-        with pytest.raises(ZeroDivisionError):
-            purgatory.try_complete_else_watch(refused, ["a", Unequal()])
-        assert (refused.ended, permits.free) == (["cancelled"], 1)
-
-    def test_a_clock_that_raises(self) -> None:
-        clock = RefusingClock()
-        permits = Permits(1)
-        refused = Acquires(permits, 1.0)
-        clock.refuses = True
-        with pytest.raises(RuntimeError, match="refused"):
-            DelayedOperationPurgatory(clock=clock).try_complete_else_watch(refused, ["a"])
-        assert (refused.ended, permits.free) == (["cancelled"], 1)
-
     def test_an_operation_refused_before_its_first_try_is_untouched(self, purgatory: DelayedOperationPurgatory) -> None:
         permits = Permits(1)
         operation = Acquires(permits)

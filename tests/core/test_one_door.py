@@ -727,6 +727,26 @@ class TestFinalizersAndHandlers:
                 await turn()  # a slice may end after a few of them on a slow machine
             assert len(wakes) == 1
 
+    async def test_a_call_inside_of_a_slice_of_the_mailbox_is_done_with_the_rest(self) -> None:
+        class Asking(str):
+            """A key whose `__hash__` is a handler of signals, or what a finalizer runs in."""
+
+            __slots__ = ()
+
+            def __hash__(self) -> int:
+                if asks:
+                    purgatory.check_and_complete_threadsafe(asks.pop())
+                return super().__hash__()
+
+        asks: list[str] = []
+        async with DelayedOperationPurgatory() as purgatory:
+            operation = watch(purgatory, "target")
+            operation.ready = True
+            purgatory.check_and_complete_threadsafe(Asking("key"))
+            purgatory._queue.mailbox.values.extend(range(3000))
+            asks.append("target")
+            await asyncio.wait_for(operation, 30)
+
     async def test_a_call_that_is_interrupted_loses_no_other_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupt(*_: object, **__: object) -> None:
             patched.undo()  # once

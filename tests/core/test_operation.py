@@ -273,12 +273,6 @@ class TestAwait:
             assert await operation == await operation == operation.result(), "again, without waiting"
             assert operation.calls == ["flag completes"]
 
-    async def test_deadline_ends_the_await_of_an_operation(self) -> None:
-        async with DelayedOperationPurgatory() as purgatory:
-            operation = Flag(0.005)
-            assert await purgatory.try_complete_else_watch(operation, ["key"]) == "result of flag"
-            assert operation.expired()
-
     async def test_a_finished_operation_is_awaited_without_waiting_even_outside_a_purgatory(self) -> None:
         async with DelayedOperationPurgatory() as purgatory:
             assert await purgatory.try_complete_else_watch(Flag(ready=True), ["key"]) == "result of flag"
@@ -403,23 +397,6 @@ class TestAwait:
 
 
 class TestReschedule:
-    @pytest.mark.parametrize("timeout", [None, float(2**60), 0.0, 5.0])
-    def test_an_operation_that_is_rescheduled_in_its_last_try_does_not_expire(
-        self, purgatory: DelayedOperationPurgatory, clock: VirtualClock, timeout: float | None
-    ) -> None:
-        class Again(Flag):
-            def try_complete(self) -> bool:
-                if clock.time() == 1.0 and self.name:
-                    self.name = ""  # once
-                    self.reschedule(timeout)
-                return super().try_complete()
-
-        again = purgatory.try_complete_else_watch(Again(1.0), ["key"])
-        clock.advance(1.0)
-        assert again.outcome == ("expired" if timeout == 0.0 else None), "at once, but in another try"
-        clock.advance(10.0)
-        assert again.outcome == ("expired" if timeout in (0.0, 5.0) else None)
-
     @pytest.mark.parametrize("first", [5.0, None])
     @pytest.mark.parametrize("timeout", [0.0, 1.0, 9.0])
     def test_a_deadline_counts_from_now(

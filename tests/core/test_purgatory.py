@@ -1,7 +1,6 @@
 """The purgatory and its public methods, on virtual time and on real loops."""
 
 import asyncio
-import threading
 from collections.abc import Callable, Generator
 from dataclasses import FrozenInstanceError
 from typing import TypeVarTuple
@@ -43,13 +42,6 @@ class TestWatch:
         assert purgatory.try_complete_else_watch(operation, ["key"]) is operation
         assert operation.result() == "result of flag"
         assert (purgatory.num_delayed, purgatory.watched, clock.armed) == (0, 0, [])
-
-    def test_any_key_of_an_operation_completes_it(self, purgatory: DelayedOperationPurgatory) -> None:
-        operations = [purgatory.try_complete_else_watch(Flag(), ["a", "b", "c"]) for _ in range(3)]
-        for operation, key in zip(operations, "abc", strict=True):
-            operation.ready = True
-            assert purgatory.check_and_complete(key) == 1
-            assert operation.done()
 
     @pytest.mark.parametrize("more", [0, 20])
     def test_keys_may_be_any_iterable_of_anything_hashable_and_are_watched_once(
@@ -169,26 +161,6 @@ class TestCheck:
         clock.advance(0)
         assert armed == [0, 0, 1, 2, 3, 4], "an iteration each"
 
-    def test_a_list_may_be_dropped_during_its_check_soon(
-        self, purgatory: DelayedOperationPurgatory, clock: VirtualClock
-    ) -> None:
-        operation = purgatory.try_complete_else_watch(Flag(then=lambda: purgatory.cancel_for_key("key")), ["key"])
-        other = purgatory.try_complete_else_watch(Flag(), ["key"])
-        operation.ready = True
-        for key in ("key", "key", "gone"):
-            purgatory.check_and_complete_soon(key)
-        clock.advance(0)
-        assert (operation.outcome, other.outcome, purgatory.watched) == ("satisfied", "cancelled", 0)
-
-    def test_a_key_that_is_dropped_before_its_pass_begins_is_forgotten(
-        self, purgatory: DelayedOperationPurgatory, clock: VirtualClock
-    ) -> None:
-        purgatory.try_complete_else_watch(Flag(), ["key"])
-        purgatory.check_and_complete_soon("key")
-        purgatory.cancel_for_key("key")
-        clock.advance(0)
-        assert purgatory._queue._checks == {}
-
     def test_a_clock_that_does_not_call_back_is_asked_again_by_the_next_check(self) -> None:
         clock = RefusingClock()
         purgatory = DelayedOperationPurgatory(clock=clock)
@@ -200,19 +172,6 @@ class TestCheck:
         purgatory.check_and_complete_soon("key")
         clock.advance(0)
         assert operation.done()
-
-    async def test_check_and_complete_threadsafe_completes_from_another_thread(self) -> None:
-        async with DelayedOperationPurgatory() as purgatory:
-            operation = purgatory.try_complete_else_watch(Flag(), ["key"])
-
-            def publish() -> None:
-                operation.ready = True
-                purgatory.check_and_complete_threadsafe("key")
-
-            thread = threading.Thread(target=publish)
-            thread.start()
-            assert await asyncio.wait_for(operation, 30) == "result of flag"
-            thread.join()
 
     async def test_check_and_complete_threadsafe_is_harmless_before_a_watch_and_after_a_close(
         self, purgatory: DelayedOperationPurgatory
@@ -336,72 +295,19 @@ class TestClose:
         assert seen == ["<FaultLog time=0.0 scheduled=0>"]
 
 
-class TestReentrancy:
-    """Any call may come from inside an operation."""
-
-    def test_on_complete_may_watch_and_check_the_same_key(self, purgatory: DelayedOperationPurgatory) -> None:
-        calls: list[str] = []
-        counts: list[int] = []
-        added = Flag(None, "added", calls=calls)
-        thens: list[Callable[[], object]] = [
-            lambda: purgatory.try_complete_else_watch(added, ["key"]),
-            lambda: counts.append(purgatory.check_and_complete("key")),
-            int,
-            int,
-        ]
-        for n, then in enumerate(thens):
-            purgatory.try_complete_else_watch(Flag(None, str(n), calls=calls, then=then), ["key"]).ready = True
-        assert purgatory.check_and_complete("key") == 2
-        assert counts == [2]
-        assert calls == ["0 completes", "1 completes", "2 completes", "3 completes"]
-        added.ready = True
-        assert purgatory.check_and_complete("key") == 1
-        check_purgatory(purgatory)
-
-    def test_on_complete_may_cancel_others(self, purgatory: DelayedOperationPurgatory) -> None:
-        first = purgatory.try_complete_else_watch(Flag(then=lambda: purgatory.cancel_for_key("key")), ["key"])
-        others = [purgatory.try_complete_else_watch(Flag(), ["key"]) for _ in range(3)]
-        first.ready = True
-        assert purgatory.check_and_complete("key") == 1
-        assert all(operation.cancelled() for operation in others)
-        assert purgatory.watched == 0
-
-    def test_a_list_that_comes_in_the_place_of_a_dropped_one_keeps_its_operations(
-        self, purgatory: DelayedOperationPurgatory
-    ) -> None:
-        others = [purgatory.try_complete_else_watch(Flag(), [key]) for key in ("key 1", "key 2")]
-        outer = purgatory.try_complete_else_watch(Flag(), ["key"])
-        added = Flag()
-
-        def replace() -> None:
-            purgatory.check_and_complete("key")  # drops the list, which is empty now
-            purgatory.cancel_for_key("key 2")
-            purgatory.try_complete_else_watch(added, ["key"])
-
-        outer.ready, outer.then = True, replace
-        assert purgatory.check_and_complete("key") == 1
-        assert (purgatory.watching("key"), purgatory.watching("key 1")) == ([added], others[:1])
-        check_purgatory(purgatory)
-
-    def test_on_complete_may_close_the_purgatory(
-        self, purgatory: DelayedOperationPurgatory, clock: VirtualClock
-    ) -> None:
-        operations = [purgatory.try_complete_else_watch(Flag(1.0, then=purgatory.close), ["a", n]) for n in range(3)]
-        clock.advance(1.0)
-        assert [operation.outcome for operation in operations] == ["expired", "closed", "closed"]
-        assert (purgatory.num_delayed, purgatory.watched) == (0, 0)
-        assert "scheduled=0" in repr(clock)
-
-
 class Refused(Flag):
-    """Calls `act` in its first try."""
+    """Calls `act` in its first try, and notes its end."""
 
     act: Callable[[], object] = int
+    ended = 0
 
     def try_complete(self) -> bool:
         act, self.act = self.act, int
         act()
         return False
+
+    def on_done(self) -> None:
+        self.ended += 1
 
 
 class TestRefusals:
@@ -444,7 +350,7 @@ class TestRefusals:
         }.get(why, (LookupError, "refused"))
         with pytest.raises(error, match=message):
             purgatory.try_complete_else_watch(refused, ["key", Key("another")])
-        assert (refused.outcome, refused.calls) == ("cancelled", [])
+        assert (refused.outcome, refused.calls, refused.ended) == ("cancelled", [], 1)
         assert [(finished.outcome, finished.operation) for finished in heard][-1] == ("cancelled", "Refused")
         assert (purgatory.statistics().cancelled, len(purgatory.timer)) == (1, 0)
         assert purgatory.num_delayed == (0 if why == "closed meanwhile" else len(others))

@@ -121,39 +121,9 @@ class TestRepr:
 
 
 class TestHelp:
-    @pytest.mark.parametrize("kind", [DelayedOperation, DelayedOperationPurgatory, WheelTimer, ThresholdPurgatory])
-    def test_each_public_method_has_a_signature_with_names_and_a_docstring(self, kind: type) -> None:
-        for name, member in inspect.getmembers(kind, callable):
-            if name == "__init__" or not name.startswith("_"):
-                signature = inspect.signature(member)
-                kinds = [each.kind for each in signature.parameters.values()]
-                variable = {"call_at", "call_later", "wait_for"}
-                assert inspect.Parameter.VAR_POSITIONAL not in kinds or name in variable, f"{name}{signature}"
-                assert inspect.getdoc(member), f"{name} has no docstring"
-
-    @pytest.mark.parametrize(
-        ("member", "names"),
-        [
-            (DelayedOperation, ["timeout"]),
-            (DelayedOperation.__init__, ["self", "timeout"]),
-            (DelayedOperation.on_undelivered, ["self", "result"]),
-            (DelayedOperation.fail, ["self", "exception"]),
-            (TimerTask, []),
-            (WheelTimer.add, ["self", "task", "deadline"]),
-            (DelayedOperationPurgatory.try_complete_else_watch, ["self", "operation", "keys"]),
-            (DelayedOperationPurgatory.check_and_complete, ["self", "key", "limit"]),
-            (DelayedOperationPurgatory.wait_for, ["self", "predicate", "keys", "timeout"]),
-        ],
-    )
-    def test_signatures(self, member: Callable[..., object], names: list[str]) -> None:
-        assert list(inspect.signature(member).parameters) == names
-
     def test_a_class_with_a_constructor_of_its_own_has_its_signature(self) -> None:
         assert list(inspect.signature(Flag).parameters) == ["timeout", "name", "ready", "calls", "then"]
         assert list(inspect.signature(Plain).parameters) == ["timeout"]
-
-    def test_the_limit_has_its_default(self) -> None:
-        assert inspect.signature(DelayedOperationPurgatory.check_and_complete).parameters["limit"].default is None
 
     def test_help_says_what_the_constructor_takes(self) -> None:
         text = pydoc.plain(pydoc.render_doc(DelayedOperation))

@@ -4,7 +4,6 @@ import asyncio
 import threading
 import tracemalloc
 from collections.abc import Callable
-from contextlib import suppress
 from contextvars import Context
 from itertools import pairwise
 from typing import Any, TypeVarTuple, Unpack
@@ -43,16 +42,6 @@ async def test_a_close_lets_go_of_keys_in_slices_to_its_very_end(state: str) -> 
     assert sum(changes) == MANY
     assert max(changes) <= 2 * SLICE
     assert purgatory.watched == 0
-
-
-async def test_a_purge_of_many_keys_is_done_in_slices() -> None:
-    async with DelayedOperationPurgatory(purge_interval=MANY - 1) as purgatory:
-        operations = [purgatory.try_complete_else_watch(Waiting(None), (n,)) for n in range(MANY)]
-        for operation in operations:
-            operation.cancel()
-        changes = await steps(lambda: len(purgatory.watched_keys()), lambda: not purgatory.watched)
-        assert sum(changes) == MANY
-        assert max(changes) <= SLICE
 
 
 def finish(purgatory: DelayedOperationPurgatory) -> None:
@@ -159,55 +148,3 @@ def test_calls_of_other_threads_wake_a_busy_loop_once(threads: int, keys: int) -
             await again
 
     run(main)
-
-
-def test_no_wake_up_of_another_thread_is_lost_while_the_loop_works() -> None:
-    async def main(loop: CountingLoop) -> None:
-        async with DelayedOperationPurgatory() as purgatory:
-            flags = [purgatory.try_complete_else_watch(Tried(), (n % 7,)) for n in range(3000)]
-
-            def make_true(first: int) -> None:
-                for n in range(first, 3000, 3):
-                    flags[n].ready = True
-                    purgatory.check_and_complete_threadsafe(n % 7)
-
-            threads = [threading.Thread(target=make_true, args=(first,)) for first in range(3)]
-            for thread in threads:
-                thread.start()
-            async with asyncio.timeout(60):
-                for flag in flags:
-                    await flag
-            for thread in threads:
-                thread.join()
-
-    run(main)
-
-
-def test_a_call_after_the_loop_is_closed_is_refused_each_time() -> None:
-    purgatory = DelayedOperationPurgatory()
-
-    async def main(loop: CountingLoop) -> None:
-        purgatory.try_complete_else_watch(Flag(), ("key",))
-
-    run(main)
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="closed"):
-            purgatory.check_and_complete_threadsafe("key")
-    with suppress(RuntimeError):
-        purgatory.cancel_all()
-
-
-def test_a_call_after_the_loop_is_closed_is_refused_though_another_was_on_its_way() -> None:
-    purgatory = DelayedOperationPurgatory()
-    loop = asyncio.new_event_loop()
-
-    async def main() -> None:
-        purgatory.try_complete_else_watch(Flag(), ("key",))
-
-    loop.run_until_complete(main())
-    purgatory.check_and_complete_threadsafe("key")
-    loop.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        purgatory.check_and_complete_threadsafe("another key")
-    with suppress(RuntimeError):
-        purgatory.cancel_all()

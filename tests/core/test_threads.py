@@ -17,7 +17,6 @@ import pytest
 import uvloop
 
 from purgatory import DelayedOperationPurgatory, PurgatoryMisuse, ThresholdPurgatory, VirtualClock, WheelTimer
-from purgatory._core.threads import Mailbox
 from tests.support.cores import in_c
 from tests.support.invariants import check_purgatory
 from tests.support.operations import Flag, Note, turn
@@ -97,115 +96,6 @@ async def test_every_operation_is_completed_exactly_once_and_none_is_lost() -> N
             purgatory.check_and_complete(key)
         assert (purgatory.num_delayed, purgatory.watched, len(purgatory.timer)) == (0, 0, 0)
         check_purgatory(purgatory)
-
-
-Use = Callable[[DelayedOperationPurgatory, Flag, Any], object]
-SOON = "loop.call_soon_threadsafe({})"
-USES: dict[str, tuple[Use, str]] = {
-    "check_and_complete": (lambda held, _, note: held.check_and_complete("key"), "check_and_complete_threadsafe()"),
-    "check_and_complete_soon": (
-        lambda held, _, note: held.check_and_complete_soon("key"),
-        "check_and_complete_threadsafe()",
-    ),
-    "try_complete_else_watch": (
-        lambda held, _, note: held.try_complete_else_watch(Flag(), ["key"]),
-        SOON.format("purgatory.try_complete_else_watch, operation, keys"),
-    ),
-    "cancel_for_key": (
-        lambda held, _, note: held.cancel_for_key("key"),
-        SOON.format("purgatory.cancel_for_key, key"),
-    ),
-    "complete_all": (lambda held, _, note: held.complete_all(), SOON.format("purgatory.complete_all")),
-    "cancel_all": (lambda held, _, note: held.cancel_all(), SOON.format("purgatory.cancel_all")),
-    "close": (lambda held, _, note: held.close(), SOON.format("purgatory.close")),
-    "aclose": (
-        lambda held, _, note: held.aclose().send(None),
-        "asyncio.run_coroutine_threadsafe(purgatory.aclose(), loop)",
-    ),
-    "add_listener": (
-        lambda held, _, note: held.add_listener(print),
-        SOON.format("purgatory.add_listener, listener"),
-    ),
-    "remove_listener": (
-        lambda held, _, note: held.remove_listener(print),
-        SOON.format("purgatory.remove_listener, listener"),
-    ),
-    "force_complete": (lambda _, operation, note: operation.force_complete(), SOON.format("operation.force_complete")),
-    "cancel": (lambda _, operation, note: operation.cancel(), SOON.format("operation.cancel")),
-    "reschedule": (
-        lambda _, operation, note: operation.reschedule(7200.0),
-        SOON.format("operation.reschedule, timeout"),
-    ),
-    "__await__": (lambda _, operation, note: next(operation.__await__()), "asyncio.run_coroutine_threadsafe()"),
-    "add": (lambda held, _, note: held.timer.add(note, 1e9), SOON.format("timer.add, task, deadline")),
-    "call_at": (lambda held, _, note: held.timer.call_at(1e9, print), SOON.format("timer.call_at, when, callback")),
-    "call_later": (
-        lambda held, _, note: held.timer.call_later(60.0, print),
-        SOON.format("timer.call_later, delay, callback"),
-    ),
-    "timer.cancel": (
-        lambda held, operation, note: held.timer.cancel(operation),
-        SOON.format("timer.cancel, task"),
-    ),
-    "timer.reschedule": (
-        lambda held, operation, note: held.timer.reschedule(operation, 1e9),
-        SOON.format("timer.reschedule, task, deadline"),
-    ),
-    "timer.close": (lambda held, _, note: held.timer.close(), SOON.format("timer.close")),
-}
-
-
-async def on_another_loop(use: Use, held: DelayedOperationPurgatory, operation: Flag, note: Note) -> None:
-    use(held, operation, note)
-
-
-@pytest.mark.parametrize("loop_there", [False, True], ids=["without a loop", "with a loop of its own"])
-@pytest.mark.parametrize("use", USES)
-async def test_calls_of_other_threads_are_refused_with_the_right_call_and_change_nothing(
-    use: str, loop_there: bool
-) -> None:
-    call, instead = USES[use]
-    async with DelayedOperationPurgatory() as purgatory:
-        operation = purgatory.try_complete_else_watch(Flag(60.0), ["key"])
-        operation.ready = True
-        before = purgatory.statistics(), operation._timer_deadline
-        with pytest.raises(PurgatoryMisuse) as refused:
-            if loop_there:
-                await asyncio.to_thread(asyncio.run, on_another_loop(call, purgatory, operation, Note(VirtualClock())))
-            else:
-                await asyncio.to_thread(call, purgatory, operation, Note(VirtualClock()))
-        name = use.removeprefix("timer.")
-        message = f"{name}() is not for other threads than that of its event loop: use {instead}"
-        assert str(refused.value).startswith(message)
-        assert (purgatory.statistics(), operation._timer_deadline) == before
-        assert (operation.done(), purgatory.closed, len(purgatory.timer)) == (False, False, 1)
-        check_purgatory(purgatory)
-        # The one door completes it, and the loop's own thread may await it.
-        await asyncio.to_thread(purgatory.check_and_complete_threadsafe, "key")
-        assert await operation == "result of flag"
-
-
-async def test_reads_and_calls_on_finished_operations_are_free() -> None:
-    async with DelayedOperationPurgatory() as purgatory:
-        pending = purgatory.try_complete_else_watch(Flag(60.0), ["key"])
-        done = purgatory.try_complete_else_watch(Flag(60.0, ready=True), ["key"])
-        before = purgatory.statistics()
-
-        def read() -> None:
-            assert purgatory.statistics() == before
-            assert (purgatory.num_delayed, purgatory.watched, purgatory.closed) == (1, 1, False)
-            assert purgatory.watching("key") == [pending]
-            assert (pending.done(), pending.outcome, len(purgatory.timer)) == (False, None, 1)
-            assert all(map(repr, (purgatory, pending, done, purgatory.timer)))
-            assert (done.result(), done.exception(), done.force_complete(), done.cancel()) == (
-                "result of flag",
-                None,
-                False,
-                False,
-            )
-            assert asyncio.run(_wait(done)) == "result of flag"
-
-        await asyncio.to_thread(read)
 
 
 async def _watch(purgatory: DelayedOperationPurgatory, operation: Flag) -> Flag:
@@ -418,20 +308,3 @@ def test_purgatories_on_loops_in_several_threads_do_not_disturb_each_other(
     with ThreadPoolExecutor(2) as threads:
         for running in [threads.submit(run) for _ in range(2)]:
             running.result()
-
-
-async def test_a_mailbox_wakes_the_loop_once_for_all_that_is_put_before_it_comes_round() -> None:
-    loop = asyncio.get_running_loop()
-    taken: list[list[str]] = []
-    mailbox: Mailbox[str] = Mailbox(
-        lambda: taken.append([mailbox.values.popleft() for _ in range(len(mailbox.values))])
-    )
-    for value in "aab":
-        mailbox.put(value, loop)
-    for _ in range(3):
-        await asyncio.sleep(0)
-    assert taken == [["a", "b"]]
-    mailbox.put("c", loop)
-    for _ in range(3):
-        await asyncio.sleep(0)
-    assert taken == [["a", "b"], ["c"]]

@@ -139,12 +139,24 @@ class TestClocks:
         clock.advance(2.0)
         assert idle == ["a"]
 
-    @pytest.mark.parametrize("nth", range(5))
-    def test_key_discarded_by_the_clock_is_not_idle(self, nth: int) -> None:
+    def test_key_touched_by_the_clock_is_tracked_once(self) -> None:
         clock = CallingClock()
         idle: list[str] = []
         tracker: IdleTracker[str] = IdleTracker(1.0, idle.append, clock=clock)
-        clock.arm(nth, lambda: tracker.discard("a"))
+        clock.arm(0, lambda: tracker.touch("a"))
+        tracker.touch("a")
+        assert len(tracker) == len(tracker.timer) == 1
+        clock.advance(2.0)
+        assert idle == ["a"]
+
+    @pytest.mark.parametrize("nth", range(5))
+    @pytest.mark.parametrize("first", [False, True])
+    def test_key_discarded_by_the_clock_is_not_idle(self, nth: int, first: bool) -> None:
+        clock = CallingClock()
+        idle: list[str] = []
+        tracker: IdleTracker[str] = IdleTracker(1.0, idle.append, clock=clock)
+        if first:
+            clock.arm(nth, lambda: tracker.discard("a"))
         tracker.touch("a")
         clock.advance(0.5)
         tracker.touch("a")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory, PurgatoryClosed
-from tests.support.operations import Flag, turn
+from tests.support.operations import Flag
 
 
 class Held(Flag):
@@ -119,21 +119,6 @@ async def test_no_result_is_lost_by_a_timeout_in_the_iteration_of_the_completion
         outcomes = await asyncio.gather(wait_for_a_while(), return_exceptions=True)
         delivered = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
         assert len(delivered) + len(operation.undelivered) == 1
-
-
-@pytest.mark.parametrize("before", [False, True])
-async def test_a_result_is_undelivered_when_its_coroutine_is_closed(before: bool) -> None:
-    async with DelayedOperationPurgatory() as purgatory:
-        operation = purgatory.try_complete_else_watch(Held(), ["key"])
-        coroutine = wait(operation)
-        coroutine.send(None)
-        if before:
-            coroutine.close()  # it leaves on the next iteration: until then it counts as awaiting
-        operation.force_complete()
-        coroutine.close()
-        assert operation.undelivered == []
-        await turn()
-        assert operation.undelivered == ["result of flag"]
 
 
 @pytest.mark.parametrize("outcome", ["taken", "never awaited", "cancelled", "left before completion", "failed"])

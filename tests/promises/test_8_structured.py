@@ -177,17 +177,6 @@ async def test_operation_cancelled_crosses_an_anyio_task_group_as_an_error() -> 
         assert caught.group_contains(OperationCancelled)
 
 
-async def test_a_coroutine_closed_while_it_waits_cancels_its_operation_on_the_next_iteration() -> None:
-    async with DelayedOperationPurgatory() as purgatory:
-        operation = Flag()
-        coroutine = wait(purgatory, operation)
-        coroutine.send(None)
-        coroutine.close()
-        assert not operation.done(), "it may be the collector that closes it, in the middle of anything"
-        await turn()
-        assert operation.cancelled()
-
-
 async def test_a_cancelled_error_raised_by_an_operation_is_not_taken_for_the_task_s_own() -> None:
     class Confused(Flag):
         def on_complete(self) -> str:
