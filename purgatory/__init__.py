@@ -3,8 +3,6 @@
 __version__ = "0.3.0.dev0"
 __distribution__ = "asyncio-purgatory"
 
-from purgatory._core.clock import Clock, Handle, VirtualClock
-from purgatory._core.errors import OperationCancelled, PurgatoryClosed, PurgatoryError, PurgatoryFull, PurgatoryMisuse
 from purgatory._core.listeners import FinishedOperation
 from purgatory._core.operation import DelayedOperation
 from purgatory._core.purgatory import DelayedOperationPurgatory
@@ -12,6 +10,8 @@ from purgatory._core.statistics import PurgatoryStatistics
 from purgatory._delay import Delay
 from purgatory._futures import DelayedFutures
 from purgatory._idle import IdleTracker
+from purgatory._loop.clock import Clock, Handle, VirtualClock
+from purgatory._loop.errors import OperationCancelled, PurgatoryClosed, PurgatoryError, PurgatoryFull, PurgatoryMisuse
 from purgatory._threshold import ThresholdPurgatory
 from purgatory._timer import TimerStatistics, TimerTask, TimingWheel, WheelTimer
 from purgatory._versions import VersionedValues

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Final
 
-import purgatory._core.errors  # noqa: F401 - first: it tells of another distribution of this name
+import purgatory._loop.errors  # noqa: F401 - first: it tells of another distribution of this name
 from purgatory import __core__, __version__
 from purgatory._extras import install
 

@@ -1,7 +1,7 @@
 """A delay: an operation that only waits."""
 
-from purgatory._core.arguments import seconds as check_seconds
 from purgatory._core.operation import DelayedOperation
+from purgatory._loop.arguments import seconds as check_seconds
 
 __all__ = ["Delay"]
 

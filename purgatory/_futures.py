@@ -11,9 +11,9 @@ from contextvars import Context
 from typing import Any, Final, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
-from purgatory._core.arguments import check_callback
 from purgatory._core.operation import DelayedOperation
-from purgatory._core.slices import ExitRequests, Slice, call_next
+from purgatory._loop.arguments import check_callback
+from purgatory._loop.slices import ExitRequests, Slice, call_next
 
 __all__ = ["DelayedFutures"]
 

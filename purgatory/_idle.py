@@ -11,11 +11,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
-from purgatory._core.arguments import check_callback, seconds
-from purgatory._core.clock import Clock, report
-from purgatory._core.closing import Unique
-from purgatory._core.errors import PurgatoryClosed
-from purgatory._core.threads import check_loop
+from purgatory._loop.arguments import check_callback, seconds
+from purgatory._loop.clock import Clock, report
+from purgatory._loop.closing import Unique
+from purgatory._loop.errors import PurgatoryClosed
+from purgatory._loop.threads import check_loop
 from purgatory._timer import TimerTask, WheelTimer
 
 __all__ = ["IdleTracker"]

@@ -16,9 +16,9 @@ wait move into the new one. So no iteration of the loop looks at all of them.
 from heapq import heappop, heappush
 from typing import Final, Generic, Self, TypeVar
 
-from purgatory._core.closing import Closing
 from purgatory._core.operation import DelayedOperation
 from purgatory._core.purgatory import DelayedOperationPurgatory
+from purgatory._loop.closing import Closing
 from purgatory.lowlevel import ExitRequests, Mailbox, call_next, loop_for_threads
 
 __all__ = ["ThresholdPurgatory"]

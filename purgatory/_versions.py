@@ -15,11 +15,11 @@ is set while it waits, also one that is replaced before its task runs, or in the
 from collections.abc import Callable, Hashable, Mapping
 from typing import Generic, Self, TypeVar
 
-from purgatory._core.arguments import check_callback, check_count
-from purgatory._core.closing import Closing
 from purgatory._core.operation import DelayedOperation
 from purgatory._core.purgatory import DelayedOperationPurgatory
-from purgatory._core.slices import ExitRequests
+from purgatory._loop.arguments import check_callback, check_count
+from purgatory._loop.closing import Closing
+from purgatory._loop.slices import ExitRequests
 
 __all__ = ["VersionedValues"]
 

@@ -13,14 +13,14 @@ from asyncio import AbstractEventLoop
 from typing import Any, TypeVar
 
 from purgatory._core._base import Waiter
-from purgatory._core.arguments import check_callback, check_count, seconds
-from purgatory._core.clock import report
-from purgatory._core.errors import PurgatoryMisuse
 from purgatory._core.listeners import Listener, Outcome
 from purgatory._core.operation import DelayedOperation
 from purgatory._core.purgatory import DelayedOperationPurgatory
-from purgatory._core.slices import SLICE, SLICE_SECONDS, ExitRequests, Slice, call_next
-from purgatory._core.threads import Mailbox, check_loop
+from purgatory._loop.arguments import check_callback, check_count, seconds
+from purgatory._loop.clock import report
+from purgatory._loop.errors import PurgatoryMisuse
+from purgatory._loop.slices import SLICE, SLICE_SECONDS, ExitRequests, Slice, call_next
+from purgatory._loop.threads import Mailbox, check_loop
 
 __all__ = [
     "SLICE",

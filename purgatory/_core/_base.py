@@ -36,11 +36,11 @@ from collections.abc import Callable, Generator, Hashable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar
 
-from purgatory._core.arguments import distinct_keys, seconds
 from purgatory._core.listeners import Listeners, Outcome
-from purgatory._core.slices import ExitRequests
 from purgatory._core.states import ARRIVING, EXPIRING, NEW, OUTCOMES, PENDING, State
-from purgatory._core.threads import check_loop
+from purgatory._loop.arguments import distinct_keys, seconds
+from purgatory._loop.slices import ExitRequests
+from purgatory._loop.threads import check_loop
 from purgatory._timer import WheelTimer
 from purgatory._timer._base import TimerEntry
 

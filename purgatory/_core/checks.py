@@ -5,11 +5,11 @@ from collections import deque
 from collections.abc import Hashable, Iterator
 from typing import Final
 
-from purgatory._core.clock import Handle
 from purgatory._core.owner import Owner
-from purgatory._core.slices import ExitRequests, Slice, call_next
-from purgatory._core.threads import Mailbox
 from purgatory._core.watchers import compact_in_slices, skip_dead
+from purgatory._loop.clock import Handle
+from purgatory._loop.slices import ExitRequests, Slice, call_next
+from purgatory._loop.threads import Mailbox
 
 __all__ = ["Check", "CheckQueue"]
 

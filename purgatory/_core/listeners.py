@@ -9,8 +9,8 @@ from collections.abc import Callable, Hashable
 from math import inf
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-from purgatory._core.clock import Clock, report
-from purgatory._core.slices import ExitRequests
+from purgatory._loop.clock import Clock, report
+from purgatory._loop.slices import ExitRequests
 
 __all__ = ["FinishedOperation", "Listener", "Listeners", "Outcome"]
 

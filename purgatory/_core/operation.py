@@ -17,11 +17,11 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar, cast
 
 from purgatory._core._base import OperationBase, OwnerBase, Waiter
-from purgatory._core.arguments import is_async, seconds
-from purgatory._core.clock import Clock, VirtualClock, report
-from purgatory._core.closing import Unique
-from purgatory._core.errors import OperationCancelled, PurgatoryError, PurgatoryMisuse
-from purgatory._core.threads import check_loop, running_loop
+from purgatory._loop.arguments import is_async, seconds
+from purgatory._loop.clock import Clock, VirtualClock, report
+from purgatory._loop.closing import Unique
+from purgatory._loop.errors import OperationCancelled, PurgatoryError, PurgatoryMisuse
+from purgatory._loop.threads import check_loop, running_loop
 
 __all__ = ["AWAIT_FROM_THREADS", "DelayedOperation", "Failure", "check_exception"]
 

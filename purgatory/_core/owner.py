@@ -7,12 +7,12 @@ from time import monotonic
 from typing import cast
 
 from purgatory._core._base import OperationBase, OwnerBase
-from purgatory._core.clock import Clock, Handle, log, report
-from purgatory._core.errors import PurgatoryMisuse
 from purgatory._core.listeners import Outcome
-from purgatory._core.slices import SLICE, call_next
-from purgatory._core.threads import check_loop, running_loop
 from purgatory._core.watchers import compact_all
+from purgatory._loop.clock import Clock, Handle, log, report
+from purgatory._loop.errors import PurgatoryMisuse
+from purgatory._loop.slices import SLICE, call_next
+from purgatory._loop.threads import check_loop, running_loop
 from purgatory._timer import WheelTimer, is_of_a_loop
 
 __all__ = ["Owner"]

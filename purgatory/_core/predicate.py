@@ -4,8 +4,8 @@ from collections.abc import Callable, Hashable
 from inspect import iscoroutine
 from typing import Generic, TypeVar
 
-from purgatory._core.arguments import check_callback
 from purgatory._core.operation import DelayedOperation
+from purgatory._loop.arguments import check_callback
 
 __all__ = ["DelayedPredicate", "check_predicate"]
 

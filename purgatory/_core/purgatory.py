@@ -6,19 +6,19 @@ from operator import methodcaller
 from typing import Any, NoReturn, Self, TypeVar, cast
 
 from purgatory._core._base import OperationBase, PurgatoryBase
-from purgatory._core.arguments import check_callback, check_count
 from purgatory._core.checks import Check, CheckQueue
-from purgatory._core.clock import Clock
-from purgatory._core.closing import Closing
-from purgatory._core.errors import PurgatoryClosed, PurgatoryFull, PurgatoryMisuse
 from purgatory._core.listeners import Listener, Listeners
 from purgatory._core.operation import AWAIT_FROM_THREADS, DelayedOperation, Failure, check_exception
 from purgatory._core.owner import Owner
 from purgatory._core.predicate import DelayedPredicate, check_predicate
-from purgatory._core.slices import ExitRequests
 from purgatory._core.statistics import PurgatoryStatistics
-from purgatory._core.threads import check_loop
 from purgatory._core.watchers import compact_all, each_list
+from purgatory._loop.arguments import check_callback, check_count
+from purgatory._loop.clock import Clock
+from purgatory._loop.closing import Closing
+from purgatory._loop.errors import PurgatoryClosed, PurgatoryFull, PurgatoryMisuse
+from purgatory._loop.slices import ExitRequests
+from purgatory._loop.threads import check_loop
 from purgatory._timer import WheelTimer
 
 __all__ = ["DelayedOperationPurgatory"]

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from purgatory._core._base import Entry, OwnerBase, WatcherLists, Watchers
-from purgatory._core.slices import SLICE
+from purgatory._loop.slices import SLICE
 
 __all__ = ["compact_all", "compact_in_slices", "each_list", "skip_dead"]
 

@@ -191,14 +191,14 @@ core_exec(PyObject *module)
 {
     Core *core = PyModule_GetState(module);
     PyObject *slice_seconds = NULL;
-    if (import(&core->check_loop, "purgatory._core.threads", "check_loop") < 0 ||
-        import(&core->seconds, "purgatory._core.arguments", "seconds") < 0 ||
-        import(&core->distinct_keys, "purgatory._core.arguments", "distinct_keys") < 0 ||
-        import(&core->refuse_task, "purgatory._core.arguments", "refuse_task") < 0 ||
-        import(&core->PurgatoryMisuse, "purgatory._core.errors", "PurgatoryMisuse") < 0 ||
+    if (import(&core->check_loop, "purgatory._loop.threads", "check_loop") < 0 ||
+        import(&core->seconds, "purgatory._loop.arguments", "seconds") < 0 ||
+        import(&core->distinct_keys, "purgatory._loop.arguments", "distinct_keys") < 0 ||
+        import(&core->refuse_task, "purgatory._loop.arguments", "refuse_task") < 0 ||
+        import(&core->PurgatoryMisuse, "purgatory._loop.errors", "PurgatoryMisuse") < 0 ||
         import(&core->get_running_loop, "asyncio", "_get_running_loop") < 0 ||
         import(&core->monotonic, "time", "monotonic") < 0 ||
-        import(&slice_seconds, "purgatory._core.slices", "SLICE_SECONDS") < 0)
+        import(&slice_seconds, "purgatory._loop.slices", "SLICE_SECONDS") < 0)
         return -1;
     core->slice_seconds = PyFloat_AsDouble(slice_seconds);
     Py_DECREF(slice_seconds);

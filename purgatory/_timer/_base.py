@@ -25,10 +25,10 @@ from contextlib import suppress
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
-from purgatory._core.arguments import check_time, refuse_task
-from purgatory._core.clock import Clock
-from purgatory._core.slices import ExitRequests, Slice
-from purgatory._core.threads import check_loop
+from purgatory._loop.arguments import check_time, refuse_task
+from purgatory._loop.clock import Clock
+from purgatory._loop.slices import ExitRequests, Slice
+from purgatory._loop.threads import check_loop
 
 __all__ = ["AWAKE", "NOT_ARMED", "TimerBase", "TimerEntry"]
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from contextvars import Context, copy_context
 from typing import Any
 
-from purgatory._core.closing import Unique
-from purgatory._core.threads import check_loop
+from purgatory._loop.closing import Unique
+from purgatory._loop.threads import check_loop
 from purgatory._timer._base import TimerBase, TimerEntry
 
 __all__ = ["TimerHandle", "TimerTask"]

@@ -7,11 +7,11 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Final, TypeVarTuple, Unpack, cast
 
-from purgatory._core.arguments import check_callable, check_count, check_time, seconds
-from purgatory._core.clock import Clock, Handle, report
-from purgatory._core.closing import Unique
-from purgatory._core.slices import SLICE, ExitRequests, Slice, call_neutral
-from purgatory._core.threads import check_loop
+from purgatory._loop.arguments import check_callable, check_count, check_time, seconds
+from purgatory._loop.clock import Clock, Handle, report
+from purgatory._loop.closing import Unique
+from purgatory._loop.slices import SLICE, ExitRequests, Slice, call_neutral
+from purgatory._loop.threads import check_loop
 from purgatory._timer._base import AWAKE, NOT_ARMED, TimerBase, TimerEntry
 from purgatory._timer.entry import TimerHandle
 from purgatory._timer.wheel import TimingWheel

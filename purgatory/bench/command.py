@@ -15,7 +15,6 @@ from rich.table import Column
 from purgatory.bench import machine, plots, report, runner
 from purgatory.bench.case import LOOPS, Case, Figures, Measured
 from purgatory.bench.registry import EVERY, LIBRARY, SERVER, find
-from purgatory.bench.server.servers import FOLDER
 from purgatory.bench.summary import summary
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def add_to(subcommands: "Subcommands") -> None:
         "--streams",
         action="store_true",
         help=f"measure `purgatory serve` beside the reference Durable Streams server, by {', '.join(SERVER)}; npm"
-        f" installs that one into {FOLDER}",
+        " installs that one first",
     )
     parser.add_argument(
         "--quick", action="store_true", help="a check of about two minutes; a full run takes about an hour"

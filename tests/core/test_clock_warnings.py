@@ -18,7 +18,7 @@ from tests.support.operations import Waiting, turn
 
 @pytest.fixture(autouse=True)
 def _short_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("purgatory._core.standstill._SECONDS", 0.01)
+    monkeypatch.setattr("purgatory._loop.standstill._SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ async def test_parked_request_is_not_warned_of(warned: list[warnings.WarningMess
 def test_loop_whose_own_time_jumps_is_not_warned_of(
     monkeypatch: pytest.MonkeyPatch, warned: list[warnings.WarningMessage]
 ) -> None:
-    monkeypatch.setattr("purgatory._core.standstill._SECONDS", 3600.0)
+    monkeypatch.setattr("purgatory._loop.standstill._SECONDS", 3600.0)
 
     class Jumping(asyncio.SelectorEventLoop):
         ahead = 0.0

@@ -19,7 +19,7 @@ from purgatory import (
     VirtualClock,
     WheelTimer,
 )
-from purgatory._core.closing import Unique
+from purgatory._loop.closing import Unique
 from tests.support.operations import FaultLog, Flag, Note, Waiting
 
 CLASSES = [each for each in vars(package).values() if isinstance(each, type) and each.__name__ in package.__all__]

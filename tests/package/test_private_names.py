@@ -1,7 +1,8 @@
-"""What is built on the core uses public names of it alone: those of `purgatory` and of `purgatory.lowlevel`."""
+"""Imports point downwards, and what is built on the core uses public names: of `purgatory` and `purgatory.lowlevel`."""
 
 import ast
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tests.support.paths import ROOT
 
 PACKAGE = ROOT / "purgatory"
-CORE = ("_core", "_timer", "_speedups")
+CORE = ("_core", "_loop", "_timer", "_speedups")
 PREFIXES = ("_purgatory_", "_timer_")
 FAMILY = ("_delay.py", "_futures.py", "_idle.py", "_threshold.py", "_versions.py")
 PARTS = sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists() and path.name not in CORE)
@@ -59,3 +60,17 @@ def test_no_part_imports_a_private_module_of_the_core(name: str) -> None:
         imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
         private = tuple(f"purgatory.{core}" for core in CORE)
         assert {each for each in imported if each.startswith(private)} == set(), path
+
+
+def room(module: str) -> str:
+    """The folder or module directly in the package that a module is in."""
+    return ".".join(module.split(".")[:2])
+
+
+def test_folders_import_only_those_below_them() -> None:
+    below: dict[str, set[str]] = {}
+    for path, tree in modules("."):
+        own = room(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
+        imported = {room(node.module or "") for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        below.setdefault(own, set()).update(each for each in imported - {own} if each.startswith("purgatory"))
+    TopologicalSorter(below).prepare()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import purgatory
-from purgatory._core import errors
+from purgatory._loop import errors
 from tests.support.paths import ROOT
 
 

@@ -19,8 +19,8 @@ from itertools import product
 from typing import Any
 
 import purgatory._core.owner
-import purgatory._core.slices
 import purgatory._core.watchers
+import purgatory._loop.slices
 import purgatory._timer.timer
 from purgatory import DelayedOperation, DelayedOperationPurgatory
 from purgatory.bench.stalls import Heartbeat
@@ -105,7 +105,7 @@ def _soon(ready: Callable[[int, int], bool]) -> "Callable[[DelayedOperationPurga
 async def _grow(held: DelayedOperationPurgatory, operations: int) -> Prepared:
     loop = asyncio.get_running_loop()
     _watch(held, [3600.0] * operations, lambda _: False)
-    slice_ = min(vars(purgatory._core.slices)["SLICE"], operations // 2)
+    slice_ = min(vars(purgatory._loop.slices)["SLICE"], operations // 2)
 
     def come() -> None:
         for _ in range(slice_):
@@ -177,8 +177,8 @@ def main() -> None:
         work, collector, way = arguments.one
         if way == "one go":
             for module, name in (
-                (purgatory._core.slices, "SLICE"),
-                (purgatory._core.slices, "SLICE_SECONDS"),
+                (purgatory._loop.slices, "SLICE"),
+                (purgatory._loop.slices, "SLICE_SECONDS"),
                 (purgatory._core.owner, "SLICE"),
                 (purgatory._timer.timer, "SLICE_SECONDS"),
                 (purgatory._core.watchers, "_SHORT"),

@@ -16,7 +16,7 @@ from contextlib import suppress
 from contextvars import Context
 from typing import Final, Generic, TypeVar
 
-from purgatory._core.errors import PurgatoryMisuse
+from purgatory._loop.errors import PurgatoryMisuse
 
 __all__ = ["Mailbox", "check_loop", "running_loop"]
 

@@ -12,10 +12,10 @@ from heapq import heapify, heappop, heappush
 from traceback import print_exc
 from typing import Any, Final, Protocol, TypeVarTuple, Unpack
 
-from purgatory._core.arguments import check_callable, check_time
-from purgatory._core.arguments import seconds as check_seconds
-from purgatory._core.closing import Unique
-from purgatory._core.standstill import Standstill
+from purgatory._loop.arguments import check_callable, check_time
+from purgatory._loop.arguments import seconds as check_seconds
+from purgatory._loop.closing import Unique
+from purgatory._loop.standstill import Standstill
 
 __all__ = ["Clock", "Handle", "VirtualClock", "log", "report"]
 

@@ -15,7 +15,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Final, TypeVarTuple, Unpack
 
-from purgatory._core.clock import Clock, Handle
+from purgatory._loop.clock import Clock, Handle
 
 __all__ = ["SLICE", "SLICE_SECONDS", "ExitRequests", "Slice", "call_neutral", "call_next"]
 

@@ -4,12 +4,12 @@ Wrong values raise `ValueError` and wrong types `TypeError`, as everywhere in Py
 operation raises one of these. Tracebacks and logs name them by the module that users import them from.
 """
 
-import purgatory
+import sys
 
 __all__ = ["OperationCancelled", "PurgatoryClosed", "PurgatoryError", "PurgatoryFull", "PurgatoryMisuse"]
 
 # Each module imports this one, and the other distribution has no such module.
-if getattr(purgatory, "__distribution__", None) != "asyncio-purgatory":
+if getattr(sys.modules["purgatory"], "__distribution__", None) != "asyncio-purgatory":
     raise ImportError(
         "another distribution that also imports as `purgatory`, a circuit breaker, has overwritten a part of "
         "asyncio-purgatory: install each in an environment of its own"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary, ref
 
 if TYPE_CHECKING:
-    from purgatory._core.clock import VirtualClock
+    from purgatory._loop.clock import VirtualClock
 
 __all__ = ["Standstill"]
 
