@@ -1,7 +1,8 @@
 """The description of a measurement, and its results."""
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, Final, Literal, TypeAlias
 
 __all__ = [
@@ -73,13 +74,22 @@ class Scenario:
 
     name: str
     title: str
-    cases: Callable[[bool], list[Case]]
-    """The cases of a quick run if the argument is true, else of a full one."""
+    implementations: Iterable[str]
+    full: Sequence[Mapping[str, Any]]
+    """The parameters of a full run."""
+    quick: Sequence[Mapping[str, Any]]
+    """Those of a quick run, which is on the first loop only."""
     main: Callable[[Case], Coroutine[Any, Any, Figures]]
     """Measures a case, on its loop."""
     metrics: tuple[Metric, ...]
+    loops: tuple[Loop, ...] = LOOPS
     missing: Callable[[Case], str | None] = lambda case: None
     """The reason if a case cannot be measured here."""
+
+    def cases(self, quick: bool) -> list[Case]:
+        """The cases of a quick run, or of a full one."""
+        loops, parameters = (self.loops[:1], self.quick) if quick else (self.loops, self.full)
+        return [Case(self.name, each, *where) for where in product(loops, parameters) for each in self.implementations]
 
     def before_and_after(self, cases: Iterable[Case]) -> list[Case]:
         """The cases that measure this library, each followed by the same one with the library of another checkout."""

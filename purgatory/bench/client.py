@@ -1,4 +1,4 @@
-"""Clients of servers, very many in a process: connections by callbacks, on uvloop and httptools, without tasks."""
+"""Clients of servers, very many in a process, on uvloop and httptools."""
 
 import asyncio
 import math
@@ -12,9 +12,9 @@ import httptools
 from purgatory.bench.case import Figures, Metric
 from purgatory.bench.processes import Running
 
-__all__ = ["LOAD", "Client", "Connection", "Meter", "WrongAnswer", "abort", "connect", "percentile"]
+__all__ = ["LOAD", "Client", "Meter", "WrongAnswer", "abort", "connect", "percentile"]
 
-C = TypeVar("C", bound="Connection")
+C = TypeVar("C", bound="Client")
 
 LOAD: Final = Metric("load", "the clients' share of a core", "")
 """Near 1, the clients are the bottleneck."""
@@ -31,31 +31,41 @@ class WrongAnswer(Exception):
     """The server has given an answer that it must not give."""
 
 
-class Connection(asyncio.Protocol):
-    """One connection, one request at a time."""
+class Client(asyncio.Protocol):
+    """A connection, with one request at a time."""
 
     def __init__(self) -> None:
+        self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        """The body of the answer to the last request."""
+        self.answer.set_result(b"")
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         """Those of the last answer that begin with `stream-`, in lower case."""
         self.body: bytes = b""
-        self.parts: list[bytes] = []
         self.parser: Any = httptools.HttpResponseParser(self)
-        self.answered: Callable[[], object] = _ignore
-        """Called after each answer."""
-        self.failed: Callable[[Exception], object] = _ignore
-        """Called when the connection is lost, or an answer is wrong."""
+        self._hangs_up = False
 
-    def request(self, data: bytes) -> None:
-        """Send a request. Raises `ConnectionResetError` if the server has hung up."""
+    def ask(self, method: str, target: str) -> "asyncio.Future[bytes]":
+        """Send a request without a body. Returns `answer`."""
+        return self.send(f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode())
+
+    def send(self, data: bytes) -> "asyncio.Future[bytes]":
+        """Send a request. Returns `answer`. Raises `ConnectionResetError` if the server has hung up."""
         if self.transport.is_closing():
             raise ConnectionResetError("the server has hung up")
+        self.answer = asyncio.get_running_loop().create_future()
         self.transport.write(data)
+        return self.answer
 
     def close(self) -> None:
-        """Hang up."""
-        self.failed = _ignore
+        """Hang up, and leave what waits for an answer alone."""
+        self._hangs_up = True
         self.transport.abort()
+
+    def failed(self, exception: Exception) -> None:
+        """The connection is lost, or an answer is wrong."""
+        if not self.answer.done() and not self._hangs_up:
+            self.answer.set_exception(exception)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: asyncio.Transport = cast(asyncio.Transport, transport)
@@ -72,7 +82,7 @@ class Connection(asyncio.Protocol):
     # As the parser sees it.
 
     def on_message_begin(self) -> None:
-        self.parts = []
+        self.body = b""
         self.headers = {}
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -80,39 +90,12 @@ class Connection(asyncio.Protocol):
             self.headers[name.lower()] = value
 
     def on_body(self, body: bytes) -> None:
-        self.parts.append(body)
+        self.body += body
 
     def on_message_complete(self) -> None:
-        self.body = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
         self.status = self.parser.get_status_code()
-        self.answered()
-
-
-class Client(Connection):
-    """A connection whose requests return futures."""
-
-    answer: "asyncio.Future[bytes]"
-    """The body of the answer to the last request."""
-
-    def ask(self, method: str, target: str) -> "asyncio.Future[bytes]":
-        """Send a request without a body. Returns `answer`."""
-        self.send(f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode())
-        return self.answer
-
-    def send(self, data: bytes) -> "asyncio.Future[bytes]":
-        """Send a request. Returns `answer`."""
-        self.answer = asyncio.get_running_loop().create_future()
-        self.answered, self.failed = self._answered, self._failed
-        self.request(data)
-        return self.answer
-
-    def _answered(self) -> None:
         if not self.answer.done():
             self.answer.set_result(self.body)
-
-    def _failed(self, exception: Exception) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(exception)
 
 
 async def connect(port: int, count: int, make: Callable[[], C], pace: bool = True) -> AsyncIterator[C]:
@@ -128,10 +111,10 @@ async def connect(port: int, count: int, make: Callable[[], C], pace: bool = Tru
         await asyncio.sleep(_AT_ONCE / _PACE if pace else 0)
 
 
-def abort(connections: Iterable[Connection]) -> None:
+def abort(clients: Iterable[Client]) -> None:
     """Hang up."""
-    for connection in connections:
-        connection.close()
+    for client in clients:
+        client.close()
 
 
 class Meter:
@@ -158,7 +141,3 @@ class Meter:
 def percentile(times: list[float], share: float) -> float:
     """The time that `share` of them are not longer than, in milliseconds."""
     return 1e3 * sorted(times)[math.ceil(share * len(times)) - 1]
-
-
-def _ignore(*_: object) -> None:
-    """There is no request, or it was this end that has hung up."""

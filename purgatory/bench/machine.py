@@ -2,7 +2,6 @@
 
 import asyncio
 import platform
-import sys
 from collections.abc import Coroutine
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,7 +12,7 @@ import psutil
 from purgatory import __core__
 from purgatory.bench.case import Loop
 
-__all__ = ["MIB", "SOURCE", "describe", "memory", "peak_memory", "run"]
+__all__ = ["MIB", "SOURCE", "describe", "memory", "run"]
 
 T = TypeVar("T")
 
@@ -26,17 +25,6 @@ SOURCE = Path(__file__).parents[2]
 def memory() -> float:
     """The resident memory of this process, in MiB."""
     return float(psutil.Process().memory_info().rss) / MIB
-
-
-def peak_memory() -> float:
-    """The peak of the resident memory of this process, in MiB."""
-    status = Path("/proc/self/status")
-    if status.exists():  # not getrusage: on Linux a process inherits that figure from its parent
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
-        return int(line.split()[1]) / 1024
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (MIB if sys.platform == "darwin" else 1024)
 
 
 def run(loop: Loop, main: Coroutine[Any, Any, T]) -> T:

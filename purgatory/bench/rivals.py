@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 
-from purgatory import Clock, Handle
+from purgatory import Clock, DelayedOperation, Handle
 
-__all__ = ["CallLaterPurgatory", "EventWaiters", "Never", "Request"]
+__all__ = ["Call", "CallLaterPurgatory", "EventWaiters", "Operation", "Request"]
 
 
 class Request(ABC):
@@ -55,7 +55,7 @@ class Request(ABC):
             self.on_expiration()
 
 
-class Never:
+class _Never:
     """The methods of an operation, of ours or of the rivals, whose condition never holds."""
 
     __slots__ = ()
@@ -68,6 +68,18 @@ class Never:
 
     def on_expiration(self) -> None:
         """Do nothing."""
+
+
+class Operation(_Never, DelayedOperation[None]):
+    """The smallest one of ours."""
+
+    __slots__ = ()
+
+
+class Call(_Never, Request):
+    """The smallest one of the rivals."""
+
+    __slots__ = ()
 
 
 class CallLaterPurgatory:

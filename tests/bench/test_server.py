@@ -137,7 +137,7 @@ class TestAWrongAnswer:
             with pytest.raises(ConnectionResetError, match="the server has hung up"):
                 await ask(connection, get("s"), 200)
             with pytest.raises(ConnectionResetError, match="the server has hung up"):
-                connection.request(get("s"))
+                await connection.send(get("s"))
 
     async def test_lost_or_doubled_append_fails(self) -> None:
         first, second = (appends._message(7, number, b"." * 20) for number in range(2))

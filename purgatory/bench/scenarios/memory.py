@@ -7,21 +7,13 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any, Final
 
-from purgatory import DelayedOperation, DelayedOperationPurgatory
+from purgatory import DelayedOperationPurgatory
 from purgatory.bench import machine
 from purgatory.bench.case import OURS, Case, Figures, Metric, Scenario
-from purgatory.bench.rivals import CallLaterPurgatory, EventWaiters, Never, Request
+from purgatory.bench.rivals import Call, CallLaterPurgatory, EventWaiters, Operation
 
 TIMEOUT: Final = 3600.0
 KEYS: Final = [(f"key-{number}",) for number in range(100)]
-
-
-class Operation(Never, DelayedOperation[None]):
-    __slots__ = ()
-
-
-class Call(Never, Request):
-    __slots__ = ()
 
 
 Start = Callable[[tuple[str, ...]], object]
@@ -72,20 +64,14 @@ async def run(case: Case) -> Figures:
     return {"bytes": held * machine.MIB / pending, "collection_ms": 1e3 * median(collections)}
 
 
-def cases(quick: bool) -> list[Case]:
-    sizes = (20_000,) if quick else (100_000, 1_000_000)
-    return [
-        Case("memory", implementation, "asyncio", {"pending": pending})
-        for pending in sizes
-        for implementation in IMPLEMENTATIONS
-    ]
-
-
 SCENARIO = Scenario(
     name="memory",
     title="Memory of a pending operation, and the time of a full garbage collection",
-    cases=cases,
+    implementations=IMPLEMENTATIONS,
+    full=[{"pending": 100_000}, {"pending": 1_000_000}],
+    quick=[{"pending": 20_000}],
     main=run,
+    loops=("asyncio",),
     metrics=(
         Metric("bytes", "memory of a pending operation", "B", compared=True),
         Metric("collection_ms", "full collection", "ms", compared=True),

@@ -12,19 +12,15 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-from purgatory import DelayedOperation, DelayedOperationPurgatory
-from purgatory.bench.case import LOOPS, OURS, Case, Figures, Metric, Scenario
-from purgatory.bench.rivals import CallLaterPurgatory, EventWaiters, Never, Request
+from purgatory import DelayedOperationPurgatory
+from purgatory.bench.case import OURS, Case, Figures, Metric, Scenario
+from purgatory.bench.rivals import Call, CallLaterPurgatory, EventWaiters, Operation
 
 TIMEOUT: Final = 30.0
 KEYS: Final = ("key",)
 FLOOR: Final = "future (floor)"
-
-
-class Operation(Never, DelayedOperation[None]):
-    __slots__ = ()
 
 
 Turns = Awaitable[None]
@@ -42,10 +38,6 @@ def operations(purgatory: DelayedOperationPurgatory, pending: int) -> Callable[[
         await asyncio.sleep(0)
 
     return turn
-
-
-class Call(Never, Request):
-    __slots__ = ()
 
 
 def _calls(pending: int) -> Callable[[], Turns]:
@@ -162,32 +154,23 @@ async def run_awaits(case: Case) -> Figures:
     return {"us": 1e6 * (time.process_time() - began) / (waits * tasks)}
 
 
-def _callback_cases(quick: bool) -> list[Case]:
-    sizes = ((1_000, 20),) if quick else ((1_000, 300), (100_000, 2))
-    return [
-        Case("callback", implementation, loop, {"pending": pending, "times": times})
-        for loop in LOOPS[: 1 if quick else 2]
-        for pending, times in sizes
-        for implementation in CALLBACKS
-    ]
+METRICS: Final = (Metric("us", "CPU of a wait", "µs", compared=True),)
 
-
-def _await_cases(quick: bool) -> list[Case]:
-    sizes = ((1_000, 20),) if quick else ((2_000, 200), (100_000, 5))
-    return [
-        Case("await", implementation, loop, {"tasks": tasks, "waits": waits})
-        for loop in LOOPS[: 1 if quick else 2]
-        for tasks, waits in sizes
-        for implementation in AWAITS
-    ]
-
-
-def _scenario(name: str, title: str, cases: Callable[[bool], list[Case]], main: Any) -> Scenario:
-    metric = Metric("us", "CPU of a wait", "µs", compared=True)
-    return Scenario(name, title, cases, main, (metric,))
-
-
-CALLBACK = _scenario(
-    "callback", "Callback path: register and complete, no awaiting task", _callback_cases, run_callbacks
+CALLBACK = Scenario(
+    name="callback",
+    title="Callback path: register and complete, no awaiting task",
+    implementations=CALLBACKS,
+    full=[{"pending": 1_000, "times": 300}, {"pending": 100_000, "times": 2}],
+    quick=[{"pending": 1_000, "times": 20}],
+    main=run_callbacks,
+    metrics=METRICS,
 )
-AWAIT = _scenario("await", "Await path: tasks that are there anyway wait", _await_cases, run_awaits)
+AWAIT = Scenario(
+    name="await",
+    title="Await path: tasks that are there anyway wait",
+    implementations=AWAITS,
+    full=[{"tasks": 2_000, "waits": 200}, {"tasks": 100_000, "waits": 5}],
+    quick=[{"tasks": 1_000, "waits": 20}],
+    main=run_awaits,
+    metrics=METRICS,
+)

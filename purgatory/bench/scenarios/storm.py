@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory
-from purgatory.bench.case import LOOPS, OURS, Case, Figures, Metric, Scenario
+from purgatory.bench.case import OURS, Case, Figures, Metric, Scenario
 from purgatory.bench.rivals import EventWaiters
 from purgatory.bench.stalls import Heartbeat
 
@@ -108,18 +108,12 @@ async def run(case: Case) -> Figures:
     }
 
 
-def cases(quick: bool) -> list[Case]:
-    return [
-        Case("storm", implementation, loop, {"due": 20_000 if quick else 1_000_000})
-        for loop in LOOPS
-        for implementation in IMPLEMENTATIONS
-    ]
-
-
 SCENARIO = Scenario(
     name="storm",
     title="Expiry storm: all due in one tick",
-    cases=cases,
+    implementations=IMPLEMENTATIONS,
+    full=[{"due": 1_000_000}],
+    quick=[{"due": 20_000}],
     main=run,
     metrics=(
         Metric("stall_ms", "longest turn of the loop", "ms", compared=True),

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory
-from purgatory.bench.case import LOOPS, OURS, Case, Figures, Metric, Scenario
+from purgatory.bench.case import OURS, Case, Figures, Metric, Scenario
 from purgatory.bench.stalls import Heartbeat
 
 KEY: Final = ("log",)
@@ -145,19 +145,12 @@ async def run(case: Case) -> Figures:
     }
 
 
-def cases(quick: bool) -> list[Case]:
-    return [
-        Case("wakeup", implementation, loop, {"satisfied": satisfied, "waiters": 10_000 if quick else 100_000})
-        for loop in LOOPS[: 1 if quick else 2]
-        for satisfied in ("one", "1 %", "all")
-        for implementation in IMPLEMENTATIONS
-    ]
-
-
 SCENARIO = Scenario(
     name="wakeup",
     title="Selective wake-up",
-    cases=cases,
+    implementations=IMPLEMENTATIONS,
+    full=[{"satisfied": satisfied, "waiters": 100_000} for satisfied in ("one", "1 %", "all")],
+    quick=[{"satisfied": satisfied, "waiters": 10_000} for satisfied in ("one", "1 %", "all")],
     main=run,
     metrics=(
         Metric("ms", "until the right ones have run", "ms", compared=True),

@@ -85,33 +85,25 @@ def _look_at(data: bytes, acknowledged: dict[int, int], size: int) -> None:
         raise WrongAnswer(f"a stream has {found.total()} messages, and not those that were acknowledged")
 
 
-def _cases(quick: bool) -> list[Case]:
-    full = (
-        (1, 100, 2_000),
-        (64, 100, 20_000),
-        (512, 100, 20_000),
-        (1, _LARGE, 1_000),
-        (64, _LARGE, 4_000),
-        (512, _LARGE, 4_000),
-    )
-    few = (1, 100, 100), (64, 100, 1_000), (64, _LARGE, 500)
-    return [
-        Case(
-            "appends",
-            implementation,
-            "uvloop",
-            {"bytes": size, "writers": writers, "streams": min(writers, _STREAMS), "requests": requests},
-        )
-        for writers, size, requests in (few if quick else full)
-        for implementation in SERVERS
-    ]
+def _parameters(writers: int, size: int, requests: int) -> dict[str, int]:
+    return {"bytes": size, "writers": writers, "streams": min(writers, _STREAMS), "requests": requests}
 
 
 SCENARIO = Scenario(
     name="appends",
     title="Streams: durable appends",
-    cases=_cases,
+    implementations=SERVERS,
+    full=[
+        _parameters(1, 100, 2_000),
+        _parameters(64, 100, 20_000),
+        _parameters(512, 100, 20_000),
+        _parameters(1, _LARGE, 1_000),
+        _parameters(64, _LARGE, 4_000),
+        _parameters(512, _LARGE, 4_000),
+    ],
+    quick=[_parameters(1, 100, 100), _parameters(64, 100, 1_000), _parameters(64, _LARGE, 500)],
     main=_measured,
+    loops=("uvloop",),
     metrics=(
         Metric("us", "time an append", "µs", compared=True),
         Metric("rate", "appends", "/s"),

@@ -5,10 +5,10 @@ import gc
 import json
 import statistics
 import time
-from typing import Final
+from typing import Any, Final
 
 from purgatory.bench.case import Case, Figures, Metric, Scenario
-from purgatory.bench.client import LOAD, Connection, Meter, WrongAnswer, connect
+from purgatory.bench.client import LOAD, Client, Meter, WrongAnswer, connect
 from purgatory.bench.processes import allow_open_files
 from purgatory.bench.server.requests import OFFSET, ask, check, create, dial, get, head_of_post, quiet
 from purgatory.bench.server.servers import SERVERS, missing, running
@@ -24,11 +24,14 @@ class _Run:
         self.missing = 0
         """Readers that have not got it yet."""
         self.reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.again = asyncio.Event()
+        """Whether readers that have got it ask for more."""
 
     def expect(self, message: bytes, readers: int) -> asyncio.Future[None]:
         """Returns a future for the time when all have got it."""
         self.message, self.missing = message, readers
         self.reached = asyncio.get_running_loop().create_future()
+        self.again = asyncio.Event()
         return self.reached
 
     def got(self, data: bytes) -> None:
@@ -39,65 +42,39 @@ class _Run:
         if not self.missing:
             self.reached.set_result(None)
 
-    def failed(self, exception: Exception) -> None:
-        if not self.reached.done():
-            self.reached.set_exception(exception)
 
-
-class _Reader(Connection):
+class _Reader(Client):
     """A reader of the stream."""
 
-    run: _Run
-
-    def begin(self, offset: bytes) -> None:
-        """Wait for what follows `offset`."""
+    async def follow(self, run: _Run, offset: str) -> None:
+        """Read what follows `offset`, until an answer is wrong."""
         raise NotImplementedError
-
-    def again(self) -> None:
-        """Wait again, after a message."""
 
 
 class _LongPoll(_Reader):
-    """A reader that asks for what follows."""
+    """Asks for what follows."""
 
-    def begin(self, offset: bytes) -> None:
-        self.offset = offset
-        self.answered = self.polled
-        self.failed = self.run.failed
-        self.poll()
-
-    def poll(self) -> None:
-        """Ask again."""
-        cursor = self.headers.get(b"stream-cursor")
-        more = {} if cursor is None else {"cursor": cursor.decode()}
-        self.request(get("s", offset=self.offset.decode(), live="long-poll", **more))
-
-    def polled(self) -> None:
-        """There is an answer."""
-        check(self, 200, 204)
-        self.offset = self.headers[OFFSET]
-        if self.status == 204:
-            self.poll()
-        else:
-            self.run.got(self.body)
-
-    def again(self) -> None:
-        self.poll()
+    async def follow(self, run: _Run, offset: str) -> None:
+        while True:
+            cursor = self.headers.get(b"stream-cursor")
+            more = {} if cursor is None else {"cursor": cursor.decode()}
+            body = await self.send(get("s", offset=offset, live="long-poll", **more))
+            check(self, 200, 204)
+            offset = self.headers[OFFSET].decode()
+            if self.status == 200:
+                run.got(body)
+                await run.again.wait()
 
 
 class _Events(_Reader):
-    """A reader of a stream of events."""
+    """Reads a stream of events."""
 
-    def begin(self, offset: bytes) -> None:
-        self.offset = offset
-        self.buffer = b""
-        self.failed = self.run.failed
-        self.answered = self.ended
-        self.ended()
+    buffer = b""
 
-    def ended(self) -> None:
-        """The server ends such streams now and then: begin where this one has ended."""
-        self.request(get("s", offset=self.offset.decode(), live="sse"))
+    async def follow(self, run: _Run, offset: str) -> None:
+        self.run, self.offset = run, offset
+        while True:  # the server ends such streams now and then
+            await self.send(get("s", offset=self.offset, live="sse"))
 
     def on_body(self, body: bytes) -> None:
         *events, self.buffer = (self.buffer + body).split(b"\n\n")
@@ -106,7 +83,7 @@ class _Events(_Reader):
             if kind == b"event: data":
                 self.run.got(data.removeprefix(b" "))
             elif kind == b"event: control":
-                self.offset = json.loads(data)["streamNextOffset"].encode()
+                self.offset = json.loads(data)["streamNextOffset"]
             elif kind != b":":
                 raise WrongAnswer(f"an event is {event!r}")
 
@@ -118,43 +95,40 @@ async def _measured(case: Case) -> Figures:
     gc.disable()
     parameters = case.parameters
     allow_open_files(parameters["readers"])
-    count, times, kind = parameters["readers"], parameters["times"], _KINDS[parameters["by"]]
+    count, kind = parameters["readers"], _KINDS[parameters["by"]]
+    took, cpu, load = [], [], []
     with running(case.implementation) as server:
         first = await dial(server)
         await create(first, "s")
         for _ in range(100):  # to warm up
             await ask(first, head_of_post("s", _SIZE) + b"." * _SIZE, 204)
-        tail = first.headers[OFFSET]
+        tail = first.headers[OFFSET].decode()
         first.close()
         await quiet(server)
-        empty = server.memory()
-        readers_run = _Run()
-        readers = []
-        async for reader in connect(server.port, count, kind):
-            reader.run = readers_run
-            reader.begin(tail)
-            readers.append(reader)
+        empty, run = server.memory(), _Run()
+        readers = connect(server.port, count, kind)
+        failing: asyncio.Future[Any] = asyncio.gather(
+            *[asyncio.ensure_future(reader.follow(run, tail)) async for reader in readers]
+        )
         await quiet(server)
         kib = (server.memory() - empty) / count
-
-        took, cpu, load = [], [], []
-        for number in range(times):
+        for number in range(parameters["times"]):
             message = b"%08d " % number + b"." * (_SIZE - 9)
             writer = await dial(server)
             meter, began = Meter(server), time.perf_counter()
-            reached = readers_run.expect(message, count)
+            reached = run.expect(message, count)
             await ask(writer, head_of_post("s", _SIZE) + message, 204)
-            await reached
+            await asyncio.wait([reached, failing], return_when=asyncio.FIRST_COMPLETED)
+            if failing.done():
+                failing.result()
             took.append(1e3 * (time.perf_counter() - began))
             load.append(meter.stop(count)["load"])
             await quiet(server)
             cpu.append(meter.stop(count)["cpu_us"])
             writer.close()
-            for reader in readers:
-                reader.again()
+            run.again.set()
             await quiet(server)
-        for reader in readers:
-            reader.close()
+        failing.cancel()
     return {
         "kib": kib,
         "answer_ms": statistics.median(took),
@@ -163,20 +137,18 @@ async def _measured(case: Case) -> Figures:
     }
 
 
-def _cases(quick: bool) -> list[Case]:
-    return [
-        Case("readers", implementation, "uvloop", {"by": by, "readers": readers, "times": times})
-        for by in _KINDS
-        for readers, times in (((200, 2),) if quick else ((1_000, 10), (10_000, 3)))
-        for implementation in SERVERS
-    ]
-
-
 SCENARIO = Scenario(
     name="readers",
     title="Streams: readers wait for one stream, and an append answers them all",
-    cases=_cases,
+    implementations=SERVERS,
+    full=[
+        {"by": by, **size}
+        for by in _KINDS
+        for size in ({"readers": 1_000, "times": 10}, {"readers": 10_000, "times": 3})
+    ],
+    quick=[{"by": by, "readers": 200, "times": 2} for by in _KINDS],
     main=_measured,
+    loops=("uvloop",),
     metrics=(
         Metric("kib", "the server's memory, a waiting reader", "KiB", compared=True),
         Metric("answer_ms", "from append to the last reader", "ms", compared=True),

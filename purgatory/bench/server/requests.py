@@ -5,7 +5,7 @@ import time
 from typing import Final
 from urllib.parse import quote
 
-from purgatory.bench.client import Client, Connection, WrongAnswer, connect
+from purgatory.bench.client import Client, WrongAnswer, connect
 from purgatory.bench.processes import Running
 
 __all__ = ["OFFSET", "ask", "check", "create", "dial", "get", "head_of_post", "is_up_to_date", "quiet", "read"]
@@ -41,7 +41,7 @@ async def ask(connection: Client, data: bytes, *expected: int) -> None:
     check(connection, *expected)
 
 
-def check(connection: Connection, *expected: int) -> None:
+def check(connection: Client, *expected: int) -> None:
     """Raise `WrongAnswer` if the status of the answer is none of those expected."""
     if connection.status not in expected:
         raise WrongAnswer(f"{connection.status} {connection.body[:200]!r}, and not {expected}")
@@ -53,7 +53,7 @@ async def create(connection: Client, stream: str) -> bytes:
     return connection.headers[OFFSET]
 
 
-def is_up_to_date(connection: Connection) -> bool:
+def is_up_to_date(connection: Client) -> bool:
     """Whether the last read has come to the end of the stream."""
     return connection.headers.get(b"stream-up-to-date") == b"true"
 

@@ -80,21 +80,14 @@ async def _latency(control: Client, one: Client, number: int) -> float:
     return took
 
 
-def cases(quick: bool) -> list[Case]:
-    counts = (200,) if quick else (1_000, 10_000)
-    requests = 2_000 if quick else 40_000
-    return [
-        Case("http", implementation, "uvloop", {"clients": count, "requests": requests})
-        for count in counts
-        for implementation in POLLS
-    ]
-
-
 SCENARIO = Scenario(
     name="http",
     title="Real HTTP: clients wait at a small application",
-    cases=cases,
+    implementations=POLLS,
+    full=[{"clients": clients, "requests": 40_000} for clients in (1_000, 10_000)],
+    quick=[{"clients": 200, "requests": 2_000}],
     main=run,
+    loops=("uvloop",),
     metrics=(
         Metric("kib", "the server's memory, a waiting client", "KiB", compared=True),
         Metric("idle_kib", "the server's memory, an idle connection", "KiB", compared=True),

@@ -112,21 +112,15 @@ async def run(case: Case) -> Figures:
     return figures
 
 
-def cases(quick: bool) -> list[Case]:
-    # The full run idles as long as it is from one heartbeat of a stream to the next.
-    how_much = {"seconds": 1, "times": 3} if quick else {"seconds": 15, "times": 5}
-    return [
-        Case("events", implementation, "uvloop", {"clients": count, **how_much})
-        for count in ((200,) if quick else (1_000, 10_000))
-        for implementation in EVENTS
-    ]
-
-
 SCENARIO = Scenario(
     name="events",
     title="Server-sent events: idle clients, broadcasts and a shutdown",
-    cases=cases,
+    implementations=EVENTS,
+    # It idles as long as it is from one heartbeat of a stream to the next.
+    full=[{"clients": clients, "seconds": 15, "times": 5} for clients in (1_000, 10_000)],
+    quick=[{"clients": 200, "seconds": 1, "times": 3}],
     main=run,
+    loops=("uvloop",),
     metrics=(
         Metric("kib", "the server's memory, an idle stream", "KiB", compared=True),
         Metric("idle_cpu", "the server's CPU with idle streams and their heartbeats", "% of a core", compared=True),
