@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from purgatory import DelayedOperation, OperationCancelled
-from purgatory.asgi.protocol import Receive
+from purgatory.asgi.interface import Receive
 
 __all__ = ["ClientDisconnected", "unless_disconnected", "until_disconnected"]
 

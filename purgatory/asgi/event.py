@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from purgatory.asgi.protocol import Message
+from purgatory.asgi.interface import Message
 
 __all__ = ["COMMENT", "Event", "chunk", "data_lines", "encoded", "end"]
 

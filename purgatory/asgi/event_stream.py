@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from purgatory import DelayedOperation, OperationCancelled, PurgatoryClosed
 from purgatory.asgi.event import Event, chunk, encoded, end
+from purgatory.asgi.interface import BaseResponse, Message, Receive, Scope, Send, logger
 from purgatory.asgi.iterators import IteratedStream, chunks, send_chunks
 from purgatory.asgi.parking import Answers, Waiting, answers, count, park
-from purgatory.asgi.protocol import BaseResponse, Message, Receive, Scope, Send, logger
 from purgatory.lowlevel import check_callback, seconds, take_result
 
 __all__ = ["EventStream", "Follow", "WaitingStream"]

@@ -9,8 +9,8 @@ from typing import Any
 
 from purgatory.asgi.disconnects import until_disconnected
 from purgatory.asgi.event import COMMENT, Event, chunk, encoded, end
+from purgatory.asgi.interface import Message, Receive, Scope, Send, logger
 from purgatory.asgi.parking import Answering, park
-from purgatory.asgi.protocol import Message, Receive, Scope, Send, logger
 
 __all__ = ["IteratedStream", "chunks", "send_chunks"]
 

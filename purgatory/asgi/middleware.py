@@ -23,7 +23,7 @@ from types import CodeType
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
-from purgatory.asgi.protocol import Send, logger
+from purgatory.asgi.interface import Send, logger
 
 __all__ = ["MARK", "UnsafeWrapper", "Wrappers", "park_through", "warn_once"]
 

@@ -16,8 +16,8 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
 from weakref import WeakKeyDictionary, ref
 
 from purgatory import DelayedOperation
+from purgatory.asgi.interface import EXTENSION, Parked, Scope, Send
 from purgatory.asgi.middleware import UnsafeWrapper, Wrappers, warn_once
-from purgatory.asgi.protocol import EXTENSION, Parked, Scope, Send
 from purgatory.asgi.through import Through
 from purgatory.lowlevel import Slice, add_waiter, close_operation, remove_waiter, report
 

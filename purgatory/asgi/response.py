@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, Type
 
 from purgatory import DelayedOperation, OperationCancelled
 from purgatory.asgi.disconnects import ClientDisconnected, unless_disconnected
+from purgatory.asgi.interface import BaseResponse, Message, Receive, Scope, Send, logger
 from purgatory.asgi.parking import Answers, Waiting, answers, count, park
-from purgatory.asgi.protocol import BaseResponse, Message, Receive, Scope, Send, logger
 from purgatory.lowlevel import check_callback, take_result
 
 __all__ = ["Answer", "DelayedResponse", "Rendered", "WaitingResponse"]

@@ -8,8 +8,8 @@ from functools import partial
 from types import coroutine
 from typing import TYPE_CHECKING, Any, Final
 
+from purgatory.asgi.interface import Message, Parked, logger
 from purgatory.asgi.middleware import Wrappers
-from purgatory.asgi.protocol import Message, Parked, logger
 
 if TYPE_CHECKING:
     from purgatory.asgi.parking import Answering

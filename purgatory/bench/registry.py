@@ -18,7 +18,7 @@ LIBRARY: Final = {
     "wakeup": "scenarios.wakeup",
     "storm": "scenarios.storm",
     "http": "web.polls",
-    "events": "web.streams",
+    "events": "web.events",
 }
 """Those of the library, and their modules."""
 

@@ -4,7 +4,7 @@ from typing import Final, TypeAlias
 
 from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE, STATUS_LINE
 
-from purgatory.asgi.protocol import Message
+from purgatory.asgi.interface import Message
 
 __all__ = ["CHUNKED", "CLOSE", "DEAF", "HEAD", "HTTP_1_0", "PAUSED", "STARTED", "Framing"]
 

@@ -8,7 +8,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.protocols.utils import get_path_with_query_string
 
 from purgatory import TimerTask
-from purgatory.asgi.protocol import Listener, Message
+from purgatory.asgi.interface import Listener, Message
 from purgatory.uvicorn.framing import CHUNKED, CLOSE, DEAF, HEAD, HTTP_1_0, PAUSED, STARTED
 from purgatory.uvicorn.shared import Shared
 

@@ -7,7 +7,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from purgatory.asgi.protocol import EXTENSION, Listener, Send
+from purgatory.asgi.interface import EXTENSION, Listener, Send
 from purgatory.uvicorn.parked import QuietConnection
 from purgatory.uvicorn.sender import Sender
 from purgatory.uvicorn.shared import Shared

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from purgatory.asgi.protocol import EXTENSION, Message, Receive, Scope, Send
+from purgatory.asgi.interface import EXTENSION, Message, Receive, Scope, Send
 
 if TYPE_CHECKING:
     from purgatory.uvicorn.parked import QuietConnection

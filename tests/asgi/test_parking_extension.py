@@ -10,8 +10,8 @@ import pytest
 from starlette.responses import PlainTextResponse
 
 from purgatory import Delay, DelayedOperationPurgatory
-from purgatory.asgi import DelayedResponse, Event, EventStream, protocol
-from purgatory.asgi.protocol import EXTENSION
+from purgatory.asgi import DelayedResponse, Event, EventStream, interface
+from purgatory.asgi.interface import EXTENSION
 from tests.support.operations import turn
 
 
@@ -281,5 +281,5 @@ def test_starlette_is_not_needed() -> None:
 
 def test_base_class_without_starlette_is_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "starlette.responses", None)
-    names = runpy.run_path(protocol.__file__, run_name="another")
+    names = runpy.run_path(interface.__file__, run_name="another")
     assert names["BaseResponse"].__bases__ == (object,)

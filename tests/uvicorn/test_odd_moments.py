@@ -11,7 +11,7 @@ from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from purgatory.asgi.protocol import EXTENSION
+from purgatory.asgi.interface import EXTENSION
 from purgatory.uvicorn import ParkingProtocol
 from purgatory.uvicorn.parked import QuietConnection
 from purgatory.uvicorn.shared import Shared

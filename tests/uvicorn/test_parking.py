@@ -10,7 +10,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from purgatory.asgi.protocol import EXTENSION
+from purgatory.asgi.interface import EXTENSION
 from purgatory.uvicorn import ParkingProtocol
 from tests.uvicorn.board import Board
 from tests.uvicorn.serving import Client, Server, connected, serving
