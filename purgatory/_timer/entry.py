@@ -19,7 +19,7 @@ class TimerTask(TimerEntry, Unique, ABC):
         def run(self) -> None:
             print("ping")
 
-    timer.add(Ping(), timer.time() + 5.0)
+    timer.add_later(Ping(), 5.0)
     """
 
     __slots__ = ()

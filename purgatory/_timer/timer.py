@@ -127,6 +127,18 @@ class WheelTimer(TimerBase, Unique):
         """Return the clock's time, in seconds."""
         return self.clock.time()
 
+    def add_later(self, task: TimerEntry, delay: float) -> None:
+        """Run `task` in `delay` seconds. Else as `add`, which takes a time of the clock.
+
+        Raises:
+            ValueError: `delay` is NaN, or the task waits in a timer already.
+            TypeError: `task` is no `TimerTask`, or `delay` no number.
+            PurgatoryMisuse: The timer belongs to another event loop or thread.
+        """
+        check_loop(self, self._loop, "timer.add_later(task, delay)")
+        check_time("delay", delay)
+        self.add(task, self.time() + delay)
+
     def call_at(
         self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> TimerHandle:

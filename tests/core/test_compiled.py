@@ -40,6 +40,7 @@ SIGNATURES = {
     WheelTimer: {
         "": "(clock=None, *, tick=0.001, wheel_size=20)",
         "add": "(self, task, deadline)",
+        "add_later": "(self, task, delay)",
         "cancel": "(self, task)",
         "reschedule": "(self, task, deadline)",
         "call_at": "(self, when, callback, *args, context=None)",

@@ -267,6 +267,7 @@ CHANGING: Final[dict[str, str]] = {
     "lowlevel.remove_waiter(operation, waiter)": "loop.call_soon_threadsafe(",
     "lowlevel.close_operation(operation)": "loop.call_soon_threadsafe(",
     "timer.add(note, 1e9)": "loop.call_soon_threadsafe(timer.add, task, deadline)",
+    "timer.add_later(note, 1e9)": "loop.call_soon_threadsafe(timer.add_later, task, delay)",
     "timer.cancel(task)": "loop.call_soon_threadsafe(timer.cancel, task)",
     "timer.reschedule(task, 1e9)": "loop.call_soon_threadsafe(timer.reschedule, task, deadline)",
     "timer.call_at(1e9, int)": "loop.call_soon_threadsafe(timer.call_at, when, callback)",

@@ -177,6 +177,7 @@ class TestDeadlines:
         timer.add(note, 1.0)
         calls: list[Callable[[], object]] = [
             lambda: timer.add(Note(clock), deadline),
+            lambda: timer.add_later(Note(clock), deadline),
             lambda: timer.reschedule(note, deadline),
             lambda: timer.call_at(deadline, print),
             lambda: timer.call_later(deadline, print),
@@ -559,10 +560,12 @@ class TestAsAClock:
         assert as_clock.time() == 10.0
         ran: list[str] = []
         timer.call_later(2.0, ran.append, "later")
+        note = Note(clock)
+        timer.add_later(note, 1.5)
         timer.call_at(11.0, ran.append, "at")
         timer.call_at(11.5, ran.append, "cancelled").cancel()
         clock.advance(2)
-        assert ran == ["at", "later"]
+        assert (ran, note.ran) == (["at", "later"], [11.5])
 
     def test_the_handle_is_like_a_handle_of_the_loop(self, clock: VirtualClock) -> None:
         timer = WheelTimer(clock)
