@@ -3,24 +3,14 @@
 import asyncio
 import math
 import random
-import subprocess
-import sys
-from collections import Counter
 from contextlib import suppress
 
-import anyio
-import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from examples.job_queue import JobQueue, Lease, Receive, StaleReceipt
 from purgatory import PurgatoryClosed
-from purgatory.asgi import DelayedResponse
 from tests.support.operations import FaultLog, turn
 
 
@@ -31,249 +21,92 @@ def taken(receive: Receive[int]) -> Lease[int]:
     return lease
 
 
-@pytest.fixture
-def queue(clock: FaultLog) -> JobQueue[int]:
-    return JobQueue(visibility=30.0, clock=clock)
-
-
-class TestLeases:
-    def test_job_whose_lease_lapses_wakes_a_waiting_worker_at_that_moment(
-        self, queue: JobQueue[int], clock: FaultLog
-    ) -> None:
-        queue.put(7)
-        dead = taken(queue.receive())
-        waiting = queue.receive(timeout=100.0)
-        clock.advance(29.999)
-        assert not waiting.done()
-        clock.advance(0.001)
-        assert (taken(waiting).job.body, taken(waiting).job.deliveries) == (7, 2)
-        assert taken(waiting).receipt > dead.receipt
-
-    async def test_lapse_wakes_a_worker_on_a_real_loop_and_not_early(self) -> None:
-        queue: JobQueue[int] = JobQueue(visibility=0.01)
-        queue.put(7)
-        loop = asyncio.get_running_loop()
-        earliest = loop.time() + 0.01
-        first = await queue.receive()
-        second = await queue.receive()
-        assert loop.time() >= earliest
-        assert first is not None
-        assert second is not None
-        assert second.job is first.job
-        await queue.aclose()
-
-    def test_job_that_comes_back_has_its_old_place(self, queue: JobQueue[int], clock: FaultLog) -> None:
-        for job in range(4):
-            queue.put(job)
-        taken(queue.receive())
-        clock.advance(10.0)
-        taken(queue.receive())
-        clock.advance(20.0)
-        assert taken(queue.receive()).job.body == 0, "1 is leased for ten more seconds"
-        clock.advance(10.0)
-        assert [taken(queue.receive()).job.body for _ in range(3)] == [1, 2, 3]
-
-    def test_extended_lease_lapses_later_and_one_given_back_at_once(
-        self, queue: JobQueue[int], clock: FaultLog
-    ) -> None:
-        queue.put(7)
-        lease = taken(queue.receive())
-        waiting = queue.receive()
-        for _ in range(5):
-            clock.advance(29.0)
-            queue.extend(lease.receipt, 30.0)
-        clock.advance(29.999)
-        assert not waiting.done()
-        queue.extend(lease.receipt, 0.0)
-        clock.advance(0.0)
-        assert taken(waiting).job.body == 7
-
-    def test_receipt_of_a_lease_that_is_over_is_refused(self, queue: JobQueue[int], clock: FaultLog) -> None:
-        queue.put(7)
-        old = taken(queue.receive()).receipt
-        clock.advance(30.0)
-        new = taken(queue.receive()).receipt
-        for refused in (queue.acknowledge, lambda receipt: queue.extend(receipt, 30.0)):
-            with pytest.raises(StaleReceipt, match=f"receipt {old} has no lease: it has lapsed"):
-                refused(old)
-        clock.advance(29.0)
-        queue.acknowledge(new)
-        with pytest.raises(StaleReceipt, match=f"receipt {new} has no lease"):
-            queue.acknowledge(new)
-        clock.advance(100.0)
-        assert not queue.receive(0.0).done(), "it is done"
-
-    def test_job_that_is_never_acknowledged_is_dead_after_the_last_delivery(self, clock: FaultLog) -> None:
-        queue: JobQueue[int] = JobQueue(30.0, max_deliveries=2, clock=clock)
-        queue.put(7)
-        taken(queue.receive())
-        clock.advance(30.0)
-        taken(queue.receive())
-        waiting = queue.receive()
-        clock.advance(30.0)
-        assert [(job.body, job.deliveries) for job in queue.dead] == [(7, 2)]
-        assert not waiting.done()
+async def test_close_lets_workers_go_and_leases_stay_without_a_lapse(clock: FaultLog) -> None:
+    queue: JobQueue[int] = JobQueue(clock=clock)
+    queue.put(7)
+    lease = taken(queue.receive())
+    waiting = queue.receive()
+    await queue.aclose()
+    assert await waiting is None
+    with pytest.raises(PurgatoryClosed, match="the queue is closed and takes no more jobs"):
         queue.put(8)
-        assert taken(waiting).job.body == 8
+    with pytest.raises(PurgatoryClosed):
+        queue.receive()
+    queue.extend(lease.receipt, 1.0)
+    clock.advance(100.0)
+    queue.acknowledge(lease.receipt)
 
-    def test_bad_values_are_refused(self, queue: JobQueue[int]) -> None:
-        for value in (0.0, -1.0, math.inf, math.nan):
-            with pytest.raises(ValueError, match=rf"visibility must be more than 0 and finite, not {value}"):
-                JobQueue(visibility=value)
-        with pytest.raises(ValueError, match="max_deliveries must be more than 0 and finite, not 0"):
-            JobQueue(max_deliveries=0)
-        queue.put(7)
-        receipt = taken(queue.receive()).receipt
-        for value in (-1.0, math.inf, math.nan):
+
+def test_receipt_of_a_lease_that_is_over_is_refused(clock: FaultLog) -> None:
+    queue: JobQueue[int] = JobQueue(clock=clock)
+    queue.put(7)
+    receipt = taken(queue.receive()).receipt
+    queue.acknowledge(receipt)
+    for refused in (queue.acknowledge, lambda receipt: queue.extend(receipt, 30.0)):
+        with pytest.raises(StaleReceipt, match=f"receipt {receipt} has no lease: it has lapsed, or its job was"):
+            refused(receipt)
+
+
+def test_bad_values_are_refused() -> None:
+    queue: JobQueue[int] = JobQueue()
+    for value in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match=rf"visibility must be more than 0 and finite, not {value}"):
+            JobQueue(visibility=value)
+        if value != 0.0:
             with pytest.raises(ValueError, match=rf"seconds must be 0 or more and finite, not {value}"):
-                queue.extend(receipt, value)
-        queue.acknowledge(receipt)
-
-    def test_many_leases_cost_no_wake_ups_and_lapse_for_as_many_workers(
-        self, queue: JobQueue[int], clock: FaultLog
-    ) -> None:
-        for job in range(10_000):
-            queue.put(job)
-            taken(queue.receive())
-        workers = [queue.receive(3600.0) for _ in range(10_001)]
-        clock.advance(29.0)
-        assert queue._timer.statistics().wake_ups <= 20, "they move down the wheels once, in slices of a thousand"
-        clock.advance(1.0)
-        assert [taken(worker).job.body for worker in workers[:-1]] == list(range(10_000))
-        assert not workers[-1].done()
-        assert not clock.faults
+                queue.extend(0, value)
+    with pytest.raises(ValueError, match="max_deliveries must be more than 0 and finite, not 0"):
+        JobQueue(max_deliveries=0)
 
 
-class TestWorkers:
-    def test_workers_are_served_in_their_order_and_a_new_one_is_the_last(
-        self, queue: JobQueue[int], clock: FaultLog
-    ) -> None:
-        queue.put(0)
+@pytest.mark.parametrize("cancelled_first", [True, False])
+@pytest.mark.parametrize("source", ["put", "lapse"])
+async def test_job_of_a_worker_that_is_cancelled_at_its_delivery_goes_to_the_next(
+    cancelled_first: bool, source: str, clock: FaultLog
+) -> None:
+    queue: JobQueue[int] = JobQueue(30.0, clock=clock)
+    if source == "lapse":
+        queue.put(7)
         taken(queue.receive())
-        workers = [queue.receive() for _ in range(3)]
-        queue.put(1)
-        assert taken(workers[0]).job.body == 1
-        workers.append(queue.receive())
-        clock.advance(29.0)
-        queue.put(2)
-        assert taken(workers[1]).job.body == 2
-        clock.advance(1.0)
-        new = queue.receive()
-        assert [taken(worker).job.body for worker in workers[2:]] == [0, 1], "two leases have lapsed"
-        assert not new.done()
 
-    def test_worker_gets_none_at_its_deadline(self, queue: JobQueue[int], clock: FaultLog) -> None:
-        waiting = queue.receive(timeout=20.0)
-        clock.advance(20.0)
-        assert (waiting.outcome, waiting.result()) == ("expired", None)
-        queue.put(7)
-        assert taken(queue.receive(timeout=0.0)).job.body == 7
+    async def work() -> Lease[int] | None:
+        return await queue.receive()
 
-    async def test_close_lets_workers_go_and_leases_can_be_acknowledged(self) -> None:
-        queue: JobQueue[int] = JobQueue()
-        queue.put(7)
-        lease = taken(queue.receive())
-        waiting = queue.receive()
-        await queue.aclose()
-        assert await waiting is None
-        queue.acknowledge(lease.receipt)
-        with pytest.raises(PurgatoryClosed, match="the queue is closed and takes no more jobs"):
-            queue.put(8)
-        with pytest.raises(PurgatoryClosed):
-            queue.receive()
-
-
-class Cancelled:
-    """A worker that waits, and a call that cancels it: how it is done depends on the library."""
-
-    def __init__(self, queue: JobQueue[int], how: str) -> None:
-        self.queue, self.how = queue, how
-        self.scope = anyio.CancelScope()
-        self.task = asyncio.ensure_future(self.work())
-
-    async def work(self) -> Lease[int] | None:
-        if self.how == "task.cancel":
-            return await self.queue.receive()
-        if self.how == "anyio":
-            with self.scope:
-                return await self.queue.receive()
-        else:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(None) as self.timeout:
-                    return await self.queue.receive()
-        return None
-
-    def cancel(self) -> None:
-        if self.how == "task.cancel":
-            self.task.cancel()
-        elif self.how == "anyio":
-            self.scope.cancel()
-        else:
-            self.timeout.reschedule(0.0)
-
-
-class TestCancelledAtDelivery:
-    """The job is given to a worker in the same iteration of the loop in which that worker is cancelled."""
-
-    @pytest.mark.parametrize("how", ["task.cancel", "asyncio.timeout", "anyio"])
-    @pytest.mark.parametrize("cancelled_first", [True, False])
-    @pytest.mark.parametrize("source", ["put", "lapse"])
-    async def test_job_goes_to_the_next_worker(
-        self, how: str, cancelled_first: bool, source: str, clock: FaultLog
-    ) -> None:
-        queue: JobQueue[int] = JobQueue(30.0, clock=clock)
-        if source == "lapse":
-            queue.put(7)
-            taken(queue.receive())
-        first = Cancelled(queue, how)
-        await turn()
-        second = queue.receive()
-        await turn()
-        if cancelled_first:
-            first.cancel()
-        if source == "lapse":
-            clock.advance(30.0)
-        else:
-            queue.put(7)
-        if not cancelled_first:
-            first.cancel()
-        if cancelled_first and how == "task.cancel":
-            assert queue._leases, "leased to the worker that will not take it"
-        assert not second.done()
-        [outcome] = await asyncio.gather(first.task, return_exceptions=True)
-        if isinstance(outcome, Lease):
-            # asyncio.timeout has cancelled it too late, and anyio does not cancel a task that is about to go on.
-            assert not cancelled_first
-            assert how != "task.cancel"
-            queue.acknowledge(outcome.receipt)
-        else:
-            assert taken(second).job.body == 7
-            assert taken(second).job.deliveries == (2 if source == "lapse" else 1), "the cancelled one is not counted"
-        assert len(queue._leases) == (0 if isinstance(outcome, Lease) else 1)
-
-    async def test_job_waits_if_no_other_worker_does(self) -> None:
-        queue: JobQueue[int] = JobQueue()
-        worker = Cancelled(queue, "task.cancel")
-        await turn()
-        queue.put(7)
-        queue.put(8)
-        worker.cancel()
-        await asyncio.gather(worker.task, return_exceptions=True)
-        assert [taken(queue.receive()).job.body for _ in range(2)] == [7, 8]
-
-    async def test_job_whose_lease_has_lapsed_meanwhile_comes_back_once(self, clock: FaultLog) -> None:
-        queue: JobQueue[int] = JobQueue(30.0, clock=clock)
-        worker = Cancelled(queue, "task.cancel")
-        await turn()
-        queue.put(7)
-        worker.cancel()
+    first = asyncio.ensure_future(work())
+    await turn()
+    second = queue.receive()
+    await turn()
+    if cancelled_first:
+        first.cancel()
+    if source == "lapse":
         clock.advance(30.0)
-        await asyncio.gather(worker.task, return_exceptions=True)
-        assert taken(queue.receive()).job.body == 7
-        assert not queue.receive().done()
+    else:
+        queue.put(7)
+    first.cancel()
+    assert not second.done(), "it is leased to the worker that will not take it"
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert taken(second).job.body == 7
+    assert taken(second).job.deliveries == (2 if source == "lapse" else 1), "the cancelled one is not counted"
 
 
-async def test_every_job_is_acknowledged_once_whatever_workers_are_cancelled() -> None:
+async def test_job_whose_lease_lapses_while_its_worker_is_cancelled_comes_back_once(clock: FaultLog) -> None:
+    queue: JobQueue[int] = JobQueue(30.0, clock=clock)
+
+    async def work() -> None:
+        await queue.receive()
+
+    worker = asyncio.ensure_future(work())
+    await turn()
+    queue.put(7)
+    worker.cancel()
+    clock.advance(30.0)
+    await asyncio.gather(worker, return_exceptions=True)
+    assert taken(queue.receive()).job.body == 7
+    assert not queue.receive().done()
+
+
+async def test_every_job_is_acknowledged_once_whatever_workers_are_cancelled_or_killed() -> None:
     randomly = random.Random(1)
     queue: JobQueue[int] = JobQueue(visibility=0.01, max_deliveries=1_000_000)
     acknowledged: list[int] = []
@@ -283,11 +116,12 @@ async def test_every_job_is_acknowledged_once_whatever_workers_are_cancelled() -
         while (lease := await queue.receive()) is not None:
             for _ in range(lease.receipt % 3):  # a part of the workers is cancelled here
                 await turn()
-            try:
+            if randomly.random() < 0.05:  # as a process that is killed: nobody says so, and another one is started
+                workers.append(asyncio.create_task(work()))
+                return
+            with suppress(StaleReceipt):
                 queue.acknowledge(lease.receipt)
-            except StaleReceipt:
-                continue
-            acknowledged.append(lease.job.body)
+                acknowledged.append(lease.job.body)
             if len(acknowledged) == 1000:
                 all_done.set()
 
@@ -305,121 +139,6 @@ async def test_every_job_is_acknowledged_once_whatever_workers_are_cancelled() -
     await asyncio.gather(*workers, return_exceptions=True)
     assert sorted(acknowledged) == list(range(1000))
     assert (queue._ready, queue._leases, queue.dead) == ([], {}, [])
-
-
-async def test_worker_that_waits_over_http_gets_its_receipt() -> None:
-    queue: JobQueue[int] = JobQueue()
-
-    def render(lease: Lease[int] | None) -> Response:
-        return Response(status_code=204) if lease is None else JSONResponse([lease.receipt, lease.job.body])
-
-    async def receive(request: Request) -> DelayedResponse[Lease[int] | None]:
-        return DelayedResponse(queue.receive(float(request.query_params["wait"])), render)
-
-    transport = httpx.ASGITransport(Starlette(routes=[Route("/jobs", receive, methods=["POST"])]))
-    async with httpx.AsyncClient(transport=transport, base_url="http://jobs") as client:
-        assert (await client.post("/jobs?wait=0")).status_code == 204
-        waiting = asyncio.ensure_future(client.post("/jobs?wait=300"))
-        while not queue._purgatory.num_delayed:
-            await turn()
-        queue.put(7)
-        assert (await waiting).json() == [0, 7]
-
-
-WORKER = """
-import os, socket, sys
-connection = socket.create_connection(("127.0.0.1", int(sys.argv[1]))).makefile("rw")
-def ask(*words):
-    print(*words, file=connection, flush=True)
-    return connection.readline().strip()
-while receipt := ask("receive", os.getpid(), 0):
-    ask("acknowledge", os.getpid(), receipt)
-"""
-
-
-KILLED_BEFORE = {(b"receive", 2), (b"receive", 9), (b"acknowledge", 5)}
-KILLED_AFTER = {(b"receive", 5), (b"receive", 14), (b"acknowledge", 12)}
-"""The messages at which the process that has sent them is killed, before and after the server has handled them."""
-
-
-class Processes:
-    """A server of a queue, and processes that work for it."""
-
-    def __init__(self, jobs: int) -> None:
-        self.jobs = jobs
-        self.queue: JobQueue[int] = JobQueue(visibility=0.3, max_deliveries=1_000_000)
-        self.acknowledged: list[int] = []
-        self.redelivered = False
-        self.all_done = asyncio.Event()
-        self.messages: Counter[bytes] = Counter()
-        self.workers: dict[int, subprocess.Popen[bytes]] = {}
-        self.connections: list[asyncio.Task[object]] = []
-        self.port = 0
-
-    def start(self) -> None:
-        process = subprocess.Popen([sys.executable, "-c", WORKER, str(self.port)])
-        self.workers[process.pid] = process
-
-    def kill(self, pid: int) -> None:
-        worker = self.workers.pop(pid)
-        worker.kill()
-        worker.wait()
-
-    def replace(self, pid: int) -> None:
-        if pid in self.workers:  # else it was killed before its message was read
-            self.kill(pid)
-            self.start()
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self.connections.append(task)
-        with suppress(ConnectionError, PurgatoryClosed):
-            while words := (await reader.readline()).split():
-                verb, pid, receipt = words[0], int(words[1]), int(words[2])
-                self.messages[verb] += 1
-                message = verb, self.messages[verb]
-                if message in KILLED_BEFORE:
-                    self.replace(pid)
-                if verb == b"receive":
-                    if (lease := await self.queue.receive()) is None:
-                        break
-                    self.redelivered |= lease.job.deliveries > 1
-                    writer.write(b"%d\n" % lease.receipt)
-                else:
-                    with suppress(StaleReceipt):
-                        body = self.queue._held(receipt).job.body
-                        self.queue.acknowledge(receipt)
-                        self.acknowledged.append(body)
-                    writer.write(b"over\n")
-                if message in KILLED_AFTER:
-                    self.replace(pid)
-                if len(self.acknowledged) == self.jobs:
-                    self.all_done.set()
-        writer.close()
-        with suppress(ConnectionError):
-            await writer.wait_closed()
-
-
-async def test_jobs_of_killed_processes_are_done_by_others() -> None:
-    processes = Processes(jobs=30)
-    server = await asyncio.start_server(processes.serve, "127.0.0.1", 0)
-    processes.port = server.sockets[0].getsockname()[1]
-    for job in range(processes.jobs):
-        processes.queue.put(job)
-    for _ in range(2):
-        processes.start()
-    try:
-        await asyncio.wait_for(processes.all_done.wait(), 300)
-    finally:
-        for pid in list(processes.workers):
-            processes.kill(pid)
-        await processes.queue.aclose()
-        server.close()
-        await asyncio.gather(*processes.connections)
-        await server.wait_closed()
-    assert sorted(processes.acknowledged) == list(range(30)), "each once"
-    assert processes.redelivered, "some were given to a second process"
 
 
 STEPS = st.lists(
@@ -586,13 +305,3 @@ def test_jobs_and_workers_agree_with_a_model(steps: list[tuple[str, int]]) -> No
         await model.end()
 
     asyncio.run(run())
-
-
-async def test_lease_that_is_extended_after_a_close_does_not_lapse(clock: FaultLog) -> None:
-    queue = JobQueue[int](visibility=30.0, clock=clock)
-    queue.put(1)
-    lease = taken(queue.receive())
-    await queue.aclose()
-    queue.extend(lease.receipt, 1.0)
-    clock.advance(100.0)
-    queue.acknowledge(lease.receipt)

@@ -1,7 +1,6 @@
 """The answers of a language model, with readers that leave and come back: official clients, a real browser."""
 
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,29 +13,24 @@ import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from examples.llm_tokens.reader import follow
 from tests.asgi.processes import Server, serving
 from tests.streams.node import installed
 from tests.streams.pages import console
 from tests.support.browser import browser
 from tests.support.paths import ROOT
-from tests.support.servers import program, reserved_port
+from tests.support.servers import program
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
 ANSWER = "You have asked: Why? I am a made-up model, so I count to a hundred. " + " ".join(map(str, range(1, 101)))
-SERVERS = {
-    "parked": ["purgatory.uvicorn"],
-    "uvicorn": ["uvicorn"],
-}
 
 
 @contextmanager
-def running(data: Path, *command: str, port: int = 0, app: str = "examples.llm_tokens.app:app") -> Iterator[Server]:
+def running(data: Path, command: str, app: str = "examples.llm_tokens.app:app") -> Iterator[Server]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LLM_TOKENS_DATA", str(data))
-        with serving(*command, "--port", str(port), app) as server:
+        with serving(command, "--port", "0", app) as server:
             yield server
 
 
@@ -47,14 +41,14 @@ def ask(server: Server) -> str:
     return f"{server.url}{asked.json()['stream']}"
 
 
-@pytest.mark.parametrize("name", SERVERS)
-def test_reader_goes_on_where_it_was_killed(name: str, tmp_path: Path) -> None:
-    with running(tmp_path / "data", *SERVERS[name]) as server:
+@pytest.mark.parametrize("command", ["purgatory.uvicorn", "uvicorn"])
+def test_reader_goes_on_where_it_was_killed(command: str, tmp_path: Path) -> None:
+    with running(tmp_path / "data", command) as server:
         url = ask(server)
-        command = [sys.executable, "-m", "examples.llm_tokens.reader", url, str(tmp_path / "offset")]
+        reading = [sys.executable, "-m", "examples.llm_tokens.reader", url, str(tmp_path / "offset")]
         text = ""
         for last in ("count ", "20 ", "\n"):
-            with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as reader:
+            with subprocess.Popen(reading, cwd=ROOT, stdout=subprocess.PIPE, text=True) as reader:
                 assert reader.stdout is not None
                 while not text.endswith(last):
                     letter = reader.stdout.read(1)
@@ -65,23 +59,6 @@ def test_reader_goes_on_where_it_was_killed(name: str, tmp_path: Path) -> None:
     words = text.split()
     # A reader that is killed between a token and its offset prints the token once more.
     assert [word for word, before in zip(words, ["", *words[:-1]], strict=True) if word != before] == ANSWER.split()
-
-
-def test_answer_is_read_over_a_restart_of_the_server(tmp_path: Path) -> None:
-    port = reserved_port()
-    tokens = []
-    with running(tmp_path, "purgatory.uvicorn", port=port) as server:
-        url = ask(server)
-        reader = follow(url)
-        while "50 " not in tokens:
-            messages, _ = next(reader)
-            tokens += [message.get("token", "") for message in messages]
-        server.process.send_signal(signal.SIGTERM)  # it ends when the answer has
-        assert "Traceback" not in server.process.communicate(timeout=60)[1]
-    with running(tmp_path, "purgatory.uvicorn", port=port):
-        for messages, _ in reader:
-            tokens += [message.get("token", "") for message in messages]
-    assert "".join(tokens) == f"{ANSWER} "
 
 
 def test_program_is_short() -> None:
