@@ -42,19 +42,19 @@ class TestIdleConnections:
         async with EchoServer(1.0, "127.0.0.1", 0) as server:
             _, flooding = await asyncio.open_connection(*server.address)
             _, leaving = await asyncio.open_connection(*server.address)
-            cast(asyncio.Transport, flooding.transport).pause_reading()
-            flooding.write(b"x" * 50_000_000)
             while len(server.idle) < 2:
                 await turn()
             leaving.close()
             while len(server.idle) != 1:
                 await turn()
+            cast(asyncio.Transport, flooding.transport).pause_reading()
+            flooding.write(b"x" * 50_000_000)
             while server.closed == 0:
                 for connection in server.idle:
                     assert connection.transport.get_write_buffer_size() < 1_000_000, "it is not read any further"
                 await turn()
+            assert (server.closed, len(server.idle)) == (1, 0)
             flooding.transport.abort()
-        assert (server.closed, len(server.idle)) == (1, 0)
 
     @pytest.mark.parametrize(
         ("arguments", "error"),
