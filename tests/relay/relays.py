@@ -4,12 +4,15 @@ connections can be broken in several ways.
 
 import asyncio
 import selectors
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from functools import partial, wraps
+from typing import Any, ParamSpec, Protocol
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory
 from purgatory.relay import Broker, Relay
+
+P = ParamSpec("P")
 
 
 class Grown(DelayedOperation[int]):
@@ -84,6 +87,8 @@ class MemoryBroker:
 
     def __init__(self) -> None:
         self.away = False
+        self.connecting: Callable[[], Awaitable[object]] = partial(asyncio.sleep, 0)
+        """Awaited by each attempt to connect."""
         self.takes = asyncio.Event()
         self.takes.set()
         """Publishing waits while this event is not set."""
@@ -92,7 +97,7 @@ class MemoryBroker:
 
     @asynccontextmanager
     async def connect(self, receive: Callable[[str | bytes], object]) -> AsyncIterator["MemoryConnection"]:
-        await asyncio.sleep(0)
+        await self.connecting()
         if self.away:
             raise ConnectionRefusedError("the broker is away")
         connection = MemoryConnection(self, receive)
@@ -195,6 +200,16 @@ def run(main: Callable[[], Any]) -> None:
 
     with asyncio.Runner(loop_factory=SkippingLoop) as runner:
         runner.run(alone())
+
+
+def skipping(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run an async test on a `SkippingLoop`. No task may be left by it."""
+
+    @wraps(test)
+    def run_test(*arguments: P.args, **options: P.kwargs) -> None:
+        run(lambda: test(*arguments, **options))
+
+    return run_test
 
 
 class Proxy:

@@ -3,9 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager
-from dataclasses import FrozenInstanceError
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -15,7 +13,7 @@ from hypothesis import strategies as st
 from purgatory import DelayedOperationPurgatory, ThresholdPurgatory
 from purgatory.relay import Relay, RelayError, RelayStatistics
 from purgatory.relay.payload import MAX_PAYLOAD, check_key, decode, encode
-from tests.relay.relays import Grown, MemoryBroker, MemoryConnection, Process, pass_time, run
+from tests.relay.relays import Grown, MemoryBroker, Process, pass_time, run, skipping
 from tests.support.operations import Flag, turn
 
 TEXT = st.text(st.characters(exclude_categories=()))  # NUL and single surrogates, too
@@ -36,10 +34,6 @@ class TestInOneProcess:
             await relay.flush()
             assert not relay.connected
             assert relay.statistics().notified == 1
-
-    async def test_relay_without_a_broker_has_no_background_task(self) -> None:
-        async with Relay():
-            assert asyncio.all_tasks() == {asyncio.current_task()}
 
     async def test_a_key_that_cannot_be_looked_up_harms_no_other(self) -> None:
         class Odd:
@@ -100,10 +94,6 @@ class TestBadInput:
             assert not flag.done()
             assert relay.statistics().notified == 0
 
-    def test_single_str_is_refused_as_iterable_of_keys(self) -> None:
-        with pytest.raises(TypeError, match="not the str 'key'"):
-            Relay().payloads("key")
-
     async def test_a_relay_is_used_while_it_is_open_and_once(self) -> None:
         relay = Relay(DelayedOperationPurgatory("fetch"))
         assert repr(relay) == "<Relay 'fetch' not open yet>"
@@ -149,12 +139,12 @@ class TestPayloads:
     def test_payloads_are_as_few_as_limit_allows(self) -> None:
         keys = [f"topic-{n}" for n in range(10_000)]
         needed = sum(len(key) + 3 for key in keys) / MAX_PAYLOAD
+        with pytest.raises(TypeError, match="not the str 'key'"):
+            Relay().payloads("key")
+        assert Relay().payloads([]) == []
         payloads = Relay().payloads(keys * 2)
         assert len(payloads) <= needed * 1.02 + 1
         assert max(map(len, payloads)) <= MAX_PAYLOAD
-
-    def test_no_keys_are_no_payload(self) -> None:
-        assert Relay().payloads([]) == []
 
     @given(st.text() | st.binary() | st.recursive(st.none() | st.text(), st.lists).map(json.dumps))
     def test_a_bad_payload_is_a_value_error(self, payload: str | bytes) -> None:
@@ -172,221 +162,163 @@ class TestPayloads:
 
 
 class TestBetweenProcesses:
-    def test_an_operation_in_another_process_completes(self, broker: MemoryBroker, state: dict[str, int]) -> None:
-        async def main() -> None:
-            async with Process(state, broker) as here, Process(state, broker) as there:
-                waiting = [there.watch("key", more) for more in (1, 2)]
-                here.grow("key")
-                assert await waiting[0] == 1
-                assert not waiting[1].done()
-                assert repr(there.relay) == "<Relay 'purgatory' open connected>"
-                assert here.relay.statistics() == RelayStatistics(
-                    connected=True,
-                    notified=1,
-                    published=1,
-                    received=0,
-                    malformed=0,
-                    reconnects=0,
-                    failures=0,
-                    unpublished=0,
-                    unchecked=0,
-                )
-                assert there.relay.statistics().received == 1
-                with pytest.raises(FrozenInstanceError):
-                    setattr(there.relay.statistics(), "received", 0)  # noqa: B010 - mypy sees the other way
+    @skipping
+    async def test_an_operation_in_another_process_completes(self, broker: MemoryBroker, state: dict[str, int]) -> None:
+        async with Process(state, broker) as here, Process(state, broker) as there:
+            waiting = [there.watch("key", more) for more in (1, 2)]
+            here.grow("key")
+            assert await waiting[0] == 1
+            assert not waiting[1].done()
+            assert repr(there.relay) == "<Relay 'purgatory' open connected>"
+            assert here.relay.statistics() == RelayStatistics(
+                connected=True,
+                notified=1,
+                published=1,
+                received=0,
+                malformed=0,
+                reconnects=0,
+                failures=0,
+                unpublished=0,
+                unchecked=0,
+            )
+            assert there.relay.statistics().received == 1
+            assert here.refreshed == []
 
-        run(main)
-
-    def test_calls_of_an_iteration_make_one_message_with_each_key_once(
+    @skipping
+    async def test_calls_while_a_message_is_published_make_one_more(
         self, broker: MemoryBroker, state: dict[str, int]
     ) -> None:
-        async def main() -> None:
-            async with Process(state, broker) as here:
-                for _ in range(100):
-                    here.relay.notify("a", "b")
-                    here.relay.notify("c")
-                here.relay.notify()
-                await here.relay.flush()
-                assert [decode(payload)[1] for payload in broker.taken] == [["a", "b", "c"]]
-                assert here.relay.statistics().notified == 300
+        async with Process(state, broker) as here:
+            broker.takes.clear()
+            here.relay.notify("a")
+            await pass_time(1)
+            for _ in range(100):
+                here.relay.notify("a", "b")
+                await pass_time(0.01)
+            broker.takes.set()
+            await here.relay.flush()
+            assert [decode(payload)[1] for payload in broker.taken] == [["a"], ["a", "b"]]
 
-        run(main)
-
-    def test_calls_while_a_message_is_published_make_one_more(
+    @skipping
+    async def test_a_message_that_cannot_be_read_is_reported_and_ignored(
         self, broker: MemoryBroker, state: dict[str, int]
     ) -> None:
-        async def main() -> None:
-            async with Process(state, broker) as here:
-                broker.takes.clear()
-                here.relay.notify("a")
-                await pass_time(1)
-                for _ in range(100):
-                    here.relay.notify("a", "b")
-                    await pass_time(0.01)
-                broker.takes.set()
-                await here.relay.flush()
-                assert [decode(payload)[1] for payload in broker.taken] == [["a"], ["a", "b"]]
+        faults: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+        async with Process(state, broker) as here, Process(state, broker) as there:
+            await broker.connections[0].publish(["topic-1", '{"keys": 3}', "x" * 1000])
+            waiting = there.watch("key")
+            here.grow("key")
+            await waiting
+            assert there.relay.statistics().malformed == 3
+            assert len(faults) == 6
+            assert max(len(context["payload"]) for context in faults) == 100
 
-        run(main)
-
-    def test_a_process_ignores_its_own_messages(self, broker: MemoryBroker, state: dict[str, int]) -> None:
-        async def main() -> None:
-            async with Process(state, broker) as here, Process(state, broker) as there:
-                here.grow("key")
-                await pass_time(1)
-                assert (here.refreshed, [list(keys) for keys in there.refreshed]) == ([], [["key"]])
-                assert here.relay.statistics().received == 0
-
-        run(main)
-
-    def test_payloads_sent_by_hand_reach_every_process_the_own_one_too(
+    @skipping
+    async def test_key_notified_while_it_is_looked_up_is_looked_up_again(
         self, broker: MemoryBroker, state: dict[str, int]
     ) -> None:
-        async def main() -> None:
-            async with Process(state, broker) as here, Process(state, broker) as there:
-                waiting = [here.watch("key"), there.watch("key")]
-                state["key"] = 1
-                await broker.connections[0].publish(here.relay.payloads(["key"]))
-                assert [await operation for operation in waiting] == [1, 1]
-
-        run(main)
-
-    def test_a_message_that_cannot_be_read_is_reported_and_ignored(
-        self, broker: MemoryBroker, state: dict[str, int]
-    ) -> None:
-        async def main() -> None:
-            faults: list[dict[str, Any]] = []
-            asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
-            async with Process(state, broker) as here, Process(state, broker) as there:
-                await broker.connections[0].publish(["topic-1", '{"keys": 3}', "x" * 1000])
-                waiting = there.watch("key")
-                here.grow("key")
-                await waiting
-                assert there.relay.statistics().malformed == 3
-                assert len(faults) == 6
-                assert max(len(context["payload"]) for context in faults) == 100
-
-        run(main)
-
-    def test_key_notified_while_it_is_looked_up_is_looked_up_again(
-        self, broker: MemoryBroker, state: dict[str, int]
-    ) -> None:
-        async def main() -> None:
-            reading, go_on = asyncio.Event(), asyncio.Event()
-            known = {"key": 0}
-
-            async def refresh(keys: Collection[str]) -> None:
-                found = state["key"]
-                reading.set()
-                await go_on.wait()
-                known["key"] = found
-
-            async with DelayedOperationPurgatory() as purgatory:
-                waiting = purgatory.try_complete_else_watch(Grown(known, "key", 1), ["key"])
-                async with Relay(purgatory, broker=broker, refresh=refresh), Relay(broker=broker) as other:
-                    await reading.wait()
-                    state["key"] = 1
-                    other.notify("key")
-                    await other.flush()
-                    await pass_time(1)
-                    go_on.set()
-                    await waiting
-
         state["key"] = 0
-        run(main)
+        reading, go_on = asyncio.Event(), asyncio.Event()
+        known = {"key": 0}
 
-    def test_keys_that_are_no_str_are_not_brought_up_to_date(self, broker: MemoryBroker, state: dict[str, int]) -> None:
-        async def main() -> None:
-            async with Process(state, broker) as here:
-                here.purgatory.try_complete_else_watch(Flag(), ["a", 1, ("b",), None])
-                broker.connections[0].lose()
-                await pass_time(10)
-                assert here.refreshed == [["a"]]
+        async def refresh(keys: Collection[str]) -> None:
+            found = state["key"]
+            reading.set()
+            await go_on.wait()
+            known["key"] = found
 
-        run(main)
+        async with DelayedOperationPurgatory() as purgatory:
+            waiting = purgatory.try_complete_else_watch(Grown(known, "key", 1), ["key"])
+            async with Relay(purgatory, broker=broker, refresh=refresh), Relay(broker=broker) as other:
+                await reading.wait()
+                state["key"] = 1
+                other.notify("key")
+                await other.flush()
+                await pass_time(1)
+                go_on.set()
+                await waiting
 
-    def test_keys_are_brought_up_to_date_a_thousand_at_a_time(
+    @skipping
+    async def test_keys_that_are_no_str_are_not_brought_up_to_date(
         self, broker: MemoryBroker, state: dict[str, int]
     ) -> None:
-        async def main() -> None:
-            async with Process(state, broker) as here, Process(state, broker) as there:
-                waiting = [there.watch(str(number)) for number in range(2500)]
-                await pass_time(1)
-                for number in range(2500):
-                    here.grow(str(number))
-                for operation in waiting:
-                    await operation
-                assert max(len(keys) for keys in there.refreshed) <= 1000
-                assert sum(len(keys) for keys in there.refreshed) == 2500
-                there.refreshed.clear()
-                waiting = [there.watch(str(number)) for number in range(2500)]
-                broker.connections[1].lose()
-                await pass_time(10)
-                assert [len(keys) for keys in there.refreshed] == [1000, 1000, 500]
+        async with Process(state, broker) as here:
+            here.purgatory.try_complete_else_watch(Flag(), ["a", 1, ("b",), None])
+            broker.connections[0].lose()
+            await pass_time(10)
+            assert here.refreshed == [["a"]]
 
-        run(main)
+    @skipping
+    async def test_keys_are_brought_up_to_date_a_thousand_at_a_time(
+        self, broker: MemoryBroker, state: dict[str, int]
+    ) -> None:
+        async with Process(state, broker) as here, Process(state, broker) as there:
+            waiting = [there.watch(str(number)) for number in range(2500)]
+            await pass_time(1)
+            for number in range(2500):
+                here.grow(str(number))
+            for operation in waiting:
+                await operation
+            assert max(len(keys) for keys in there.refreshed) <= 1000
+            assert sum(len(keys) for keys in there.refreshed) == 2500
+            there.refreshed.clear()
+            waiting = [there.watch(str(number)) for number in range(2500)]
+            broker.connections[1].lose()
+            await pass_time(10)
+            assert [len(keys) for keys in there.refreshed] == [1000, 1000, 500]
 
-    def test_a_purgatory_may_be_closed_while_its_relay_runs(self, broker: MemoryBroker, state: dict[str, int]) -> None:
-        async def main() -> None:
-            async with Process(state, broker) as here, Process(state, broker) as there:
-                waiting = there.watch("key")
-                await there.purgatory.aclose()
-                assert await waiting == 0
-                here.grow("key")
-                there.relay.notify("key")
-                broker.connections[1].lose()
-                await pass_time(10)
-                assert there.relay.connected
-
-        run(main)
+    @skipping
+    async def test_a_purgatory_may_be_closed_while_its_relay_runs(
+        self, broker: MemoryBroker, state: dict[str, int]
+    ) -> None:
+        async with Process(state, broker) as here, Process(state, broker) as there:
+            waiting = there.watch("key")
+            await there.purgatory.aclose()
+            assert await waiting == 0
+            here.grow("key")
+            there.relay.notify("key")
+            broker.connections[1].lose()
+            await pass_time(10)
+            assert there.relay.connected
 
 
 class TestOpeningAndClosing:
-    def test_a_broker_that_cannot_be_reached_at_the_start_is_an_error(self, broker: MemoryBroker) -> None:
-        async def main() -> None:
-            broker.away = True
-            relay = Relay(broker=broker)
-            with pytest.raises(RelayError, match="ConnectionRefusedError: the broker is away"):
-                await relay.__aenter__()
-            assert repr(relay) == "<Relay  closed>"
+    @skipping
+    async def test_a_broker_that_cannot_be_reached_at_the_start_is_an_error(self, broker: MemoryBroker) -> None:
+        broker.away = True
+        relay = Relay(broker=broker)
+        with pytest.raises(RelayError, match="ConnectionRefusedError: the broker is away"):
+            await relay.__aenter__()
+        assert repr(relay) == "<Relay  closed>"
 
-        run(main)
+    @skipping
+    async def test_a_broker_that_does_not_answer_at_the_start_is_an_error(self, broker: MemoryBroker) -> None:
+        async def forever() -> None:
+            await asyncio.get_running_loop().create_future()
 
-    def test_a_broker_that_does_not_answer_at_the_start_is_an_error(self) -> None:
-        class Silent(MemoryBroker):
-            @asynccontextmanager
-            async def connect(self, receive: Callable[[str | bytes], object]) -> AsyncIterator[MemoryConnection]:
-                await asyncio.get_running_loop().create_future()
-                yield MemoryConnection(self, receive)
+        broker.connecting = forever
+        with pytest.raises(RelayError, match="has not answered for 15 seconds"):
+            await Relay(broker=broker).__aenter__()
 
-        async def main() -> None:
-            with pytest.raises(RelayError, match="has not answered for 15 seconds"):
-                await Relay(broker=Silent()).__aenter__()
+    @skipping
+    async def test_opening_of_a_relay_may_be_cancelled(self, broker: MemoryBroker) -> None:
+        opening = asyncio.create_task(Relay(broker=broker).__aenter__())
+        await asyncio.sleep(0)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        assert broker.connections == []
 
-        run(main)
-
-    def test_opening_of_a_relay_may_be_cancelled(self, broker: MemoryBroker) -> None:
-        async def main() -> None:
-            opening = asyncio.create_task(Relay(broker=broker).__aenter__())
+    @skipping
+    async def test_leaving_a_relay_waits_until_everything_is_published(self, broker: MemoryBroker) -> None:
+        async with Relay(broker=broker) as relay:
+            relay.notify("a")
             await asyncio.sleep(0)
-            opening.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await opening
-            assert broker.connections == []
-
-        run(main)
-
-    def test_leaving_a_relay_waits_until_everything_is_published(self, broker: MemoryBroker) -> None:
-        async def main() -> None:
-            async with Relay(broker=broker) as relay:
-                relay.notify("a")
-                await asyncio.sleep(0)
-                await asyncio.sleep(0)
-                relay.notify("b")
-            assert [decode(payload)[1] for payload in broker.taken] == [["a"], ["b"]]
-            assert broker.connections == []
-
-        run(main)
+            await asyncio.sleep(0)
+            relay.notify("b")
+        assert [decode(payload)[1] for payload in broker.taken] == [["a"], ["b"]]
+        assert broker.connections == []
 
     def test_leaving_a_relay_gives_up_on_a_broker_that_is_away_and_says_so(
         self, broker: MemoryBroker, caplog: pytest.LogCaptureFixture
@@ -405,12 +337,3 @@ class TestOpeningAndClosing:
         with caplog.at_level(logging.WARNING):
             run(main)
         assert "has not taken all" in caplog.records[-1].getMessage()
-
-    def test_exception_inside_the_context_is_raised_and_closes_the_relay(self, broker: MemoryBroker) -> None:
-        async def main() -> None:
-            with pytest.raises(LookupError):
-                async with Relay(broker=broker):
-                    raise LookupError
-            assert broker.connections == []
-
-        run(main)

@@ -105,37 +105,6 @@ async def test_change_in_one_loop_wakes_waiters_in_all_loops(in_thread: Run[None
     assert repr(broker) == "<ThreadBroker connections=0>"
 
 
-async def test_payloads_of_each_publisher_arrive_in_their_order(in_thread: Run[None]) -> None:
-    broker = ThreadBroker()
-    publishers, payloads = 2, 50_000
-    heard: list[list[tuple[int, int]]] = [[] for _ in range(publishers)]
-    subscribed = threading.Barrier(publishers)
-
-    async def run(publisher: int) -> None:
-        def receive(payload: str | bytes) -> None:
-            sender, _, number = str(payload).partition(" ")
-            heard[publisher].append((int(sender), int(number)))
-
-        async with broker.connect(receive) as connection:
-            await asyncio.to_thread(subscribed.wait)
-            listening = asyncio.create_task(connection.listen())
-            for first in range(0, payloads, 20):
-                # Few enough wait that no connection is lost.
-                while min(map(len, heard)) < publishers * first - _WAITING // 2:
-                    await turn()
-                await connection.publish([f"{publisher} {number}" for number in range(first, first + 20)])
-            while min(map(len, heard)) < publishers * payloads:
-                assert not listening.done()
-                await turn()
-            listening.cancel()
-
-    for running in [in_thread(partial(run, number)) for number in range(publishers)]:
-        await asyncio.wrap_future(running)
-    for each in heard:
-        for publisher in range(publishers):
-            assert [number for sender, number in each if sender == publisher] == list(range(payloads))
-
-
 async def test_loop_that_hangs_holds_up_no_other_and_misses_nothing(in_thread: Run[None]) -> None:
     state: dict[str, int] = {}
     broker = ThreadBroker()
@@ -180,40 +149,6 @@ async def test_no_more_payloads_wait_than_the_limit() -> None:
                 await each.listen()
 
 
-async def test_loops_come_and_go_while_another_publishes(in_thread: Run[None]) -> None:
-    state: dict[str, int] = {}
-    broker = ThreadBroker()
-    stays = Elsewhere(in_thread, Process(state, broker))
-
-    async def come_and_go() -> None:
-        for _ in range(20):
-            async with Process(state, broker) as process:
-                process.grow("theirs")
-                await asyncio.sleep(0)
-
-    guests = [in_thread(come_and_go) for _ in range(3)]
-    async with Process(state, broker) as here:
-        number = 0
-        while number < 100 or not all(guest.done() for guest in guests):
-
-            async def watch(key: str) -> Any:
-                return stays.process.watch(key)
-
-            operation = await stays.call(lambda: watch(f"key {number}"))  # noqa: B023
-            here.grow(f"key {number}")
-
-            async def wait(operation: Any) -> None:
-                assert await operation == 1
-
-            await stays.call(lambda: wait(operation))  # noqa: B023
-            number += 1
-        for guest in guests:
-            guest.result()
-        assert here.relay.statistics().reconnects == 0
-    await stays.stop()
-    assert not broker._connections
-
-
 async def test_loop_that_was_closed_without_leaving_is_forgotten() -> None:
     broker = ThreadBroker()
     heard: list[str | bytes] = []
@@ -235,19 +170,6 @@ async def test_loop_that_was_closed_without_leaving_is_forgotten() -> None:
             await turn()
         listening.cancel()
     assert heard == ["first", "second"]
-
-
-async def test_loop_that_was_closed_with_a_message_on_its_way_is_forgotten() -> None:
-    broker = ThreadBroker()
-    gone = broker.connect(lambda payload: None)
-    loop = asyncio.SelectorEventLoop()
-    await asyncio.to_thread(loop.run_until_complete, gone.__aenter__())
-    async with broker.connect(lambda payload: None) as connection:
-        await connection.publish(["first"])
-        assert len(broker._connections) == 2
-        loop.close()
-        await connection.publish(["second"])
-        assert len(broker._connections) == 1
 
 
 async def test_loop_that_is_closed_while_a_message_is_handed_over_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
