@@ -45,17 +45,6 @@ class TestASlowDisk:
         assert numbers(tmp_path) == list(range(30))
         assert caplog.text.count("has to drop rows") == 1, "said once"
 
-    async def test_slow_disk_does_not_block_the_loop(self, tmp_path: Path, slow_disk: threading.Event) -> None:
-        journal = Journal(tmp_path, "web-1", rows_per_file=10, max_queued=20)
-        async with DelayedOperationPurgatory() as purgatory:
-            purgatory.add_listener(journal.write)
-            for _ in range(100):
-                await purgatory.try_complete_else_watch(Flag(0.0), ["a"])
-        assert journal.statistics().dropped >= 70
-        slow_disk.set()
-        await journal.aclose()
-        assert len(read(tmp_path)) == 100 - journal.statistics().dropped
-
     def test_dropped_row_can_be_reported_to_exception_handler(
         self, tmp_path: Path, slow_disk: threading.Event, purgatory: DelayedOperationPurgatory, clock: FaultLog
     ) -> None:

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from datetime import UTC, datetime, timedelta
-from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -150,25 +149,8 @@ class TestRows:
         assert (journal.statistics().rows, journal.statistics().dropped) == (9, 1)
         assert caplog.text.count("cannot take") == 1
 
-    def test_timeout_of_any_number_type_is_written_as_float(self, tmp_path: Path) -> None:
-        kinds: list[Any] = [1, 2**53 + 1, Fraction(1, 2), True, None]
-        with Journal(tmp_path, "web-1", now=lambda: NOON) as journal:
-            for number, timeout in enumerate(kinds):
-                journal.write(row(number, timeout=timeout, waited=0))
-        assert [found["timeout_s"] for found in read(tmp_path)] == [1.0, 2.0**53, 0.5, 1.0, None]
-
 
 class TestWhenFilesAppear:
-    def test_file_appears_when_rows_per_file_are_reached(self, tmp_path: Path) -> None:
-        with Journal(tmp_path, "web-1", rows_per_file=2500, now=lambda: NOON) as journal:
-            for number in range(6000):
-                journal.write(row(number))
-            until(lambda: journal.statistics().files == 2)
-            assert journal.statistics().rows == 5000
-            assert len(read(tmp_path)) == 5000
-        assert len(files(tmp_path)) == 3
-        assert len(read(tmp_path)) == 6000
-
     def test_file_appears_after_seconds_per_file(self, tmp_path: Path) -> None:
         with Journal(tmp_path, "web-1", seconds_per_file=0.02, now=lambda: NOON) as journal:
             for number in range(3):
@@ -277,7 +259,7 @@ class TestClosing:
 
 
 class TestAKilledProcess:
-    @pytest.mark.parametrize("after", [1, 7, 20, 60])
+    @pytest.mark.parametrize("after", [7, 20])
     def test_killed_process_leaves_whole_files_with_all_rows_before_open_batch(
         self, tmp_path: Path, after: int
     ) -> None:
@@ -320,17 +302,6 @@ class TestFileName:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize("instance", ["7", "-1.5", "1e9", "2026-11-21"])
-    def test_instance_that_readers_would_take_for_a_number_is_refused(self, tmp_path: Path, instance: str) -> None:
-        with pytest.raises(ValueError, match="for a number or a date"):
-            Journal(tmp_path, instance)
-
-    @pytest.mark.parametrize("instance", ["", "a/b", "a=b", "..x/", "ü", "a b", "x" * 129])
-    def test_instance_that_cannot_name_a_directory_is_refused(self, tmp_path: Path, instance: str) -> None:
-        with pytest.raises(ValueError, match="an instance is named by"):
-            Journal(tmp_path / "journal", instance)
-        assert files(tmp_path) == []
-
     @pytest.mark.parametrize(
         ("parameters", "error", "message"),
         [
@@ -342,6 +313,14 @@ class TestRefusals:
             ({"seconds_per_file": 1e300}, ValueError, "seconds_per_file must be at most 9"),
             ({"seconds_per_file": None}, TypeError, "seconds_per_file must be a number of seconds, not None"),
             ({"now": 3}, TypeError, "now must be callable, not 3"),
+            *(
+                ({"instance": name}, ValueError, "for a number or a date")
+                for name in ("7", "-1.5", "1e9", "2026-11-21")
+            ),
+            *(
+                ({"instance": name}, ValueError, "an instance is named by")
+                for name in ("", "a/b", "a=b", "..x/", "ü", "a b", "x" * 129)
+            ),
             ({"instance": None}, TypeError, "instance must be a str, not None"),
             ({"when_full": "wait"}, ValueError, "when_full must be 'drop' or 'raise'"),
         ],
@@ -353,11 +332,6 @@ class TestRefusals:
         with pytest.raises(error, match=message):
             Journal(tmp_path / "journal", **{"instance": "web-1", **parameters})
         assert (threading.active_count(), list(tmp_path.iterdir())) == (threads, [])
-
-    def test_path_of_a_file_is_refused_as_directory(self, tmp_path: Path) -> None:
-        (tmp_path / "journal").touch()
-        with pytest.raises(FileExistsError):
-            Journal(tmp_path / "journal", "web-1")
 
     def test_repr_of_journal_shows_directory_instance_and_state(self, tmp_path: Path) -> None:
         with Journal(tmp_path, "web-1") as journal:
