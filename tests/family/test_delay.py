@@ -31,19 +31,6 @@ def test_a_delay_is_cancelled_with_its_client(purgatory: DelayedOperationPurgato
     assert (purgatory.num_delayed, len(purgatory.timer)) == (1, 1)
 
 
-def test_thousands_of_delays_arm_one_call(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
-    for client in range(5000):
-        purgatory.try_complete_else_watch(Delay(0.5), [client])
-    assert len(clock.armed) == 1
-
-
-async def test_a_delay_can_be_awaited() -> None:
-    async with DelayedOperationPurgatory() as purgatory:
-        delays = [purgatory.try_complete_else_watch(Delay(0.01), ["client"]) for _ in range(100)]
-        await delays[-1]
-        assert all(delay.expired() for delay in delays)
-
-
 def test_a_delay_without_an_end_is_refused() -> None:
     seconds: Any = None
     with pytest.raises(TypeError, match="seconds must be a number of seconds, not None"):

@@ -326,22 +326,6 @@ class TestMany:
             assert max(before - after for before, after in pairwise(pending)) <= 1000
             assert all(operation.result() == ({leader}, set()) for operation in operations)
 
-    async def test_operations_that_end_among_others_leave_nothing_at_a_long_lived_future(self) -> None:
-        async with DelayedOperationPurgatory() as purgatory:
-            leader = CountingFuture()
-            (staying,) = watch(purgatory, [leader], 1)
-            references = []
-            for _ in range(MANY):
-                (operation,) = watch(purgatory, [leader], 1)
-                operation.force_complete()
-                references.append(weakref.ref(operation))
-                del operation
-            gc.collect()
-            assert [reference() for reference in references] == [None] * MANY
-            assert leader.callbacks == 1
-            leader.set_result(None)
-            assert await staying == ({leader}, set())
-
     async def test_an_operation_on_thousands_of_futures_costs_a_few_steps_for_each(self) -> None:
         async with DelayedOperationPurgatory() as purgatory:
             futures = [CountingFuture() for _ in range(MANY)]
@@ -351,17 +335,6 @@ class TestMany:
             done, late = await operation
             assert (len(done), len(late)) == (MANY, 0)
             assert sum(future.compared for future in futures) <= 2 * MANY
-
-    async def test_operations_on_overlapping_futures_complete_each_by_its_own(self) -> None:
-        async with DelayedOperationPurgatory() as purgatory:
-            futures = [CountingFuture() for _ in range(50)]
-            operations = [
-                purgatory.try_complete_else_watch(DelayedFutures(futures[: n + 1], None), ["key"]) for n in range(50)
-            ]
-            for n, future in enumerate(futures):
-                assert purgatory.num_delayed == 50 - n
-                future.set_result(None)
-                assert await operations[n] == (set(futures[: n + 1]), set())
 
     def test_futures_that_never_finish_keep_nothing_after_their_loop(self) -> None:
         left: list[weakref.ref[object]] = []

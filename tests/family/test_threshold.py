@@ -13,7 +13,6 @@ import pytest
 from purgatory import (
     DelayedOperationPurgatory,
     FinishedOperation,
-    OperationCancelled,
     PurgatoryClosed,
     PurgatoryFull,
     PurgatoryMisuse,
@@ -40,39 +39,12 @@ class Counted(int):
     __hash__ = int.__hash__
 
 
-class NotLeader(Exception):
-    """Its message is more than its argument."""
-
-    def __init__(self, leader: int) -> None:
-        super().__init__(f"not leader, ask {leader}")
-        self.leader = leader
-
-
 @pytest.fixture
 def index(clock: FaultLog) -> ThresholdPurgatory[int]:
     return ThresholdPurgatory(0, DelayedOperationPurgatory(clock=clock))
 
 
 class TestReach:
-    def test_operation_completes_when_value_exceeds_threshold(self, index: ThresholdPurgatory[int]) -> None:
-        reach = index.reach(5, None)
-        assert index.advance(5) == 0
-        assert (reach.done(), index.num_waiting) == (False, 1)
-        assert index.advance(7) == 1
-        assert (reach.result(), index.num_waiting, index.value) == (7, 0, 7)
-        assert (index.advance(3), index.value) == (0, 7), "the value never falls"
-        assert index.reach(6, None).result() == 7
-        assert not index.reach(7, None).done()
-
-    def test_wait_yields_the_value_as_it_is_at_its_deadline(
-        self, index: ThresholdPurgatory[int], clock: FaultLog
-    ) -> None:
-        reach = index.reach(5, timeout=2.0)
-        index.advance(3)
-        clock.advance(2.0)
-        assert (reach.expired(), reach.result()) == (True, 3)
-        assert index.advance(6) == 0
-
     async def test_operation_can_be_awaited_or_left(self) -> None:
         async with ThresholdPurgatory(0) as index:
             asyncio.get_running_loop().call_soon(index.advance, 1)
@@ -83,12 +55,6 @@ class TestReach:
                     await index.reach(1, None)
             assert index.num_waiting == 0
 
-    def test_operation_can_be_cancelled_by_its_threshold(self, index: ThresholdPurgatory[int]) -> None:
-        reach = index.reach(5, None)
-        assert index.purgatory.cancel_for_key(5) == [reach]
-        with pytest.raises(OperationCancelled):
-            reach.result()
-
     @pytest.mark.parametrize("value", [0.5, -math.inf, 10**400])
     def test_threshold_may_be_any_number(self, value: float, clock: FaultLog) -> None:
         level = ThresholdPurgatory(value, DelayedOperationPurgatory(clock=clock))
@@ -98,27 +64,6 @@ class TestReach:
 
 
 class TestAdvance:
-    def test_the_lowest_thresholds_complete_first_and_each_in_the_order_of_coming(
-        self, index: ThresholdPurgatory[int]
-    ) -> None:
-        heard: list[FinishedOperation] = []
-        index.purgatory.add_listener(heard.append)
-        for threshold in (3, 1, 2, 1, 9):
-            index.reach(threshold, float(len(heard) + index.num_waiting))
-        assert index.advance(4) == 4
-        assert [each.keys for each in heard] == [(1,), (1,), (2,), (3,)]
-        assert [each.timeout for each in heard] == [1.0, 3.0, 2.0, 0.0]
-
-    def test_advance_soon_completes_from_the_next_iteration_on(
-        self, index: ThresholdPurgatory[int], clock: FaultLog
-    ) -> None:
-        waits = [index.reach(threshold, None) for threshold in (0, 1, 2)]
-        index.advance_soon(2)
-        assert (index.value, index.num_waiting) == (2, 3)
-        clock.advance(0.0)
-        assert [wait.done() for wait in waits] == [True, True, False]
-        assert index.advance(3) == 1
-
     def test_advance_soon_asks_a_clock_again_that_refused(self) -> None:
         clock = RefusingClock()
         index = ThresholdPurgatory(0, DelayedOperationPurgatory(clock=clock))
@@ -192,22 +137,6 @@ class TestAdvance:
 
 
 class TestAll:
-    def test_complete_all_yields_the_value_as_it_is(self, index: ThresholdPurgatory[int]) -> None:
-        waits = [index.reach(threshold, None) for threshold in (5, 7)]
-        index.advance(2)
-        assert index.complete_all() == 2
-        assert [(wait.result(), wait.expired()) for wait in waits] == [(2, False)] * 2
-
-    async def test_fail_all_raises_in_every_awaiting_task(self) -> None:
-        async with ThresholdPurgatory(0) as index:
-            tasks = [asyncio.ensure_future(index.reach(threshold, None)) for threshold in (5, 7, 5)]
-            await asyncio.wait(tasks, timeout=0)
-            error = NotLeader(leader=3)
-            assert index.fail_all(error) == 3
-            assert await asyncio.gather(*tasks, return_exceptions=True) == [error] * 3
-            assert index.num_waiting == 0
-            assert not index.reach(5, None).done(), "it goes on after that"
-
     @pytest.mark.parametrize("exception", [SystemExit(), asyncio.CancelledError(), StopIteration(), LookupError, "no"])
     def test_an_object_that_cannot_be_raised_is_refused(self, index: ThresholdPurgatory[int], exception: Any) -> None:
         index.reach(5, None)
@@ -405,19 +334,6 @@ class TestAbandonedThresholds:
         index.advance(60_000)
         assert forever.done()
 
-    def test_sweeping_loses_no_operation(self, clock: FaultLog) -> None:
-        index = ThresholdPurgatory(0, DelayedOperationPurgatory(purge_interval=0, clock=clock))
-        staying = {threshold: index.reach(threshold, None) for threshold in range(0, 3000, 10)}
-        for threshold in range(3000):
-            index.reach(threshold, 0.01)
-        clock.advance(1.0)
-        for threshold in range(10_000, 10_200):
-            staying[threshold] = index.reach(threshold, None)
-        assert index._old, "it is being swept"
-        for value in range(0, 11_000, 7):
-            index.advance(value)
-            assert [threshold for threshold, wait in staying.items() if wait.done() != (value > threshold)] == []
-
     def test_a_lower_threshold_is_not_missed_while_old_ones_are_swept(self, clock: FaultLog) -> None:
         index = ThresholdPurgatory(0, DelayedOperationPurgatory(purge_interval=0, clock=clock))
         for threshold in range(1_000_000, 1_003_000):
@@ -430,15 +346,6 @@ class TestAbandonedThresholds:
         index.advance_soon(8)
         clock.advance(0.0)
         assert low[0].done()
-
-    def test_a_threshold_may_be_waited_for_again(self, index: ThresholdPurgatory[int]) -> None:
-        for _ in range(3):
-            index.reach(5, None)
-            index.purgatory.cancel_all()
-        again = index.reach(5, None)
-        assert index._heap == [5]
-        assert index.advance(6) == 1
-        assert again.done()
 
 
 def test_repr_of_threshold_purgatory_shows_value_and_number_of_waits(index: ThresholdPurgatory[int]) -> None:
