@@ -138,6 +138,15 @@ async def test_a_relay_whose_connection_was_closed_makes_up_for_missed_messages(
             await until(here.relay, connected=True, reconnects=times)
 
 
+async def test_ping_is_answered_by_a_connection_that_listens(server: Server) -> None:
+    async with server.broker().connect(str) as connection:
+        listening = asyncio.create_task(connection.listen())
+        for _ in range(2):
+            await connection.ping()
+        assert not listening.done()
+        listening.cancel()
+
+
 async def test_relay_that_is_left_keeps_no_connection_and_no_task(server: Server) -> None:
     async with server.outside() as outside:
         async with Process({}, server.broker()) as here:
