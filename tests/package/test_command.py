@@ -1,5 +1,6 @@
 """The command `purgatory` itself: its version, and its hints where an extra is missing."""
 
+import importlib
 import subprocess
 import venv
 from importlib.metadata import version
@@ -9,6 +10,7 @@ import pytest
 
 import purgatory
 from purgatory.__main__ import main
+from purgatory._loop import errors
 from tests.support.paths import ROOT
 
 
@@ -43,3 +45,11 @@ def test_help_lists_commands_with_their_missing_extras(bare_python: Path) -> Non
     command = [str(bare_python), "-m", "purgatory", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.count("asyncio-purgatory[") == done.stdout.count("pip install -e") == 3
+
+
+def test_an_import_without_the_mark_of_this_distribution_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(purgatory, "__distribution__")
+    before = purgatory.PurgatoryError
+    with pytest.raises(ImportError, match="a circuit breaker, has overwritten a part of asyncio-purgatory"):
+        importlib.reload(errors)
+    assert purgatory.PurgatoryError is before

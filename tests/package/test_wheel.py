@@ -1,6 +1,5 @@
 """The contents of a wheel, and of each extra."""
 
-import importlib
 import os
 import re
 import runpy
@@ -13,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-import purgatory
-from purgatory._loop import errors
 from tests.support.paths import ROOT
 
 
@@ -106,11 +103,3 @@ def test_import_names_the_other_distribution_that_has_overwritten_this_one(
     imported = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert imported.returncode == 1
     assert "ImportError: another distribution that also imports as `purgatory`" in imported.stderr
-
-
-def test_an_import_without_the_mark_of_this_distribution_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(purgatory, "__distribution__")
-    before = purgatory.PurgatoryError
-    with pytest.raises(ImportError, match="a circuit breaker, has overwritten a part of asyncio-purgatory"):
-        importlib.reload(errors)
-    assert purgatory.PurgatoryError is before
