@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import threading
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -525,5 +524,4 @@ async def test_a_database_that_restarts_loses_nothing_and_floods_no_log(
         assert stored == sorted(set(stored))
         assert {int(each[:-1]) for each in acknowledged[:-1]} <= set(stored)
     assert not any(record.exc_info for record in caplog.records)
-    lines = Counter(record.getMessage() for record in caplog.records)
-    assert max(lines.values()) <= 3, lines
+    assert len(caplog.records) < len(readers), [record.getMessage() for record in caplog.records]
