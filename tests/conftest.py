@@ -37,6 +37,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
 
 SLOW: Final = (
+    "adopted",
     "asgi/test_servers.py",
     "bench",
     "core/test_soak.py",

@@ -8,18 +8,26 @@ from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
-__all__ = ["run", "source"]
+__all__ = ["install", "run", "source"]
 
 
-def source(library: str, folder: Path) -> Path:
-    """The source distribution of an installed library, unpacked in `folder`. It is downloaded unless it is there."""
-    unpacked = folder / f"{library}-{version(library)}"
+def source(library: str, folder: Path, release: str | None = None) -> Path:
+    """The source distribution of the installed release, or of another, unpacked in `folder`: pip downloads it."""
+    release = release or version(library)
+    unpacked = folder / f"{library}-{release}"
     if not unpacked.exists():
         command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", library]
-        subprocess.run([*command, "--dest", str(folder), f"{library}=={version(library)}"], check=True)
+        subprocess.run([*command, "--dest", str(folder), f"{library}=={release}"], check=True)
         with tarfile.open(folder / f"{unpacked.name}.tar.gz") as archive:
             archive.extractall(folder, filter="data")
     return unpacked
+
+
+def install(folder: Path, *requirements: str) -> Path:
+    """Install into a folder, for `paths`, what those tests need and this project does not."""
+    command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--target", str(folder)]
+    subprocess.run([*command, *requirements], check=True)
+    return folder
 
 
 def run(
@@ -29,7 +37,7 @@ def run(
     options = [each for plugin in plugins for each in ("-p", plugin)]
     before = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *options, *arguments],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *arguments],
         cwd=source,
         env={
             **os.environ,

@@ -52,7 +52,7 @@ def run(folder: Path) -> "subprocess.CompletedProcess[str]":
     (folder / "in_place.py").write_text(PLUGIN)
     return brought.run(
         source,
-        *("-p", "no:cacheprovider", "-o", "addopts=", "-k", "not h11 and not zttp and not http2", *TESTS),
+        *("-o", "addopts=", "-k", "not h11 and not zttp and not http2", *TESTS),
         plugins=["in_place", "anyio.pytest_plugin"],
         paths=[source, folder],
     )

@@ -1,0 +1,146 @@
+"""An MCP server whose listeners cost no task: the SDK's own client, and its own server beside it frame by frame."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import httpx
+import pytest
+from mcp.client import Client
+from mcp.client.subscriptions import ResourceUpdated, ToolsListChanged
+from mcp.server.mcpserver import MCPServer
+from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
+
+from examples import mcp_listen
+from tests.support.operations import turn
+from tests.uvicorn.serving import Server, serving
+
+pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
+
+VERSION = "2026-07-28"
+META = {"io.modelcontextprotocol/protocolVersion": VERSION, "io.modelcontextprotocol/clientCapabilities": {}}
+HEADERS = {
+    "Accept": "application/json, text/event-stream",
+    "Content-Type": "application/json",
+    "MCP-Protocol-Version": VERSION,
+    "Mcp-Method": "subscriptions/listen",
+}
+
+
+def listen(**wanted: Any) -> dict[str, Any]:
+    """A request for a stream."""
+    params = {"_meta": META, "notifications": wanted}
+    return {"jsonrpc": "2.0", "id": 7, "method": "subscriptions/listen", "params": params}
+
+
+@asynccontextmanager
+async def running(of_the_sdk: bool) -> AsyncIterator[tuple[Server, mcp_listen.Listeners]]:
+    """A new server of the example, or the one that the SDK makes of it."""
+    listeners = mcp_listen.Listeners()
+    sdk = MCPServer("Notes", subscriptions=listeners).streamable_http_app(transport_security=mcp_listen.LOCAL)
+    app = sdk if of_the_sdk else mcp_listen.Listening(sdk, listeners, mcp_listen.LOCAL)
+    async with serving(app, timeout_graceful_shutdown=10) as server:
+        yield server, listeners
+
+
+async def frames(of_the_sdk: bool, request: dict[str, Any], *events: Any) -> list[Any]:
+    """The messages of a stream, with events that are published when it has been acknowledged."""
+    found: list[Any] = []
+    async with running(of_the_sdk) as (server, listeners), httpx.AsyncClient(timeout=30) as client:
+        url = f"http://127.0.0.1:{server.port}/mcp"
+        async with client.stream("POST", url, json=request, headers=HEADERS) as response:
+            assert response.headers["content-type"].startswith("text/event-stream")
+            with suppress(httpx.RemoteProtocolError):
+                async for line in response.aiter_lines():
+                    if line.startswith("data:"):
+                        found.append(json.loads(line.removeprefix("data:")))
+                        if len(found) == 1:
+                            for event in events:
+                                await listeners.publish(event)
+                        if len(found) == 1 + len(events) - request["params"]["notifications"].get("silent", 0):
+                            break
+    return found
+
+
+async def test_messages_are_those_of_the_sdk() -> None:
+    request = listen(toolsListChanged=True, resourceSubscriptions=["note://todo"])
+    request["params"]["notifications"]["silent"] = 1
+    events = [
+        ResourceUpdated("note://other"),
+        ResourceUpdated("note://todo"),
+        ToolsListChanged(),
+    ]
+    ours, theirs = [await frames(of_the_sdk, request, *events) for of_the_sdk in (False, True)]
+    assert ours[0] == theirs[0]
+    assert sorted(ours[1:], key=str) == sorted(theirs[1:], key=str)
+    assert [each["method"] for each in theirs] == [
+        "notifications/subscriptions/acknowledged",
+        "notifications/resources/updated",
+        "notifications/tools/list_changed",
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"headers": {"Accept": "application/json"}},
+        {"headers": {"MCP-Protocol-Version": "1999-01-01"}},
+        {"headers": {"Host": "evil.example"}},
+        {"headers": {"Content-Type": "text/plain"}},
+        {"content": b"[1,"},
+        {"content": b"[" * 5000},
+        {"content": b"[]"},
+        {"content": b'{"jsonrpc": "2.0", "method": "subscriptions/listen"}'},
+        {"json": {**listen(), "params": {"notifications": {}}}},
+        {"json": {**listen(), "params": {"_meta": META}}},
+        {"json": {**listen(), "method": "tools/list"}},
+        {"json": {**listen(), "padding": "x" * 100_000}, "headers": {"Accept": "nothing"}},
+    ],
+    ids=lambda change: str(change)[:60],
+)
+async def test_a_request_that_is_wrong_is_answered_by_the_sdk(change: dict[str, Any]) -> None:
+    found = []
+    for of_the_sdk in (False, True):
+        async with running(of_the_sdk) as (server, _), httpx.AsyncClient(timeout=30) as client:
+            body = {} if "content" in change else {"json": listen(toolsListChanged=True)}
+            options = {**body, **change, "headers": {**HEADERS, **change.get("headers", {})}}
+            response = await client.post(f"http://127.0.0.1:{server.port}/mcp", **options)
+            found.append((response.status_code, response.text))
+    assert found[0] == found[1]
+    assert found[0][0] != 200
+
+
+async def test_the_client_of_the_sdk_is_told_what_it_has_named() -> None:
+    async with (
+        serving(mcp_listen.app) as server,
+        Client(f"http://127.0.0.1:{server.port}/mcp") as client,
+        client.listen(tools_list_changed=True, resource_subscriptions=["note://todo"]) as told,
+    ):
+        assert told.honored.resource_subscriptions == ["note://todo"]
+        for name in ("other", "todo"):
+            await client.call_tool("edit_note", {"name": name, "text": "new"})
+        assert await asyncio.wait_for(anext(told), 30) == ResourceUpdated("note://todo")
+
+
+async def test_listeners_keep_no_task_and_end_at_shutdown() -> None:
+    count = 200
+    ends: list[Any] = []
+
+    async def follow(client: httpx.AsyncClient, url: str) -> None:
+        async with client.stream("POST", url, json=listen(toolsListChanged=True), headers=HEADERS) as response:
+            lines = [line async for line in response.aiter_lines() if line.startswith("data:")]
+            ends.append(json.loads(lines[-1].removeprefix("data:")))
+
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(timeout=60, limits=limits) as client:
+        async with running(False) as (server, listeners):
+            url = f"http://127.0.0.1:{server.port}/mcp"
+            clients = [asyncio.create_task(follow(client, url)) for _ in range(count)]
+            while listeners.purgatory.num_delayed < count:
+                await turn()
+            await server.until_no_task()
+        await asyncio.gather(*clients)
+    assert [end["id"] for end in ends] == [7] * count
+    assert all(end["result"]["_meta"] == {SUBSCRIPTION_ID_META_KEY: 7} for end in ends)
