@@ -211,6 +211,10 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
 
         Calls for the same key in one iteration make one pass, whose limit is the sum of theirs. Arguments and errors
         are those of `check_and_complete`.
+
+        Between two slices the state may change, and the pass goes on with whoever comes next, although others have
+        waited longer. Where operations compete for what they wait for, and their order counts, use
+        `check_and_complete`, which makes its pass in one go.
         """
         self._check_loop("check_and_complete_soon(key)", "check_and_complete_threadsafe()")
         if limit is not None:
