@@ -42,6 +42,7 @@ class Client(asyncio.Protocol):
         self.headers: dict[bytes, bytes] = {}
         """Those of the last answer that begin with `stream-`, in lower case."""
         self.body: bytes = b""
+        self.parts: list[bytes] = []
         self.parser: Any = httptools.HttpResponseParser(self)
         self._hangs_up = False
 
@@ -82,7 +83,7 @@ class Client(asyncio.Protocol):
     # As the parser sees it.
 
     def on_message_begin(self) -> None:
-        self.body = b""
+        self.parts = []
         self.headers = {}
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -90,10 +91,11 @@ class Client(asyncio.Protocol):
             self.headers[name.lower()] = value
 
     def on_body(self, body: bytes) -> None:
-        self.body += body
+        self.parts.append(body)
 
     def on_message_complete(self) -> None:
         self.status = self.parser.get_status_code()
+        self.body = b"".join(self.parts)
         if not self.answer.done():
             self.answer.set_result(self.body)
 
