@@ -1,6 +1,7 @@
-"""What the programs gain: `python -m tests.adopted.measure`, each as it is and as it was rebuilt, one after the other.
+"""What the programs gain: `python -m tests.adopted.measure`, each as it is and as it was rebuilt, in turn.
 
-Each figure is the median of five processes a variant, in turn. Dask is measured if it is installed.
+It measures five processes a variant, and writes `measured.json`. Dask is measured if `distributed` is installed, and
+keeps its figures otherwise.
 """
 
 import asyncio
@@ -10,11 +11,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from importlib.metadata import version
 from importlib.util import find_spec
-from statistics import median
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
+from purgatory.bench import machine
+from purgatory.bench.case import Figures
 from purgatory.bench.client import Client, connect
 from purgatory.bench.processes import running
 from tests.support.paths import ROOT
@@ -23,7 +27,7 @@ WAITING: Final = 1_000
 ROUNDS: Final = 5
 
 
-async def fakeredis(rebuilt: bool) -> float:
+async def fakeredis(rebuilt: bool) -> Figures:
     """Milliseconds of CPU for 100 writes of other keys, beside 1,000 clients that wait in `BLPOP`."""
     from fakeredis import FakeServer, aioredis
 
@@ -41,10 +45,10 @@ async def fakeredis(rebuilt: bool) -> float:
     for number in range(100):
         await writer.set("another", number)
     await asyncio.sleep(0.1)
-    return 1e3 * (time.process_time() - began)
+    return {"ms": 1e3 * (time.process_time() - began)}
 
 
-async def dask(rebuilt: bool) -> float:
+async def dask(rebuilt: bool) -> Figures:
     """Milliseconds of CPU until a lease has gone through 1,000 who wait for it."""
     from distributed.semaphore import SemaphoreExtension
 
@@ -65,10 +69,10 @@ async def dask(rebuilt: bool) -> float:
     await asyncio.sleep(0)
     semaphores.release("s", "first")
     await asyncio.gather(*users)
-    return 1e3 * (time.process_time() - began)
+    return {"ms": 1e3 * (time.process_time() - began)}
 
 
-async def mcp(rebuilt: bool) -> float:
+async def mcp(rebuilt: bool) -> Figures:
     """KiB of the server for one of 1,000 listeners that wait, and the seconds from SIGTERM to its end."""
     application = "examples.mcp_listen:app" if rebuilt else "examples.mcp_listen:app.app"
     command = [sys.executable, "-m", "purgatory.uvicorn" if rebuilt else "uvicorn", application, "--port", "0"]
@@ -84,8 +88,7 @@ async def mcp(rebuilt: bool) -> float:
         began = time.perf_counter()
         server.process.terminate()
         await asyncio.to_thread(server.process.wait)
-        sys.stderr.write(f"  {'rebuilt' if rebuilt else 'as it is'}: {time.perf_counter() - began:.1f} s to stop\n")
-        return kib
+        return {"KiB": kib, "s": time.perf_counter() - began}
 
 
 LISTEN: Final = {
@@ -107,34 +110,39 @@ Content-Type: application/json\r
 MCP-Protocol-Version: 2026-07-28\r
 Mcp-Method: subscriptions/listen\r
 """
-Measure = Callable[[bool], Awaitable[float]]
-MEASURED: Final[dict[str, tuple[Measure, str, str]]] = {
-    "fakeredis": (fakeredis, "ms", "fakeredis"),
-    "mcp": (mcp, "KiB", "mcp"),
-    "dask": (dask, "ms", "distributed"),
+Measure = Callable[[bool], Awaitable[Figures]]
+MEASURED: Final[dict[str, tuple[Measure, str]]] = {
+    "fakeredis": (fakeredis, "fakeredis"),
+    "mcp": (mcp, "mcp"),
+    "dask": (dask, "distributed"),
 }
+VARIANTS: Final = ("as it is", "rebuilt")
+FILE: Final = Path(__file__).with_name("measured.json")
 
 
-def _apart(name: str, variant: str) -> float:
+def _apart(name: str, variant: str) -> Figures:
     command = [sys.executable, "-m", "tests.adopted.measure", name, variant]
-    return float(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    figures: Figures = json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
+    sys.stdout.write(f"{name}, {variant}: {figures}\n")
+    return figures
 
 
 def main() -> None:
-    """Measure all, and print the medians."""
-    for name, (_, unit, package) in MEASURED.items():
+    """Measure all that are installed, and write the file."""
+    written = json.loads(FILE.read_text()) if FILE.exists() else {}
+    for name, (_, package) in MEASURED.items():
         if find_spec(package) is None:
-            sys.stdout.write(f"{name} is not installed\n")
+            sys.stdout.write(f"{name} was not measured: `pip install {package}` brings it\n")
             continue
-        figures = [(_apart(name, "as it is"), _apart(name, "rebuilt")) for _ in range(ROUNDS)]
-        before, after = (median(each) for each in zip(*figures, strict=True))
-        sys.stdout.write(f"{name}: {before:,.1f} {unit} as it is, {after:,.1f} {unit} rebuilt\n")
+        rounds = [{variant: _apart(name, variant) for variant in VARIANTS} for _ in range(ROUNDS)]
+        written[name] = {"machine": machine.describe(), "release": version(package), "rounds": rounds}
+        FILE.write_text(json.dumps(written, indent=1) + "\n")
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         measured: Any = MEASURED[sys.argv[1]][0](sys.argv[2] == "rebuilt")
-        sys.stdout.write(str(asyncio.new_event_loop().run_until_complete(measured)))
+        json.dump(asyncio.new_event_loop().run_until_complete(measured), sys.stdout)
         sys.stdout.flush()
         os._exit(0)  # those who wait, wait for ever
     else:

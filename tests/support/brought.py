@@ -1,6 +1,7 @@
 """The tests that another library brings in its source distribution, run by a pytest of their own."""
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -8,7 +9,7 @@ from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
-__all__ = ["install", "run", "source"]
+__all__ = ["counts", "install", "run", "source"]
 
 
 def source(library: str, folder: Path, release: str | None = None) -> Path:
@@ -49,3 +50,12 @@ def run(
         text=True,
         check=False,
     )
+
+
+def counts(done: "subprocess.CompletedProcess[str]", told: str) -> tuple[int, int]:
+    """How many tests have passed, and the number that a plugin has printed after `told`. None may have failed."""
+    assert done.returncode == 0, done.stdout
+    passed, number = (re.search(pattern, done.stdout) for pattern in (r"(\d+) passed", rf"{told}: (\d+)"))
+    assert passed, done.stdout
+    assert number, done.stdout
+    return int(passed[1]), int(number[1])
