@@ -3,6 +3,9 @@
     .venv/bin/python -m pip install -e '.[server]' 'mcp>=2.3'
     .venv/bin/python -m purgatory.uvicorn examples.mcp_listen:app
 
+A client of the SDK, `Client("http://127.0.0.1:8000/mcp")`, hears of each change of a note by `async for each in told`,
+after `async with client.listen(resource_subscriptions=["note://todo"]) as told`.
+
 A client that listens has one response that stays open, and is told when what it has named changes: the list of tools,
 or a resource. Here that response is an `EventStream`, whose operations wait on these very events as their keys, and the
 rest is the official SDK's. It also does the validating: a request in which something is wrong is left to it.
