@@ -1,20 +1,31 @@
-"""The implementations that ours is compared with: the usual ones on asyncio.
+"""The implementations that ours is compared with: the usual ones on asyncio, and the smallest operation of ours.
 
 They have no statistics, no checks of arguments and no containment of faults.
 """
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 
 from purgatory import Clock, DelayedOperation, Handle
 
-__all__ = ["Call", "CallLaterPurgatory", "EventWaiters", "Operation", "Request"]
+__all__ = ["Call", "CallLaterPurgatory", "EventWaiters", "Operation"]
 
 
-class Request(ABC):
-    """An operation of the rivals: completed once, by the first call that tries."""
+class Operation(DelayedOperation[None]):
+    """The smallest one of ours: its condition never holds."""
+
+    __slots__ = ()
+
+    def try_complete(self) -> bool:
+        return False
+
+    def on_complete(self) -> None:
+        """Do nothing."""
+
+
+class Call:
+    """An operation of the rivals, with the same methods. It is completed once, by the first call that tries."""
 
     __slots__ = ("completed", "handle", "keys", "owner", "timeout")
 
@@ -25,20 +36,14 @@ class Request(ABC):
         self.owner: CallLaterPurgatory | None = None
         self.keys: Sequence[Hashable] = ()
 
-    @abstractmethod
     def try_complete(self) -> bool:
-        """Call `force_complete` if the condition holds."""
+        return False
 
-    @abstractmethod
     def on_complete(self) -> None:
-        """Called once, when the request completes."""
-
-    @abstractmethod
-    def on_expiration(self) -> None:
-        """Called after `on_complete` if the deadline has completed the request."""
+        """Do nothing."""
 
     def force_complete(self) -> bool:
-        """Complete the request, unless it is complete. Returns whether this call did."""
+        """Complete the call, unless it is complete. Returns whether it was not."""
         if self.completed:
             return False
         self.completed = True
@@ -46,71 +51,35 @@ class Request(ABC):
             self.handle.cancel()
         self.on_complete()
         if self.owner is not None:
-            self.owner.completed(self)
+            self.owner.forget(self)
         return True
-
-    def expire(self) -> None:
-        """Complete the request at its deadline."""
-        if self.force_complete():
-            self.on_expiration()
-
-
-class _Never:
-    """The methods of an operation, of ours or of the rivals, whose condition never holds."""
-
-    __slots__ = ()
-
-    def try_complete(self) -> bool:
-        return False
-
-    def on_complete(self) -> None:
-        """Do nothing."""
-
-    def on_expiration(self) -> None:
-        """Do nothing."""
-
-
-class Operation(_Never, DelayedOperation[None]):
-    """The smallest one of ours."""
-
-    __slots__ = ()
-
-
-class Call(_Never, Request):
-    """The smallest one of the rivals."""
-
-    __slots__ = ()
 
 
 class CallLaterPurgatory:
-    """A set of pending requests for each key, and a `call_at` of the loop for each request."""
+    """A set of pending calls for each key, and a `call_at` of the loop for each call."""
 
     def __init__(self, clock: Clock) -> None:
-        self.watching: defaultdict[Hashable, set[Request]] = defaultdict(set)
+        self.watching: defaultdict[Hashable, set[Call]] = defaultdict(set)
         self._clock = clock
 
-    def try_complete_else_watch(self, request: Request, keys: Sequence[Hashable]) -> None:
-        """Complete `request` if its condition holds, else keep it."""
-        if request.try_complete():
+    def try_complete_else_watch(self, call: Call, keys: Sequence[Hashable]) -> None:
+        """Complete `call` if its condition holds, else keep it."""
+        if call.try_complete():
             return
         for key in keys:
-            self.watching[key].add(request)
-        request.keys = keys
-        request.owner = self
-        request.handle = self._clock.call_at(self._clock.time() + request.timeout, request.expire)
+            self.watching[key].add(call)
+        call.keys = keys
+        call.owner = self
+        call.handle = self._clock.call_at(self._clock.time() + call.timeout, call.force_complete)
 
-    def check_and_complete(self, key: Hashable) -> int:
-        """Try the requests that watch `key`. Returns how many that completed."""
-        return sum(request.try_complete() for request in list(self.watching[key]))
-
-    def completed(self, request: Request) -> None:
-        """Forget a request that waited and is complete. Called by the request."""
-        for key in request.keys:
-            self.watching[key].discard(request)
+    def forget(self, call: Call) -> None:
+        """Remove what waited and is complete. Called by the call."""
+        for key in call.keys:
+            self.watching[key].discard(call)
 
 
 class EventWaiters:
-    """A task for each request, which waits for its `asyncio.Event` under `asyncio.timeout`."""
+    """A task for each waiter, which waits for its `asyncio.Event` under `asyncio.timeout`."""
 
     def __init__(self) -> None:
         self.keys: defaultdict[Hashable, set[asyncio.Event]] = defaultdict(set)

@@ -21,6 +21,7 @@ from purgatory.bench import machine
 from purgatory.bench.case import Figures
 from purgatory.bench.client import Client, connect
 from purgatory.bench.processes import running
+from purgatory.bench.web import mcp_sdk
 from tests.support.paths import ROOT
 
 WAITING: Final = 1_000
@@ -76,13 +77,12 @@ async def mcp(rebuilt: bool) -> Figures:
     """KiB of the server for one of 1,000 listeners that wait, and the seconds from SIGTERM to its end."""
     application = "examples.mcp_listen:app" if rebuilt else "examples.mcp_listen:app.app"
     command = [sys.executable, "-m", "purgatory.uvicorn" if rebuilt else "uvicorn", application, "--port", "0"]
-    body = json.dumps(LISTEN).encode()
-    head = f"{HEAD}Content-Length: {len(body)}\r\n\r\n".encode()
+    request = mcp_sdk.request("note://todo")
     with running([*command, "--loop", "uvloop", "--timeout-graceful-shutdown", "30", "--no-access-log"]) as server:
         listeners, before = [], 0.0
         for count in (100, WAITING):  # the first ones are to warm up
             before = server.memory()
-            listeners.extend([client.send(head + body) async for client in connect(server.port, count, Client)])
+            listeners.extend([client.send(request) async for client in connect(server.port, count, Client)])
             await asyncio.sleep(3)
         kib = (server.memory() - before) / WAITING
         began = time.perf_counter()
@@ -91,25 +91,6 @@ async def mcp(rebuilt: bool) -> Figures:
         return {"KiB": kib, "s": time.perf_counter() - began}
 
 
-LISTEN: Final = {
-    "jsonrpc": "2.0",
-    "id": 1,
-    "method": "subscriptions/listen",
-    "params": {
-        "_meta": {
-            "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-            "io.modelcontextprotocol/clientCapabilities": {},
-        },
-        "notifications": {"toolsListChanged": True, "resourceSubscriptions": ["note://todo"]},
-    },
-}
-HEAD: Final = """POST /mcp HTTP/1.1\r
-Host: localhost:1\r
-Accept: application/json, text/event-stream\r
-Content-Type: application/json\r
-MCP-Protocol-Version: 2026-07-28\r
-Mcp-Method: subscriptions/listen\r
-"""
 Measure = Callable[[bool], Awaitable[Figures]]
 MEASURED: Final[dict[str, tuple[Measure, str]]] = {
     "fakeredis": (fakeredis, "fakeredis"),

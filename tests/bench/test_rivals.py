@@ -5,26 +5,8 @@ import asyncio
 import pytest
 
 from purgatory import VirtualClock
-from purgatory.bench.rivals import CallLaterPurgatory, EventWaiters, Request
+from purgatory.bench.rivals import Call, CallLaterPurgatory, EventWaiters
 from purgatory.bench.stalls import Heartbeat
-
-
-class Waiting(Request):
-    """Completes when it is ready, and notes its events."""
-
-    def __init__(self, timeout: float) -> None:
-        super().__init__(timeout)
-        self.ready = False
-        self.events: list[str] = []
-
-    def try_complete(self) -> bool:
-        return self.ready and self.force_complete()
-
-    def on_complete(self) -> None:
-        self.events.append("complete")
-
-    def on_expiration(self) -> None:
-        self.events.append("expiration")
 
 
 @pytest.fixture
@@ -37,46 +19,25 @@ def rival(clock: VirtualClock) -> CallLaterPurgatory:
     return CallLaterPurgatory(clock)
 
 
-def test_ready_request_does_not_wait(rival: CallLaterPurgatory, clock: VirtualClock) -> None:
-    request = Waiting(1)
-    request.ready = True
-    rival.try_complete_else_watch(request, ["key"])
-    clock.advance(2)
-    assert request.events == ["complete"]
-    assert rival.check_and_complete("key") == 0
-
-
-def test_check_completes_ready_requests(rival: CallLaterPurgatory, clock: VirtualClock) -> None:
-    requests = [Waiting(1) for _ in range(4)]
-    for request in requests:
-        rival.try_complete_else_watch(request, ["key", "other"])
-    requests[1].ready = requests[2].ready = True
-    assert rival.check_and_complete("key") == 2
-    assert rival.check_and_complete("other") == 0
-    clock.advance(2)
-    once = ["complete"]
-    expired = ["complete", "expiration"]
-    assert [request.events for request in requests] == [expired, once, once, expired]
-
-
 def test_a_deadline_is_kept(rival: CallLaterPurgatory, clock: VirtualClock) -> None:
-    requests = [Waiting(timeout) for timeout in (0.5, 0.1, 0.3)]
-    for request in requests:
-        rival.try_complete_else_watch(request, ["key"])
+    calls = [Call(timeout) for timeout in (0.5, 0.1, 0.3)]
+    for call in calls:
+        rival.try_complete_else_watch(call, ["key"])
     clock.advance(0.0999)
-    assert [request.completed for request in requests] == [False, False, False]
+    assert [call.completed for call in calls] == [False, False, False]
     clock.advance(0.1001)
-    assert [request.completed for request in requests] == [False, True, False]
+    assert [call.completed for call in calls] == [False, True, False]
+    assert calls[0].force_complete()
     clock.advance(1)
-    assert [request.completed for request in requests] == [True, True, True]
+    assert [call.force_complete() for call in calls] == [False, False, False]
 
 
 def test_what_is_complete_is_forgotten(rival: CallLaterPurgatory) -> None:
-    requests = [Waiting(1), Waiting(2)]
-    for request in requests:
-        rival.try_complete_else_watch(request, ["key", "other"])
-    requests[0].force_complete()
-    assert rival.watching == {"key": {requests[1]}, "other": {requests[1]}}
+    calls = [Call(1), Call(2)]
+    for call in calls:
+        rival.try_complete_else_watch(call, ["key", "other"])
+    calls[0].force_complete()
+    assert rival.watching == {"key": {calls[1]}, "other": {calls[1]}}
 
 
 @pytest.mark.parametrize("expires", [False, True])

@@ -5,6 +5,7 @@ import gc
 import json
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 from purgatory.bench.case import Case, Figures, Metric, Scenario
@@ -43,18 +44,11 @@ class _Run:
             self.reached.set_result(None)
 
 
-class _Reader(Client):
-    """A reader of the stream."""
-
-    async def follow(self, run: _Run, offset: str) -> None:
-        """Read what follows `offset`, until an answer is wrong."""
-        raise NotImplementedError
-
-
-class _LongPoll(_Reader):
+class _LongPoll(Client):
     """Asks for what follows."""
 
     async def follow(self, run: _Run, offset: str) -> None:
+        """Read what follows `offset`, until an answer is wrong."""
         while True:
             cursor = self.headers.get(b"stream-cursor")
             more = {} if cursor is None else {"cursor": cursor.decode()}
@@ -66,12 +60,13 @@ class _LongPoll(_Reader):
                 await run.again.wait()
 
 
-class _Events(_Reader):
+class _Events(Client):
     """Reads a stream of events."""
 
     buffer = b""
 
     async def follow(self, run: _Run, offset: str) -> None:
+        """Read what follows `offset`, until an answer is wrong."""
         self.run, self.offset = run, offset
         while True:  # the server ends such streams now and then
             await self.send(get("s", offset=self.offset, live="sse"))
@@ -88,7 +83,7 @@ class _Events(_Reader):
                 raise WrongAnswer(f"an event is {event!r}")
 
 
-_KINDS: Final[dict[str, type[_Reader]]] = {"long poll": _LongPoll, "SSE": _Events}
+_KINDS: Final[dict[str, Callable[[], _LongPoll | _Events]]] = {"long poll": _LongPoll, "SSE": _Events}
 
 
 async def _measured(case: Case) -> Figures:
@@ -148,6 +143,7 @@ SCENARIO = Scenario(
     ],
     quick=[{"by": by, "readers": 200, "times": 2} for by in _KINDS],
     main=_measured,
+    largest=4,
     loops=("uvloop",),
     metrics=(
         Metric("kib", "the server's memory, a waiting reader", "KiB", compared=True),

@@ -13,7 +13,7 @@ from contextlib import suppress
 from purgatory.bench.case import Case, Figures, Metric, Scenario
 from purgatory.bench.client import Client, abort, connect
 from purgatory.bench.processes import allow_open_files, running
-from purgatory.bench.web.servers import EVENTS, SETTLED, missing, until_waiting
+from purgatory.bench.web.servers import EVENTS, SETTLED, listening, missing, until_waiting
 
 
 class _Listener(Client):
@@ -32,6 +32,9 @@ class _Listener(Client):
             if line.startswith(b"id:"):
                 self.ids.append(int(line[3:]))
                 self.heard()
+            elif b"/resources/updated" in line:  # the SDK of MCP does not number its events
+                self.ids.append(len(self.ids) + 1)
+                self.heard()
 
 
 class _Topic:
@@ -43,10 +46,11 @@ class _Topic:
         self.late: int = 0
         self.all_here: asyncio.Event = asyncio.Event()
 
-    async def open(self, count: int, port: int) -> None:
+    async def open(self, count: int, port: int, implementation: str) -> None:
         """Let so many clients come."""
+        request = listening(implementation, self.name)
         async for listener in connect(port, count, self._listener):
-            listener.ask("GET", f"/wait?topic={self.name}")
+            listener.send(request)
 
     def _listener(self) -> _Listener:
         self.listeners.append(_Listener(self._heard))
@@ -79,13 +83,13 @@ async def run(case: Case) -> Figures:
     with running(EVENTS[case.implementation]) as server:
         control = await anext(connect(server.port, 1, Client))
         one, all_ = _Topic("one"), _Topic("all")
-        await one.open(1, server.port)
+        await one.open(1, server.port, case.implementation)
         await until_waiting(control, 1)
         for _ in range(100):  # to warm up
             await one.publish(control)
 
         empty = server.memory()
-        await all_.open(count, server.port)
+        await all_.open(count, server.port, case.implementation)
         await until_waiting(control, count + 1)
         await asyncio.sleep(SETTLED)
         cpu, began = server.cpu(), time.perf_counter()

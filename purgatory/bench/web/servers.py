@@ -10,7 +10,7 @@ from typing import Final
 from purgatory.bench.case import OURS
 from purgatory.bench.client import Client
 
-__all__ = ["EVENTS", "POLLS", "SETTLED", "missing", "until_waiting"]
+__all__ = ["EVENTS", "POLLS", "SETTLED", "listening", "missing", "until_waiting"]
 
 SETTLED: Final = 1.0
 """Seconds after which a connection has become small, where it does."""
@@ -35,6 +35,7 @@ EVENTS: Final = {
     "not parked": [*_OWN, *_GRACE, "purgatory.bench.web.event_streams:app"],
     "sse-starlette": [*_OWN, *_GRACE, "purgatory.bench.web.sse_starlette:app"],
     "fastapi.sse": [*_OWN, *_GRACE, "purgatory.bench.web.fastapi_sse:app"],
+    "MCP SDK": [*_OWN, *_GRACE, "purgatory.bench.web.mcp_sdk:app"],
 }
 
 
@@ -46,7 +47,18 @@ def missing(name: str) -> str | None:
         return "sse-starlette is not installed"
     if name == "fastapi.sse" and (find_spec("fastapi") is None or find_spec("fastapi.sse") is None):
         return "fastapi 0.135 or newer is not installed"
+    if name == "MCP SDK" and (find_spec("mcp") is None or find_spec("mcp.server.subscriptions") is None):
+        return "mcp 2.3 or newer is not installed"
     return None
+
+
+def listening(name: str, topic: str) -> bytes:
+    """Return the request for a topic's events at the server of that name."""
+    if name == "MCP SDK":
+        from purgatory.bench.web import mcp_sdk
+
+        return mcp_sdk.request(f"topic://{topic}")
+    return f"GET /wait?topic={topic} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
 
 
 async def until_waiting(control: Client, count: int) -> None:
