@@ -14,15 +14,7 @@ from urllib.parse import urlsplit
 
 from purgatory.streams.http.app import journal
 from purgatory.streams.server import bound, serve
-from purgatory.streams.settings import (
-    CACHES,
-    Settings,
-    check_database,
-    check_host,
-    check_instance,
-    check_origin,
-    check_url,
-)
+from purgatory.streams.settings import CACHES, Settings, check
 from purgatory.streams.storage.database import StorageError
 from purgatory.streams.storage.opener import FolderOpener, PostgresOpener
 
@@ -40,96 +32,69 @@ _EXPOSED = (
 def add_to(subcommands: "Subcommands") -> None:
     """Add the subcommand."""
     defaults = Settings()
-    parser = subcommands.add_parser("serve", help="a Durable Streams server: append-only streams over HTTP")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument(
-        "--port", type=_port, default=4437, help="port to listen on; 0 takes a free one (default: %(default)s)"
+    parser = subcommands.add_parser(
+        "serve",
+        help="a Durable Streams server: append-only streams over HTTP",
+        description="Serve Durable Streams, which are append-only streams over HTTP, and a page that shows the server.",
     )
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "--data", default=defaults.data, metavar="DIR", help="folder of the SQLite database (default: ./data)"
+
+    def add(name: str, metavar: str, text: str, convert: Callable[[str], Any] = str, to: Any = None) -> None:
+        default = getattr(defaults, name)
+        if convert is not str and default is not None:
+            text += f" (default: {default:,})"
+        option, kind = f"--{name.replace('_', '-')}", _setting(name, convert)
+        (to or group).add_argument(option, type=kind, default=default, metavar=metavar, help=text)
+
+    group = parser.add_argument_group("address")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    group.add_argument("--port", type=_port, default=4437, help="port; 0 takes a free one (default: %(default)s)")
+    add("url", "URL", "public URL, for webhooks; behind a proxy, that of the proxy (default: http://HOST:PORT)")
+    count = _setting("max_pending", int)
+    group.add_argument(
+        "--workers", type=count, default=1, metavar="N", help="processes; more need --database (default: 1)"
     )
-    parser.add_argument(
-        "--check", action="store_true",
-        help="read the whole SQLite database before the server starts, which does not start if it is damaged",
-    )  # fmt: skip
-    where.add_argument(
-        "--database",
-        type=_text(check_database),
-        metavar="URL",
-        help="URL of a PostgreSQL database to use instead of SQLite: postgresql://user@host/database",
-    )
-    parser.add_argument(
-        "--workers",
-        type=_count,
-        default=1,
-        metavar="N",
-        help="number of processes; more than one needs --database (default: 1)",
-    )
-    parser.add_argument(
-        "--url", type=_text(check_url), metavar="URL",
-        help="public URL of the server, for webhooks; behind a proxy, the URL of the proxy (default: http://HOST:PORT)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--local-webhooks", action="store_true",
-        help="allow webhooks to this machine by http, as in development (default: only https to public addresses)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--allowed-host", dest="allowed_hosts", type=_text(check_host), action="append", default=[], metavar="NAME",
+
+    group = parser.add_argument_group("storage")
+    where = group.add_mutually_exclusive_group()
+    add("data", "DIR", "folder of the SQLite database (default: ./data)", to=where)
+    text = "URL of a PostgreSQL database to use instead of SQLite: postgresql://user@host/database"
+    add("database", "URL", text, to=where)
+    text = "read the whole SQLite database before the server starts, which does not start if it is damaged"
+    group.add_argument("--check", action="store_true", help=text)
+
+    group = parser.add_argument_group("clients")
+    group.add_argument(
+        "--allowed-host", dest="allowed_hosts", type=_setting("allowed_hosts", lambda text: (text,)), action="extend",
+        default=[], metavar="NAME",
         help="host name of the server, beside localhost and IP addresses; may be repeated; * allows every name",
     )  # fmt: skip
-    parser.add_argument(
-        "--allowed-origin",
-        type=_text(check_origin),
-        metavar="ORIGIN",
-        help="origin whose pages may use the server; * allows every origin",
-    )
-    parser.add_argument(
-        "--cache", choices=CACHES,
-        help="who may keep data for a minute: every cache, the client's own, or none (default: private, or public with"
-        " --allowed-origin '*')",
-    )  # fmt: skip
-    for name, kind, metavar, text in (
-        ("long_poll_timeout", _seconds, "SECONDS", "the longest wait of a long poll, in seconds"),
-        ("event_stream_timeout", _seconds, "SECONDS", "the longest duration of an event stream, in seconds"),
-        ("heartbeat", _seconds, "SECONDS", "the interval of an event stream's heartbeats, in seconds"),
-        ("max_body", _count, "BYTES", "the largest request body, in bytes"),
-        ("max_units", _count, "N", "the greatest length of a stream, in bytes or JSON messages"),
-        ("max_streams", _count, "N", "the greatest number of streams"),
-        ("max_subscriptions", _count, "N", "the greatest number of subscriptions"),
-        ("max_pending", _count, "N", "the most waiting reads of one process"),
-        ("max_pending_client", _count, "N", "the most waiting reads, and the most running requests, of one address"),
-        (
-            "write_timeout",
-            _seconds,
-            "SECONDS",
-            "the time limit of a client that takes none of its response, in seconds",
-        ),
-    ):
-        default = getattr(defaults, name)
-        _add(parser, name, kind, metavar, f"{text} (default: {default:,})", default)
-    parser.add_argument(
-        "--append-rate", type=_rate, metavar="N",
-        help="appends per second of one address, above which a process delays its answers (default: no limit)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--journal",
-        metavar="DIR",
-        help="folder for a journal: a row for each finished wait, with its duration and outcome",
-    )
-    parser.add_argument(
-        "--instance", type=_text(check_instance), default=defaults.instance, metavar="NAME",
-        help="name of the server in the journal and in /health; a worker appends its process id (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--demo", action="store_true", help="let the page start made-up operations that wait")
-    parser.add_argument("--access-log", action="store_true", help="write a line for each request")
+    add("allowed_origin", "ORIGIN", "origin whose pages may use the server; * allows every origin")
+    text = "who may keep data for a minute: every cache, the client's own, or none (default: private, or public with"
+    group.add_argument("--cache", choices=CACHES, help=f"{text} --allowed-origin '*')")
+    text = "allow webhooks to this machine by http, as in development (default: only https to public addresses)"
+    group.add_argument("--local-webhooks", action="store_true", help=text)
+
+    group = parser.add_argument_group("limits")
+    add("long_poll_timeout", "SECONDS", "the longest wait of a long poll", float)
+    add("event_stream_timeout", "SECONDS", "the longest duration of an event stream", float)
+    add("heartbeat", "SECONDS", "the interval of an event stream's heartbeats", float)
+    add("write_timeout", "SECONDS", "the time limit of a client that takes none of its response", float)
+    add("max_body", "BYTES", "the largest request body", int)
+    add("max_units", "N", "the greatest length of a stream, in bytes or JSON messages", int)
+    add("max_streams", "N", "the greatest number of streams", int)
+    add("max_subscriptions", "N", "the greatest number of subscriptions", int)
+    add("max_pending", "N", "the most waiting reads of one process", int)
+    add("max_pending_client", "N", "the most waiting reads, and the most running requests, of one address", int)
+    text = "appends per second of one address, above which a process delays its answers (default: no limit)"
+    add("append_rate", "N", text, float)
+
+    group = parser.add_argument_group("observation")
+    add("journal", "DIR", "folder for a journal: a row for each finished wait, with its duration and outcome")
+    text = "name of the server in the journal and in /health; a worker appends its process id (default: %(default)s)"
+    add("instance", "NAME", text)
+    group.add_argument("--demo", action="store_true", help="let the page start made-up operations that wait")
+    group.add_argument("--access-log", action="store_true", help="write a line for each request")
     parser.set_defaults(run=_run, parser=parser)
-
-
-def _add(
-    parser: argparse.ArgumentParser, name: str, kind: Callable[[str], Any], metavar: str, text: str, default: Any
-) -> None:
-    parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default, metavar=metavar, help=text)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -245,40 +210,19 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _text(check: Callable[[str], None]) -> Callable[[str], str]:
-    """A text that a setting may be."""
+def _setting(name: str, convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    """What turns an option's text into a value that the setting of that name may have."""
 
-    def parse(text: str) -> str:
+    def parse(text: str) -> Any:
         try:
-            check(text)
+            value = convert(text)
+        except ValueError:
+            what = "an integer" if convert is int else "a number"
+            raise argparse.ArgumentTypeError(f"must be {what}, not {text}") from None
+        try:
+            check(name, value)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
-        return text
+        return value
 
     return parse
-
-
-def _rate(text: str) -> float:
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = -1.0
-    if not 0 < rate < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be more than 0 and finite, not {text}")
-    return rate
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 2**53:
-        raise argparse.ArgumentTypeError(f"must be an integer and at least 1, not {text}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"must be more than 0 and at most 3600 seconds, not {text}")
-    return seconds

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from multiprocessing.process import BaseProcess
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import uvicorn
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -30,6 +30,8 @@ from purgatory.streams.storage.database import StorageUnavailable
 from purgatory.streams.storage.opener import PostgresOpener
 
 __all__ = ["Server", "bound", "serve"]
+
+S = TypeVar("S", bound=socket.socket)
 
 STARTING: Final = 60.0
 """Seconds in which a worker starts."""
@@ -68,7 +70,11 @@ def serve(
 
 def bound(host: str, port: int) -> socket.socket:
     """A socket that is bound to the address, and does not listen. Exits with a message if nothing can listen there."""
-    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    return _bound(socket.socket, host, port)
+
+
+def _bound(kind: type[S], host: str, port: int) -> S:
+    found = kind(socket.AF_INET6 if ":" in host else socket.AF_INET)
     _separate(found)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -191,15 +197,8 @@ class OwnSocket(socket.socket):
     @classmethod
     def bound(cls, host: str, port: int, write_timeout: float) -> "OwnSocket":
         """A socket in the supervisor, which holds the address and takes no connections. Exits if it is in use."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        own = cls(family)
+        own = _bound(cls, host, port)
         own.write_timeout = write_timeout
-        _separate(own)
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            own.bind((host, port))
-        except OSError as error:
-            sys.exit(f"cannot listen on {host}:{port}: {error.strerror}")
         # From now on another server that starts cannot listen there, although this socket does not listen.
         own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         # Not before: a server that is there already would not be noticed.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-__all__ = ["CACHES", "Settings", "check_database", "check_host", "check_instance", "check_origin", "check_url"]
+__all__ = ["CACHES", "Settings", "check"]
 
 CACHES: Final = ("public", "private", "no-store")
 
@@ -79,9 +79,17 @@ class Settings:
             if value is None and (each.default is None or each.name == "allowed_hosts"):
                 continue
             try:
-                _CHECKS[each.name](value)
+                check(each.name, value)
             except (TypeError, ValueError) as error:
                 raise type(error)(f"{each.name} {error}") from None
+
+
+def check(name: str, value: Any) -> None:
+    """Raise `TypeError` or `ValueError` unless the setting of that name may have the value.
+
+    The text of the error follows the name of the argument, or of the option.
+    """
+    _CHECKS[name](value)
 
 
 def _check_cache(value: str) -> None:
@@ -90,33 +98,26 @@ def _check_cache(value: str) -> None:
         raise ValueError(f"must be one of {', '.join(CACHES)}, not {value!r}")
 
 
-# Each raises an error of which the text follows the name of the argument, or of the option.
-
-
-def check_database(value: str) -> None:
-    """Refuse what is no URL of a PostgreSQL. The error has not the URL, which may have a password."""
+def _check_database(value: str) -> None:
     _check_type(value, str, "a str")
+    # The error has not the URL, which may have a password.
     if not value.startswith(("postgresql://", "postgres://")):
         raise ValueError("must be like postgresql://user@host/database")
 
 
-def check_url(value: str) -> None:
-    """Refuse what is no URL of a server, or of an application below a path of one."""
+def _check_url(value: str) -> None:
     _check_match(value, r"https?://[^\s/?#@]+(/[^\s?#]*)?", "like https://streams.example.org")
 
 
-def check_host(value: str) -> None:
-    """Refuse what is no name of a host."""
+def _check_host(value: str) -> None:
     _check_match(value, r"\*|[A-Za-z0-9_.-]+", "a host name without scheme and port, or *")
 
 
-def check_origin(value: str) -> None:
-    """Refuse what is no origin of pages."""
+def _check_origin(value: str) -> None:
     _check_match(value, r"\*|https?://[^\s/?#@]+", "like https://page.example.org, or *")
 
 
-def check_instance(value: str) -> None:
-    """Refuse what is no name of a server."""
+def _check_instance(value: str) -> None:
     # As in the journal, but with room for the process ids of workers.
     _check_match(value, r"(?!\.\.?$)[A-Za-z0-9._-]{1,100}", "1 to 100 of A-Z a-z 0-9 . _ -, and neither . nor ..")
 
@@ -124,7 +125,7 @@ def check_instance(value: str) -> None:
 def _check_hosts(value: tuple[str, ...]) -> None:
     _check_type(value, tuple, "a collection of host names")
     for each in value:
-        check_host(each)
+        _check_host(each)
 
 
 def _check_folder(value: str) -> None:
@@ -169,13 +170,13 @@ def _check_match(value: str, pattern: str, described: str) -> None:
 _CHECKS: Final[Mapping[str, Callable[[Any], None]]] = {
     "data": _check_folder,
     "cache": _check_cache,
-    "database": check_database,
-    "url": check_url,
+    "database": _check_database,
+    "url": _check_url,
     "allowed_hosts": _check_hosts,
-    "allowed_origin": check_origin,
+    "allowed_origin": _check_origin,
     "append_rate": _check_rate,
     "journal": _check_folder,
-    "instance": check_instance,
+    "instance": _check_instance,
     **dict.fromkeys(("local_webhooks", "demo"), _check_switch),
     **dict.fromkeys(("long_poll_timeout", "event_stream_timeout", "heartbeat", "write_timeout"), _check_seconds),
     **dict.fromkeys(("max_body", "max_units", "max_streams", "max_subscriptions"), _check_count),

@@ -42,8 +42,9 @@ def refused(*options: str) -> str:
         (["--url", "ftp://x"], "must be like https://streams.example.org, not ftp://x"),
         (["--allowed-host", "foo:80"], "must be a host name without scheme and port, or *, not foo:80"),
         (["--allowed-origin", "foo"], "must be like https://page.example.org, or *, not foo"),
-        (["--max-body", "0"], "must be an integer and at least 1"),
-        (["--heartbeat", "x"], "must be more than 0 and at most 3600 seconds"),
+        (["--max-body", "0"], "must be at least 1 and less than 2**53, not 0"),
+        (["--max-body", "1e6"], "must be an integer, not 1e6"),
+        (["--heartbeat", "x"], "must be a number, not x"),
         (
             ["--journal", "/proc/nothing", "--instance", "2026-11"],
             "--instance: readers would take the instance '2026-11'",
