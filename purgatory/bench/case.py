@@ -83,8 +83,6 @@ class Scenario:
     """Measures a case, on its loop."""
     metrics: tuple[Metric, ...]
     loops: tuple[Loop, ...] = LOOPS
-    largest: int = 1
-    """How many of the last parameters are in the summary."""
     missing: Callable[[Case], str | None] = lambda case: None
     """The reason if a case cannot be measured here."""
 

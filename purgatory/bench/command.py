@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 from purgatory.bench import machine, plots, report, runner
-from purgatory.bench.case import Case, Figures, Measured
+from purgatory.bench.case import LOOPS, Case, Figures, Measured
 from purgatory.bench.registry import EVERY, LIBRARY, SERVER, find
 from purgatory.bench.summary import summary
 
@@ -172,11 +172,13 @@ def _write(
     directory: Path, about: dict[str, Any], measured: dict[str, list[Measured]], missing: dict[str, str]
 ) -> None:
     report.save(directory / "results.json", about, measured, missing)
-    tables = [summary(measured), *(report.table(find(name), cases) for name, cases in measured.items())]
+    tables = [table for table in (summary(measured, loop) for loop in LOOPS) if table.rows]
+    tables += [report.table(find(name), cases) for name, cases in measured.items()]
     described = ", ".join(f"{name} {value}" for name, value in about["machine"].items())
     head = f"`{about['command']}`, {about['began']}, {about['rounds']} rounds, on {described}. {LEGEND}"
     (directory / "results.md").write_text("\n\n".join([head, *map(report.markdown, tables)]) + "\n")
-    plots.draw(measured, directory)
+    for loop in LOOPS:
+        plots.draw(measured, loop, directory)
 
 
 def _scenario(text: str) -> str:

@@ -1,4 +1,4 @@
-"""A picture of the summary."""
+"""A picture of the measured figures: the headlines."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,9 +18,9 @@ COLOURS: Final = ("#d1495b", "#edae49", "#66a182", "#8d6a9f", "#7a7a7a", "#2e405
 plt.switch_backend("Agg")  # files, no windows
 
 
-def draw(measured: Mapping[str, Iterable[Measured]], directory: Path) -> None:
-    """Draw the summary: the ratio of each alternative's cost to ours, with its spread."""
-    shown = [line for line in lines(measured) if line.ratios]
+def draw(measured: Mapping[str, Iterable[Measured]], loop: str, directory: Path) -> None:
+    """Draw the headlines: the ratio of each alternative's cost to ours, with its spread."""
+    shown = [line for line in lines(measured, loop) if line.ratios]
     if not shown:
         return
     figure, axis = plt.subplots(figsize=(9.2, 1.3 + 0.34 * len(shown)))
@@ -47,7 +47,7 @@ def draw(measured: Mapping[str, Iterable[Measured]], directory: Path) -> None:
     axis.set_yticks(range(len(shown)), [f"{line.what}  ({line.ours})" for line in shown], fontsize=8)
     axis.invert_yaxis()
     axis.grid(alpha=0.3)
-    axis.set_xlabel("times what ours takes; right of the line ours takes less", fontsize=8)
+    axis.set_xlabel(f"times what ours takes, on {loop}; right of the line ours takes less", fontsize=8)
     axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    figure.savefig(directory / "summary.png", dpi=110, bbox_inches="tight")
+    figure.savefig(directory / f"overview-{loop}.png", dpi=110, bbox_inches="tight")
     plt.close(figure)

@@ -71,7 +71,7 @@ class TestAQuickRun:
         text = (quick / "results.md").read_text()
         for scenario in RUN.values():
             assert f"### {scenario.title}" in text
-        assert (quick / "summary.png").read_bytes().startswith(b"\x89PNG\r\n")
+        assert (quick / "overview-asyncio.png").read_bytes().startswith(b"\x89PNG\r\n")
 
     def test_ours_is_never_early_and_no_answer_is_wrong(self, quick: Path) -> None:
         measured = results(quick)["scenarios"]

@@ -76,7 +76,7 @@ class TestAQuickRun:
         text = (quick / "results.md").read_text()
         for scenario in RUN.values():
             assert f"### {scenario.title}" in text
-        assert (quick / "summary.png").read_bytes().startswith(b"\x89PNG\r\n")
+        assert (quick / "overview-uvloop.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
 class TestWhatIsMissing:
@@ -180,5 +180,5 @@ def test_figures_of_the_readme_are_those_that_were_measured() -> None:
         assert [each.case for each in cases[name]] == find(name).cases(False)
         assert {len(each.rounds) for each in cases[name]} == {about["rounds"]}
     readme = (ROOT / "purgatory" / "streams" / "README.md").read_text()
-    assert report.markdown(summary(cases)).partition("\n\n")[2] in readme
+    assert report.markdown(summary(cases, "uvloop")).partition("\n\n")[2] in readme
     assert f"`{about['command']}`" in readme

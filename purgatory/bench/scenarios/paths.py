@@ -162,7 +162,6 @@ CALLBACK = Scenario(
     quick=[{"pending": 1_000, "times": 20}],
     main=run_callbacks,
     metrics=(Metric("us", "CPU of an operation that is registered and completed", "µs", compared=True),),
-    largest=2,
 )
 AWAIT = Scenario(
     name="await",
@@ -172,5 +171,4 @@ AWAIT = Scenario(
     quick=[{"tasks": 1_000, "waits": 20}],
     main=run_awaits,
     metrics=(Metric("us", "CPU of a wait of a task", "µs", compared=True),),
-    largest=2,
 )

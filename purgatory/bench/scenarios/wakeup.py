@@ -152,7 +152,6 @@ SCENARIO = Scenario(
     full=[{"satisfied": satisfied, "waiters": 100_000} for satisfied in ("one", "1 %", "all")],
     quick=[{"satisfied": satisfied, "waiters": 10_000} for satisfied in ("one", "1 %", "all")],
     main=run,
-    largest=3,
     metrics=(
         Metric("ms", "until the right ones have run", "ms", compared=True),
         Metric("stall_ms", "longest turn of the loop", "ms"),

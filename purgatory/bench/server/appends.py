@@ -103,7 +103,6 @@ SCENARIO = Scenario(
     ],
     quick=[_parameters(1, 100, 100), _parameters(64, 100, 1_000), _parameters(64, _LARGE, 500)],
     main=_measured,
-    largest=6,
     loops=("uvloop",),
     metrics=(
         Metric("us", "time an append", "µs", compared=True),

@@ -143,7 +143,6 @@ SCENARIO = Scenario(
     ],
     quick=[{"by": by, "readers": 200, "times": 2} for by in _KINDS],
     main=_measured,
-    largest=4,
     loops=("uvloop",),
     metrics=(
         Metric("kib", "the server's memory, a waiting reader", "KiB", compared=True),
