@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from purgatory import DelayedOperationPurgatory, VirtualClock
+from purgatory import DelayedOperationPurgatory
 from tests.support.operations import FaultLog, Flag, turn
 
 
@@ -59,14 +59,3 @@ async def test_expiry_on_a_real_loop_is_never_early(tick: float) -> None:
         assert all(operation.expired() for operation in operations)
         early = [operation.late for operation in operations if operation.late is None or operation.late < 0]
         assert early == []
-
-
-def test_early_wake_up_of_the_timer_completes_nothing(
-    purgatory: DelayedOperationPurgatory, clock: VirtualClock
-) -> None:
-    operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
-    clock.advance(0.9995)
-    purgatory.timer._wake()
-    assert not operation.done()
-    clock.advance(0.0005)
-    assert operation.expired()
