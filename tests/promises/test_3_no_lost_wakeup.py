@@ -1,8 +1,5 @@
 """Promise 3: if the condition became true and the key was checked after it, the operation completes."""
 
-import asyncio
-import threading
-
 import pytest
 
 from purgatory import DelayedOperationPurgatory, VirtualClock
@@ -62,21 +59,3 @@ def test_a_check_soon_during_its_pass_makes_another_pass(
     assert operations[0].done()
     assert other.done()
     assert purgatory.num_delayed == 2999
-
-
-async def test_conditions_that_become_true_in_other_threads_are_found() -> None:
-    async with DelayedOperationPurgatory() as purgatory:
-        operations = [purgatory.try_complete_else_watch(Flag(), [n % 7]) for n in range(700)]
-
-        def make_true(thread: int) -> None:
-            for n in range(thread, 700, 7):
-                operations[n].ready = True
-                purgatory.check_and_complete_threadsafe(n % 7)
-
-        threads = [threading.Thread(target=make_true, args=(thread,)) for thread in range(7)]
-        for thread in threads:
-            thread.start()
-        await asyncio.wait_for(asyncio.gather(*operations), 30)
-        for thread in threads:
-            thread.join()
-        assert purgatory.num_delayed == 0
