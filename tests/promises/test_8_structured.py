@@ -6,7 +6,7 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from purgatory import DelayedOperationPurgatory, OperationCancelled, PurgatoryError
+from purgatory import DelayedOperationPurgatory, OperationCancelled
 from tests.support.operations import Flag, turn
 
 
@@ -81,21 +81,6 @@ async def test_the_last_task_to_leave_calls_cancel_which_a_subclass_may_extend()
         assert (operation.calls, operation.outcome) == (["cancel"], "cancelled")
 
 
-async def test_tasks_that_come_and_go_leave_the_operation_pending() -> None:
-    async with DelayedOperationPurgatory() as purgatory:
-        operation = purgatory.try_complete_else_watch(Flag(), ["key"])
-        staying = asyncio.ensure_future(operation)
-        await turn()
-        for _ in range(20):
-            passing = asyncio.ensure_future(operation)
-            await turn()
-            passing.cancel()
-            await asyncio.wait([passing])
-        assert not operation.done()
-        assert operation.force_complete()
-        assert await staying == "result of flag"
-
-
 @pytest.mark.parametrize("awaiters", [1, 3])
 async def test_the_tasks_of_a_cancelled_operation_get_an_ordinary_exception(awaiters: int) -> None:
     async with DelayedOperationPurgatory() as purgatory:
@@ -147,24 +132,6 @@ async def test_an_anyio_cancel_scope_cancels_its_operation() -> None:
         assert await wait(purgatory, Flag(0.001)) == "result of flag"
 
 
-async def test_an_anyio_task_group_cancels_its_operations() -> None:
-    async with DelayedOperationPurgatory() as purgatory:
-        results: list[str] = []
-
-        async def collect(operation: Flag) -> None:
-            results.append(await wait(purgatory, operation))
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(collect, Flag(0.001, "quick"))
-            group.start_soon(collect, Flag(3600.0, "slow"))
-            while not results:
-                await anyio.lowlevel.checkpoint()
-            assert purgatory.num_delayed == 1
-            group.cancel_scope.cancel()
-        assert results == ["result of quick"]
-        assert purgatory.num_delayed == 0
-
-
 async def test_operation_cancelled_crosses_an_anyio_task_group_as_an_error() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         with pytest.raises(ExceptionGroup) as caught:
@@ -175,18 +142,3 @@ async def test_operation_cancelled_crosses_an_anyio_task_group_as_an_error() -> 
                     await anyio.lowlevel.checkpoint()
                 purgatory.cancel_all()
         assert caught.group_contains(OperationCancelled)
-
-
-async def test_a_cancelled_error_raised_by_an_operation_is_not_taken_for_the_task_s_own() -> None:
-    class Confused(Flag):
-        def on_complete(self) -> str:
-            raise asyncio.CancelledError("from a library")
-
-    async with DelayedOperationPurgatory() as purgatory:
-        operation = Confused()
-        task = asyncio.create_task(wait(purgatory, operation))
-        await turn()
-        operation.force_complete()
-        with pytest.raises(PurgatoryError, match="Confused raised CancelledError") as caught:
-            await task
-        assert isinstance(caught.value.__cause__, asyncio.CancelledError)
