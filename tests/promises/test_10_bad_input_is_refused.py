@@ -1,6 +1,5 @@
 """Promise 10: bad input is refused before anything is registered, with an error that names the value."""
 
-import asyncio
 import math
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -13,7 +12,6 @@ from purgatory import (
     DelayedOperation,
     DelayedOperationPurgatory,
     IdleTracker,
-    PurgatoryError,
     PurgatoryMisuse,
     ThresholdPurgatory,
     VirtualClock,
@@ -119,26 +117,6 @@ def test_an_operation_used_twice_is_refused(purgatory: DelayedOperationPurgatory
     assert other.watched == 0
 
 
-def test_an_operation_that_its_keys_or_its_try_hand_over_is_watched_once(purgatory: DelayedOperationPurgatory) -> None:
-    class Greedy(Flag):
-        def try_complete(self) -> bool:
-            purgatory.try_complete_else_watch(self, ["other"])
-            return False
-
-    operation = purgatory.try_complete_else_watch(Greedy(), ["key"])
-    assert "was already handed" in str(operation.exception())
-    assert purgatory.watched == 0
-    flag = Flag()
-
-    def handed_over(key: int) -> int:
-        purgatory.try_complete_else_watch(flag, [key])
-        return key
-
-    with pytest.raises(PurgatoryMisuse, match="was already handed"):
-        purgatory.try_complete_else_watch(flag, map(handed_over, range(2)))
-    assert (purgatory.num_delayed, purgatory.watched) == (1, 1)
-
-
 class Lazy(Flag):
     def __init__(self) -> None:
         self.ready = True
@@ -230,25 +208,6 @@ def test_an_operation_without_an_event_loop_is_refused() -> None:
     assert not operation.done(), "not even tried"
 
 
-@pytest.mark.parametrize("given", [True, False], ids=["clock given", "bound at first use"])
-def test_the_wrong_event_loop_is_refused(given: bool) -> None:
-    async def use(purgatory: DelayedOperationPurgatory) -> None:
-        purgatory.try_complete_else_watch(Flag(ready=True), ["key"])
-
-    async def enter(purgatory: DelayedOperationPurgatory) -> None:
-        async with purgatory:
-            pass
-
-    with asyncio.Runner() as runner, asyncio.Runner() as other:
-        purgatory = DelayedOperationPurgatory(clock=runner.get_loop() if given else None)
-        if not given:
-            runner.run(use(purgatory))
-        for way in (use, enter):
-            with pytest.raises(PurgatoryError, match="another event loop"):
-                other.run(way(purgatory))
-        runner.run(enter(purgatory))
-
-
 @pytest.mark.parametrize(("limit", "error"), [(0, ValueError), (-1, ValueError), (1.0, TypeError), ("1", TypeError)])
 def test_bad_limits_are_refused(purgatory: DelayedOperationPurgatory, limit: Any, error: type[Exception]) -> None:
     operation = purgatory.try_complete_else_watch(Flag(), ["key"])
@@ -258,18 +217,3 @@ def test_bad_limits_are_refused(purgatory: DelayedOperationPurgatory, limit: Any
             with pytest.raises(error, match="limit must be"):
                 check(key, limit)
     assert not operation.done()
-
-
-async def test_an_unhashable_key_is_refused(purgatory: DelayedOperationPurgatory) -> None:
-    key: Any = []
-    live = DelayedOperationPurgatory()
-    for check in (
-        purgatory.check_and_complete,
-        purgatory.check_and_complete_soon,
-        live.check_and_complete_threadsafe,
-        purgatory.cancel_for_key,
-        purgatory.watching,
-        purgatory.is_watched,
-    ):
-        with pytest.raises(TypeError, match="unhashable"):
-            check(key)
