@@ -14,7 +14,8 @@ from purgatory import DelayedOperation, DelayedOperationPurgatory, IdleTracker, 
 from tests.support.costs import lines
 from tests.support.operations import FaultLog, Flag
 
-IDLE = 20_000
+IDLE = 4_000
+TAKERS = 10_000
 
 
 def allocated(work: Callable[[], object]) -> int:
@@ -69,7 +70,7 @@ class TestBesideIdleOperations:
         assert purgatory.watched - purgatory.num_delayed <= max(1000, count) + 20
 
     def test_registering_and_completing_costs_the_same(self, clock: FaultLog) -> None:
-        def cost(count: int) -> int:
+        def prepare(count: int) -> Callable[[], None]:
             purgatory = DelayedOperationPurgatory(clock=clock)
             idle(purgatory, count)
 
@@ -80,12 +81,12 @@ class TestBesideIdleOperations:
                     purgatory.check_and_complete("hot")
                 clock.advance(0)
 
-            return lines(work)
+            return work
 
-        assert cost(5000) <= 1.1 * cost(10)
+        assert lines(prepare(5000)) <= 1.1 * lines(prepare(10))
 
     def test_waking_the_timer_costs_the_same(self, clock: FaultLog) -> None:
-        def cost(count: int) -> int:
+        def prepare(count: int) -> Callable[[], None]:
             timer = WheelTimer(clock)
             for n in range(count):
                 timer.call_later(3600.0 + n % 60, int)
@@ -95,12 +96,12 @@ class TestBesideIdleOperations:
                     timer.call_later(0.001 * (n % 7), int)
                 clock.advance(0.010)
 
-            return lines(work)
+            return work
 
-        assert cost(5000) <= 1.1 * cost(10)
+        assert lines(prepare(5000)) <= 1.1 * lines(prepare(10))
 
     def test_thresholds_and_idle_trackers_cost_the_same(self, clock: FaultLog) -> None:
-        def cost(count: int) -> int:
+        def prepare(count: int) -> Callable[[], None]:
             thresholds = ThresholdPurgatory(0, DelayedOperationPurgatory(clock=clock))
             tracker: IdleTracker[object] = IdleTracker(60.0, id, clock=clock)
             for n in range(count):
@@ -114,21 +115,9 @@ class TestBesideIdleOperations:
                     tracker.touch(f"key {n}")
                     tracker.discard(f"key {n}")
 
-            return lines(work)
+            return work
 
-        assert cost(5000) <= 1.1 * cost(10)
-
-
-def test_each_entry_of_an_operation_on_many_keys_is_counted(
-    purgatory: DelayedOperationPurgatory, clock: FaultLog
-) -> None:
-    for n in range(100):
-        keys = [f"partition {n}-{k}" for k in range(1000)]
-        purgatory.try_complete_else_watch(Flag(1.0), keys).force_complete()
-        clock.advance(0)
-    assert (purgatory.num_delayed, purgatory.watched) == (0, len(purgatory.watched_keys()))
-    assert purgatory.watched <= 1000
-    assert purgatory.statistics().peak_watched <= 3000
+        assert lines(prepare(5000)) <= 1.1 * lines(prepare(10))
 
 
 class Take(DelayedOperation[int]):
@@ -187,23 +176,23 @@ PUT = [Takers.put, Takers.put_soon]
 @pytest.mark.parametrize("put", PUT)
 class TestOneItemForOneOfManyTakers:
     def test_item_for_many_takers_takes_one_try(self, clock: FaultLog, put: Callable[[Takers, int], None]) -> None:
-        takers = Takers(clock, IDLE)
+        takers = Takers(clock, TAKERS)
         put(takers, 500)
         assert takers.tries == [500]
         assert takers.served == list(range(500)), "first come, first served"
-        assert takers.purgatory.num_delayed == IDLE - 500
+        assert takers.purgatory.num_delayed == TAKERS - 500
 
     def test_item_for_many_takers_copies_no_list_of_them(
         self, clock: FaultLog, put: Callable[[Takers, int], None]
     ) -> None:
-        takers = Takers(clock, IDLE)
+        takers = Takers(clock, TAKERS)
         put(takers, 2)
-        assert allocated(lambda: put(takers, 20)) < 8 * IDLE / 4, "a list of all would be 8 bytes for each"
+        assert allocated(lambda: put(takers, 20)) < 8 * TAKERS / 4, "a list of all would be 8 bytes for each"
 
     def test_item_for_many_takers_runs_as_many_lines_as_for_few(
         self, clock: FaultLog, put: Callable[[Takers, int], None]
     ) -> None:
-        few, many = Takers(clock, 200), Takers(clock, IDLE)
+        few, many = Takers(clock, 200), Takers(clock, TAKERS)
         for takers in (few, many):
             put(takers, 2)
         assert lines(lambda: put(many, 100)) <= 1.1 * lines(lambda: put(few, 100))
@@ -229,37 +218,6 @@ class TestOneItemForOneOfManyTakers:
         assert takers.purgatory.num_delayed == 0
 
 
-class TestALimit:
-    @pytest.mark.parametrize("limit", [1, 2, 5, 100, None])
-    @pytest.mark.parametrize("soon", [False, True])
-    def test_limited_check_completes_the_first_operations_that_are_ready(
-        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, limit: int | None, soon: bool
-    ) -> None:
-        flags = [purgatory.try_complete_else_watch(Flag(), ["key"]) for _ in range(10)]
-        for n, flag in enumerate(flags):
-            flag.ready = n % 2 == 1
-        expected = [n for n in range(10) if n % 2 == 1][:limit]
-        if soon:
-            purgatory.check_and_complete_soon("key", limit=limit)
-            clock.advance(0)
-        else:
-            assert purgatory.check_and_complete("key", limit=limit) == len(expected)
-        assert [n for n, flag in enumerate(flags) if flag.done()] == expected
-        assert purgatory.num_delayed == 10 - len(expected)
-
-    @pytest.mark.parametrize("later", [1, 2, None])
-    def test_limits_asked_for_in_one_iteration_add_up(
-        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, later: int | None
-    ) -> None:
-        flags = [purgatory.try_complete_else_watch(Flag(), ["key"]) for _ in range(10)]
-        for flag in flags:
-            flag.ready = True
-        purgatory.check_and_complete_soon("key", limit=1)
-        purgatory.check_and_complete_soon("key", limit=later)
-        clock.advance(0)
-        assert sum(flag.done() for flag in flags) == (10 if later is None else 1 + later)
-
-
 def test_cascade_costs_each_task_the_same_however_many_there_are(clock: FaultLog) -> None:
     def cascade(count: int) -> float:
         timer = WheelTimer(clock)
@@ -273,4 +231,4 @@ def test_cascade_costs_each_task_the_same_however_many_there_are(clock: FaultLog
         timer.close()
         return ran / cascaded
 
-    assert cascade(20_000) < 1.1 * cascade(2_000)
+    assert cascade(5_000) < 1.1 * cascade(1_000)
