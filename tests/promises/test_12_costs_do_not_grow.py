@@ -10,7 +10,14 @@ from collections.abc import Callable
 
 import pytest
 
-from purgatory import DelayedOperation, DelayedOperationPurgatory, IdleTracker, ThresholdPurgatory, WheelTimer
+from purgatory import (
+    DelayedOperation,
+    DelayedOperationPurgatory,
+    IdleTracker,
+    ThresholdPurgatory,
+    VersionedValues,
+    WheelTimer,
+)
 from tests.support.costs import lines
 from tests.support.operations import FaultLog, Flag
 
@@ -100,18 +107,21 @@ class TestBesideIdleOperations:
 
         assert lines(prepare(5000)) <= 1.1 * lines(prepare(10))
 
-    def test_thresholds_and_idle_trackers_cost_the_same(self, clock: FaultLog) -> None:
+    def test_thresholds_values_and_idle_trackers_cost_the_same(self, clock: FaultLog) -> None:
         def prepare(count: int) -> Callable[[], None]:
             thresholds = ThresholdPurgatory(0, DelayedOperationPurgatory(clock=clock))
+            values: VersionedValues[object, int] = VersionedValues(0, DelayedOperationPurgatory(clock=clock))
             tracker: IdleTracker[object] = IdleTracker(60.0, id, clock=clock)
             for n in range(count):
                 thresholds.reach(1_000_000 + n, None)
+                values.changed({n: 0, f"another {n}": 0}, None)
                 tracker.touch(n)
 
             def work() -> None:
                 for n in range(1, 100):
                     thresholds.reach(n, 30.0)
                     thresholds.advance(n + 1)
+                    values.changed({"hot": values.set("hot", n)}, 30.0)
                     tracker.touch(f"key {n}")
                     tracker.discard(f"key {n}")
 
