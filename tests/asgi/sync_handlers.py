@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.responses import JSONResponse
 
-from purgatory import Delay, DelayedOperation, DelayedOperationPurgatory, ThresholdPurgatory
+from purgatory import DelayedOperation, DelayedOperationPurgatory, ThresholdPurgatory
 from purgatory.asgi import DelayedResponse, closing_on_shutdown
 
 purgatory = DelayedOperationPurgatory()
@@ -63,28 +63,6 @@ def advance(value: int) -> None:
     index.advance_threadsafe(value)
 
 
-@app.post("/wrong/watch")
-def watch() -> None:
-    purgatory.try_complete_else_watch(Delay(0.0), ["messages"])
-
-
-def one() -> DelayedOperation[object]:
-    (operation,) = purgatory.watching("messages")
-    return operation
-
-
-@app.post("/wrong/{call}")
-def call_wrongly(call: str) -> None:
-    {
-        "check": lambda: purgatory.check_and_complete("messages"),
-        "check_soon": lambda: purgatory.check_and_complete_soon("messages"),
-        "advance": lambda: index.advance(10),
-        "advance_soon": lambda: index.advance_soon(10),
-        "force": lambda: one().force_complete(),
-        "cancel": lambda: one().cancel(),
-        "reschedule": lambda: one().reschedule(1.0),
-        "cancel_for_key": lambda: purgatory.cancel_for_key("messages"),
-        "complete_all": index.complete_all,
-        "cancel_all": purgatory.cancel_all,
-        "close": purgatory.close,
-    }[call]()
+@app.post("/wrong/advance")
+def advance_in_the_wrong_thread() -> None:
+    index.advance(10)
