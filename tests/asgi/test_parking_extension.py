@@ -1,7 +1,6 @@
 """The application's side of the extension `purgatory.parking`, with a server written by hand."""
 
 import asyncio
-import runpy
 import subprocess
 import sys
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 
 from purgatory import Delay, DelayedOperationPurgatory
-from purgatory.asgi import DelayedResponse, Event, EventStream, interface
+from purgatory.asgi import DelayedResponse, Event, EventStream
 from purgatory.asgi.interface import EXTENSION
 from tests.support.operations import turn
 
@@ -21,7 +20,6 @@ class ParkingServer:
     def __init__(self, parks: bool = True) -> None:
         self.parks = parks
         self.sent: list[Any] = []
-        self.given: Any = None
         self.listener: Any = None
         self.fault: Exception | None = None
         self.closed = False
@@ -34,7 +32,8 @@ class ParkingServer:
         return {"type": "http", "method": "GET", "extensions": {EXTENSION: offered}}
 
     def park(self, send: Any, listener: Any) -> Any:
-        self.given, self.listener = send, listener
+        assert send == self.own_send
+        self.listener = listener
         return self if self.parks else None
 
     def send(self, *messages: Any) -> None:
@@ -75,9 +74,15 @@ def wait(live: DelayedOperationPurgatory) -> Delay:
     return live.try_complete_else_watch(Delay(60.0), ["key"])
 
 
-async def test_response_is_sent_when_the_operation_is_done(live: DelayedOperationPurgatory) -> None:
+async def parked(live: DelayedOperationPurgatory, render: Any = text) -> ParkingServer:
+    """A server with a request that waits."""
     server = ParkingServer()
-    await server.call(DelayedResponse(wait(live), text))
+    await server.call(DelayedResponse(wait(live), render))
+    return server
+
+
+async def test_response_is_sent_when_the_operation_is_done(live: DelayedOperationPurgatory) -> None:
+    server = await parked(live)
     assert server.sent == []
     live.complete_all()
     await turn()
@@ -105,8 +110,7 @@ async def test_server_that_does_not_park_now_gets_the_response_from_the_task(liv
 
 
 async def test_disconnect_between_completion_and_answer_leaves_the_result(live: DelayedOperationPurgatory) -> None:
-    server = ParkingServer()
-    await server.call(DelayedResponse(wait(live), text))
+    server = await parked(live)
     live.complete_all()
     server.listener.disconnected()
     await turn()
@@ -114,21 +118,10 @@ async def test_disconnect_between_completion_and_answer_leaves_the_result(live: 
 
 
 async def test_shutdown_between_completion_and_answer_changes_nothing(live: DelayedOperationPurgatory) -> None:
-    server = ParkingServer()
-    await server.call(DelayedResponse(wait(live), text))
+    server = await parked(live)
     live.complete_all()
     await turn()
     server.listener.shutdown()
-    assert server.body == b"done"
-
-
-async def test_pauses_of_writing_do_not_disturb_a_response(live: DelayedOperationPurgatory) -> None:
-    server = ParkingServer()
-    await server.call(DelayedResponse(wait(live), text))
-    server.listener.pause_writing()
-    server.listener.resume_writing()
-    live.complete_all()
-    await turn()
     assert server.body == b"done"
 
 
@@ -137,30 +130,25 @@ async def test_server_that_can_send_nothing_is_reported_and_others_are_answered(
 ) -> None:
     reported: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
-    broken, whole = ParkingServer(), ParkingServer()
+    broken, whole = await parked(live), await parked(live)
     broken.fault = RuntimeError("cannot send")
-    for server in (broken, whole):
-        await server.call(DelayedResponse(wait(live), text))
     live.complete_all()
     await turn()
     assert whole.body == b"done"
     assert [context["exception"] for context in reported] == [broken.fault]
+    assert (broken.closed, whole.closed) == (True, False)
 
 
 async def test_request_to_exit_leaves_the_other_answers(live: DelayedOperationPurgatory) -> None:
-    servers = [ParkingServer(), ParkingServer()]
-
     def exits(result: object) -> Any:
         raise KeyboardInterrupt
 
-    await servers[0].call(DelayedResponse(wait(live), exits))
-    await servers[1].call(DelayedResponse(wait(live), text))
-    (answers,) = {server.listener.answers for server in servers}
+    exiting, other = await parked(live, exits), await parked(live)
     live.complete_all()
     with pytest.raises(KeyboardInterrupt):
-        answers._answer()
+        exiting.listener.answers._answer()
     await turn()
-    assert servers[1].body == b"done"
+    assert other.body == b"done"
 
 
 async def test_exception_of_receive_is_raised(live: DelayedOperationPurgatory) -> None:
@@ -259,7 +247,7 @@ def test_wrong_arguments_are_refused(arguments: Any, match: str) -> None:
 def test_operation_that_completes_after_its_loop_is_closed_raises_nothing() -> None:
     async def park() -> DelayedOperationPurgatory:
         live = DelayedOperationPurgatory("live")
-        await ParkingServer().call(DelayedResponse(wait(live), text))
+        await parked(live)
         return live
 
     loop = asyncio.new_event_loop()
@@ -277,9 +265,3 @@ def test_starlette_is_not_needed() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "BaseResponse None\n"
-
-
-def test_base_class_without_starlette_is_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "starlette.responses", None)
-    names = runpy.run_path(interface.__file__, run_name="another")
-    assert names["BaseResponse"].__bases__ == (object,)
