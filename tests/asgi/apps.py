@@ -13,11 +13,10 @@ from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoin
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from purgatory import Delay, DelayedOperationPurgatory, ThresholdPurgatory
+from purgatory import Delay, DelayedOperationPurgatory
 from purgatory.asgi import ClientDisconnected, DelayedResponse, closing_on_shutdown, unless_disconnected
 
 purgatory = DelayedOperationPurgatory()
-threshold = ThresholdPurgatory(0)
 stuck = DelayedOperationPurgatory()
 
 
@@ -26,15 +25,12 @@ def _wait() -> Delay:
 
 
 def _state() -> dict[str, int]:
-    return {
-        "pid": os.getpid(),
-        "num_delayed": sum(each.num_delayed for each in (purgatory, threshold.purgatory, stuck)),
-    }
+    return {"pid": os.getpid(), "num_delayed": purgatory.num_delayed + stuck.num_delayed}
 
 
 @asynccontextmanager
 async def _lifespan(app: object) -> AsyncIterator[None]:
-    async with closing_on_shutdown(purgatory, threshold):
+    async with closing_on_shutdown(purgatory):
         yield
 
 
@@ -46,10 +42,6 @@ async def _poll(request: Request) -> Response:
 async def _delayed(request: Request) -> Response:
     response = DelayedResponse(_wait(), lambda _: JSONResponse("answered"))
     return cast("Response", response)  # Starlette takes any ASGI application
-
-
-async def _reach(request: Request) -> Response:
-    return JSONResponse(await unless_disconnected(request.receive, threshold.reach(0, 300.0)))
 
 
 async def _complete(request: Request) -> Response:
@@ -76,7 +68,6 @@ async def _hand_on(request: Request, call_next: RequestResponseEndpoint) -> Resp
 
 ROUTES = [
     Route("/poll", _poll),
-    Route("/reach", _reach),
     Route("/complete", _complete, methods=["POST"]),
     Route("/stuck", _stuck),
     Route("/state", _show),
