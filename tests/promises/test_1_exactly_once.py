@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from purgatory import DelayedOperationPurgatory, VirtualClock
+from purgatory import DelayedOperationPurgatory
 from tests.support.operations import FaultLog, Flag
 
 Trigger = Callable[[DelayedOperationPurgatory, FaultLog, Flag], object]
@@ -66,16 +66,3 @@ def test_a_trigger_from_inside_on_complete_finds_the_operation_taken(
     assert operation.calls.count("flag completes") == 1
     assert operation.result() == "result of flag"
     assert clock.exceptions == []
-
-
-def test_a_deadline_that_is_due_but_not_drained_yet_loses_to_an_earlier_completion(
-    purgatory: DelayedOperationPurgatory, clock: VirtualClock
-) -> None:
-    second = Flag(10.0, "second")
-    first = Flag(10.0, "first", then=second.force_complete)
-    for operation in (first, second):
-        purgatory.try_complete_else_watch(operation, ["a"])
-    clock.advance(10.0)
-    assert (first.expired(), second.expired()) == (True, False)
-    assert second.calls == ["second completes"]
-    assert purgatory.statistics().expired == purgatory.statistics().satisfied == 1
