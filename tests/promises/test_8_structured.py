@@ -66,21 +66,6 @@ async def test_the_last_task_to_leave_cancels_the_operation_and_removes_it(leave
             await operation
 
 
-async def test_the_last_task_to_leave_calls_cancel_which_a_subclass_may_extend() -> None:
-    class Extended(Flag):
-        def cancel(self) -> bool:
-            self.calls.append("cancel")
-            return super().cancel()
-
-    async with DelayedOperationPurgatory() as purgatory:
-        operation = purgatory.try_complete_else_watch(Extended(), ["key"])
-        task = asyncio.ensure_future(operation)
-        await turn()
-        task.cancel()
-        await asyncio.wait([task])
-        assert (operation.calls, operation.outcome) == (["cancel"], "cancelled")
-
-
 @pytest.mark.parametrize("awaiters", [1, 3])
 async def test_the_tasks_of_a_cancelled_operation_get_an_ordinary_exception(awaiters: int) -> None:
     async with DelayedOperationPurgatory() as purgatory:
