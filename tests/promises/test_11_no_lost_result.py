@@ -147,17 +147,12 @@ class JobQueue:
 
     def put(self, job: int, soon: bool) -> None:
         self.jobs.append(job)
-        self._check(soon)
+        check = self.purgatory.check_and_complete_soon if soon else self.purgatory.check_and_complete
+        check("jobs", limit=1)
 
     def put_back(self, job: int) -> None:
         self.jobs.appendleft(job)
-        self._check(True)
-
-    def _check(self, soon: bool) -> None:
-        if soon:
-            self.purgatory.check_and_complete_soon("jobs", limit=1)
-        else:
-            self.purgatory.check_and_complete("jobs", limit=1)
+        self.purgatory.check_and_complete_soon("jobs", limit=1)
 
     async def take(self, timeout: float | None) -> int | None:
         return await self.purgatory.try_complete_else_watch(TakeJob(self, timeout), ("jobs",))
