@@ -108,7 +108,7 @@ class TestCallback:
     ) -> None:
         futures = _futures(1)
         first = _watch(purgatory, futures, callback=lambda done, late: other.cancel())
-        other = _watch(purgatory, futures)
+        other: DelayedFutures[Any] = _watch(purgatory, futures)
         futures[0].set_result(1)
         assert await first == (set(futures), set())
         assert other.cancelled()

@@ -158,15 +158,15 @@ class TestOnIdle:
     def test_on_idle_may_touch_and_discard(self, clock: FaultLog, idle: list[str]) -> None:
         def on_idle(key: str) -> None:
             idle.append(key)
-            tracker.discard("b")
+            coming_back.discard("b")
             if len(idle) == 1:
-                tracker.touch(key)
+                coming_back.touch(key)
 
-        tracker: IdleTracker[str] = IdleTracker(1.0, on_idle, clock=clock)
-        tracker.touch("a")
-        tracker.touch("b")
+        coming_back: IdleTracker[str] = IdleTracker(1.0, on_idle, clock=clock)
+        coming_back.touch("a")
+        coming_back.touch("b")
         clock.advance(1.5)
-        assert (idle, len(tracker)) == (["a"], 1)
+        assert (idle, len(coming_back)) == (["a"], 1)
         clock.advance(1.0)
         assert idle == ["a", "a"]
 

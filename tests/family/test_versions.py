@@ -297,12 +297,13 @@ class TestArguments:
 
 
 def test_values_are_set_without_a_loop() -> None:
-    async def main() -> None:
-        async with values:
-            assert await values.changed({"a": 0}, None) == {"a": (1, "x")}
+    made: Values = VersionedValues()
+    made.set("a", "x")
 
-    values: Values = VersionedValues()
-    values.set("a", "x")
+    async def main() -> None:
+        async with made:
+            assert await made.changed({"a": 0}, None) == {"a": (1, "x")}
+
     asyncio.run(main())
 
 

@@ -60,8 +60,13 @@ Path = Callable[[DelayedOperationPurgatory, FaultLog, list[Flag]], object]
 """A way to finish the operation in the list."""
 
 
-def _make_ready(held: list[Flag]) -> None:
-    held.pop().ready = True
+def _checked_by(check: Callable[[DelayedOperationPurgatory], object]) -> Path:
+    def path(purgatory: DelayedOperationPurgatory, clock: FaultLog, held: list[Flag]) -> None:
+        held.pop().ready = True
+        check(purgatory)
+        clock.advance(0)
+
+    return path
 
 
 def _nested(purgatory: DelayedOperationPurgatory, clock: FaultLog, held: list[Flag]) -> None:
@@ -79,13 +84,9 @@ def _reschedule(purgatory: DelayedOperationPurgatory, clock: FaultLog, held: lis
 
 
 PATHS: dict[str, Path] = {
-    "check": lambda purgatory, clock, held: (_make_ready(held), purgatory.check_and_complete("a")),
-    "check with a limit": lambda purgatory, clock, held: (_make_ready(held), purgatory.check_and_complete("a", 1)),
-    "check soon": lambda purgatory, clock, held: (
-        _make_ready(held),
-        purgatory.check_and_complete_soon("a"),
-        clock.advance(0),
-    ),
+    "check": _checked_by(lambda purgatory: purgatory.check_and_complete("a")),
+    "check with a limit": _checked_by(lambda purgatory: purgatory.check_and_complete("a", limit=1)),
+    "check soon": _checked_by(lambda purgatory: purgatory.check_and_complete_soon("a")),
     "deadline": lambda purgatory, clock, held: clock.advance(10.0),
     "rescheduled deadline": _reschedule,
     "force": lambda purgatory, clock, held: held.pop().force_complete(),
