@@ -25,12 +25,6 @@ def test_a_delay_of_zero_takes_an_iteration(purgatory: DelayedOperationPurgatory
     assert delay.done()
 
 
-def test_a_delay_is_cancelled_with_its_client(purgatory: DelayedOperationPurgatory) -> None:
-    delays = [purgatory.try_complete_else_watch(Delay(0.5), [client]) for client in ("a", "b", "a")]
-    assert purgatory.cancel_for_key("a") == [delays[0], delays[2]]
-    assert (purgatory.num_delayed, len(purgatory.timer)) == (1, 1)
-
-
 def test_a_delay_without_an_end_is_refused() -> None:
     seconds: Any = None
     with pytest.raises(TypeError, match="seconds must be a number of seconds, not None"):
