@@ -56,17 +56,6 @@ class TestWhenItCompletes:
         assert waiting.expired()
         assert waiting.result() == ({early, in_time}, {late})
 
-    async def test_check_completes_the_operation_before_callbacks_of_futures(
-        self, purgatory: DelayedOperationPurgatory
-    ) -> None:
-        futures = _futures(2)
-        waiting = _watch(purgatory, futures)
-        futures[0].set_result(1)
-        assert purgatory.check_and_complete("key") == 0
-        futures[1].set_result(2)
-        assert purgatory.check_and_complete("key") == 1
-        assert waiting.result() == (set(futures), set())
-
     async def test_a_future_that_fails_or_is_cancelled_is_done(self, purgatory: DelayedOperationPurgatory) -> None:
         failing, cancelled = futures = _futures(2)
         waiting = _watch(purgatory, futures)
@@ -216,6 +205,7 @@ async def test_future_that_is_done_as_its_operation_ends_does_no_harm(
     waiting = _watch(purgatory, futures, 1.0)
     futures[0].set_result(1)  # the loop will call, even if callbacks are removed now
     ENDS[how](purgatory, clock, waiting)
+    assert waiting.done()
     for _ in range(3):
         await turn()
     assert faults == []
