@@ -96,6 +96,7 @@ def test_any_error_of_any_method_is_contained_under_any_trigger(
             assert operation.result() == "result of flag"
     reported = 6 * (raises and not fails and error not in EXITS)
     assert [type(exception) for exception in clock.exceptions] == [error] * reported
+    assert all(exception.__traceback__ for exception in clock.exceptions)
     assert {context["message"] for context in clock.faults} <= {"Faulty raised after it was done"}
     # Of completions inside of another one, a request to exit makes the outer one fail too.
     assert purgatory.statistics().failed == 6 * fails + (trigger == "nested" and exits is not None)
@@ -188,6 +189,7 @@ async def test_an_exception_that_nobody_retrieves_is_reported_once(
         assert context.keys() == {"message", "exception"}
         assert context["message"] == "Faulty failed, and its exception was never retrieved"
         assert repr(context["exception"]) == "LookupError('fault')"
+        assert context["exception"].__traceback__ is not None
 
 
 def test_without_a_purgatory_a_fault_goes_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
