@@ -13,7 +13,6 @@ from purgatory import (
     DelayedOperationPurgatory,
     FinishedOperation,
     PurgatoryClosed,
-    PurgatoryFull,
     PurgatoryMisuse,
     ThresholdPurgatory,
 )
@@ -108,52 +107,38 @@ class TestAdvance:
         assert (wait.result(), len(index.purgatory.timer)) == (9, 0)
 
 
-class TestAll:
-    @pytest.mark.parametrize("soon", [False, True])
-    async def test_a_close_completes_every_wait(self, soon: bool) -> None:
-        index = ThresholdPurgatory(3)
-        async with index:
-            reach = index.reach(5, None)
-            if not soon:
-                index.close()
-                assert reach.done()
-        assert await reach == 3
-        with pytest.raises(PurgatoryClosed):
-            index.reach(5, None)
-        assert index.advance(6) == 0
-        assert (index._heap, index._thresholds) == ([], set())
-
-
-class TestRefusals:
-    def test_threshold_or_value_that_is_no_number_is_refused(self, index: ThresholdPurgatory[Any]) -> None:
-        text: Any = "5"
-        calls: list[tuple[Callable[[], object], type[Exception], str]] = [
-            (lambda: index.reach(text, None), TypeError, "threshold must be an int or a float"),
-            (lambda: index.advance(None), TypeError, "value must be an int or a float"),
-            (lambda: ThresholdPurgatory(text), TypeError, "value must be an int or a float"),
-            (lambda: ThresholdPurgatory(0, text), TypeError, "must be a DelayedOperationPurgatory, not '5'"),
-            (lambda: index.reach(math.nan, None), ValueError, "not NaN"),
-            (lambda: index.advance_soon(math.nan), ValueError, "not NaN"),
-            (lambda: index.reach(5, -1.0), ValueError, "finite and not negative"),
-        ]
-        for call, error, message in calls:
-            with pytest.raises(error, match=message):
-                call()
-        assert (index.value, index.num_waiting) == (0, 0)
-
-    def test_wait_in_a_full_purgatory_is_refused(self, clock: FaultLog) -> None:
-        index = ThresholdPurgatory(0, DelayedOperationPurgatory(max_pending=1, clock=clock))
+@pytest.mark.parametrize("soon", [False, True])
+async def test_a_close_completes_every_wait(soon: bool) -> None:
+    index = ThresholdPurgatory(3)
+    async with index:
+        reach = index.reach(5, None)
+        if not soon:
+            index.close()
+            assert reach.done()
+    assert await reach == 3
+    with pytest.raises(PurgatoryClosed):
         index.reach(5, None)
-        with pytest.raises(PurgatoryFull):
-            index.reach(6, None)
-        assert index.advance(9) == 1
+    assert index.advance(6) == 0
+    assert (index._heap, index._thresholds) == ([], set())
 
 
-def in_threads(count: int, call: Callable[[int], object]) -> None:
-    """Call `call` with the number of each of so many threads, and keep the loop waiting until all have ended."""
-    with ThreadPoolExecutor(count) as threads:
-        for _ in threads.map(call, range(count)):
-            pass
+def test_threshold_or_value_that_is_no_number_is_refused(index: ThresholdPurgatory[Any]) -> None:
+    text: Any = "5"
+    calls: list[tuple[Callable[[], object], type[Exception], str]] = [
+        (lambda: index.reach(text, None), TypeError, "threshold must be an int or a float"),
+        (lambda: index.advance(None), TypeError, "value must be an int or a float"),
+        (lambda: ThresholdPurgatory(text), TypeError, "value must be an int or a float"),
+        (lambda: ThresholdPurgatory(0, text), TypeError, "must be a DelayedOperationPurgatory, not '5'"),
+        (lambda: index.reach(math.nan, None), ValueError, "not NaN"),
+        (lambda: index.advance_soon(math.nan), ValueError, "not NaN"),
+        (lambda: index.advance_threadsafe(text), TypeError, "value must be an int or a float"),
+        (lambda: index.advance_threadsafe(math.nan), ValueError, "not NaN"),
+        (lambda: index.reach(5, -1.0), ValueError, "finite and not negative"),
+    ]
+    for call, error, message in calls:
+        with pytest.raises(error, match=message):
+            call()
+    assert (index.value, index.num_waiting) == (0, 0)
 
 
 class TestAdvanceThreadsafe:
@@ -181,9 +166,9 @@ class TestAdvanceThreadsafe:
         async with ThresholdPurgatory(0) as index:
             waits = [index.reach(threshold, None) for threshold in (5, 9)]
             for value in (3, 9, 7):
-                in_threads(1, lambda _, value=value: index.advance_threadsafe(value))  # type: ignore[misc]
+                index.advance_threadsafe(value)
             assert await waits[0] == 9
-            in_threads(1, lambda _: index.advance_threadsafe(8))
+            index.advance_threadsafe(8)
             for _ in range(3):
                 await asyncio.sleep(0)
             assert (index.value, waits[1].done()) == (9, False)
@@ -191,7 +176,8 @@ class TestAdvanceThreadsafe:
     @pytest.mark.parametrize("entered", [False, True])
     async def test_value_from_a_time_without_a_loop_is_there_with_the_first_wait(self, entered: bool) -> None:
         index = ThresholdPurgatory(0)
-        in_threads(2, lambda thread: index.advance_threadsafe(thread + 6))
+        for value in (7, 6):
+            index.advance_threadsafe(value)
         if entered:
             await index.__aenter__()
             assert index.value == 7
@@ -202,7 +188,7 @@ class TestAdvanceThreadsafe:
         index = ThresholdPurgatory(0)
         index.reach(0, None)
         await index.aclose()
-        in_threads(1, lambda _: index.advance_threadsafe(1))
+        index.advance_threadsafe(1)
         await asyncio.sleep(0)
         assert (index.value, len(index._mailbox.values)) == (0, 0)
 
@@ -225,15 +211,6 @@ class TestAdvanceThreadsafe:
     def test_clock_that_is_no_event_loop_is_refused(self, index: ThresholdPurgatory[int]) -> None:
         with pytest.raises(PurgatoryMisuse, match="has no event loop that another thread could call"):
             index.advance_threadsafe(1)
-
-    @pytest.mark.parametrize(("value", "error"), [("1", TypeError), (math.nan, ValueError)])
-    async def test_wrong_value_is_refused_in_the_thread_that_gives_it(self, value: Any, error: type[Exception]) -> None:
-        async with ThresholdPurgatory(0) as index:
-            wait = index.reach(0, None)
-            with pytest.raises(error):
-                await asyncio.to_thread(index.advance_threadsafe, value)
-            await asyncio.sleep(0)
-            assert (index.value, wait.done()) == (0, False)
 
 
 class TestAbandonedThresholds:
