@@ -228,6 +228,7 @@ async def _be_checked_from_another_thread(purgatory: DelayedOperationPurgatory, 
     thread.start()
     await operation
     thread.join()
+    assert not operation.expired()
 
 
 @pytest.mark.parametrize("path", [_wait_for_its_deadline, _be_cancelled, _be_checked_from_another_thread])
