@@ -1,10 +1,11 @@
 """The fixtures of the relay's tests."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
-from tests.relay.relays import MemoryBroker
+from tests.relay.relays import MemoryBroker, Process
 from tests.support.servers import PostgresServer, RedisServer, running_postgres, running_redis
 
 
@@ -15,9 +16,9 @@ def broker() -> MemoryBroker:
 
 
 @pytest.fixture
-def state() -> dict[str, int]:
-    """The state that several processes would share."""
-    return {}
+def process(broker: MemoryBroker) -> Callable[..., Process]:
+    """Makes a process that shares a state with the others that this makes, and the broker."""
+    return partial(Process, {}, broker)
 
 
 @pytest.fixture(scope="session")

@@ -4,15 +4,31 @@ connections can be broken in several ways.
 
 import asyncio
 import selectors
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Hashable, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial, wraps
 from typing import Any, ParamSpec, Protocol
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory
 from purgatory.relay import Broker, Relay
+from tests.support.operations import Flag
 
 P = ParamSpec("P")
+
+
+def collect_faults() -> list[dict[str, Any]]:
+    """The contexts that the running loop's exception handler will be given."""
+    faults: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+    return faults
+
+
+def watch_unchecked(purgatory: DelayedOperationPurgatory, *keys: Hashable) -> list[Flag]:
+    """An operation for each key that completes when the key is checked next."""
+    flags = [purgatory.try_complete_else_watch(Flag(), [key]) for key in keys]
+    for flag in flags:
+        flag.ready = True
+    return flags
 
 
 class Grown(DelayedOperation[int]):
@@ -191,23 +207,17 @@ async def pass_time(seconds: float) -> None:
     await asyncio.sleep(seconds)
 
 
-def run(main: Callable[[], Any]) -> None:
-    """Run an async function on a `SkippingLoop`. No task may be left by it."""
-
-    async def alone() -> None:
-        await main()
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    with asyncio.Runner(loop_factory=SkippingLoop) as runner:
-        runner.run(alone())
-
-
 def skipping(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
     """Run an async test on a `SkippingLoop`. No task may be left by it."""
 
     @wraps(test)
     def run_test(*arguments: P.args, **options: P.kwargs) -> None:
-        run(lambda: test(*arguments, **options))
+        async def alone() -> None:
+            await test(*arguments, **options)
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+        with asyncio.Runner(loop_factory=SkippingLoop) as runner:
+            runner.run(alone())
 
     return run_test
 
@@ -217,24 +227,22 @@ class Proxy:
 
     def __init__(self, port: int) -> None:
         self._to = port
-        self._frozen = False
         self._thawed = asyncio.Event()
-        self._thawed.set()
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.port = 0
+        self._writers: list[asyncio.StreamWriter] = []
+        self._tasks = asyncio.TaskGroup()
 
     async def __aenter__(self) -> "Proxy":
+        await self._tasks.__aenter__()
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        self.thaw()
         return self
 
-    async def __aexit__(self, *exception: object) -> None:
+    async def __aexit__(self, *exception: Any) -> None:
         self._server.close()
         self.cut()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.thaw()
+        await self._tasks.__aexit__(*exception)
 
     def freeze(self) -> None:
         """Forward nothing more, and keep all connections open: as if the cable had been pulled."""
@@ -249,30 +257,24 @@ class Proxy:
         for writer in self._writers:
             writer.transport.abort()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        self._writers.add(writer)
-        onward_writer: asyncio.StreamWriter | None = None
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        self._tasks.create_task(self._connect(reader, writer))
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             onward_reader, onward_writer = await asyncio.open_connection("127.0.0.1", self._to)
-            self._writers.add(onward_writer)
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._forward(reader, onward_writer))
-                tasks.create_task(self._forward(onward_reader, writer))
-        except* OSError:
-            pass
-        finally:
-            for each in (writer, onward_writer):
-                if each is not None:
-                    self._writers.discard(each)
-                    each.transport.abort()
-            self._tasks.discard(task)
+        except OSError:
+            writer.transport.abort()
+        else:
+            self._writers.append(onward_writer)
+            self._tasks.create_task(self._forward(reader, onward_writer))
+            self._tasks.create_task(self._forward(onward_reader, writer))
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(65536):
-            await self._thawed.wait()
-            writer.write(data)
-            await writer.drain()
-        raise ConnectionResetError
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                await self._thawed.wait()
+                writer.write(data)
+                await writer.drain()
+        writer.transport.abort()

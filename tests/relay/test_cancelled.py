@@ -1,4 +1,4 @@
-"""A relay that is left at any time, and a relay's parts that are cancelled by others, on a loop without waits."""
+"""A relay that is left at any time, and a relay's parts that fail or are cancelled, on a loop without waits."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
@@ -9,24 +9,15 @@ import pytest
 
 from purgatory import DelayedOperationPurgatory
 from purgatory.relay import Relay, RelayError
-from tests.relay.relays import MemoryBroker, MemoryConnection, Process, pass_time, run, skipping
-from tests.support.operations import Flag
-
-
-async def _cancelled() -> None:
-    """Raise `CancelledError`, as a task does that awaits a cancelled one."""
-    shared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    asyncio.get_running_loop().call_later(1, shared.cancel)
-    await shared
-
-
-async def _fails_in_a_group() -> None:
-    async def fail() -> None:
-        await asyncio.sleep(0)
-        raise OSError("not now")
-
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(fail())
+from tests.relay.relays import (
+    MemoryBroker,
+    MemoryConnection,
+    Process,
+    collect_faults,
+    pass_time,
+    skipping,
+    watch_unchecked,
+)
 
 
 class TestLeaving:
@@ -74,7 +65,7 @@ class TestLeaving:
         await pass_time(1)
 
     @skipping
-    async def test_a_lost_connection_that_cannot_be_left_is_given_up(self, state: dict[str, int]) -> None:
+    async def test_a_lost_connection_that_cannot_be_left_is_given_up(self) -> None:
         class Stuck(MemoryBroker):
             @asynccontextmanager
             async def connect(self, receive: Callable[[str | bytes], object]) -> AsyncIterator[MemoryConnection]:
@@ -82,25 +73,40 @@ class TestLeaving:
                     try:
                         yield connection
                     finally:
-                        await asyncio.get_running_loop().create_future()
+                        await asyncio.Event().wait()
 
         broker = Stuck()
-        async with Process(state, broker) as here:
+        async with Process({}, broker) as here:
             waiting = here.watch("key")
             for times in range(1, 4):
                 broker.connections[0].lose()
-                state["key"] = times
+                here.state["key"] = times
                 await pass_time(100)
                 assert here.relay.statistics().reconnects == times
             assert await waiting == 1
 
 
-class TestCancelledByOthers:
-    @pytest.mark.parametrize("fail", [_cancelled, _fails_in_a_group])
+async def _cancelled() -> None:
+    """Raise `CancelledError`, as a task does that awaits a cancelled one."""
+    shared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_later(1, shared.cancel)
+    await shared
+
+
+async def _fails() -> None:
+    raise OSError("not now")
+
+
+async def _fails_in_a_group() -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(_fails())
+
+
+@pytest.mark.parametrize("fail", [_cancelled, _fails_in_a_group, _fails])
+class TestPartsThatFail:
     @skipping
-    async def test_a_refresh_is_tried_again(self, broker: MemoryBroker, fail: Callable[[], Any]) -> None:
-        faults: list[dict[str, Any]] = []
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+    async def test_a_refresh_is_reported_and_tried_again(self, broker: MemoryBroker, fail: Callable[[], Any]) -> None:
+        faults = collect_faults()
         failures = iter([True, True])
 
         async def refresh(keys: Collection[str]) -> None:
@@ -108,14 +114,12 @@ class TestCancelledByOthers:
                 await fail()
 
         async with DelayedOperationPurgatory() as purgatory:
-            flag = purgatory.try_complete_else_watch(Flag(), ["key"])
-            flag.ready = True
+            [flag] = watch_unchecked(purgatory, "key")
             async with Relay(purgatory, broker=broker, refresh=refresh) as relay:
                 await flag
                 assert relay.statistics().failures == len(faults) == 2
 
     @pytest.mark.parametrize("method", ["publish", "ping", "listen"])
-    @pytest.mark.parametrize("fail", [_cancelled, _fails_in_a_group])
     @skipping
     async def test_a_connection_is_made_anew(
         self, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch, method: str, fail: Callable[[], Any]
@@ -129,14 +133,12 @@ class TestCancelledByOthers:
             await works(*arguments)
 
         monkeypatch.setattr(MemoryConnection, method, fails)
-
         async with Relay(broker=broker) as relay:
             relay.notify("key")
             await pass_time(100)
             assert relay.connected
             assert (relay.statistics().reconnects, relay.statistics().unpublished) == (2, 0)
 
-    @pytest.mark.parametrize("fail", [_cancelled, _fails_in_a_group])
     @skipping
     async def test_an_attempt_to_connect_is_followed_by_another_but_the_first(
         self, broker: MemoryBroker, fail: Callable[[], Any]
@@ -157,19 +159,16 @@ class TestCancelledByOthers:
             await Relay(broker=broker).__aenter__()
 
 
-def test_a_time_out_of_the_brokers_own_is_not_said_to_be_the_relays(
+@skipping
+async def test_a_time_out_of_the_brokers_own_is_not_said_to_be_the_relays(
     broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def too_long(connection: MemoryConnection, payloads: object) -> None:
         raise TimeoutError("a lock is held")
 
     monkeypatch.setattr(MemoryConnection, "publish", too_long)
-
-    async def main() -> None:
-        async with Relay(broker=broker) as relay:
-            relay.notify("key")
-            await pass_time(1)
-
-    run(main)
+    async with Relay(broker=broker) as relay:
+        relay.notify("key")
+        await pass_time(1)
     assert "TimeoutError: a lock is held" in caplog.text
     assert "not answered" not in caplog.text
