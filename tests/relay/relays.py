@@ -34,8 +34,8 @@ def watch_unchecked(purgatory: DelayedOperationPurgatory, *keys: Hashable) -> li
 class Grown(DelayedOperation[int]):
     """Completes when the number of `key`, as far as it is known here, is at least `wanted`."""
 
-    def __init__(self, numbers: dict[str, int], key: str, wanted: int, timeout: float | None = None) -> None:
-        super().__init__(timeout)
+    def __init__(self, numbers: dict[str, int], key: str, wanted: int) -> None:
+        super().__init__(None)
         self.numbers = numbers
         self.key = key
         self.wanted = wanted

@@ -7,33 +7,23 @@ each once, it says how many it has written. It ends with its input, when the bro
 """
 
 import asyncio
-import sqlite3
 import sys
 from pathlib import Path
 
-from purgatory.relay import Broker, Relay
-from purgatory.relay.postgres import PostgresBroker
-from purgatory.relay.redis import RedisBroker
+from purgatory.relay import Broker, PostgresBroker, RedisBroker, Relay
 
 
 class SharedNumbers:
-    """Numbers in a file of SQLite, which several processes read and write. It need not survive the machine."""
+    """Numbers that several processes read and write: each is 1 as soon as there is a file for it."""
 
-    def __init__(self, path: Path) -> None:
-        self._connection = sqlite3.connect(path, isolation_level=None, timeout=60)
-        self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute("PRAGMA synchronous = OFF")
-        self._connection.execute("CREATE TABLE IF NOT EXISTS numbers (key TEXT PRIMARY KEY, number INTEGER NOT NULL)")
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
     def get(self, key: str, default: int) -> int:
-        row = self._connection.execute("SELECT number FROM numbers WHERE key = ?", [key]).fetchone()
-        return default if row is None else int(row[0])
+        return 1 if (self._folder / key).exists() else default
 
     def __setitem__(self, key: str, number: int) -> None:
-        self._connection.execute("INSERT OR REPLACE INTO numbers VALUES (?, ?)", [key, number])
-
-    def close(self) -> None:
-        self._connection.close()
+        (self._folder / key).touch()
 
 
 def broker(url: str, channel: str = "purgatory") -> Broker:
@@ -41,8 +31,8 @@ def broker(url: str, channel: str = "purgatory") -> Broker:
     return RedisBroker(url, channel) if url.startswith("redis") else PostgresBroker(url, channel)
 
 
-async def write(url: str, path: Path, name: str) -> None:
-    numbers = SharedNumbers(path)
+async def write(url: str, folder: Path, name: str) -> None:
+    numbers = SharedNumbers(folder)
     written = 0
     async with Relay(broker=broker(url), heartbeat=2) as relay:
         _tell(written)
@@ -55,7 +45,6 @@ async def write(url: str, path: Path, name: str) -> None:
                 await asyncio.sleep(0)
             _tell(written)
         await relay.flush()
-    numbers.close()
 
 
 def _tell(written: int) -> None:
