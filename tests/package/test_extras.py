@@ -36,30 +36,11 @@ def test_a_missing_requirement_is_reported_with_its_extra(
 ) -> None:
     importlib.import_module(module)
     for name in list(sys.modules):
-        if name == module or name.startswith(f"{module}.") or name.partition(".")[0] == missing:
+        if name == module or name.startswith((f"{module}.", f"{missing}.")):
             monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "path_importer_cache", {})
-    monkeypatch.setattr(sys, "meta_path", [_Without(missing), *sys.meta_path])
+    monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(ModuleNotFoundError, match=rf"asyncio-purgatory\[{extra}\]"):
         importlib.import_module(module)
-
-
-class _Without:
-    """Finds everything but one package."""
-
-    def __init__(self, missing: str) -> None:
-        self._missing = missing
-
-    def find_spec(self, name: str, *_: object) -> None:
-        if name.partition(".")[0] == self._missing:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
-def test_core_alone_imports_no_requirement_of_extras() -> None:
-    command = (
-        "import purgatory, sys; print(sorted({'prometheus_client', 'opentelemetry', 'pyarrow'} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_importing_the_core_needs_the_standard_library_alone() -> None:
@@ -73,8 +54,15 @@ def test_importing_the_core_needs_the_standard_library_alone() -> None:
         for alias in node.names
     }
     assert imported <= sys.stdlib_module_names | {"purgatory"}
-    command = "import purgatory, sys; print([name for name in sys.modules if name.startswith('purgatory.bench')])"
-    assert subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_importing_the_core_imports_nothing_else() -> None:
+    command = "import sys; before = set(sys.modules); import purgatory; print(*set(sys.modules) - before)"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
+    imported = done.stdout.split()
+    assert "purgatory" in imported
+    assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names | {"purgatory"}
+    assert not [name for name in imported if name.startswith("purgatory.bench")]
 
 
 def parts() -> list[tuple[str, list[str]]]:
@@ -110,7 +98,8 @@ from purgatory.streams import durable_streams
 def test_a_part_without_its_extra_does_not_import() -> None:
     command = [sys.executable, "-m", "tests.package.alone", "purgatory.metrics", "journal"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert "No module named 'opentelemetry': pip install -e '.[metrics]' in a clone, or pip install" in done.stderr
+    assert "opentelemetry" in done.stderr
+    assert "pip install -e '.[metrics]' in a clone, or pip install" in done.stderr
 
 
 @pytest.mark.parametrize("package", [purgatory.metrics, purgatory.relay, purgatory.streams])
