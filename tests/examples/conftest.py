@@ -1,5 +1,5 @@
-"""The fixtures of the examples' tests: the brokers are those of the relay's tests."""
+"""The fixtures of the examples' tests."""
 
-from tests.relay.conftest import postgres, redis
+from tests.support.servers import postgres, redis
 
 __all__ = ["postgres", "redis"]

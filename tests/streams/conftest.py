@@ -7,19 +7,12 @@ import httpx
 import pytest
 
 from tests.streams.serving import Server, serving
-from tests.support.servers import PostgresServer, running_postgres
+from tests.support.servers import postgres as postgres
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
     from tests.streams.pages import Page
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    """One PostgreSQL for all tests of a process: take a database of your own, and leave it running."""
-    with running_postgres() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

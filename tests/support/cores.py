@@ -7,14 +7,13 @@ import pytest
 from purgatory import __core__
 from purgatory._core import _base
 
-__all__ = ["extension", "in_c", "in_python", "looks_inside", "set_nesting"]
+__all__ = ["extension", "in_c", "in_python", "set_nesting"]
 
 extension = find_spec("purgatory._speedups.c") if __core__ == "C" else None
 """The extension in C; `None` if it has not been built."""
 
 in_c = pytest.mark.skipif(__core__ != "C", reason="is for a run on the core in C")
 in_python = pytest.mark.skipif(__core__ == "C", reason="is for a run on the core in Python")
-looks_inside = pytest.mark.skipif(__core__ == "C", reason="looks into structures of the Python core")
 
 
 def set_nesting(depth: int) -> None:

@@ -119,13 +119,16 @@ class PostgresServer:
         """Execute a command of SQL from outside. Returns the rows, a line for each."""
         return self._run(self._psql, "-XAtq", "-v", "ON_ERROR_STOP=1", "-c", command, self.dsn(database))
 
+    def _suspend(self) -> list[psutil.Process]:
+        """Stop the server, so that it starts no more processes, and return all that it has."""
+        server = psutil.Process(int((self._data / "postmaster.pid").read_text().split("\n")[0]))
+        server.suspend()
+        return [server, *server.children(recursive=True)]
+
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """All of its processes are stopped while the context lasts: it takes connections, and never answers."""
-        server = psutil.Process(int((self._data / "postmaster.pid").read_text().split("\n")[0]))
-        # A stopped server starts no more processes meanwhile.
-        server.suspend()
-        processes = [server, *server.children(recursive=True)]
+        processes = self._suspend()
         try:
             for process in processes:
                 process.suspend()
@@ -137,10 +140,7 @@ class PostgresServer:
     def kill(self) -> None:
         """`kill -9`, of all of its processes at once, as if the power had failed."""
         with suppress(FileNotFoundError):
-            server = psutil.Process(int((self._data / "postmaster.pid").read_text().split("\n")[0]))
-            # A stopped server starts no more processes meanwhile.
-            server.suspend()
-            processes = [server, *server.children(recursive=True)]
+            processes = self._suspend()
             for process in processes:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
@@ -185,23 +185,19 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
-@contextmanager
-def running_redis() -> Iterator[RedisServer]:
-    """A Redis for as long as the context lasts."""
+@pytest.fixture(scope="session")
+def redis() -> Iterator[RedisServer]:
+    """One Redis for all tests of a process: take a channel of your own, and leave it running."""
     server = RedisServer()
-    try:
-        yield server
-    finally:
-        server.kill()
+    yield server
+    server.kill()
 
 
-@contextmanager
-def running_postgres() -> Iterator[PostgresServer]:
-    """A PostgreSQL for as long as the context lasts."""
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """One PostgreSQL for all tests of a process: take a database of your own, and leave it running."""
     # Not below pytest's own directory, which the server's user may not enter.
     with tempfile.TemporaryDirectory(prefix="postgres-", ignore_cleanup_errors=True) as directory:
         server = PostgresServer(Path(directory))
-        try:
-            yield server
-        finally:
-            server.kill()
+        yield server
+        server.kill()

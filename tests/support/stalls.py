@@ -11,12 +11,11 @@ server should (`gc.freeze`, a higher threshold), and off. Each measurement has a
 import argparse
 import asyncio
 import gc
-import json
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from itertools import product
-from typing import Any
+from multiprocessing import get_context
 
 import purgatory._core.owner
 import purgatory._core.watchers
@@ -24,7 +23,6 @@ import purgatory._loop.slices
 import purgatory._timer.timer
 from purgatory import DelayedOperation, DelayedOperationPurgatory
 from purgatory.bench.stalls import Heartbeat
-from tests.support.paths import ROOT
 
 OPERATIONS = 1_000_000
 COLLECTORS = ("as it is", "tuned", "off")
@@ -127,8 +125,7 @@ WORK: "dict[str, Callable[[DelayedOperationPurgatory, int], Awaitable[Prepared]]
 }
 
 
-async def measure(work: str, operations: int, collector: str) -> dict[str, float]:
-    """Do `work` in this process. Returns the longest iteration, and the garbage collection in it, in seconds."""
+async def _measure(work: str, operations: int, collector: str) -> str:
     gc.disable()
     held = DelayedOperationPurgatory(purge_interval=10 * operations)
     begin, done = await WORK[work](held, operations)
@@ -142,60 +139,36 @@ async def measure(work: str, operations: int, collector: str) -> dict[str, float
     begin()
     await heartbeat.until(done)
     gc.disable()
-    return {"longest": heartbeat.longest, "collecting": heartbeat.collecting}
+    part = heartbeat.collecting / heartbeat.longest
+    return f"{1e3 * heartbeat.longest:.1f} ms" + (f" ({part:.0%} collecting)" if part > 0.01 else "")
 
 
-def _measure_apart(work: str, operations: int, collector: str, way: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "tests.support.stalls", "--operations", str(operations)]
-    command += ["--one", work, collector, way]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    measured: dict[str, float] = json.loads(done.stdout)
-    return measured
-
-
-def rows(operations: int, collectors: Iterable[str] = COLLECTORS) -> Iterable[tuple[str, str, dict[str, float], Any]]:
-    """Measure everything: the work, the collector, in slices, in one go."""
-    for work, collector in product(WORK, collectors):
-        slices, one_go = (_measure_apart(work, operations, collector, way) for way in ("slices", "one go"))
-        yield work, collector, slices, one_go
-
-
-def describe(measured: dict[str, float]) -> str:
-    """The longest iteration, and the part of it that was garbage collection."""
-    part = measured["collecting"] / measured["longest"]
-    return f"{1e3 * measured['longest']:.1f} ms" + (f" ({part:.0%} collecting)" if part > 0.01 else "")
+def measure(work: str, operations: int, collector: str, in_one_go: bool) -> str:
+    """Do `work` in this process. Returns the longest iteration, and the part of it that was garbage collection."""
+    if in_one_go:
+        for module, name in (
+            (purgatory._loop.slices, "SLICE"),
+            (purgatory._loop.slices, "SLICE_SECONDS"),
+            (purgatory._core.owner, "SLICE"),
+            (purgatory._timer.timer, "SLICE_SECONDS"),
+            (purgatory._core.watchers, "_SHORT"),
+            (purgatory._timer.timer, "_LONG"),
+        ):
+            vars(module)[name] = 2**60
+    return asyncio.run(_measure(work, operations, collector))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.support.stalls", description=__doc__.partition("\n")[0])
     parser.add_argument("--operations", type=int, default=OPERATIONS, help="how many (1000000)")
-    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.one:
-        work, collector, way = arguments.one
-        if way == "one go":
-            for module, name in (
-                (purgatory._loop.slices, "SLICE"),
-                (purgatory._loop.slices, "SLICE_SECONDS"),
-                (purgatory._core.owner, "SLICE"),
-                (purgatory._timer.timer, "SLICE_SECONDS"),
-                (purgatory._core.watchers, "_SHORT"),
-                (purgatory._timer.timer, "_LONG"),
-            ):
-                vars(module)[name] = 2**60
-        sys.stdout.write(json.dumps(asyncio.run(measure(work, arguments.operations, collector))))
-        return
-    _write(f"the longest turn of the loop with {arguments.operations:,} operations\n")
-    _write_row("work", "garbage collector", "in slices", "in one go")
-    _write_row("---", "---", "---", "---")
-    for work, collector, slices, one_go in rows(arguments.operations):
-        _write_row(work, collector, describe(slices), describe(one_go))
-
-
-def _write_row(*cells: str) -> None:
-    _write(f"| {' | '.join(cells)} |")
+    operations = parser.parse_args().operations
+    _write(f"the longest turn of the loop with {operations:,} operations\n")
+    _write("| work | garbage collector | in slices | in one go |")
+    _write("| --- | --- | --- | --- |")
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as processes:
+        for work, collector in product(WORK, COLLECTORS):
+            results = [processes.submit(measure, work, operations, collector, way).result() for way in (False, True)]
+            _write(f"| {' | '.join([work, collector, *results])} |")
 
 
 def _write(line: str) -> None:
