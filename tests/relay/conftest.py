@@ -1,11 +1,10 @@
 """The fixtures of the relay's tests."""
 
-from collections.abc import Callable
 from functools import partial
 
 import pytest
 
-from tests.relay.relays import MemoryBroker, Process
+from tests.relay.relays import MakeProcess, MemoryBroker, Process
 from tests.support.servers import postgres as postgres
 from tests.support.servers import redis as redis
 
@@ -17,6 +16,6 @@ def broker() -> MemoryBroker:
 
 
 @pytest.fixture
-def process(broker: MemoryBroker) -> Callable[..., Process]:
+def process(broker: MemoryBroker) -> MakeProcess:
     """Makes a process that shares a state with the others that this makes, and the broker."""
     return partial(Process, {}, broker)

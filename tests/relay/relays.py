@@ -7,7 +7,7 @@ import selectors
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Hashable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial, wraps
-from typing import Any, ParamSpec, Protocol
+from typing import Any, ParamSpec, TypeAlias
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory
 from purgatory.relay import Broker, Relay
@@ -47,18 +47,13 @@ class Grown(DelayedOperation[int]):
         return self.numbers.get(self.key, 0)
 
 
-class Numbers(Protocol):
-    """A state that several processes share."""
-
-    def get(self, key: str, default: int, /) -> int: ...
-
-    def __setitem__(self, key: str, number: int, /) -> None: ...
-
-
 class Process:
-    """A process that shares `state` with others: it caches numbers of it, and its operations wait for them to grow."""
+    """A process that shares `state` with others: it caches numbers of it, and its operations wait for them to grow.
 
-    def __init__(self, state: Numbers, broker: Broker | None = None, **options: Any) -> None:
+    `state` maps keys to numbers: a dict, or what looks like one.
+    """
+
+    def __init__(self, state: Any, broker: Broker | None = None, **options: Any) -> None:
         self.state = state
         self.known: dict[str, int] = {}
         self.failing = 0
@@ -96,6 +91,9 @@ class Process:
         """Wait until the number of `key` has grown by `more` from its cached value, or from the value now."""
         number = self.known.setdefault(key, self.state.get(key, 0))
         return self.purgatory.try_complete_else_watch(Grown(self.known, key, number + more), [key])
+
+
+MakeProcess: TypeAlias = Callable[..., Process]
 
 
 class MemoryBroker:

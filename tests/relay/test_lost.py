@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from itertools import pairwise
 
 import pytest
@@ -14,9 +14,9 @@ from purgatory.relay import Relay
 from purgatory.relay.payload import decode
 from purgatory.relay.retries import LONGEST
 from tests.relay.relays import (
+    MakeProcess,
     MemoryBroker,
     MemoryConnection,
-    Process,
     collect_faults,
     pass_time,
     skipping,
@@ -28,7 +28,7 @@ from tests.support.operations import Flag
 class TestLostConnections:
     @skipping
     async def test_the_states_of_keys_without_a_watcher_are_forgotten(
-        self, broker: MemoryBroker, process: Callable[..., Process]
+        self, broker: MemoryBroker, process: MakeProcess
     ) -> None:
         async with process() as here, process() as there:
             there.watch("key").cancel()
@@ -41,7 +41,7 @@ class TestLostConnections:
 
     @skipping
     async def test_keys_that_are_no_str_are_not_brought_up_to_date(
-        self, broker: MemoryBroker, process: Callable[..., Process]
+        self, broker: MemoryBroker, process: MakeProcess
     ) -> None:
         async with process() as here:
             here.purgatory.try_complete_else_watch(Flag(), ["a", 1, ("b",), None])
@@ -50,9 +50,7 @@ class TestLostConnections:
             assert here.refreshed == [["a"]]
 
     @skipping
-    async def test_more_than_max_keys_collapse_to_everything(
-        self, broker: MemoryBroker, process: Callable[..., Process]
-    ) -> None:
+    async def test_more_than_max_keys_collapse_to_everything(self, broker: MemoryBroker, process: MakeProcess) -> None:
         async with process(max_keys=100) as here, process() as there:
             waiting = [there.watch(str(number)) for number in range(101)]
             await pass_time(1)
@@ -71,9 +69,7 @@ class TestLostConnections:
             assert [len(keys) for keys in there.refreshed] == [101]
 
     @skipping
-    async def test_more_than_max_keys_that_wait_to_be_looked_at_collapse_too(
-        self, process: Callable[..., Process]
-    ) -> None:
+    async def test_more_than_max_keys_that_wait_to_be_looked_at_collapse_too(self, process: MakeProcess) -> None:
         collect_faults()
         async with process() as here, process(max_keys=100) as there:
             there.failing = 3
@@ -87,7 +83,7 @@ class TestLostConnections:
 
     @skipping
     async def test_a_peer_that_does_not_answer_is_given_up_within_two_heartbeats(
-        self, broker: MemoryBroker, process: Callable[..., Process]
+        self, broker: MemoryBroker, process: MakeProcess
     ) -> None:
         async with process() as here, process() as there:
             waiting = there.watch("key")

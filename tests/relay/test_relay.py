@@ -3,8 +3,9 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextvars import ContextVar
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -12,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from purgatory import DelayedOperationPurgatory, ThresholdPurgatory
-from purgatory.relay import Relay, RelayError, RelayStatistics
+from purgatory.relay import Relay, RelayError
 from purgatory.relay.payload import MAX_PAYLOAD, check_key, decode, encode
-from tests.relay.relays import Grown, MemoryBroker, Process, collect_faults, pass_time, skipping, watch_unchecked
+from tests.relay.relays import Grown, MakeProcess, MemoryBroker, collect_faults, pass_time, skipping, watch_unchecked
 from tests.support.operations import Flag, turn
 
 TEXT = st.text(st.characters(exclude_categories=()))  # NUL and single surrogates, too
@@ -156,24 +157,15 @@ class TestPayloads:
 
 class TestBetweenProcesses:
     @skipping
-    async def test_an_operation_in_another_process_completes(self, process: Callable[..., Process]) -> None:
+    async def test_an_operation_in_another_process_completes(self, process: MakeProcess) -> None:
         async with process() as here, process() as there:
             waiting = [there.watch("key", more) for more in (1, 2)]
             here.grow("key")
             assert await waiting[0] == 1
             assert not waiting[1].done()
             assert repr(there.relay) == "<Relay 'purgatory' open connected>"
-            assert here.relay.statistics() == RelayStatistics(
-                connected=True,
-                notified=1,
-                published=1,
-                received=0,
-                malformed=0,
-                reconnects=0,
-                failures=0,
-                unpublished=0,
-                unchecked=0,
-            )
+            counts = {name: value for name, value in asdict(here.relay.statistics()).items() if value}
+            assert counts == {"connected": True, "notified": 1, "published": 1}
             assert there.relay.statistics().received == 1
             assert here.refreshed == []
 
@@ -192,7 +184,7 @@ class TestBetweenProcesses:
 
     @skipping
     async def test_a_message_that_cannot_be_read_is_reported_and_ignored(
-        self, broker: MemoryBroker, process: Callable[..., Process]
+        self, broker: MemoryBroker, process: MakeProcess
     ) -> None:
         faults = collect_faults()
         async with process() as here, process() as there:
@@ -229,7 +221,7 @@ class TestBetweenProcesses:
 
     @skipping
     async def test_keys_are_brought_up_to_date_a_thousand_at_a_time(
-        self, broker: MemoryBroker, process: Callable[..., Process]
+        self, broker: MemoryBroker, process: MakeProcess
     ) -> None:
         async with process() as here, process() as there:
             waiting = [there.watch(str(number)) for number in range(2500)]

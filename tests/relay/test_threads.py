@@ -127,24 +127,6 @@ async def test_loop_that_was_closed_without_leaving_is_forgotten() -> None:
     assert heard == ["first", "second"]
 
 
-async def test_subscriber_that_raises_is_disconnected_alone() -> None:
-    broker = ThreadBroker()
-    heard: list[str | bytes] = []
-
-    def fail(payload: str | bytes) -> None:
-        raise LookupError(payload)
-
-    async with broker.connect(fail) as failing, broker.connect(heard.append) as connection:
-        listening = asyncio.create_task(connection.listen())
-        await connection.publish(["payload"])
-        with pytest.raises(LookupError, match="payload"):
-            await failing.listen()
-        await connection.publish(["another"])
-        while len(heard) < 2:
-            await turn()
-        listening.cancel()
-
-
 async def test_long_queue_is_taken_in_slices() -> None:
     broker = ThreadBroker()
     heard = 0
