@@ -37,6 +37,12 @@ class Server(uvicorn.Server):
         """The classes of the protocols of its connections."""
         return sorted(type(connection).__name__ for connection in self.server_state.connections)
 
+    async def main_loop(self) -> None:
+        """See the end sooner than uvicorn, which looks ten times a second."""
+        await self.on_tick(0)
+        while not await self.on_tick(1):
+            await asyncio.sleep(0.005)
+
     async def until(self, *connections: str) -> None:
         """Return when these are the connections."""
         while self.connections != sorted(connections):
@@ -144,14 +150,6 @@ class Client:
         with suppress(ConnectionResetError):
             self.left += await self.reader.read()
         return not self.left
-
-    async def is_silent(self) -> bool:
-        """Whether nothing comes for a moment."""
-        reading = asyncio.create_task(self.reader.read(65536))
-        await asyncio.wait([reading], timeout=0.05)
-        reading.cancel()
-        await asyncio.wait([reading])
-        return reading.cancelled()
 
     def reset(self) -> None:
         """Close the connection with a reset."""

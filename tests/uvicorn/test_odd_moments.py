@@ -356,12 +356,6 @@ class TestTheExtension:
             await server.until()
             assert len(parked) == 1
 
-    async def test_response_of_status_304_may_have_a_length(self, board: Board, client: Client) -> None:
-        board.render = lambda notes: Response(status_code=304, headers={"Content-Length": "5"})
-        await client.send("GET", "/look?timeout=0.01")
-        assert b"content-length: 5\r\n" in await client.until(b"\r\n\r\n")
-        assert (await client.request("GET", "/now")).status == 200
-
     async def test_continue_is_not_sent_in_the_middle_of_a_response(self, board: Board) -> None:
         async def receiving_later(scope: Scope, receive: Receive, send: Send) -> None:
             await board.app(scope, receive, send)
