@@ -112,7 +112,7 @@ class Client:
         if self.left:
             parser.receive_data(self.left)
         head: h11.Response | None = None
-        body = b""
+        body = bytearray()
         while True:
             event = parser.next_event()
             if event is h11.NEED_DATA:
@@ -128,7 +128,7 @@ class Client:
         self.left = parser.trailing_data[0]
         assert head is not None
         headers = {name.decode(): value.decode() for name, value in head.headers}
-        return Response(head.status_code, headers, body)
+        return Response(head.status_code, headers, bytes(body))
 
     async def request(self, method: str, target: str, *headers: str, body: bytes = b"") -> Response:
         """Send a request and receive its response."""
