@@ -137,13 +137,17 @@ class Client:
 
     async def until(self, part: bytes) -> bytes:
         """Read until the bytes have come."""
-        while part not in self.left:
+        received = bytearray(self.left)
+        begin = 0
+        while (found := received.find(part, begin)) < 0:
+            begin = max(0, len(received) - len(part))
             data = await self.reader.read(65536)
+            received += data
             if not data:
+                self.left = bytes(received)
                 raise ConnectionResetError(self.left)
-            self.left += data
-        found, _, self.left = self.left.partition(part)
-        return found + part
+        self.left = bytes(received[found + len(part) :])
+        return bytes(received[: found + len(part)])
 
     async def ended(self) -> bool:
         """Read to the end. Returns whether the connection was closed without more data."""
