@@ -31,30 +31,35 @@ from tests.uvicorn.serving import Client, Server, connected, serving
 NAME: ContextVar[str] = ContextVar("NAME")
 
 
+def add(message: Message, name: bytes, value: bytes) -> None:
+    """Add a header to the head of a response."""
+    if message["type"] == "http.response.start":
+        message["headers"] = [*message["headers"], (name, value)]
+
+
 class AddsHeader:
-    """A middleware that wraps `send` by a closure."""
+    """A middleware that wraps `send` by a closure, and that nobody has declared."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def wrapped(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-added", b"1")]
+            add(message, b"x-added", b"1")
             await send(message)
 
         await self.app(scope, receive, wrapped)
 
 
+@park_through
 class Declared(AddsHeader):
-    """Is declared by the application."""
+    """Reads a context variable of the request, as asgi-correlation-id does, and its scope."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        name = scope["path"]
+        NAME.set(scope["path"])
 
         async def wrapped(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-path", name.encode() + scope["path"].encode())]
+            add(message, b"x-path", NAME.get("none").encode() + scope["path"].encode())
             await send(message)
 
         await self.app(scope, receive, wrapped)
@@ -65,8 +70,7 @@ class MarkedFunction(AddsHeader):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def wrapped(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-marked", b"1")]
+            add(message, b"x-marked", b"function")
             await send(message)
 
         wrapped.purgatory_parking = True  # type: ignore[attr-defined]
@@ -77,86 +81,64 @@ class MarkedClass(AddsHeader):
     """The class says that it is safe, and the wrapper is found by its variable `self`."""
 
     purgatory_parking = True
-    header = (b"x-marked", b"class")
+    value = b"class"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def wrapped(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], self.header]
+            add(message, b"x-marked", self.value)
             await send(message)
 
         await self.app(scope, receive, wrapped)
 
 
-class MarkedMethod(AddsHeader):
-    """The wrapper is a method of an object for each request."""
+class Responder:
+    """A wrapper of `send` for each request."""
 
-    class Responder:
-        purgatory_parking = True
+    purgatory_parking = True
 
-        def __init__(self, send: Send) -> None:
-            self.send = send
+    def __init__(self, send: Send) -> None:
+        self.send = send
 
-        async def sent(self, message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-marked", b"method")]
-            await self.send(message)
+    async def __call__(self, message: Message) -> None:
+        add(message, b"x-marked", b"object")
+        await self.send(message)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.app(scope, receive, self.Responder(send).sent)
-
-
-class CallableObject(AddsHeader):
-    """The wrapper is an object."""
-
-    class Responder:
-        purgatory_parking = True
-
-        def __init__(self, send: Send) -> None:
-            self.send = send
-
-        async def __call__(self, message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-marked", b"object")]
-            await self.send(message)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.app(scope, receive, self.Responder(send))
+    async def sent(self, message: Message) -> None:
+        add(message, b"x-marked", b"method")
+        await self.send(message)
 
 
-class ReadsContext(AddsHeader):
-    """The wrapper reads a context variable of the request, as asgi-correlation-id does."""
+def around(wrap: Callable[[Send], Send]) -> Middleware:
+    """A middleware with this wrapper of `send`."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        NAME.set(scope["path"])
+    def middleware(app: ASGIApp) -> ASGIApp:
+        async def call(scope: Scope, receive: Receive, send: Send) -> None:
+            await app(scope, receive, wrap(send))
 
-        async def wrapped(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-name", NAME.get("none").encode())]
-            await send(message)
+        return call
 
-        await self.app(scope, receive, wrapped)
+    return Middleware(middleware)
 
 
-class Waits(AddsHeader):
-    """The wrapper really waits before each message."""
+def wrapping(wrapped: Callable[[Message, Send], Awaitable[None]]) -> Middleware:
+    """A declared middleware with this wrapper of `send`."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def wrapped(message: Message) -> None:
-            await asyncio.sleep(0)
-            async with asyncio.timeout(60):
-                await asyncio.sleep(0.001)
-            await send(message)
+    @park_through
+    def wrap(send: Send) -> Send:
+        async def call(message: Message) -> None:
+            await wrapped(message, send)
 
-        await self.app(scope, receive, wrapped)
+        return call
 
-
-for each in (Declared, ReadsContext, Waits):
-    park_through(each)
+    return around(wrap)
 
 
-class WorksAfterwards(AddsHeader):
-    """A middleware that nobody has declared."""
+async def waits(message: Message, send: Send) -> None:
+    """Really wait before each message."""
+    await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        await asyncio.sleep(0.001)
+    await send(message)
 
 
 async def passes_on(request: Any, call_next: Any) -> Any:
@@ -174,10 +156,9 @@ PARKED = {
     "declared": Middleware(Declared),
     "marked function": Middleware(MarkedFunction),
     "marked class": Middleware(MarkedClass),
-    "marked method": Middleware(MarkedMethod),
-    "callable object": Middleware(CallableObject),
-    "context": Middleware(ReadsContext),
-    "waits": Middleware(Waits),
+    "marked method": around(lambda send: Responder(send).sent),
+    "callable object": around(Responder),
+    "waits": wrapping(waits),
 }
 with contextlib.suppress(ImportError):  # it is not in the oldest Starlette
     from starlette.middleware.body_limit import RequestBodyLimitMiddleware
@@ -190,7 +171,7 @@ BEHIND = {
         Middleware(BaseHTTPMiddleware, dispatch=passes_on),
         "starlette.middleware.base.BaseHTTPMiddleware",
     ),
-    "unknown": (Middleware(WorksAfterwards), f"{__name__}.AddsHeader"),
+    "unknown": (Middleware(AddsHeader), f"{__name__}.AddsHeader"),
     "tracing": (
         Middleware(OpenTelemetryMiddleware),
         "opentelemetry.instrumentation.asgi.OpenTelemetryMiddleware",
@@ -200,20 +181,6 @@ BEHIND = {
         "prometheus_fastapi_instrumentator.middleware.PrometheusInstrumentatorMiddleware",
     ),
 }
-
-
-def wrapping(wrapped: Callable[[Message, Send], Awaitable[None]]) -> Middleware:
-    """A declared middleware with this wrapper of `send`."""
-
-    @park_through
-    class Wraps(AddsHeader):
-        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-            async def call(message: Message) -> None:
-                await wrapped(message, send)
-
-            await self.app(scope, receive, call)
-
-    return Middleware(Wraps)
 
 
 class Application:

@@ -3,7 +3,6 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,20 +11,20 @@ import httpx
 import pytest
 
 from purgatory import DelayedOperationPurgatory
-from tests.asgi.processes import Server, serving
+from tests.asgi.processes import serving
 from tests.support.paths import ROOT
 from tests.support.servers import program
 from tests.uvicorn import frameworks
-from tests.uvicorn.serving import Client, connected
+from tests.uvicorn.serving import connected
 from tests.uvicorn.serving import serving as serving_here
 
 FRAMEWORKS = ["starlette", "fastapi", "quart"]
-COMMANDS = {
-    "parked": ["purgatory.uvicorn", "--port", "0"],
-    "uvicorn": ["uvicorn", "--port", "0"],
-    "h11": ["uvicorn", "--port", "0", "--http", "h11"],
-    "hypercorn": ["hypercorn", "--bind", "127.0.0.1:0"],
-}
+COMMANDS = [
+    ["purgatory.uvicorn", "--port", "0", "tests.uvicorn.frameworks:starlette"],
+    ["uvicorn", "--port", "0", "tests.uvicorn.frameworks:starlette"],
+    ["uvicorn", "--port", "0", "--http", "h11", "tests.uvicorn.frameworks:fastapi"],
+    ["hypercorn", "--bind", "127.0.0.1:0", "tests.uvicorn.frameworks:quart"],
+]
 
 
 @pytest.fixture(autouse=True)
@@ -47,11 +46,10 @@ async def test_requests_are_parked(framework: str) -> None:
         assert b"id: 1\ndata:gone\n\n" in await other.until(b"0\r\n\r\n")
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @pytest.mark.asyncio(loop_factories=["asyncio"])
-async def test_answers_are_the_same_on_each_server(framework: str, name: str) -> None:
-    with serving(*COMMANDS[name], f"tests.uvicorn.frameworks:{framework}") as server:
+async def test_answers_are_the_same_on_each_server(command: list[str]) -> None:
+    with serving(*command) as server:
         async with server.client() as client, server.client() as other:
             waiting = [asyncio.create_task(client.get(path)) for path in ("/wait", "/events")]
             while (await other.post("/go")).json() != 0 or not all(task.done() for task in waiting):
@@ -61,49 +59,34 @@ async def test_answers_are_the_same_on_each_server(framework: str, name: str) ->
         assert stream.text.replace(":\n\n", "") == "id: 1\ndata:gone\n\n"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    """An application in a process of its own."""
-    with serving(*COMMANDS["parked"], "tests.uvicorn.frameworks:starlette") as server:
-        yield server
+async def _go(times: int) -> None:
+    """Answer that many requests, one after the other."""
+    while times:
+        times -= frameworks.purgatory.complete_all()
+        await asyncio.sleep(0.01)
 
 
-@pytest.mark.asyncio(loop_factories=["asyncio"])
-class TestRealClients:
-    async def test_curl_gets_a_response_and_a_stream(self, server: Server) -> None:
-        curl = program("curl", "curl")
-        command = [curl, "-sN", f"{server.url}/wait", "-w", "%{http_code}", f"{server.url}/events"]
+async def test_curl_gets_a_response_and_a_stream() -> None:
+    async with serving_here(frameworks.starlette, lifespan="off") as server:
+        url = f"http://127.0.0.1:{server.port}"
+        command = [program("curl", "curl"), "-sN", f"{url}/wait", "-w", "%{http_code}", f"{url}/events"]
         process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
-        await self.go(server, 2)
+        await _go(2)
         output, _ = await process.communicate()
         assert output == b'"gone"200id: 1\ndata:gone\n\n200'
 
-    async def test_httpx_keeps_the_connection(self, server: Server) -> None:
-        async with httpx.AsyncClient(base_url=server.url, limits=httpx.Limits(max_connections=1)) as client:
-            for _ in range(3):
-                waiting = asyncio.create_task(client.get("/wait"))
-                await self.go(server)
-                assert (await waiting).json() == "gone"
 
-    async def test_aiohttp_keeps_the_connection(self, server: Server) -> None:
-        async with aiohttp.ClientSession(server.url, connector=aiohttp.TCPConnector(limit=1)) as client:
-            for _ in range(3):
-                waiting = asyncio.create_task(self.get(client))
-                await self.go(server)
-                assert await waiting == "gone"
-
-    @staticmethod
-    async def get(client: aiohttp.ClientSession) -> object:
-        async with client.get("/wait") as response:
-            return await response.json()
-
-    @staticmethod
-    async def go(server: Server, times: int = 1) -> None:
-        """Answer that many requests, one after the other."""
-        async with server.client() as client:
-            while times:
-                times -= (await client.post("/go")).json()
-                await asyncio.sleep(0.01)
+async def test_aiohttp_keeps_the_connection() -> None:
+    async with (
+        serving_here(frameworks.starlette, lifespan="off") as server,
+        aiohttp.ClientSession(f"http://127.0.0.1:{server.port}", connector=aiohttp.TCPConnector(limit=1)) as client,
+    ):
+        for _ in range(3):
+            going = asyncio.create_task(_go(1))
+            async with client.get("/wait") as response:
+                assert await response.json() == "gone"
+            await going
+            assert len(server.connections) == 1
 
 
 @pytest.mark.parametrize("options", [["--workers", "2"], ["--reload"]])
@@ -135,38 +118,3 @@ def test_script_shows_many_clients_answered_by_one_publish() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=100)
     assert done.stdout.startswith("300 clients wait: ")
     assert "answered by one publish within " in done.stdout
-
-
-async def test_clients_that_come_and_go_leave_nothing(tmp_path: Path) -> None:
-    """A soak: clients wait, take their answers, leave, reset; then nothing is pending."""
-    async with serving_here(frameworks.starlette, lifespan="off") as server:
-
-        async def visit(number: int) -> None:
-            async with connected(server) as client:
-                for turn in range(4):
-                    await client.send("GET", "/wait" if (number + turn) % 3 else "/events")
-                    await asyncio.sleep(0.001 * (number % 7))
-                    if (number + turn) % 5 == 0:
-                        client.reset()
-                        return
-                    if (number + turn) % 7 == 0:
-                        return
-                    await _taken(client)
-
-        async def keep_going() -> None:
-            while True:
-                await asyncio.sleep(0.003)
-                frameworks.purgatory.complete_all()
-
-        going = asyncio.create_task(keep_going())
-        for _ in range(5):
-            await asyncio.gather(*map(visit, range(100)))
-        going.cancel()
-        await server.until()
-        frameworks.purgatory.complete_all()
-        assert frameworks.purgatory.num_delayed == 0
-        await server.until_no_task()
-
-
-async def _taken(client: Client) -> None:
-    await client.receive()
