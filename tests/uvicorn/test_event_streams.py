@@ -1,6 +1,7 @@
 """`EventStream`, parked and not."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -68,26 +69,23 @@ class TestStreams:
             pass
         assert data == b"id: 1\ndata:hello\n\n"
 
-    async def test_stream_ends_and_the_connection_goes_on(self, board: Board, client: Client) -> None:
+    @pytest.mark.parametrize(
+        ("end", "chunks"),
+        [
+            (lambda board: board.pin("end"), [b"id: 1\ndata:end\n\n"]),
+            (lambda board: board.purgatory.cancel_for_key("board"), []),
+            (lambda board: board.purgatory.close(), [b":\n\n"]),
+        ],
+        ids=["follow", "cancelled", "closed"],
+    )
+    async def test_stream_ends_and_the_connection_goes_on(
+        self, board: Board, client: Client, end: Callable[[Board], None], chunks: list[bytes]
+    ) -> None:
         await open_stream(board, client)
         await board.until_waiting(1)
-        board.pin("end")
-        assert await chunk(client) == b"id: 1\ndata:end\n\n"
-        assert await chunk(client) == b""
-        assert (await client.request("GET", "/now")).body == b"now 0"
-
-    async def test_stream_ends_with_its_purgatory(self, board: Board, client: Client) -> None:
-        await open_stream(board, client)
-        await board.until_waiting(1)
-        await board.purgatory.aclose()
-        assert await chunk(client) == b":\n\n"
-        assert await chunk(client) == b""
-
-    async def test_stream_ends_when_its_operation_is_cancelled(self, board: Board, client: Client) -> None:
-        await open_stream(board, client)
-        await board.until_waiting(1)
-        board.purgatory.cancel_for_key("board")
-        assert await chunk(client) == b""
+        end(board)
+        for expected in (*chunks, b""):
+            assert await chunk(client) == expected
         assert (await client.request("GET", "/now")).body == b"now 0"
 
     async def test_head_request_opens_no_stream(self, board: Board, client: Client) -> None:
@@ -117,7 +115,7 @@ class TestStreams:
     ) -> None:
         board.watch = watch  # type: ignore[method-assign]
         await open_stream(board, client)
-        await client.ended()
+        assert await client.ended()
         assert text in caplog.text
 
     @pytest.mark.parametrize(
@@ -187,11 +185,8 @@ class TestParkedStreams:
             for number in range(200):
                 board.pin(f"{number} " + "x" * 100_000)
                 await turn()
-            received = b""
-            while b"id: 200\n" not in received:
-                received += await chunk(client)
-            found = [line.split()[0] for line in received.split(b"data:")[1:]]
-            assert found == [str(number).encode() for number in range(200)]
+            received = await client.until(b"id: 200\n") + await client.until(b"\n\n")
+            assert re.findall(rb"data:(\d+) ", received) == [b"%d" % number for number in range(200)]
 
     async def test_paused_stream_ends_at_shutdown(self, board: Board) -> None:
         async with serving(board.app, Impatient) as server, connected(server) as client:
