@@ -1,8 +1,7 @@
-"""The same small application in three frameworks: `/wait` waits for `/go`."""
+"""The same small application in Starlette and in Quart: `/wait` waits for `/go`."""
 
 from typing import Any
 
-from fastapi import FastAPI
 from quart import Quart
 from quart import request as quart_request
 from starlette.applications import Starlette
@@ -50,23 +49,6 @@ starlette = Starlette(
         Route("/events", _starlette_events),
     ]
 )
-
-fastapi = FastAPI()
-
-
-@fastapi.get("/wait")
-async def _fastapi_wait() -> DelayedResponse[None]:
-    return _wait()
-
-
-@fastapi.get("/events")
-async def _fastapi_events() -> EventStream[None]:
-    return _events()
-
-
-@fastapi.post("/go")
-async def _fastapi_go() -> int:
-    return purgatory.complete_all()
 
 
 class Delayed:

@@ -1,6 +1,5 @@
 """Which middlewares requests are parked behind, and that the answers are the same."""
 
-import asyncio
 import functools
 import logging
 from dataclasses import asdict
@@ -8,14 +7,11 @@ from typing import Any
 
 import itsdangerous
 import pytest
-from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.sessions import SessionMiddleware
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -69,23 +65,12 @@ class TestTheAnswerIsTheSame:
 
 
 async def test_client_that_leaves_behind_base_http_middleware_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
-    purgatory = DelayedOperationPurgatory()
-
-    async def look(request: Request) -> DelayedResponse[bool]:
-        operation = purgatory.wait_for(lambda: False, "key", timeout=60)
-        return DelayedResponse(operation, lambda result: PlainTextResponse("late"))
-
-    async def passes_on(request: Request, call_next: RequestResponseEndpoint) -> Response:
-        return await call_next(request)
-
-    app = Starlette(routes=[Route("/", look)], middleware=[Middleware(BaseHTTPMiddleware, dispatch=passes_on)])
-    async with serving(app) as server, connected(server) as client:
-        await client.send("GET", "/")
-        while not purgatory.num_delayed:
-            await asyncio.sleep(0.005)
+    application = Application("starlette", BEHIND["base"][0])
+    async with serving(application.app) as server, connected(server) as client:
+        await client.send("GET", "/poll")
+        await application.until_waiting(1)
         client.writer.transport.abort()
-        while purgatory.num_delayed:
-            await asyncio.sleep(0.005)
+        await application.until_waiting(0)
     assert "Traceback" not in caplog.text
     assert "No response returned" not in caplog.text
 
