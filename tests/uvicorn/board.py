@@ -1,8 +1,7 @@
 """A small application: notes on a board, which clients wait for."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Hashable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -23,7 +22,6 @@ class Look(DelayedOperation[list[str]]):
         super().__init__(timeout)
         self.board = board
         self.seen = seen
-        self.undelivered: list[list[str]] = []
 
     def try_complete(self) -> bool:
         return len(self.board.notes) > self.seen and self.force_complete()
@@ -40,11 +38,10 @@ class Look(DelayedOperation[list[str]]):
 class Board:
     """The notes, and the application."""
 
-    def __init__(self, *middleware: Middleware, close_on_shutdown: bool = False) -> None:
+    def __init__(self, *middleware: Middleware) -> None:
         self.notes: list[str] = []
         self.undelivered: list[list[str]] = []
         self.rendered: list[Any] = []
-        self.ran: list[str] = []
         self.render: Callable[[list[str]], Any] = JSONResponse
         self.key: Callable[[list[str]], Hashable] | None = None
         self.looks: list[Look] = []
@@ -57,7 +54,6 @@ class Board:
                 Route("/now", self.now, methods=["GET", "POST"]),
             ],
             middleware=middleware,
-            lifespan=self._lifespan if close_on_shutdown else None,
         )
 
     def watch(self, look: Look) -> Look:
@@ -84,7 +80,7 @@ class Board:
         self.watch(look)
         response = DelayedResponse(look, self._render, key=self.key)
         if "background" in request.query_params:
-            response.background = BackgroundTask(self.ran.append, "background")
+            response.background = BackgroundTask(lambda: None)
         return response
 
     def _render(self, notes: list[str]) -> Any:
@@ -117,10 +113,3 @@ class Board:
     async def now(self, request: Request) -> Response:
         """Answer at once."""
         return PlainTextResponse(f"now {len(await request.body())}")
-
-    @asynccontextmanager
-    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        from purgatory.asgi import closing_on_shutdown
-
-        async with closing_on_shutdown(self.purgatory):
-            yield
