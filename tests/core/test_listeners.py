@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from purgatory import DelayedOperationPurgatory, FinishedOperation, PurgatoryMisuse, VirtualClock
-from tests.support.operations import CallingClock, FaultLog, Flag, Late, turn
+from tests.support.operations import CallingClock, FaultLog, Flag, turn
 
 Heard = list[FinishedOperation]
 
@@ -21,11 +21,6 @@ class Slow(Flag):
     def on_complete(self) -> str:
         self.clock._now += 1.0
         return super().on_complete()
-
-
-class Failing(Flag):
-    def on_complete(self) -> str:
-        raise LookupError
 
 
 @pytest.fixture
@@ -56,72 +51,6 @@ class TestRecords:
             ("test", "Flag", ("a",), 11.0, 5.0, 1.0, "cancelled", None, 5.0, False),
             ("test", "Slow", ("a",), 12.0, None, 1.0, "satisfied", None, None, False),
         ], "the time of on_complete is part of the wait"
-
-    def test_the_record_of_an_expired_operation_has_its_lateness(self, clock: FaultLog) -> None:
-        purgatory = DelayedOperationPurgatory("coarse", tick=0.25, clock=clock)
-        heard: Heard = []
-        purgatory.add_listener(heard.append)
-        purgatory.try_complete_else_watch(Flag(0.875), ["a"])
-        clock.advance(1.0)
-        assert heard == [("coarse", "Flag", ("a",), 0.0, 0.875, 1.0, "expired", 0.125, 0.875, False)]
-
-    @pytest.mark.parametrize("ready", [True, False])
-    def test_a_failed_operation_has_a_record_on_any_way_of_completion(
-        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, heard: Heard, ready: bool
-    ) -> None:
-        failing = purgatory.try_complete_else_watch(Failing(1.0, ready=ready), ["a"])
-        purgatory.try_complete_else_watch(Late(ready=True), ["a"])
-        clock.advance(1.0)
-        assert isinstance(failing.exception(), LookupError)
-        records = [(each.operation, each.outcome, each.waited, each.late) for each in heard]
-        failed = ("Failing", "failed", 0.0 if ready else 1.0, None)
-        late = ("Late", "completed_at_once", 0.0, None)
-        assert records == ([failed, late] if ready else [late, failed])
-        assert len(clock.faults) == 1
-
-    def test_the_record_of_a_rescheduled_operation_has_its_last_timeout_and_deadline(
-        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, heard: Heard
-    ) -> None:
-        beat = purgatory.try_complete_else_watch(Flag(2.0), ["a"])
-        freed, bound = (purgatory.try_complete_else_watch(Flag(timeout), ["a"]) for timeout in (2.0, None))
-        clock.advance(1.0)
-        freed.reschedule(None)
-        bound.reschedule(0.5)
-        for _ in range(3):
-            beat.reschedule(1.5)
-            clock.advance(1.0)
-        clock.advance(0.5)
-        freed.cancel()
-        assert [(each.timeout, each.waited, each.late, each.deadline, each.outcome) for each in heard] == [
-            (0.5, 1.5, 0.0, 1.5, "expired"),
-            (1.5, 4.5, 0.0, 4.5, "expired"),
-            (None, 4.5, None, None, "cancelled"),
-        ]
-
-    def test_an_operation_that_came_before_the_first_listener_has_no_record(self, clock: FaultLog) -> None:
-        purgatory = DelayedOperationPurgatory(clock=clock)
-        early = purgatory.try_complete_else_watch(Flag(2.0), ["a"])
-        heard: list[FinishedOperation] = []
-        purgatory.add_listener(heard.append)
-        early.reschedule(1.0)
-        clock.advance(1.0)
-        assert (early.outcome, heard) == ("expired", [])
-
-    async def test_the_times_of_a_record_are_those_of_the_loop(self) -> None:
-        loop = asyncio.get_running_loop()
-        heard: Heard = []
-        purgatory = DelayedOperationPurgatory()
-        purgatory.add_listener(heard.append)
-        async with purgatory:
-            before = loop.time()
-            await purgatory.try_complete_else_watch(Flag(0.02), ["a"])
-            after = loop.time()
-        [finished] = heard
-        assert finished.outcome == "expired"
-        assert before <= finished.arrived
-        assert finished.arrived + finished.waited <= after
-        assert finished.late is not None
-        assert 0 <= finished.late < finished.waited - 0.019
 
     def test_operation_with_bad_input_has_no_record(self, purgatory: DelayedOperationPurgatory, heard: Heard) -> None:
         used = purgatory.try_complete_else_watch(Flag(ready=True), ["a"])
@@ -187,12 +116,12 @@ class TestListenersOfAPurgatory:
 
         async with DelayedOperationPurgatory() as purgatory:
             purgatory.add_listener(cancel_another)
-            waiting = [purgatory.try_complete_else_watch(Flag(), ["a"]) for _ in range(5000)]
+            waiting = [purgatory.try_complete_else_watch(Flag(), ["a"]) for _ in range(1500)]
             tasks = [asyncio.ensure_future(operation) for operation in waiting]
             await turn()
             waiting.pop().cancel()
             done, _ = await asyncio.wait(tasks, timeout=30)
-        assert (len(done), called) == (5000, 5000)
+        assert (len(done), called) == (1500, 1500)
 
     def test_every_listener_is_called_before_the_next_operation(self, purgatory: DelayedOperationPurgatory) -> None:
         called: list[tuple[str, object]] = []
@@ -210,51 +139,40 @@ class TestListenersOfAPurgatory:
 
 
 class TestFaults:
-    def test_a_cancelled_error_of_a_listener_keeps_no_operation_from_its_end(
-        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
+    @pytest.mark.parametrize("error", [LookupError, asyncio.CancelledError])
+    def test_an_exception_is_reported_and_keeps_nothing_from_its_end(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, error: type[BaseException]
     ) -> None:
-        def look(_: FinishedOperation) -> None:
-            raise asyncio.CancelledError  # of a future whose result it asked for
-
-        purgatory.add_listener(look)
-        operations = [purgatory.try_complete_else_watch(Flag(60.0), [n]) for n in range(3)]
-        purgatory.close()
-        assert [operation.outcome for operation in operations] == ["closed"] * 3
-        assert [type(error) for error in clock.exceptions] == [asyncio.CancelledError] * 3
-
-    @pytest.mark.parametrize("error", [LookupError, SystemExit, KeyboardInterrupt])
-    @pytest.mark.parametrize("by_the_handler", [False, True])
-    def test_an_exception_is_reported_or_raised_after_the_other_listeners(
-        self, error: type[BaseException], by_the_handler: bool
-    ) -> None:
-        class Handling(FaultLog):
-            def call_exception_handler(self, context: dict[str, Any]) -> None:
-                super().call_exception_handler(context)
-                if by_the_handler and error is not LookupError:
-                    raise error
-
         def fail(_: FinishedOperation) -> None:
-            raise LookupError if by_the_handler else error
+            raise error
 
-        clock = Handling()
-        purgatory = DelayedOperationPurgatory("test", clock=clock)
         heard: Heard = []
         purgatory.add_listener(fail)
         purgatory.add_listener(heard.append)
-        for n in range(2):
-            flag = purgatory.try_complete_else_watch(Flag(), ["a"])
-            if error is LookupError:
-                flag.force_complete()
-            else:
-                with pytest.raises(error):
-                    flag.force_complete()
-            assert flag.result() == "result of flag"
-            assert len(heard) == n + 1
-        if by_the_handler or error is LookupError:
-            assert [context["message"] for context in clock.faults] == ["a listener of the purgatory 'test' raised"] * 2
-        else:
-            assert clock.faults == []
-        assert purgatory.num_delayed == 0
+        operations = [purgatory.try_complete_else_watch(Flag(60.0), [n]) for n in range(3)]
+        purgatory.close()
+        assert [operation.outcome for operation in operations] == ["closed"] * 3
+        assert len(heard) == 3
+        assert [type(exception) for exception in clock.exceptions] == [error] * 3
+        assert clock.faults[0]["message"] == "a listener of the purgatory 'test' raised"
+
+    @pytest.mark.parametrize("by_the_handler", [False, True])
+    def test_a_request_to_exit_is_raised_after_the_other_listeners(self, by_the_handler: bool) -> None:
+        class Handling(FaultLog):
+            def call_exception_handler(self, context: dict[str, Any]) -> None:
+                raise SystemExit
+
+        def fail(_: FinishedOperation) -> None:
+            raise LookupError if by_the_handler else SystemExit
+
+        purgatory = DelayedOperationPurgatory(clock=Handling())
+        heard: Heard = []
+        purgatory.add_listener(fail)
+        purgatory.add_listener(heard.append)
+        flag = purgatory.try_complete_else_watch(Flag(), ["a"])
+        with pytest.raises(SystemExit):
+            flag.force_complete()
+        assert (flag.result(), len(heard)) == ("result of flag", 1)
 
     def test_a_clock_that_raises_at_the_end_of_an_operation_is_reported(self) -> None:
         def fail() -> None:
