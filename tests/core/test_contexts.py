@@ -4,13 +4,13 @@ import asyncio
 import contextvars
 import gc
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from purgatory import DelayedOperationPurgatory, ThresholdPurgatory, VirtualClock, WheelTimer
-from tests.support.operations import Flag
+from tests.support.operations import Flag, turn
 
 USER: contextvars.ContextVar[str] = contextvars.ContextVar("USER", default="no user")
 
@@ -64,15 +64,6 @@ def as_user(name: str, call: Callable[[], Any]) -> Any:
     return contextvars.copy_context().run(run)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Return when `condition()` holds, within a bounded number of iterations."""
-    for _ in range(1_000_000):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("it never holds")
-
-
 async def test_a_deadline_is_not_in_the_context_of_the_first_request() -> None:
     purgatory: DelayedOperationPurgatory = as_user("first", DelayedOperationPurgatory)
     operations = [
@@ -106,7 +97,8 @@ async def test_a_purge_is_not_in_the_context_of_the_operation_that_started_it() 
 
         as_user("first", finish)
         SeeingKey.seen.clear()
-        await until(lambda: not purgatory.watched)
+        while purgatory.watched:
+            await turn()
         assert set(SeeingKey.seen) == {"no user"}
 
 
@@ -114,9 +106,9 @@ async def test_thresholds_are_not_passed_in_the_context_of_the_first_call() -> N
     async with ThresholdPurgatory(0) as thresholds:
         heard: list[str] = []
         thresholds.purgatory.add_listener(lambda finished: heard.append(USER.get()))
-        as_user("first", lambda: [thresholds.reach(n, None) for n in range(1, 3000)])
+        reaches = as_user("first", lambda: [thresholds.reach(n, None) for n in range(1, 3000)])
         as_user("second", lambda: thresholds.advance_soon(5000))
-        await until(lambda: not thresholds.num_waiting)
+        await asyncio.wait_for(reaches[-1], 30)
         assert set(heard) == {"no user"}
 
 
@@ -149,10 +141,6 @@ async def test_the_first_request_is_not_kept_alive_by_work_that_later_ones_defer
         assert session() is None
 
 
-def run_in(context: contextvars.Context, name: str) -> None:
-    context.run(USER.set, name)
-
-
 class TestCallsOfATimer:
     @pytest.mark.parametrize("method", ["call_at", "call_later", "call_at of the clock"])
     def test_a_call_runs_in_a_copy_of_the_callers_context(self, clock: VirtualClock, method: str) -> None:
@@ -167,7 +155,7 @@ class TestCallsOfATimer:
     def test_a_call_runs_in_the_context_given(self, clock: VirtualClock, method: str) -> None:
         timer = WheelTimer(clock)
         context = contextvars.copy_context()
-        run_in(context, "given")
+        context.run(USER.set, "given")
         seen: list[str] = []
 
         def callback(suffix: str) -> None:
@@ -178,19 +166,3 @@ class TestCallsOfATimer:
         clock.advance(2.0)
         assert seen == ["given"]
         assert context[USER] == "given again", "in the context itself, and not in a copy"
-
-
-async def in_a_task(name: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    context = contextvars.copy_context()
-    run_in(context, name)
-    return await asyncio.create_task(coroutine, context=context)
-
-
-async def test_an_awaiting_task_keeps_its_own_context() -> None:
-    async with DelayedOperationPurgatory() as purgatory:
-
-        async def request() -> str:
-            await purgatory.try_complete_else_watch(Seeing(0.001), ["key"])
-            return USER.get()
-
-        assert await asyncio.gather(*(in_a_task(name, request()) for name in ("a", "b"))) == ["a", "b"]

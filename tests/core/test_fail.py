@@ -27,15 +27,6 @@ class TestFail:
         clock.advance(5.0)
         assert clock.faults == []
 
-    async def test_awaiting_tasks_get_it(self) -> None:
-        async with DelayedOperationPurgatory() as purgatory:
-            operation = purgatory.try_complete_else_watch(Flag(30.0), ["key"])
-            tasks = [asyncio.ensure_future(operation) for _ in range(3)]
-            await turn()
-            error = LookupError()
-            operation.fail(error)
-            assert await asyncio.gather(*tasks, return_exceptions=True) == [error] * 3
-
     def test_an_operation_that_was_never_handed_over_may_fail(self, purgatory: DelayedOperationPurgatory) -> None:
         operation = Flag()
         assert operation.fail(LookupError())
@@ -44,7 +35,8 @@ class TestFail:
         with pytest.raises(PurgatoryMisuse, match="create a new operation"):
             purgatory.try_complete_else_watch(operation, ["key"])
 
-    def test_in_a_try_it_is_no_completion(self, purgatory: DelayedOperationPurgatory) -> None:
+    @pytest.mark.parametrize("limit", [None, 1])
+    def test_in_a_try_it_is_no_completion(self, purgatory: DelayedOperationPurgatory, limit: int | None) -> None:
         class Fails(Flag):
             def try_complete(self) -> bool:
                 return self.ready and self.fail(LookupError(self.name))
@@ -52,31 +44,19 @@ class TestFail:
         fails = purgatory.try_complete_else_watch(Fails(), ["key"])
         other = purgatory.try_complete_else_watch(Flag(), ["key"])
         fails.ready = other.ready = True
-        assert purgatory.check_and_complete("key") == 1
-        assert (fails.outcome, other.outcome) == ("failed", "satisfied")
-        fails = purgatory.try_complete_else_watch(Fails(), ["limited"])
-        other = purgatory.try_complete_else_watch(Flag(), ["limited"])
-        fails.ready = other.ready = True
-        assert purgatory.check_and_complete("limited", limit=1) == 1, "it goes on to the next one"
+        assert purgatory.check_and_complete("key", limit) == 1
         assert (fails.outcome, other.outcome) == ("failed", "satisfied")
         at_once = purgatory.try_complete_else_watch(Fails(ready=True), ["key"])
         assert at_once.outcome == "failed"
         assert all(isinstance(each.exception(), LookupError) for each in (fails, at_once))
 
-    @pytest.mark.parametrize("end", ["check", "deadline", "close"])
     def test_an_operation_that_is_being_completed_does_not_fail(
-        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, end: str
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
     ) -> None:
         failed: list[bool] = []
         operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
         operation.then = lambda: failed.append(operation.fail(LookupError()))
-        if end == "check":
-            operation.ready = True
-            purgatory.check_and_complete("key")
-        elif end == "deadline":
-            clock.advance(1.0)
-        else:
-            purgatory.close()
+        clock.advance(1.0)
         gc.collect()
         assert (failed, operation.result(), clock.faults) == ([False], "result of flag", [])
 
