@@ -14,27 +14,18 @@ from typing import Any
 import pytest
 
 from purgatory import DelayedOperationPurgatory, PurgatoryError, VirtualClock
-from tests.support.operations import FaultLog, Flag
+from tests.support.operations import FaultLog, Flag, turn
 
 TIMES = int(os.environ.get("LEAK_TIMES", "1000"))
 
 
-class Failing(Flag):
-    """Fails in a method."""
+def fail() -> None:
+    raise LookupError
 
-    def __init__(self, method: str) -> None:
-        super().__init__(1.0)
-        self.method = method
 
+class FailsToTry(Flag):
     def try_complete(self) -> bool:
-        if self.method == "try_complete":
-            raise LookupError
-        return super().try_complete()
-
-    def on_complete(self) -> str:
-        if self.method == "on_complete":
-            raise LookupError
-        return super().on_complete()
+        raise LookupError
 
 
 class Unhashable:
@@ -50,88 +41,46 @@ class Unhashable:
         return 1
 
 
-World = tuple[DelayedOperationPurgatory, VirtualClock]
+def watch(purgatory: DelayedOperationPurgatory, operation: Flag | None = None, keys: Any = ("key", "other")) -> Flag:
+    return purgatory.try_complete_else_watch(operation or Flag(0.5), keys)
 
 
-def _watch(world: World, operation: Flag, keys: Any = ("key", "other")) -> Flag:
-    return world[0].try_complete_else_watch(operation, keys)
-
-
-def _complete(world: World) -> None:
-    operation = _watch(world, Flag(1.0))
-    operation.ready = True
-    world[0].check_and_complete("key")
-
-
-def _fail(world: World, method: str) -> None:
-    operation = _watch(world, Failing(method))
-    operation.force_complete()
-    with suppress(LookupError):
-        operation.result()
-
-
-def _withdraw(world: World) -> None:
-    with suppress(LookupError):
-        _watch(world, Flag(1.0), ["key", Unhashable()])
-
-
-def _expire(world: World) -> None:
-    _watch(world, Flag(0.5))
-    world[1].advance(1.0)
-
-
-def _run_later(world: World) -> None:
-    world[0].timer.call_later(0.5, int)
-    world[1].advance(1.0)
-
-
-def _reschedule(world: World) -> None:
-    operation = _watch(world, Flag(0.5))
+def reschedule(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
+    operation = watch(purgatory)
     operation.reschedule(700.0)
     operation.reschedule(None)
     operation.cancel()
 
 
-def _reuse(world: World) -> None:
-    operation = _watch(world, Flag(0.5))
+def fail_to_complete(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
+    operation = watch(purgatory, Flag(then=fail))
     operation.force_complete()
-    with suppress(PurgatoryError):
-        _watch(world, operation)
+    operation.result()
 
 
-PATHS: dict[str, Callable[[World], object]] = {
-    "never watched": lambda world: Flag(1.0),
-    "complete at once": lambda world: _watch(world, _ready()),
-    "force": lambda world: _watch(world, Flag(1.0)).force_complete(),
-    "without a deadline": lambda world: _watch(world, Flag(None)).force_complete(),
-    "check": _complete,
-    "cancel": lambda world: _watch(world, Flag(1.0)).cancel(),
-    "cancel for key": lambda world: (_watch(world, Flag(1.0)), world[0].cancel_for_key("key")),
-    "expire": _expire,
-    "fail in try_complete": lambda world: _fail(world, "try_complete"),
-    "fail in on_complete": lambda world: _fail(world, "on_complete"),
-    "withdraw": _withdraw,
-    "reschedule": _reschedule,
-    "reuse": _reuse,
-    "many keys": lambda world: _watch(world, Flag(1.0), [*range(20), 3]).force_complete(),
-    "call later and cancel": lambda world: world[0].timer.call_later(1.0, int).cancel(),
-    "call later": _run_later,
-    "complete all": lambda world: (_watch(world, Flag(1.0)), world[0].complete_all()),
-    "another purgatory": lambda world: _watch((_another(world[1]), world[1]), Flag(1.0)).cancel(),
+PATHS: dict[str, Callable[[DelayedOperationPurgatory, VirtualClock], object]] = {
+    "never watched": lambda purgatory, clock: Flag(1.0),
+    "complete at once": lambda purgatory, clock: watch(purgatory, Flag(ready=True)),
+    "force": lambda purgatory, clock: watch(purgatory).force_complete(),
+    "without a deadline": lambda purgatory, clock: watch(purgatory, Flag()).force_complete(),
+    "check": lambda purgatory, clock: (setattr(watch(purgatory), "ready", True), purgatory.check_and_complete("key")),
+    "cancel": lambda purgatory, clock: watch(purgatory).cancel(),
+    "cancel for key": lambda purgatory, clock: (watch(purgatory), purgatory.cancel_for_key("key")),
+    "complete all": lambda purgatory, clock: (watch(purgatory), purgatory.complete_all()),
+    "expire": lambda purgatory, clock: (watch(purgatory), clock.advance(1.0)),
+    "fail in try_complete": lambda purgatory, clock: watch(purgatory, FailsToTry()).result(),
+    "fail in on_complete": fail_to_complete,
+    "a key that fails": lambda purgatory, clock: watch(purgatory, None, ["key", Unhashable()]),
+    "reschedule": reschedule,
+    "reuse": lambda purgatory, clock: watch(purgatory, watch(purgatory)),
+    "many keys": lambda purgatory, clock: watch(purgatory, None, [*range(20), 3]).force_complete(),
+    "another purgatory": lambda _, clock: watch(DelayedOperationPurgatory(clock=clock)).cancel(),
+    "call later": lambda purgatory, clock: (purgatory.timer.call_later(0.5, int), clock.advance(1.0)),
+    "call later and cancel": lambda purgatory, clock: purgatory.timer.call_later(1.0, int).cancel(),
 }
 
 
-def _ready() -> Flag:
-    operation = Flag(1.0)
-    operation.ready = True
-    return operation
-
-
-def _another(clock: VirtualClock) -> DelayedOperationPurgatory:
-    return DelayedOperationPurgatory(clock=clock)
-
-
-def _counted(loop: asyncio.AbstractEventLoop | None = None) -> list[int]:
+def counted(loop: asyncio.AbstractEventLoop | None = None) -> list[int]:
     gc.collect()
     count_references = getattr(sys, "gettotalrefcount", None)
     if count_references is None or type(loop).__module__ == "uvloop":  # whose own references are not all counted
@@ -139,71 +88,52 @@ def _counted(loop: asyncio.AbstractEventLoop | None = None) -> list[int]:
     return [sys.getallocatedblocks(), count_references()]
 
 
-def _grown(before: list[int], after: list[int]) -> int:
+def grown(before: list[int], after: list[int]) -> int:
     return max(later - earlier for earlier, later in zip(before, after, strict=True))
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_no_path_leaks(path: str) -> None:
     clock = FaultLog()
-    world = DelayedOperationPurgatory(clock=clock, purge_interval=10), clock
-    call = PATHS[path]
+    purgatory = DelayedOperationPurgatory(clock=clock, purge_interval=10)
 
     def repeat() -> list[int]:
         for _ in range(TIMES):
-            call(world)
+            with suppress(LookupError, PurgatoryError):
+                PATHS[path](purgatory, clock)
         clock.advance(2.0)
         clock.advance(2.0)
         clock.armed.clear()
         clock.faults.clear()
-        return _counted()
+        return counted()
 
     repeat()
     before = repeat()
-    assert _grown(before, repeat()) < TIMES // 4
+    assert grown(before, repeat()) < TIMES // 4
 
 
-async def _await(purgatory: DelayedOperationPurgatory) -> None:
-    operation = purgatory.try_complete_else_watch(Flag(10.0), ["key"])
-    task = asyncio.create_task(_result(operation))
-    await asyncio.sleep(0)
-    operation.force_complete()
-    await task
-
-
-async def _await_and_leave(purgatory: DelayedOperationPurgatory) -> None:
-    operation = purgatory.try_complete_else_watch(Flag(10.0), ["key"])
-    task = asyncio.create_task(_result(operation))
-    await asyncio.sleep(0)
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
-
-
-async def _await_failure(purgatory: DelayedOperationPurgatory) -> None:
-    operation = purgatory.try_complete_else_watch(Failing("on_complete"), ["key"])
-    task = asyncio.create_task(_result(operation))
-    await asyncio.sleep(0)
-    operation.force_complete()
-    with suppress(LookupError):
-        await task
-
-
-async def _result(operation: Flag) -> object:
-    return await operation
-
-
-@pytest.mark.parametrize("wait", [_await, _await_and_leave, _await_failure])
-async def test_no_await_leaks(wait: Callable[[DelayedOperationPurgatory], Any]) -> None:
+@pytest.mark.parametrize("end", ["completes", "fails", "is left"])
+async def test_no_await_leaks(end: str) -> None:
     async with DelayedOperationPurgatory(purge_interval=10) as purgatory:
+
+        async def wait() -> None:
+            operation = watch(purgatory, Flag(10.0, then=fail if end == "fails" else int))
+            task = asyncio.ensure_future(operation)
+            await turn()
+            if end == "is left":
+                task.cancel()
+            else:
+                operation.force_complete()
+            with suppress(LookupError, asyncio.CancelledError):
+                await task
 
         async def repeat() -> list[int]:
             for _ in range(TIMES):
-                await wait(purgatory)
+                await wait()
             for _ in range(5):
                 await asyncio.sleep(0.002)
-            return _counted(asyncio.get_running_loop())
+            return counted(asyncio.get_running_loop())
 
         await repeat()
         before = await repeat()
-        assert _grown(before, await repeat()) < TIMES // 4
+        assert grown(before, await repeat()) < TIMES // 4
