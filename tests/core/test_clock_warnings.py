@@ -130,30 +130,3 @@ async def test_parked_request_is_not_warned_of(warned: list[warnings.WarningMess
     assert not warned
     clock.advance(30.0)
     assert request.done()
-
-
-def test_loop_whose_own_time_jumps_is_not_warned_of(
-    monkeypatch: pytest.MonkeyPatch, warned: list[warnings.WarningMessage]
-) -> None:
-    monkeypatch.setattr("purgatory._loop.standstill._SECONDS", 3600.0)
-
-    class Jumping(asyncio.SelectorEventLoop):
-        ahead = 0.0
-
-        def time(self) -> float:
-            return super().time() + self.ahead
-
-    clock = VirtualClock()
-    loop = Jumping()
-
-    async def jump() -> None:
-        task = asyncio.create_task(wait(wait_on(clock)))
-        for _ in range(20):
-            await turn()
-            loop.ahead += 3600.0
-        clock.advance(30.0)
-        await task
-
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        runner.run(jump())
-    assert not warned

@@ -70,18 +70,3 @@ def test_operations_without_a_deadline_do_not_outlive_a_dropped_purgatory(
     assert dropped() is None
     assert len(timer) == as_clock
     assert not clock.faults
-
-
-def test_a_dropped_purgatory_is_freed_with_the_last_operation_that_has_a_deadline(clock: FaultLog) -> None:
-    purgatory = DelayedOperationPurgatory(clock=clock)
-    operations = [purgatory.try_complete_else_watch(Flag(timeout), ["key"]) for timeout in (1.0, 2.0, None)]
-    alive = [weakref.ref(operation) for operation in operations]
-    timer = weakref.ref(purgatory.timer)
-    del purgatory, operations
-    clock.advance(1.0)
-    gc.collect()
-    assert [each() is not None for each in alive] == [False, True, True]
-    clock.advance(1.0)
-    gc.collect()
-    assert [each() is not None for each in alive] == [False, False, False]
-    assert timer() is None

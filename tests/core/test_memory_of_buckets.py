@@ -42,7 +42,7 @@ def test_operations_that_pass_through_take_no_memory(purgatory: DelayedOperation
     assert allocated() - before <= A_TASK * PENDING
 
 
-@pytest.mark.parametrize("step", [0.0, 1.0, 500.0])
+@pytest.mark.parametrize("step", [0.0, 500.0])
 def test_heartbeats_that_reschedule_take_no_memory(
     purgatory: DelayedOperationPurgatory, clock: FaultLog, step: float
 ) -> None:
@@ -66,12 +66,6 @@ def test_a_bucket_that_empties_and_fills_again_does_not_grow(clock: FaultLog) ->
         for handle in handles:
             handle.cancel()
     assert max(sizes[1:]) - sizes[0] <= A_TASK * PENDING
-    calls = deque(timer.call_later(HOURS, int) for _ in range(PENDING))
-    before = allocated()
-    for _ in range(10 * PENDING):
-        calls.append(timer.call_later(HOURS, int))
-        calls.popleft().cancel()
-    assert allocated() - before <= A_TASK * PENDING
 
 
 def test_drained_buckets_free_their_memory(clock: FaultLog) -> None:

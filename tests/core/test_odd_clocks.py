@@ -1,6 +1,5 @@
 """Clocks of users' own: they jump far ahead, stand still, call early or late, go backwards."""
 
-import asyncio
 import random
 from collections.abc import Callable
 from itertools import pairwise
@@ -8,9 +7,9 @@ from typing import TypeVarTuple
 
 import pytest
 
-from purgatory import DelayedOperationPurgatory, Handle, VirtualClock, WheelTimer
+from purgatory import DelayedOperationPurgatory, Handle, WheelTimer
 from tests.support.invariants import check_timer
-from tests.support.operations import FaultLog, Flag, Note, Waiting, turn
+from tests.support.operations import FaultLog, Flag, Note
 
 Ts = TypeVarTuple("Ts")
 YEAR = 365.25 * 86_400
@@ -37,32 +36,6 @@ class Shifted(FaultLog):
 
     def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> Handle:
         return super().call_at(max(when + self.shift(), self.time()), callback, *args)
-
-
-class Small:
-    """All that a clock needs."""
-
-    def __init__(self) -> None:
-        self.virtual = VirtualClock()
-
-    def time(self) -> float:
-        return self.virtual.time()
-
-    def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> Handle:
-        return self.virtual.call_at(when, callback, *args)
-
-
-async def test_tasks_await_operations_on_a_clock_of_two_methods() -> None:
-    clock = Small()
-    operation = DelayedOperationPurgatory(clock=clock).try_complete_else_watch(Waiting(30.0), ["key"])
-    task = asyncio.ensure_future(operation)
-    await turn()
-    clock.virtual.advance(29.0)
-    await turn()
-    assert not task.done()
-    clock.virtual.advance(1.0)
-    await task
-    assert operation.outcome == "expired"
 
 
 @pytest.mark.parametrize("jump", [1.0, 3600.0, 1000 * YEAR])
@@ -92,20 +65,6 @@ def test_all_tasks_run_in_order_after_a_clock_has_jumped_far_ahead(jump: float) 
     while not later.ran:
         timer._wake()
     check_timer(timer)
-
-
-def test_a_clock_that_stands_still_is_armed_once_for_each_call(clock: FaultLog) -> None:
-    # The clock calls back although its time does not move. Each call arms one more, a millisecond later.
-    timer = WheelTimer(clock)
-    note = Note(clock)
-    timer.add(note, 5.0)
-    clock.advance(1.0)
-    for _ in range(1000):
-        timer._wake()
-    assert note.ran == []
-    assert clock.armed == [clock.armed[0]] * 1001, "one for one"
-    clock.advance(4.0)
-    assert note.ran == [5.0]
 
 
 @pytest.mark.parametrize("seconds", [-0.001, -0.0005, 0.0005, 0.4, 90.0])

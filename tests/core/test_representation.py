@@ -3,7 +3,6 @@
 import asyncio
 import inspect
 import pydoc
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from purgatory import (
     DelayedOperation,
     DelayedOperationPurgatory,
     IdleTracker,
-    ThresholdPurgatory,
     TimerTask,
     VirtualClock,
     WheelTimer,
@@ -51,38 +49,10 @@ class TestRepr:
         clock._now = 3.5
         assert repr(operation) == "<Flag pending, due 2.5 s ago>"
 
-    @pytest.mark.parametrize(
-        ("end", "word"),
-        [
-            (lambda purgatory, clock, operation: operation.force_complete(), "satisfied"),
-            (lambda purgatory, clock, operation: clock.advance(1.0), "expired"),
-            (lambda purgatory, clock, operation: purgatory.close(), "closed"),
-            (lambda purgatory, clock, operation: operation.cancel(), "cancelled"),
-            (lambda purgatory, clock, operation: operation.fail(LookupError()) and operation.exception(), "failed"),
-        ],
-    )
-    def test_a_finished_operation_shows_the_word_of_its_outcome(
-        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, end: Callable[..., object], word: str
-    ) -> None:
-        operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
-        seen: list[str] = []
-        operation.then = lambda: seen.append(repr(operation))
-        end(purgatory, clock, operation)
-        assert (repr(operation), operation.outcome) == (f"<Flag {word}>", word)
-        assert all(each.endswith("ing>") for each in seen), "it is being completed"
-
     @pytest.mark.parametrize("kind", [each for each in CLASSES if issubclass(each, Unique)])
     def test_it_never_raises_even_before_the_constructor_was_called(self, kind: type) -> None:
         whole: Any = type("Whole", (kind,), dict.fromkeys(getattr(kind, "__abstractmethods__", ())))
         assert repr(whole.__new__(whole)).startswith("<Whole ")
-
-    def test_it_says_what_another_property_raised(self) -> None:
-        class Broken(ThresholdPurgatory[int]):
-            @property
-            def num_waiting(self) -> int:
-                raise LookupError
-
-        assert repr(Broken(1)).endswith("Broken, whose repr raised LookupError>")
 
     def test_it_never_raises_when_the_clock_does(self) -> None:
         class Broken(FaultLog):
