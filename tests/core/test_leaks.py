@@ -45,6 +45,15 @@ def watch(purgatory: DelayedOperationPurgatory, operation: Flag | None = None, k
     return purgatory.try_complete_else_watch(operation or Flag(0.5), keys)
 
 
+def check(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
+    watch(purgatory).ready = True
+    purgatory.check_and_complete("key")
+
+
+def pass_deadline(_: object, clock: VirtualClock) -> None:
+    clock.advance(1.0)
+
+
 def reschedule(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
     operation = watch(purgatory)
     operation.reschedule(700.0)
@@ -63,11 +72,11 @@ PATHS: dict[str, Callable[[DelayedOperationPurgatory, VirtualClock], object]] = 
     "complete at once": lambda purgatory, clock: watch(purgatory, Flag(ready=True)),
     "force": lambda purgatory, clock: watch(purgatory).force_complete(),
     "without a deadline": lambda purgatory, clock: watch(purgatory, Flag()).force_complete(),
-    "check": lambda purgatory, clock: (setattr(watch(purgatory), "ready", True), purgatory.check_and_complete("key")),
+    "check": check,
     "cancel": lambda purgatory, clock: watch(purgatory).cancel(),
     "cancel for key": lambda purgatory, clock: (watch(purgatory), purgatory.cancel_for_key("key")),
     "complete all": lambda purgatory, clock: (watch(purgatory), purgatory.complete_all()),
-    "expire": lambda purgatory, clock: (watch(purgatory), clock.advance(1.0)),
+    "expire": lambda purgatory, clock: pass_deadline(watch(purgatory), clock),
     "fail in try_complete": lambda purgatory, clock: watch(purgatory, FailsToTry()).result(),
     "fail in on_complete": fail_to_complete,
     "a key that fails": lambda purgatory, clock: watch(purgatory, None, ["key", Unhashable()]),
@@ -75,7 +84,7 @@ PATHS: dict[str, Callable[[DelayedOperationPurgatory, VirtualClock], object]] = 
     "reuse": lambda purgatory, clock: watch(purgatory, watch(purgatory)),
     "many keys": lambda purgatory, clock: watch(purgatory, None, [*range(20), 3]).force_complete(),
     "another purgatory": lambda _, clock: watch(DelayedOperationPurgatory(clock=clock)).cancel(),
-    "call later": lambda purgatory, clock: (purgatory.timer.call_later(0.5, int), clock.advance(1.0)),
+    "call later": lambda purgatory, clock: pass_deadline(purgatory.timer.call_later(0.5, int), clock),
     "call later and cancel": lambda purgatory, clock: purgatory.timer.call_later(1.0, int).cancel(),
 }
 

@@ -98,6 +98,11 @@ async def leave_as_waiter(operation: Acquires) -> None:
     remove_waiter(operation, waiter)
 
 
+def check_soon(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
+    purgatory.check_and_complete_soon("b")
+    clock.advance(0)
+
+
 async def aclose(purgatory: DelayedOperationPurgatory) -> None:
     await purgatory.aclose()
 
@@ -108,11 +113,7 @@ ENDINGS: dict[str, tuple[str, Try, End]] = {
     # The outcome, what a further try does, and what ends an operation that waits on two keys for a second.
     "check": ("satisfied", lambda: True, lambda purgatory, clock, _: purgatory.check_and_complete("a")),
     "check with a limit": ("satisfied", lambda: True, lambda purgatory, clock, _: purgatory.check_and_complete("a", 1)),
-    "check soon": (
-        "satisfied",
-        lambda: True,
-        lambda purgatory, clock, _: (purgatory.check_and_complete_soon("b"), clock.advance(0)),
-    ),
+    "check soon": ("satisfied", lambda: True, lambda purgatory, clock, _: check_soon(purgatory, clock)),
     "a check that raises": ("failed", raising, lambda purgatory, clock, _: purgatory.check_and_complete("a")),
     "last try": ("satisfied", lambda: True, lambda purgatory, clock, _: clock.advance(1.0)),
     "last try that raises": ("failed", raising, lambda purgatory, clock, _: clock.advance(1.0)),
@@ -291,13 +292,14 @@ class TestInsideOfIt:
         async with DelayedOperationPurgatory() as purgatory:
             members = [Notes(purgatory) for _ in range(500)]
             for member, following in zip(members, [*members[1:], members[-1]], strict=True):
-                member.act = {
+                ends: dict[str, Callable[[], object]] = {
                     "cancel_for_key": partial(purgatory.cancel_for_key, "key"),
                     "cancel_all": purgatory.cancel_all,
                     "fail_all": partial(purgatory.fail_all, error),
                     "linked cancel": following.cancel,
                     "linked fail": partial(following.fail, error),
-                }[end]
+                }
+                member.act = ends[end]
             tasks = [asyncio.ensure_future(member) for member in members]
             await turn()
             members[0].cancel()

@@ -217,13 +217,14 @@ class TestRefusals:
         purgatory.add_listener(heard.append)
         others = [purgatory.try_complete_else_watch(Flag(None), ["key"]) for _ in range(2 if why == "full" else 1)]
         refused = Refused(1.0)
-        refused.act = {
+        acts: dict[str, Callable[[], object]] = {
             "full": int,
             "closed meanwhile": purgatory.close,
             "the time": partial(clock.arm, 0, raising),
             "the deadline": partial(setattr, clock, "refuses", True),
             "a key": partial(setattr, Key, "refuses", True),
-        }[why]
+        }
+        refused.act = acts[why]
         with pytest.raises(error, match=message):
             purgatory.try_complete_else_watch(refused, ["key", Key("another")])
         assert (refused.outcome, refused.calls, refused.ended) == ("cancelled", [], 1)
