@@ -7,10 +7,10 @@ tick, keys that were asked for), it follows the real one and asserts that it had
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import purgatory._core._base
 from purgatory import PurgatoryClosed, PurgatoryFull
@@ -45,55 +45,13 @@ class Plan:
     ends: tuple[Action, ...] = ()
 
 
-class Planned(Protocol):
-    """An operation, real or naive, as plans need it."""
-
-    number: int
-    ready: bool
-    tried: int
-
-    @property
-    def plan(self) -> Plan: ...
-
-    @property
-    def world(self) -> "World": ...
-
-    def expired(self) -> bool: ...
-
-    def force_complete(self) -> bool: ...
-
-    def cancel(self) -> bool: ...
-
-    def fail(self, exception: Exception, /) -> bool: ...
+World = Any
+"""A purgatory, real or naive."""
+Planned = Any
+"""An operation of one, with a plan."""
 
 
-class World(Protocol):
-    """A purgatory, real or naive, as actions need it."""
-
-    operations: list[Any]
-
-    def note(self, *event: object) -> None: ...
-
-    def watch(self, plan: Plan) -> None: ...
-
-    def check(self, key: str, limit: int | None) -> int: ...
-
-    def check_soon(self, key: str, limit: int | None) -> None: ...
-
-    def cancel_for_key(self, key: str) -> list[int]: ...
-
-    def reschedule(self, operation: Any, seconds: float | None) -> bool: ...
-
-    def complete_all(self) -> int: ...
-
-    def cancel_all(self) -> int: ...
-
-    def fail_all(self, exception: Exception) -> int: ...
-
-    def close(self) -> None: ...
-
-
-def perform(world: World, action: Action, inside: Planned | None = None) -> None:
+def perform(world: World, action: Action, inside: Planned = None) -> None:
     """Do `action` and note its result. A target below zero is the operation inside of which it is done."""
     target = inside
     if world.operations and (inside is None or action.target >= 0):
@@ -117,15 +75,8 @@ def perform(world: World, action: Action, inside: Planned | None = None) -> None
             world.note("cancelled for", action.key, world.cancel_for_key(action.key))
         case "reschedule" if target is not None:
             world.note("rescheduled", target.number, world.reschedule(target, action.seconds))
-        case "complete all":
-            world.note("completed all", world.complete_all())
-        case "cancel all":
-            world.note("cancelled all", world.cancel_all())
-        case "fail all":
-            world.note("failed all", world.fail_all(KeyError("all")))
-        case "close":
-            world.close()
-            world.note("closed")
+        case "complete all" | "cancel all" | "fail all" | "close":
+            world.note(action.what, world.end_all(action.what.partition(" ")[0]))
         case "raise":
             raise action.error
 
@@ -138,7 +89,7 @@ def try_complete(operation: Planned) -> bool:
     operation.tried += 1
     for action in actions:
         perform(operation.world, action, operation)
-    return operation.ready and operation.force_complete()
+    return bool(operation.ready and operation.force_complete())
 
 
 def on_complete(operation: Planned) -> str:
@@ -161,6 +112,15 @@ def on_done(operation: Planned) -> None:
     operation.world.note("done", operation.number)
     for action in operation.plan.ends:
         perform(operation.world, action, operation)
+
+
+@contextmanager
+def noting_exits(world: World) -> Iterator[None]:
+    """Note a request to exit as an event."""
+    try:
+        yield
+    except EXITS as error:
+        world.note("exits", type(error).__name__)
 
 
 @contextmanager
@@ -199,40 +159,24 @@ class NaiveOperation:
         return self.state in ("expiring", "expired")
 
     def force_complete(self) -> bool:
-        self.world.note("forces", self.number, self.state == "pending")
-        if self.state != "pending":
-            return False
-        self.state = "completing"
-        self.world.complete(self)
-        return True
-
-    def close(self) -> bool:
-        self.world.note("closes", self.number, self.state == "pending")
-        if self.state != "pending":
-            return False
-        self.state = "closing"
-        self.world.complete(self)
-        return True
+        return self.end("forces", "completing")
 
     def cancel(self) -> bool:
-        self.world.note("cancels", self.number, self.state == "pending")
-        if self.state != "pending":
-            return False
-        self.state = "cancelled"
-        self.world.complete(self)
-        return True
+        return self.end("cancels", "cancelled")
 
     def fail(self, exception: BaseException, /) -> bool:
-        if self.state != "pending":
-            return False
-        self.state = "failed"
-        self.error = exception
-        self.world.complete(self)
-        return True
+        if self.state == "pending":
+            self.error = exception
+        return self.end(None, "failed")
 
-    def fail_among_all(self, exception: Exception) -> bool:
-        self.world.note("fails", self.number, self.state == "pending")
-        return self.fail(exception)
+    def end(self, event: str | None, state: str) -> bool:
+        is_pending = self.state == "pending"
+        if event is not None:
+            self.world.note(event, self.number, is_pending)
+        if is_pending:
+            self.state = state
+            self.world.complete(self)
+        return is_pending
 
     def late(self, error: BaseException) -> None:
         if isinstance(error, EXITS):
@@ -273,7 +217,7 @@ class NaivePurgatory:
         self.peak_delayed = 0
         self.missed = 0
         self.at_deadline: NaiveOperation | None = None
-        self.outcomes = dict.fromkeys(["completed at once", "satisfied", "expired", "closed", "cancelled", "failed"], 0)
+        self.outcomes = dict.fromkeys(["completed_at_once", "satisfied", "expired", "closed", "cancelled", "failed"], 0)
 
     def note(self, *event: object) -> None:
         assert self.events, f"nothing more should happen, but {event}"
@@ -380,13 +324,9 @@ class NaivePurgatory:
         raise_first(exits)
 
     def finish(self, operation: NaiveOperation) -> None:
-        state = operation.state
-        if state == "completing":
-            operation.state = state = "satisfied" if operation.watched else "completed at once"
-        elif state == "expiring":
-            operation.state = state = "expired"
-        elif state == "closing":
-            operation.state = state = "closed"
+        completed = "satisfied" if operation.watched else "completed_at_once"
+        after = {"completing": completed, "expiring": "expired", "closing": "closed"}
+        operation.state = state = after.get(operation.state, operation.state)
         self.outcomes[state] += 1
         missed = state == "satisfied" and self.at_deadline is operation
         self.missed += missed
@@ -407,11 +347,19 @@ class NaivePurgatory:
         if state == "expired":
             assert operation.deadline is not None
             late = self.now - operation.deadline
-        waited = 0.0 if state == "completed at once" else self.now - operation.arrived
+        waited = 0.0 if state == "completed_at_once" else self.now - operation.arrived
         keys = tuple(dict.fromkeys(operation.plan.keys))
-        outcome = state.replace(" ", "_")
-        how = (operation.arrived, operation.timeout, waited, outcome, late, operation.moved, missed)
-        return ("listener called", keys, *how)
+        return (
+            "listener called",
+            keys,
+            operation.arrived,
+            operation.timeout,
+            waited,
+            state,
+            late,
+            operation.moved,
+            missed,
+        )
 
     def entries(self) -> list[NaiveOperation]:
         """The entries of all lists."""
@@ -499,50 +447,36 @@ class NaivePurgatory:
         operation.moved = None if operation.deadline is None else operation.deadline - operation.arrived
         return True
 
-    def complete_all(self) -> int:
-        before = self.pending()
-        completed = 0
-        exits: list[BaseException] = []
-        while self.events and self.events[0][0] == "closes":
-            (operation,) = [each for each in self.operations if each.number == self.events[0][1]]
-            assert operation.watched
-            with keeping(exits):
-                completed += operation.close()
-        assert not any(operation.state == "pending" for operation in before)
-        self.note("all done")
-        raise_first(exits)
-        return completed
-
-    def cancel_all(self) -> int:
-        return self.end_all("cancels", NaiveOperation.cancel)
-
-    def fail_all(self, exception: Exception) -> int:
-        return self.end_all("fails", lambda operation: operation.fail_among_all(exception))
-
-    def end_all(self, event: str, end: Callable[[NaiveOperation], bool]) -> int:
+    def end_all(self, what: str) -> int | None:
         """End all, in the order of the real one: it is that of the lists, which the model does not have."""
+        event, state = {"cancel": ("cancels", "cancelled"), "fail": ("fails", "failed")}.get(
+            what, ("closes", "closing")
+        )
+        self.closed |= what == "close"
         before = self.pending()
         ended = 0
         exits: list[BaseException] = []
         while self.events and self.events[0][0] == event:
-            (operation,) = [each for each in self.operations if each.number == self.events[0][1]]
+            operation = self.numbered(self.events[0][1])
+            assert operation.watched
+            if what == "fail" and operation.state == "pending":
+                operation.error = KeyError("all")
             with keeping(exits):
-                ended += end(operation)
+                ended += operation.end(event, state)
         assert not any(operation.state == "pending" for operation in before)
         self.note("all done")
-        raise_first(exits)
-        return ended
-
-    def close(self) -> None:
-        self.closed = True
-        try:
-            self.complete_all()
-        finally:
+        if what == "close":
             self.queue.clear()
             self.requested.clear()
             self.purging = False
             for listed in list(self.lists.values()):
                 self.compact(listed)
+        raise_first(exits)
+        return None if what == "close" else ended
+
+    def numbered(self, number: int) -> NaiveOperation:
+        (operation,) = [each for each in self.operations if each.number == number]
+        return operation
 
     def clock_call(self) -> None:
         """Run one call of the clock."""
@@ -567,9 +501,9 @@ class NaivePurgatory:
                 raise AssertionError(name)
 
     def expire(self, number: int) -> None:
-        (operation,) = [each for each in self.operations if each.number == number]
-        assert operation.state == "pending"
+        operation = self.numbered(number)
         deadline = operation.deadline
+        assert operation.state == "pending"
         assert deadline is not None
         slack = self.tick + (self.now + self.tick) * 1e-15
         assert deadline <= self.now, "early"
