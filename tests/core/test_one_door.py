@@ -168,75 +168,6 @@ class TestClosedCoroutines:
             await asyncio.wait([task])
             assert [len(each.notes) for each in (first, second)] == [1, 1]
 
-    @pytest.mark.parametrize("error", [asyncio.CancelledError, LookupError, KeyboardInterrupt, SystemExit])
-    async def test_any_other_exception_that_is_thrown_in_acts_at_once(self, error: type[BaseException]) -> None:
-        async with DelayedOperationPurgatory() as purgatory:
-            operations = pending, done, completing = [watch(purgatory, n) for n in range(3)]
-            throw(error, [started(pending)])
-            coroutines = [started(done)]
-            done.force_complete()
-            throw(error, coroutines)
-            completing.then = partial(throw, error, [started(completing)])
-            completing.force_complete()
-            for _ in range(2):
-                assert [note[0] for each in operations for note in each.notes] == ["cancel", RESULT, RESULT]
-                await turn()
-
-    @pytest.mark.parametrize("dropped", [False, True], ids=["aclose()", "dropped"])
-    async def test_an_asynchronous_generator_may_await_an_operation_in_its_cleanup(self, dropped: bool) -> None:
-        async def generate() -> Any:
-            try:
-                yield
-            finally:
-                results.append(await operation)
-
-        async with DelayedOperationPurgatory() as purgatory:
-            operation, results, generator = watch(purgatory), list[str](), generate()
-            await anext(generator)
-            closing = None if dropped else asyncio.ensure_future(generator.aclose())
-            del generator  # dropped, it is closed by a task of the loop's hook
-            await turn()
-            await turn()
-            assert (results, operation.done()) == ([], False)
-            operation.force_complete()
-            await turn()
-            assert results == [RESULT]
-            assert closing is None or closing.done()
-
-    async def test_an_asynchronous_generator_dropped_while_it_awaits_an_operation_leaves_on_the_loop(self) -> None:
-        async def generate() -> Any:
-            yield await operation
-
-        errors: list[str] = []  # of the task of the loop's hook, for CPython refuses aclose() there
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(str(context["exception"])))
-        async with DelayedOperationPurgatory() as purgatory:
-            operation, generator = watch(purgatory), generate()
-            step = anext(generator).__await__()
-            step.send(None)
-            who.set("the closer")
-            del generator, step
-            assert operation.notes == []
-            for _ in range(3):
-                await turn()
-            assert operation.notes == [("cancel", threading.get_ident(), "nobody")]
-            assert errors in ([], ["aclose(): asynchronous generator is already running"])
-
-    @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")
-    async def test_an_eager_task_may_begin_to_await_inside_of_a_callback(self) -> None:
-        begin = partial(vars(asyncio)["eager_task_factory"], asyncio.get_running_loop())
-        async with DelayedOperationPurgatory() as purgatory:
-            operations = first, second, third = [watch(purgatory, n) for n in range(3)]
-            tasks: list[asyncio.Task[str]] = []
-            first.then = lambda: tasks.extend(begin(wait(each)) for each in operations)
-            first.force_complete()
-            assert begin(wait(first)).done(), "a finished operation takes no iteration"
-            tasks[2].cancel()
-            second.force_complete()
-            assert await asyncio.gather(*tasks[:2]) == [RESULT] * 2
-            await asyncio.wait(tasks[2:])
-            assert third.cancelled()
-            assert [len(each.notes) for each in operations] == [0, 0, 1]
-
 
 WATCH: Final = "loop.call_soon_threadsafe(purgatory.try_complete_else_watch, operation, keys)"
 ACLOSE: Final = "asyncio.run_coroutine_threadsafe(purgatory.aclose(), loop)"
@@ -476,29 +407,25 @@ class TestThreads:
         assert world.call(READS) == before
         await world.end()
 
-    async def test_metrics_are_collected_in_another_one_while_operations_come_and_go(self) -> None:
-        pytest.importorskip("prometheus_client")
-        from purgatory.metrics import PurgatoryCollector
-
-        def collect() -> int:
-            collected = 0
-            while collected == 0 or not is_over:
-                assert [*collector.collect(), purgatory.watched_keys(), purgatory.watching(7), repr(purgatory)]
-                collected += 1
-            return collected
+    async def test_another_one_may_read_while_operations_come_and_go(self) -> None:
+        def read() -> int:
+            reads = 0
+            while reads == 0 or not is_over:
+                assert [purgatory.statistics(), purgatory.watched_keys(), purgatory.watching(7), repr(purgatory)]
+                reads += 1
+            return reads
 
         is_over: list[bool] = []
         async with DelayedOperationPurgatory(purge_interval=10) as purgatory:
-            collector = PurgatoryCollector(purgatory)
             with ThreadPoolExecutor(1) as thread:
-                collecting = thread.submit(collect)
+                reading = thread.submit(read)
                 for n in range(5000):
                     purgatory.try_complete_else_watch(Flag(0.0 if n % 2 else 60.0), [n % 50]).ready = True
                     purgatory.check_and_complete((n - 10) % 50)
                     if n % 50 == 0:
                         await turn()
                 is_over.append(True)
-            assert collecting.result() > 0
+            assert reading.result() > 0
             check_purgatory(purgatory)
 
     async def test_the_loop_that_is_given_as_the_clock_is_known_before_the_first_operation(self) -> None:
@@ -541,7 +468,6 @@ async def main():
             await waits[0]
         finally:
             interrupts.append("first")
-            at("finally")
             asyncio.get_running_loop().call_soon(at, "callback")
             for wait in waits[30::2]:
                 wait.ready = True
@@ -554,47 +480,16 @@ try:
 finally:
     print(len(interrupts), max(completions.values()), purgatory.num_delayed, len(purgatory.timer))
 """
-CHECKS: Final[dict[str, Callable[[DelayedOperationPurgatory], object]]] = {
-    "check_and_complete": lambda purgatory: purgatory.check_and_complete("key"),
-    "check_and_complete with a limit": lambda purgatory: purgatory.check_and_complete("key", 9),
-    "check_and_complete_soon": lambda purgatory: purgatory.check_and_complete_soon("key"),
-    "deadline": lambda purgatory: None,
-}
-
-
-class Interrupted(Flag):
-    def try_complete(self) -> bool:
-        if self.ready:
-            raise KeyboardInterrupt
-        return False
 
 
 class TestInterrupts:
     @pytest.mark.parametrize("loop", LOOPS)
-    @pytest.mark.parametrize(
-        "place", ["finally", "callback", "try_complete", "on_complete", "on_expiration", "listener"]
-    )
+    @pytest.mark.parametrize("place", ["callback", "try_complete", "on_complete", "on_expiration", "listener"])
     def test_a_second_one_ends_the_program_and_nothing_completes_twice(self, place: str, loop: str) -> None:
         program = subprocess.run([sys.executable, "-c", PROGRAM, place, loop], capture_output=True, text=True)
         assert program.returncode == -signal.SIGINT, program.stderr
         assert program.stderr.rstrip().endswith("KeyboardInterrupt")
         assert program.stdout.split() == ["2", "1", "0", "0"]
-
-    @pytest.mark.parametrize("way", CHECKS)
-    def test_the_others_are_tried_before_one_is_raised_and_later_deadlines_run(self, way: str) -> None:
-        clock = FaultLog()
-        purgatory = DelayedOperationPurgatory(clock=clock)
-        operations = [(Interrupted if n in (0, 2) else Flag)(1.0) for n in range(5)]
-        for each in operations:
-            purgatory.try_complete_else_watch(each, ["key"]).ready = True
-        later = [purgatory.try_complete_else_watch(Flag(timeout), ["later"]) for timeout in (1.0, 1.5)]
-        with pytest.raises(KeyboardInterrupt):
-            CHECKS[way](purgatory)
-            clock.advance(way == "deadline")
-        assert [each.outcome for each in operations] == ["failed", "satisfied"] * 2 + ["satisfied"]
-        check_purgatory(purgatory)
-        clock.advance(2.0)
-        assert [each.outcome for each in later] == ["expired"] * 2
 
 
 class Key(str):
@@ -710,28 +605,8 @@ class TestFinalizersAndHandlers:
             assert target.result() == RESULT
             check_purgatory(purgatory)
 
-    async def test_many_calls_wake_the_loop_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def count_calls(*args: Any, **kwargs: Any) -> None:
-            wakes.append(args)
-            call_soon_threadsafe(*args, **kwargs)
-
-        loop, wakes = asyncio.get_running_loop(), list[object]()
-        call_soon_threadsafe = loop.call_soon_threadsafe
-        monkeypatch.setattr(loop, "call_soon_threadsafe", count_calls)
-        async with DelayedOperationPurgatory() as purgatory:
-            operations = [watch(purgatory, n) for n in range(100)]
-            for n, operation in enumerate(operations):
-                operation.ready = True
-                (in_a_thread if n % 10 == 0 else by_signal)(partial(purgatory.check_and_complete_threadsafe, n))
-            assert len(wakes) == 1
-            while not all(operation.done() for operation in operations):
-                await turn()  # a slice may end after a few of them on a slow machine
-            assert len(wakes) == 1
-
     async def test_a_call_inside_of_a_slice_of_the_mailbox_is_done_with_the_rest(self) -> None:
         class Asking(str):
-            """A key whose `__hash__` is a handler of signals, or what a finalizer runs in."""
-
             __slots__ = ()
 
             def __hash__(self) -> int:
@@ -779,6 +654,4 @@ class TestFinalizersAndHandlers:
                 patched.setattr(asyncio.get_running_loop(), "call_soon", interrupt)
                 purgatory._queue.mailbox._deliver()
             purgatory.check_and_complete_threadsafe("key")
-            for _ in range(100):
-                await turn()
-            assert operation.done()
+            await asyncio.wait_for(operation, 30)

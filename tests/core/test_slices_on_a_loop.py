@@ -30,12 +30,11 @@ async def steps(measure: Callable[[], int], over: Callable[[], bool]) -> list[in
     raise AssertionError("it is never over")
 
 
-@pytest.mark.parametrize("state", ["pending", "dead", "both"])
-async def test_a_close_lets_go_of_keys_in_slices_to_its_very_end(state: str) -> None:
+async def test_a_close_lets_go_of_keys_in_slices_to_its_very_end() -> None:
     purgatory = DelayedOperationPurgatory(purge_interval=10 * MANY)
     for n in range(MANY):
         operation = purgatory.try_complete_else_watch(Waiting(3600.0), (n,))
-        if state == "dead" or (state == "both" and n % 2):
+        if n % 2:
             operation.cancel()
     closing = asyncio.ensure_future(purgatory.aclose())
     changes = await steps(lambda: len(purgatory.watched_keys()), closing.done)
@@ -117,8 +116,7 @@ def in_threads(count: int, work: Callable[[int], object]) -> None:
         thread.join()
 
 
-@pytest.mark.parametrize("threads", [1, 4])
-@pytest.mark.parametrize("keys", [1, 3, 5000])
+@pytest.mark.parametrize(("threads", "keys"), [(1, 5000), (4, 3)])
 def test_calls_of_other_threads_wake_a_busy_loop_once(threads: int, keys: int) -> None:
     async def main(loop: CountingLoop) -> None:
         async with DelayedOperationPurgatory() as purgatory:

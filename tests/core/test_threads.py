@@ -11,15 +11,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
 
 import pytest
 import uvloop
 
-from purgatory import DelayedOperationPurgatory, PurgatoryMisuse, ThresholdPurgatory, VirtualClock, WheelTimer
+from purgatory import DelayedOperationPurgatory, Handle, PurgatoryMisuse, WheelTimer
 from tests.support.cores import in_c
 from tests.support.invariants import check_purgatory
-from tests.support.operations import Flag, Note, turn
+from tests.support.operations import Flag, turn
 
 KEYS = 64
 LOOPS = [asyncio.SelectorEventLoop, uvloop.new_event_loop]
@@ -106,15 +105,6 @@ async def _wait(operation: Flag) -> str:
     return await operation
 
 
-def test_a_virtual_clock_has_no_wrong_thread(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
-    operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(asyncio.run, _watch(purgatory, Flag(2.0))).result()
-        thread.submit(clock.advance, 1.0).result()
-    assert operation.expired()
-    assert purgatory.cancel_all() == 1
-
-
 @pytest.mark.parametrize("loop_factory", LOOPS)
 def test_while_the_loop_does_not_run_anybody_may_call(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
     with asyncio.Runner(loop_factory=loop_factory) as runner:
@@ -163,30 +153,20 @@ def test_a_purgatory_follows_its_loop_into_another_thread(
 
 
 @pytest.mark.parametrize("left", [True, False], ids=["with a call waiting", "with none"])
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda timer: timer.call_later(0.01, print),
-        lambda timer: timer.call_at(timer.time() + 0.01, print),
-        lambda timer: timer.call_later(3600.0, print),
-        lambda timer: timer.add(Note(VirtualClock()), timer.time() + 3600.0),
-    ],
-    ids=["call_later", "call_at", "in the bucket of the first", "add there"],
-)
 @pytest.mark.parametrize("closed", [False, True], ids=["its own is open", "its own is closed"])
-def test_a_timer_on_a_second_loop_is_refused(call: Callable[[WheelTimer], object], left: bool, closed: bool) -> None:
-    async def use(call: Callable[[WheelTimer], object]) -> object:
-        return call(timer)
+def test_a_timer_on_a_second_loop_is_refused(left: bool, closed: bool) -> None:
+    async def use() -> Handle:
+        return timer.call_later(3600.0, print)
 
     timer = WheelTimer()
     first = asyncio.new_event_loop()
-    handle: Any = first.run_until_complete(use(lambda timer: timer.call_later(3600.0, print)))
+    handle = first.run_until_complete(use())
     if not left:
         handle.cancel()
     if closed:
         first.close()
     with pytest.raises(PurgatoryMisuse, match="event loop that is closed" if closed else "another event loop"):
-        asyncio.run(use(call))
+        asyncio.run(use())
     assert len(timer) == left
     first.close()
 
@@ -225,17 +205,6 @@ def test_a_purgatory_whose_loop_is_closed_refuses_an_operation() -> None:
     assert not operation.done()
 
 
-async def test_a_purgatory_whose_timer_was_asked_on_another_loop_refuses_an_operation() -> None:
-    async def ask() -> object:
-        return purgatory.timer.clock
-
-    purgatory = DelayedOperationPurgatory()
-    with ThreadPoolExecutor(1) as thread:
-        assert thread.submit(asyncio.run, ask()).result() is not asyncio.get_running_loop()
-    with pytest.raises(PurgatoryMisuse, match="event loop that is closed"):
-        purgatory.try_complete_else_watch(Flag(ready=True), ["key"])
-
-
 async def test_a_purgatory_on_a_timer_of_its_loop_has_wrong_threads_and_a_door() -> None:
     async with DelayedOperationPurgatory(clock=WheelTimer()) as purgatory:
         operation = purgatory.try_complete_else_watch(Flag(60.0), ["key"])
@@ -246,60 +215,40 @@ async def test_a_purgatory_on_a_timer_of_its_loop_has_wrong_threads_and_a_door()
         assert await operation == "result of flag"
 
 
-async def test_a_purgatory_whose_clock_is_another_loop_refuses_an_operation() -> None:
-    operation = Flag(ready=True)
-    other = asyncio.new_event_loop()
-    purgatory = DelayedOperationPurgatory(clock=other)
-    with pytest.raises(PurgatoryMisuse, match="another event loop"):
-        purgatory.try_complete_else_watch(operation, ["key"])
-    other.close()
-    assert not operation.done()
-
-
 @pytest.mark.parametrize("loop_factory", LOOPS)
 def test_purgatories_on_loops_in_several_threads_do_not_disturb_each_other(
     loop_factory: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
-    operations = 10_000
     begin = threading.Barrier(2)
 
     async def use() -> None:
         randomly = random.Random(9)
-        async with DelayedOperationPurgatory(purge_interval=50) as purgatory, ThresholdPurgatory(0) as index:
+        async with DelayedOperationPurgatory(purge_interval=50) as purgatory:
             begin.wait()
             flags: list[Once] = []
-            waits = []
-            for number in range(operations):
+            for number in range(5000):
                 flag = Once(randomly.choice([None, 0.0, 0.01, 60.0]), number % KEYS)
                 purgatory.try_complete_else_watch(flag, (flag.key, ("another", number % 7)))
                 flags.append(flag)
-                other = flags[randomly.randrange(max(0, number - 100), number + 1)]
-                match randomly.randrange(4):
+                other = randomly.choice(flags[-100:])
+                other.ready = True
+                match randomly.randrange(3):
                     case 0:
-                        other.ready = True
                         purgatory.check_and_complete(other.key)
                     case 1:
-                        other.ready = True
                         purgatory.check_and_complete_soon(other.key)
                     case 2:
                         other.cancel()
-                if number % 10 == 0:
-                    waits.append(index.reach(number, None))
-                    index.advance(number // 2)
                 if number % 100 == 0:
                     await turn()
-            index.advance_soon(operations)
             for flag in flags:
                 flag.ready = True
                 purgatory.check_and_complete_soon(flag.key)
-            while purgatory.num_delayed or index.num_waiting:
+            while purgatory.num_delayed:
                 await turn()
             for flag in flags:
                 assert flag.completions == (0 if flag.cancelled() else 1)
-            assert all(wait.done() for wait in waits)
-            assert purgatory.statistics().failed == 0
             check_purgatory(purgatory)
-            check_purgatory(index.purgatory)
 
     def run() -> None:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
