@@ -72,6 +72,23 @@ class TestWatch:
 
 
 class TestCheck:
+    def test_a_check_soon_from_inside_its_own_pass_is_made_on_the_following_iteration(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
+    ) -> None:
+        armed: list[int] = []
+
+        class Asking(Flag):
+            def try_complete(self) -> bool:
+                armed.append(len(clock.armed))
+                if 3 <= len(armed) < 6:
+                    purgatory.check_and_complete_soon("key")
+                return False
+
+        purgatory.try_complete_else_watch(Asking(), ["key"])
+        purgatory.check_and_complete_soon("key")
+        clock.advance(0)
+        assert armed == [0, 0, 1, 2, 3, 4], "an iteration each"
+
     def test_a_clock_that_does_not_call_back_is_asked_again_by_the_next_check(self) -> None:
         clock = RefusingClock()
         purgatory = DelayedOperationPurgatory(clock=clock)
