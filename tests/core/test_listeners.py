@@ -62,6 +62,16 @@ class TestRecords:
             purgatory.try_complete_else_watch(used, ["a"])
         assert len(heard) == 1
 
+    def test_an_operation_that_came_before_the_first_listener_has_no_record(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
+    ) -> None:
+        early = purgatory.try_complete_else_watch(Flag(2.0), ["a"])
+        heard: Heard = []
+        purgatory.add_listener(heard.append)
+        early.reschedule(1.0)
+        clock.advance(1.0)
+        assert (early.outcome, heard) == ("expired", [])
+
 
 class TestListenersOfAPurgatory:
     def test_listeners_are_called_in_the_order_of_their_adding_until_they_are_removed(

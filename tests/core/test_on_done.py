@@ -326,6 +326,22 @@ class TestInsideOfIt:
             assert await asyncio.gather(*tasks) == ["result of it"] * number
             assert operation.calls == [*DONE, "result of it"]
 
+    async def test_tasks_of_one_that_is_cancelled_deep_inside_the_ends_of_others_are_told(self) -> None:
+        def look() -> None:
+            assert operation.cancel()
+            assert (operation.done(), operation.calls) == (True, []), "it waits for its turn"
+            with pytest.raises(OperationCancelled):
+                operation.__await__().send(None)
+
+        async with DelayedOperationPurgatory() as purgatory:
+            operation = Notes(purgatory)
+            task = asyncio.ensure_future(operation)
+            await turn()
+            deep_inside(purgatory, look, NESTING - 1)
+            assert operation.calls == ["it is done: cancelled, 0 pending"]
+            await asyncio.wait([task])
+            assert isinstance(task.exception(), OperationCancelled)
+
     @pytest.mark.parametrize("others", [0, 1])
     async def test_a_waiter_may_leave_in_it(self, others: int) -> None:
         async with DelayedOperationPurgatory() as purgatory:

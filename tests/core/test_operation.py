@@ -161,6 +161,23 @@ class TestAwait:
                 step.throw(LookupError())
             step.close()
 
+    def test_an_operation_that_the_loop_completes_while_its_future_is_made_yields_its_result(self) -> None:
+        class Completing(asyncio.SelectorEventLoop):
+            call: Callable[[], object] = int
+
+            def create_future(self) -> "asyncio.Future[Any]":
+                self.call()
+                return super().create_future()
+
+        async def main() -> None:
+            async with DelayedOperationPurgatory() as purgatory:
+                operation = purgatory.try_complete_else_watch(Flag(None), ["key"])
+                vars(asyncio.get_running_loop())["call"] = operation.force_complete
+                assert await operation == "result of flag"
+
+        with asyncio.Runner(loop_factory=Completing) as runner:
+            runner.run(main())
+
     async def test_a_waiter_without_a_purgatory_is_refused(self) -> None:
         with pytest.raises(PurgatoryMisuse, match="would never complete"):
             add_waiter(Flag(None), asyncio.get_running_loop().create_future())

@@ -60,6 +60,14 @@ class TestWatch:
                 purgatory.try_complete_else_watch(Flag(), [100 + number])
         assert keys >= {3, 4, 5, 6, 7, 8}
 
+    def test_each_watched_key_ends_when_the_purgatory_is_closed(self, purgatory: DelayedOperationPurgatory) -> None:
+        for number in range(9):
+            purgatory.try_complete_else_watch(Flag(), [number])
+        keys = purgatory.each_watched_key()
+        next(keys)
+        purgatory.close()
+        assert list(keys) == []
+
     @pytest.mark.parametrize("nth", range(4))
     def test_an_operation_that_the_clock_completes_at_its_arrival_is_in_no_timer(self, nth: int) -> None:
         clock = CallingClock()

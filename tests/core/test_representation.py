@@ -13,6 +13,7 @@ from purgatory import (
     DelayedOperation,
     DelayedOperationPurgatory,
     IdleTracker,
+    ThresholdPurgatory,
     TimerTask,
     VirtualClock,
     WheelTimer,
@@ -53,6 +54,14 @@ class TestRepr:
     def test_it_never_raises_even_before_the_constructor_was_called(self, kind: type) -> None:
         whole: Any = type("Whole", (kind,), dict.fromkeys(getattr(kind, "__abstractmethods__", ())))
         assert repr(whole.__new__(whole)).startswith("<Whole ")
+
+    def test_it_says_what_another_property_raised(self) -> None:
+        class Broken(ThresholdPurgatory[int]):
+            @property
+            def num_waiting(self) -> int:
+                raise LookupError
+
+        assert repr(Broken(1)).endswith("Broken, whose repr raised LookupError>")
 
     def test_it_never_raises_when_the_clock_does(self) -> None:
         class Broken(FaultLog):

@@ -205,6 +205,16 @@ def test_a_purgatory_whose_loop_is_closed_refuses_an_operation() -> None:
     assert not operation.done()
 
 
+async def test_a_purgatory_whose_timer_was_asked_on_another_loop_refuses_an_operation() -> None:
+    async def ask() -> object:
+        return purgatory.timer.clock
+
+    purgatory = DelayedOperationPurgatory()
+    assert await asyncio.to_thread(asyncio.run, ask()) is not asyncio.get_running_loop()
+    with pytest.raises(PurgatoryMisuse, match="event loop that is closed"):
+        purgatory.try_complete_else_watch(Flag(ready=True), ["key"])
+
+
 async def test_a_purgatory_on_a_timer_of_its_loop_has_wrong_threads_and_a_door() -> None:
     async with DelayedOperationPurgatory(clock=WheelTimer()) as purgatory:
         operation = purgatory.try_complete_else_watch(Flag(60.0), ["key"])

@@ -404,6 +404,13 @@ class TestAsAClock:
         assert handle.cancelled()
         assert repr(handle) == "<TimerHandle cancelled>"
 
+    def test_a_call_that_is_cancelled_as_its_time_has_come_does_not_run(self, timer: WheelTimer) -> None:
+        ran: list[str] = []
+        later = timer.call_at(1.0, ran.append, "later")
+        later.cancel()
+        later._timer_expire()
+        assert ran == []
+
     async def test_a_timer_drives_a_timer_and_a_timer_finds_its_loop(self) -> None:
         timer = WheelTimer(WheelTimer())
         done = asyncio.Event()
