@@ -378,5 +378,5 @@ class TestKeysThatCannotBeLookedUp:
             key.sour("no hash")
             purgatory.check_and_complete_threadsafe("other")
             assert await asyncio.wait_for(operation, 30) == "result of flag"
-            assert errors[0] is LookupError
+            assert errors == [LookupError]
             key.sweeten()

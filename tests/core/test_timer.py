@@ -202,6 +202,23 @@ class TestSlices:
         clock.advance_to(30.0)
         assert order == sorted(deadlines)
 
+    def test_all_levels_are_counted_while_a_bucket_moves_down_in_slices(self, clock: FaultLog) -> None:
+        timer = WheelTimer(clock, tick=1.0)
+        for _ in range(2500):
+            timer.add(Note(clock), 29.0)
+        seen: list[tuple[int, ...]] = []
+
+        def look() -> None:
+            seen.append(timer.statistics().levels)
+            if len(seen) < 4:
+                clock.call_at(20.0, look)
+
+        clock.call_at(20.0, look)
+        clock.advance_to(20.0)
+        assert [sum(levels) for levels in seen] == [2500] * 4
+        assert seen[0][0] in range(900, 1100)
+        assert seen[-1] == (2500, 0)
+
 
 class TestOneWakeUp:
     """The timer keeps one `call_at` armed, for the earliest bucket."""
