@@ -207,6 +207,18 @@ class TestAwait:
 
 
 class TestReschedule:
+    @pytest.mark.parametrize("first", [5.0, None])
+    def test_a_deadline_counts_from_now(
+        self, purgatory: DelayedOperationPurgatory, clock: VirtualClock, first: float | None
+    ) -> None:
+        operation = purgatory.try_complete_else_watch(Flag(first), ["key"])
+        clock.advance(2.0)
+        operation.reschedule(9.0)
+        clock.advance(8.999)
+        assert not operation.done()
+        clock.advance(0.001)
+        assert operation.expired()
+
     def test_operation_that_does_not_wait_cannot_be_rescheduled(self, purgatory: DelayedOperationPurgatory) -> None:
         class Hasty(Flag):
             def try_complete(self) -> bool:
