@@ -168,6 +168,40 @@ class TestClosedCoroutines:
             await asyncio.wait([task])
             assert [len(each.notes) for each in (first, second)] == [1, 1]
 
+    async def test_an_asynchronous_generator_dropped_while_it_awaits_an_operation_leaves_on_the_loop(self) -> None:
+        async def generate() -> Any:
+            yield await operation
+
+        errors: list[str] = []  # of the task of the loop's hook, for CPython refuses aclose() there
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(str(context["exception"])))
+        async with DelayedOperationPurgatory() as purgatory:
+            operation, generator = watch(purgatory), generate()
+            step = anext(generator).__await__()
+            step.send(None)
+            who.set("the closer")
+            del generator, step
+            assert operation.notes == []
+            for _ in range(3):
+                await turn()
+            assert operation.notes == [("cancel", threading.get_ident(), "nobody")]
+            assert errors in ([], ["aclose(): asynchronous generator is already running"])
+
+    @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")
+    async def test_an_eager_task_may_begin_to_await_inside_of_a_callback(self) -> None:
+        begin = partial(vars(asyncio)["eager_task_factory"], asyncio.get_running_loop())
+        async with DelayedOperationPurgatory() as purgatory:
+            operations = first, second, third = [watch(purgatory, n) for n in range(3)]
+            tasks: list[asyncio.Task[str]] = []
+            first.then = lambda: tasks.extend(begin(wait(each)) for each in operations)
+            first.force_complete()
+            assert begin(wait(first)).done(), "a finished operation takes no iteration"
+            tasks[2].cancel()
+            second.force_complete()
+            assert await asyncio.gather(*tasks[:2]) == [RESULT] * 2
+            await asyncio.wait(tasks[2:])
+            assert third.cancelled()
+            assert [len(each.notes) for each in operations] == [0, 0, 1]
+
 
 WATCH: Final = "loop.call_soon_threadsafe(purgatory.try_complete_else_watch, operation, keys)"
 ACLOSE: Final = "asyncio.run_coroutine_threadsafe(purgatory.aclose(), loop)"
