@@ -1,12 +1,15 @@
 """The fixtures of the tests of streams. Selenium is imported where a browser is needed: fast tests do without."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
-from tests.streams.serving import Server, serving
+from purgatory.streams.engine.streams import Streams
+from purgatory.streams.settings import Settings
+from tests.streams.serving import Server, opened, serving
 from tests.support.servers import postgres as postgres
 
 if TYPE_CHECKING:
@@ -27,6 +30,13 @@ def http(server: Server) -> Iterator[httpx.Client]:
     """A client of the module's server."""
     with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
+
+
+@pytest.fixture
+async def streams(tmp_path: Path) -> AsyncIterator[Streams]:
+    """The streams of a server, without one."""
+    async with opened(Settings(data=str(tmp_path))) as streams:
+        yield streams
 
 
 @pytest.fixture(scope="session")

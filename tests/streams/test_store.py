@@ -3,6 +3,8 @@
 import asyncio
 import threading
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -46,40 +48,56 @@ class Fault:
         return "done"
 
 
-async def test_a_command_that_fails_harms_no_other(tmp_path: Path) -> None:
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        commands: list[Any] = [Create("a", "text/plain"), Fault([ValueError("x"), ValueError("x")])]
-        commands += [Append("a", "text/plain", b"hello"), Fault([StorageError("y"), StorageError("y")])]
-        results = await asyncio.gather(*map(streams.run, commands), return_exceptions=True)
-        assert [type(each).__name__ for each in results] == ["Created", "ValueError", "Appended", "StorageError"]
-        known = await streams.find("a")
-        assert (await streams.chunk(known, 0)).body() == b"hello"
+@asynccontextmanager
+async def busy_writer(streams: Streams) -> AsyncIterator[None]:
+    """The commands that tasks begin in the block make one transaction, at its end."""
+    block = Fault([], released=threading.Event())
+    blocking = asyncio.ensure_future(streams.run(block))
+    assert await asyncio.to_thread(block.begun.wait, 60)
+    yield
+    await asyncio.sleep(0)
+    assert block.released is not None
+    block.released.set()
+    assert await blocking == "done"
 
 
-async def test_a_command_that_the_database_does_not_take_harms_no_other(tmp_path: Path) -> None:
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        await streams.run(Create("a", "text/plain"))
-        block = Fault([], released=threading.Event())
-        blocking = asyncio.ensure_future(streams.run(block))
-        assert await asyncio.to_thread(block.begun.wait, 60)
-        faults = Fault([StorageError("y"), StorageError("y")])
-        both = asyncio.gather(streams.run(Append("a", "text/plain", b"x")), streams.run(faults), return_exceptions=True)
-        await asyncio.sleep(0)  # both have come, and make one transaction
-        assert block.released is not None
-        block.released.set()
-        results = await both
-        assert [type(each).__name__ for each in results] == ["Appended", "StorageError"]
-        assert faults.applied == 2
-        assert await blocking == "done"
+def execute(streams: Streams, sql: str) -> None:
+    """Change the database behind the server's back."""
+    writing: Any = streams.store._writing
+    writing.connection.execute(sql)
 
 
-async def test_failures_of_the_database_are_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        for number in range(2):
-            for _ in range(3):
-                with pytest.raises(StorageError):
-                    await streams.run(Fault([StorageError("the disk is full")]))
-            await streams.run(Create(str(number), "text/plain"))
+@pytest.fixture
+def transactions(monkeypatch: pytest.MonkeyPatch) -> list[Transaction]:
+    """Those that are stored."""
+    transactions: list[Transaction] = []
+    store = WritingDatabase.store
+
+    def observed(self: WritingDatabase, transaction: Transaction) -> None:
+        transactions.append(transaction)
+        store(self, transaction)
+
+    monkeypatch.setattr(WritingDatabase, "store", observed)
+    return transactions
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), StorageError("y")])
+async def test_a_command_that_fails_harms_no_other_of_its_transaction(streams: Streams, error: Exception) -> None:
+    fault = Fault([error, error])
+    commands: list[Any] = [Create("a", "text/plain"), fault, Append("a", "text/plain", b"hello")]
+    async with busy_writer(streams):
+        results = asyncio.gather(*map(streams.run, commands), return_exceptions=True)
+    assert [type(each).__name__ for each in await results] == ["Created", type(error).__name__, "Appended"]
+    assert fault.applied == 2
+    assert (await streams.chunk(await streams.find("a"), 0)).body() == b"hello"
+
+
+async def test_failures_of_the_database_are_logged_once(streams: Streams, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(2):
+        for _ in range(3):
+            with pytest.raises(StorageError):
+                await streams.run(Fault([StorageError("the disk is full")]))
+        await streams.run(Create(str(number), "text/plain"))
     assert caplog.messages == ["changes are not stored: the disk is full", "changes are stored again"] * 2
 
 
@@ -90,62 +108,58 @@ async def test_store_that_was_not_opened_can_be_closed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("conflicts", "result"), [(9, "done"), (10, "StorageConflict")])
-async def test_conflicts_with_other_processes_are_tried_again(tmp_path: Path, conflicts: int, result: str) -> None:
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        command = Fault([StorageConflict("z") for _ in range(conflicts)])
-        found: Any
-        (found,) = await asyncio.gather(streams.run(command), return_exceptions=True)
-        assert found == result or type(found).__name__ == result
-        assert command.applied == 10
+async def test_conflicts_with_other_processes_are_tried_again(streams: Streams, conflicts: int, result: str) -> None:
+    command = Fault([StorageConflict("z") for _ in range(conflicts)])
+    found: Any
+    (found,) = await asyncio.gather(streams.run(command), return_exceptions=True)
+    assert found == result or type(found).__name__ == result
+    assert command.applied == 10
 
 
-async def test_a_database_that_is_lost_is_opened_again(tmp_path: Path) -> None:
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        await streams.run(Create("a", "text/plain"))
-        writing = streams.store._writing
-        with pytest.raises(StorageUnavailable):
-            await streams.run(Fault([StorageUnavailable("gone")]))
-        assert (await streams.run(Append("a", "text/plain", b"x"))).tail == 1
-        assert streams.store._writing is not writing
+async def test_a_database_that_is_lost_is_opened_again(streams: Streams) -> None:
+    await streams.run(Create("a", "text/plain"))
+    writing = streams.store._writing
+    with pytest.raises(StorageUnavailable):
+        await streams.run(Fault([StorageUnavailable("gone")]))
+    assert (await streams.run(Append("a", "text/plain", b"x"))).tail == 1
+    assert streams.store._writing is not writing
 
-        lost: list[Any] = []
+    lost: list[Any] = []
 
-        def fail(database: Any) -> None:
-            lost.append(database)
-            raise StorageUnavailable("gone")
+    def fail(database: Any) -> None:
+        lost.append(database)
+        raise StorageUnavailable("gone")
 
-        with pytest.raises(StorageUnavailable):
-            await streams.store.read(fail)
-        assert lost[0] not in streams.store._opened
-        reading = await asyncio.gather(*(streams.store.read(lambda each: each.count()) for _ in range(4)))
-        assert reading == [1, 1, 1, 1]
-
-
-async def test_a_caller_that_leaves_changes_nothing_of_the_command(tmp_path: Path) -> None:
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        call = asyncio.ensure_future(streams.run(Create("a", "text/plain")))
-        await asyncio.sleep(0)
-        call.cancel()
-        assert (await streams.run(Append("a", "text/plain", b"x"))).tail == 1
+    with pytest.raises(StorageUnavailable):
+        await streams.store.read(fail)
+    assert lost[0] not in streams.store._opened
+    reading = await asyncio.gather(*(streams.store.read(lambda each: each.count()) for _ in range(4)))
+    assert reading == [1, 1, 1, 1]
 
 
-async def test_very_many_appends_are_read_in_parts(tmp_path: Path) -> None:
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        await streams.run(Create("a", "text/plain"))
-        for _ in range(25):
-            await streams.run(Append("a", "text/plain", b"x"))
-        for from_memory in (True, False):
-            known = await streams.find("a")
-            if not from_memory:
-                known.drop_recent()
-            ends = [0]
-            while ends[-1] < 25:
-                ends.append((await streams.chunk(known, ends[-1], Extent(1000, 10))).end)
-            assert ends == [0, 10, 20, 25]
+async def test_a_caller_that_leaves_changes_nothing_of_the_command(streams: Streams) -> None:
+    call = asyncio.ensure_future(streams.run(Create("a", "text/plain")))
+    await asyncio.sleep(0)
+    call.cancel()
+    assert (await streams.run(Append("a", "text/plain", b"x"))).tail == 1
+
+
+async def test_very_many_appends_are_read_in_parts(streams: Streams) -> None:
+    await streams.run(Create("a", "text/plain"))
+    for _ in range(25):
+        await streams.run(Append("a", "text/plain", b"x"))
+    for from_memory in (True, False):
+        known = await streams.find("a")
+        if not from_memory:
+            known.drop_recent()
+        ends = [0]
+        while ends[-1] < 25:
+            ends.append((await streams.chunk(known, ends[-1], Extent(1000, 10))).end)
+        assert ends == [0, 10, 20, 25]
 
 
 async def test_messages_of_an_append_are_split_by_a_thread_that_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There may be very many: the loop would stand still."""
     threads = []
@@ -156,70 +170,56 @@ async def test_messages_of_an_append_are_split_by_a_thread_that_reads(
         return split(media, data, begin, end)
 
     monkeypatch.setattr(messages, "part", observed)
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        await streams.run(Create("a", "application/json"))
-        await streams.run(Append("a", "application/json", b"[1,2,3]"))
-        known = await streams.find("a")
-        assert (await streams.chunk(known, 0)).body() == b"[1,2,3]"
-        assert (await streams.chunk(known, 1)).body() == b"[2,3]"
-        chunk = await streams.wait(known, 2, 60.0)
-        assert not isinstance(chunk, Exception)
-        assert chunk.body() == b"[3]"
+    await streams.run(Create("a", "application/json"))
+    await streams.run(Append("a", "application/json", b"[1,2,3]"))
+    known = await streams.find("a")
+    assert (await streams.chunk(known, 0)).body() == b"[1,2,3]"
+    assert (await streams.chunk(known, 1)).body() == b"[2,3]"
+    chunk = await streams.wait(known, 2, 60.0)
+    assert not isinstance(chunk, Exception)
+    assert chunk.body() == b"[3]"
     assert [name.startswith("streams-reader") for name in threads] == [True, True]
 
 
-async def test_thousand_commands_at_once_are_done_in_order(tmp_path: Path) -> None:
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        await streams.run(Create("a", "text/plain"))
-        results = await asyncio.gather(*(streams.run(Append("a", "text/plain", b"x")) for _ in range(1000)))
-        assert [each.tail for each in results] == list(range(1, 1001))
+async def test_read_of_data_that_is_deleted_meanwhile_raises_not_found(streams: Streams) -> None:
+    await streams.run(Create("a", "text/plain", body=b"hello"))
+    known = await streams.find("a")
+    known.drop_recent()
+    await streams.run(Delete("a"))
+    with pytest.raises(NotFound):
+        await streams.chunk(known, 0)
 
 
-async def test_read_of_data_that_is_deleted_meanwhile_raises_not_found(tmp_path: Path) -> None:
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        await streams.run(Create("a", "text/plain", body=b"hello"))
-        known = await streams.find("a")
-        known.drop_recent()
-        await streams.run(Delete("a"))
-        with pytest.raises(NotFound):
-            await streams.chunk(known, 0)
+async def test_readers_at_the_same_place_share_a_read_of_the_database(streams: Streams) -> None:
+    await streams.run(Create("a", "text/plain", body=b"hello"))
+    known = await streams.find("a")
+    known.drop_recent()
+    reads = [streams.wait(known, 0, 30.0) for _ in range(3)]
+    reads += [streams.wait(known, 2, 30.0)]
+    streams.reads.check_and_complete("a")
+    chunks = [await each for each in reads]
+    assert chunks[0] is chunks[1] is chunks[2]
+    assert [each.body() for each in chunks if not isinstance(each, Exception)] == [b"hello"] * 3 + [b"llo"]
 
 
-async def test_readers_at_the_same_place_share_a_read_of_the_database(tmp_path: Path) -> None:
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        await streams.run(Create("a", "text/plain", body=b"hello"))
-        known = await streams.find("a")
-        known.drop_recent()
-        reads = [streams.wait(known, 0, 30.0) for _ in range(3)]
-        reads += [streams.wait(known, 2, 30.0)]
-        assert len(streams.readers._loading) == 2
-        streams.reads.check_and_complete("a")
-        chunks = [await each for each in reads]
-        assert chunks[0] is chunks[1] is chunks[2]
-        assert [each.body() for each in chunks if not isinstance(each, Exception)] == [b"hello"] * 3 + [b"llo"]
+async def test_waiting_reader_gets_the_error_of_a_failing_database(streams: Streams) -> None:
+    await streams.run(Create("a", "text/plain", body=b"hello"))
+    known = await streams.find("a")
+    known.drop_recent()
+    await streams.run(Fault([]))
+    execute(streams, "DROP TABLE data")
+    assert isinstance(await streams.wait(known, 0, 30.0), StorageError)
 
 
-async def test_waiting_reader_gets_the_error_of_a_failing_database(tmp_path: Path) -> None:
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        await streams.run(Create("a", "text/plain", body=b"hello"))
-        known = await streams.find("a")
-        known.drop_recent()
-        await streams.run(Fault([]))
-        writing: Any = streams.store._writing
-        writing.connection.execute("DROP TABLE data")
-        assert isinstance(await streams.wait(known, 0, 30.0), StorageError)
-
-
-async def test_read_of_a_stream_no_longer_in_memory_gets_new_data(tmp_path: Path) -> None:
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        await streams.run(Create("a", "text/plain"))
-        known = await streams.find("a")
-        streams.cache.forget("a")
-        read = streams.wait(known, 0, 30.0)
-        await streams.run(Append("a", "text/plain", b"x"))
-        chunk = await read
-        assert not isinstance(chunk, Exception)
-        assert chunk.body() == b"x"
+async def test_read_of_a_stream_no_longer_in_memory_gets_new_data(streams: Streams) -> None:
+    await streams.run(Create("a", "text/plain"))
+    known = await streams.find("a")
+    streams.cache.forget("a")
+    read = streams.wait(known, 0, 30.0)
+    await streams.run(Append("a", "text/plain", b"x"))
+    chunk = await read
+    assert not isinstance(chunk, Exception)
+    assert chunk.body() == b"x"
 
 
 class Looks:
@@ -255,77 +255,60 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
 
 
 @pytest.mark.parametrize("again", [False, True])
-async def test_look_up_sees_a_deletion_that_happens_meanwhile(tmp_path: Path, looks: Looks, again: bool) -> None:
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        await streams.run(Create("a", "text/plain", body=b"old"))
-        streams.cache.forget("a")
-        looks.hold()
-        finding = asyncio.ensure_future(streams.find("a"))
-        await looks.until_begun()
-        await streams.run(Delete("a"))
-        if again:
-            await streams.run(Create("a", "text/plain", body=b"another"))
-        looks.released.set()
-        if again:
-            assert (await finding).stream.tail == 7
-        else:
-            with pytest.raises(NotFound):
-                await finding
+async def test_look_up_sees_a_deletion_that_happens_meanwhile(streams: Streams, looks: Looks, again: bool) -> None:
+    await streams.run(Create("a", "text/plain", body=b"old"))
+    streams.cache.forget("a")
+    looks.hold()
+    finding = asyncio.ensure_future(streams.find("a"))
+    await looks.until_begun()
+    await streams.run(Delete("a"))
+    if again:
+        await streams.run(Create("a", "text/plain", body=b"another"))
+    looks.released.set()
+    if again:
+        assert (await finding).stream.tail == 7
+    else:
+        with pytest.raises(NotFound):
+            await finding
 
 
-async def test_readers_of_a_stream_no_longer_in_memory_are_told_of_its_deletion(tmp_path: Path, looks: Looks) -> None:
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        await streams.run(Create("a", "text/plain"))
-        known = await streams.find("a")
-        reads = [streams.wait(known, 0, 60.0) for _ in range(2)]
-        streams.cache.forget("a")
-        await streams.run(Delete("a"))
-        assert [type(await each) for each in reads] == [NotFound, NotFound]
-        # One that is created again while it is looked up tells them itself.
-        await streams.run(Create("a", "text/plain"))
-        read = streams.wait(await streams.find("a"), 0, 60.0)
-        streams.cache.forget("a")
-        looks.hold()
-        streams.readers.look("a")
-        await looks.until_begun()
-        await streams.run(Append("a", "text/plain", b"x"))
-        looks.released.set()
-        chunk = await read
-        assert not isinstance(chunk, Exception)
-        assert chunk.body() == b"x"
+async def test_readers_of_a_stream_no_longer_in_memory_are_told_of_its_deletion(streams: Streams) -> None:
+    await streams.run(Create("a", "text/plain"))
+    known = await streams.find("a")
+    reads = [streams.wait(known, 0, 60.0) for _ in range(2)]
+    streams.cache.forget("a")
+    await streams.run(Delete("a"))
+    assert [type(await each) for each in reads] == [NotFound, NotFound]
 
 
-async def test_committed_stream_is_not_overridden_by_an_older_look_up(tmp_path: Path, looks: Looks) -> None:
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        await streams.run(Create("a", "text/plain"))
-        known = await streams.find("a")
-        read = streams.wait(known, 0, 60.0)
-        streams.cache.forget("a")
-        writing: Any = streams.store._writing
-        writing.connection.execute("DELETE FROM streams")
-        looks.hold()
-        streams.readers.look("a")
-        await looks.until_begun()
-        streams.cache._known["a"] = known
-        looks.released.set()
-        await streams._background.join()
-        assert not read.done()
-        read.cancel()
+async def test_committed_stream_is_not_overridden_by_an_older_look_up(streams: Streams, looks: Looks) -> None:
+    await streams.run(Create("a", "text/plain"))
+    known = await streams.find("a")
+    read = streams.wait(known, 0, 60.0)
+    streams.cache.forget("a")
+    execute(streams, "DELETE FROM streams")
+    looks.hold()
+    streams.readers.look("a")
+    await looks.until_begun()
+    streams.cache._known["a"] = known
+    looks.released.set()
+    await streams._background.join()
+    assert not read.done()
+    read.cancel()
 
 
-async def test_reader_gets_the_error_of_a_look_up_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        await streams.run(Create("a", "text/plain"))
-        read = streams.wait(await streams.find("a"), 0, 60.0)
-        streams.cache.forget("a")
+async def test_reader_gets_the_error_of_a_look_up_that_fails(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    await streams.run(Create("a", "text/plain"))
+    read = streams.wait(await streams.find("a"), 0, 60.0)
+    streams.cache.forget("a")
 
-        def stream(self: Any, path: str) -> Any:
-            raise StorageError("no")
+    def stream(self: Any, path: str) -> Any:
+        raise StorageError("no")
 
-        monkeypatch.setattr(FileDatabase, "stream", stream)
-        streams.readers.look("a")
-        streams.readers.look("a")
-        assert isinstance(await read, StorageError)
+    monkeypatch.setattr(FileDatabase, "stream", stream)
+    streams.readers.look("a")
+    streams.readers.look("a")
+    assert isinstance(await read, StorageError)
 
 
 class Later(FolderOpener):
@@ -364,37 +347,34 @@ async def test_reads_prolong_a_stream_and_few_of_them_are_stored(tmp_path: Path)
 
 
 async def test_many_streams_that_expire_at_once_are_all_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("purgatory.streams.storage.database._DUE", 3)
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        streams.look_for_due()
-        soon = streams.now() + 0.2
-        for number in range(10):
-            await streams.run(Create(f"{number}", "text/plain", expires_at=("soon", soon)))
-        while await streams.store.read(lambda database: database.count()):  # noqa: ASYNC110 - another thread's
-            await asyncio.sleep(0.05)
+    streams.look_for_due()
+    soon = streams.now() + 0.2
+    for number in range(10):
+        await streams.run(Create(f"{number}", "text/plain", expires_at=("soon", soon)))
+    while await streams.store.read(lambda database: database.count()):  # noqa: ASYNC110 - another thread's
+        await asyncio.sleep(0.05)
 
 
-async def test_expiry_times_that_come_during_a_scan_are_kept(tmp_path: Path) -> None:
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        streams.look_for_due()
-        while not streams._alarm._looking:  # noqa: ASYNC110 - a callback's
-            await asyncio.sleep(0)
-        streams._alarm.at(streams.now() + 30)
-        streams._alarm.at(streams.now() + 3)
-        while streams._alarm._looking:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        assert streams._alarm._handle is not None
-        assert 0 < streams._alarm._handle_at - asyncio.get_running_loop().time() <= 3
+async def test_expiry_times_that_come_during_a_scan_are_kept(streams: Streams) -> None:
+    streams.look_for_due()
+    while not streams._alarm._looking:  # noqa: ASYNC110 - a callback's
+        await asyncio.sleep(0)
+    streams._alarm.at(streams.now() + 30)
+    streams._alarm.at(streams.now() + 3)
+    while streams._alarm._looking:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert streams._alarm._handle is not None
+    assert 0 < streams._alarm._handle_at - asyncio.get_running_loop().time() <= 3
 
 
-async def test_a_deadline_is_looked_at_now_and_then_as_clocks_are_set(tmp_path: Path) -> None:
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        assert streams._alarm._handle is None  # there is nothing to look at
-        await streams.run(Create("a", "text/plain", ttl=3600))
-        assert streams._alarm._handle is not None
-        assert 0 < streams._alarm._handle_at - asyncio.get_running_loop().time() <= 5
+async def test_a_deadline_is_looked_at_now_and_then_as_clocks_are_set(streams: Streams) -> None:
+    assert streams._alarm._handle is None  # there is nothing to look at
+    await streams.run(Create("a", "text/plain", ttl=3600))
+    assert streams._alarm._handle is not None
+    assert 0 < streams._alarm._handle_at - asyncio.get_running_loop().time() <= 5
 
 
 async def test_closed_store_refuses_commands(tmp_path: Path) -> None:
@@ -402,126 +382,96 @@ async def test_closed_store_refuses_commands(tmp_path: Path) -> None:
         pass
     with pytest.raises(StorageUnavailable):
         await streams.run(Create("a", "text/plain"))
+
+
+async def test_failed_scan_for_expired_streams_is_repeated(streams: Streams, caplog: pytest.LogCaptureFixture) -> None:
+    execute(streams, "ALTER TABLE streams RENAME TO hidden")
     streams.look_for_due()
-    assert not streams._alarm._looking
+    while "a background task" not in caplog.text:  # noqa: ASYNC110 - a log tells no event
+        await asyncio.sleep(0.01)
+    assert streams._alarm._handle is not None
+    execute(streams, "ALTER TABLE hidden RENAME TO streams")
 
 
-async def test_failed_scan_for_expired_streams_is_repeated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        writing: Any = streams.store._writing
-        writing.connection.execute("ALTER TABLE streams RENAME TO hidden")
-        streams.look_for_due()
-        while "a background task" not in caplog.text:  # noqa: ASYNC110 - a log tells no event
-            await asyncio.sleep(0.01)
-        assert streams._alarm._handle is not None
-        writing.connection.execute("ALTER TABLE hidden RENAME TO streams")
+async def test_clients_take_turns_to_write(streams: Streams) -> None:
+    await streams.run(Create("a", "text/plain"))
+    done: list[str] = []
 
+    async def write(client: str, data: bytes) -> None:
+        current_client.set(client)
+        await streams.run(Append("a", "text/plain", data))
+        done.append(client)
 
-async def test_clients_take_turns_to_write(tmp_path: Path) -> None:
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        await streams.run(Create("a", "text/plain"))
-        block = Fault([], released=threading.Event())
-        done: list[str] = []
-
-        async def write(client: str, command: Any) -> None:
-            current_client.set(client)
-            await streams.run(command)
-            done.append(client)
-
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(write("greedy", block))
-            assert await asyncio.to_thread(block.begun.wait, 60)
-            for number in range(1000):
-                tasks.create_task(write("greedy", Append("a", "text/plain", b"%d " % number)))
-            tasks.create_task(write("other", Append("a", "text/plain", b"me too ")))
-            await asyncio.sleep(0)
-            assert block.released is not None
-            block.released.set()
-        assert done.index("other") < 260  # with the first full transaction, and not after a thousand commands
-        known = await streams.find("a")
-        own = (await streams.chunk(known, 0)).body().replace(b"me too ", b"").split()
-        assert own == [b"%d" % number for number in range(1000)]
+    async with asyncio.TaskGroup() as tasks, busy_writer(streams):
+        for number in range(1000):
+            tasks.create_task(write("greedy", b"%d " % number))
+        tasks.create_task(write("other", b"me too "))
+    assert done.index("other") < 260  # with the first full transaction, and not after a thousand commands
+    data = (await streams.chunk(await streams.find("a"), 0)).body().replace(b"me too ", b"")
+    assert data.split() == [b"%d" % number for number in range(1000)]
 
 
 @pytest.mark.parametrize(("bound", "value"), [("_LONG", -1.0), ("_LARGE", 1)])
 async def test_a_transaction_that_takes_long_or_is_large_is_stored_before_it_is_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str, value: float
+    streams: Streams, transactions: list[Transaction], monkeypatch: pytest.MonkeyPatch, bound: str, value: float
 ) -> None:
-    stored: list[int] = []
-    store = WritingDatabase.store
-
-    def observed(self: WritingDatabase, transaction: Transaction) -> None:
-        stored.append(len(transaction.added))
-        store(self, transaction)
-
-    monkeypatch.setattr(WritingDatabase, "store", observed)
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        block = Fault([], released=threading.Event())
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(streams.run(block))
-            assert await asyncio.to_thread(block.begun.wait, 60)
-            monkeypatch.setattr(f"purgatory.streams.engine.store.{bound}", value)
-            creations = [
-                tasks.create_task(streams.run(Create(f"s{number}", "text/plain", body=b"x"))) for number in range(5)
-            ]
-            await asyncio.sleep(0)
-            assert block.released is not None
-            block.released.set()
-        assert stored == [1] * 5
-        assert all(each.result().new for each in creations)
+    async with busy_writer(streams):
+        monkeypatch.setattr(f"purgatory.streams.engine.store.{bound}", value)
+        creations = [
+            asyncio.create_task(streams.run(Create(f"s{number}", "text/plain", body=b"x"))) for number in range(5)
+        ]
+    assert all([(await each).new for each in creations])
+    assert [len(each.added) for each in transactions] == [1] * 5
 
 
-async def test_clients_take_turns_to_read(tmp_path: Path) -> None:
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        release = threading.Event()
-        order: list[str] = []
+async def test_clients_take_turns_to_read(streams: Streams) -> None:
+    release = threading.Event()
+    order: list[str] = []
 
-        async def read(client: str) -> None:
-            current_client.set(client)
-            await streams.store.read(lambda database: release.wait(60))
-            order.append(client)
+    async def read(client: str) -> None:
+        current_client.set(client)
+        await streams.store.read(lambda database: release.wait(60))
+        order.append(client)
 
-        async with asyncio.TaskGroup() as tasks:
-            greedy = [tasks.create_task(read("greedy")) for _ in range(100)]
-            await asyncio.sleep(0)
-            tasks.create_task(read("other"))
-            await asyncio.sleep(0)
-            for each in greedy[50:]:
-                each.cancel()
-            await asyncio.sleep(0)
-            release.set()
-        assert order.index("other") < 8
-        assert (streams.store._reading, bool(streams.store._reads)) == (0, False)
-
-
-async def test_a_read_that_is_cancelled_when_its_turn_has_come_passes_it_on(tmp_path: Path) -> None:
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        release = threading.Event()
-        first = [asyncio.ensure_future(streams.store.read(lambda database: release.wait(60))) for _ in range(4)]
+    async with asyncio.TaskGroup() as tasks:
+        greedy = [tasks.create_task(read("greedy")) for _ in range(100)]
         await asyncio.sleep(0)
-        second, third = (asyncio.ensure_future(streams.store.read(lambda database: 3)) for _ in range(2))
+        tasks.create_task(read("other"))
         await asyncio.sleep(0)
-        streams.store._pass_turn()  # as a read that ends does
-        second.cancel()
+        for each in greedy[50:]:
+            each.cancel()
+        await asyncio.sleep(0)
         release.set()
-        assert await third == 3
-        await asyncio.gather(*first)
+    assert order.index("other") < 8
+    assert (streams.store._reading, bool(streams.store._reads)) == (0, False)
+
+
+async def test_a_read_that_is_cancelled_when_its_turn_has_come_passes_it_on(streams: Streams) -> None:
+    release = threading.Event()
+    first = [asyncio.ensure_future(streams.store.read(lambda database: release.wait(60))) for _ in range(4)]
+    await asyncio.sleep(0)
+    second, third = (asyncio.ensure_future(streams.store.read(lambda database: 3)) for _ in range(2))
+    await asyncio.sleep(0)
+    streams.store._pass_turn()  # as a read that ends does
+    second.cancel()
+    release.set()
+    assert await third == 3
+    await asyncio.gather(*first)
 
 
 @pytest.mark.parametrize("wrong", [-3600.0, 3600.0])
-async def test_database_finds_what_a_wrong_clock_has_left(tmp_path: Path, wrong: float) -> None:
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        now = time.time()
-        wrong_now = now + wrong
-        streams._opener.now = lambda: wrong_now  # type: ignore[method-assign]
-        await streams.run(Create("wakes", "application/json"))
-        await streams.run(Subscribe("s", "pull-wake", "e/*", (), None, "wakes", 3.0, None))
-        await streams.run(Create("e/1", "text/plain", body=b"a"))
-        await streams.run(Claim("s", "worker"))
-        _, names, _ = await streams.store.read(lambda database: database.due(now))
-        assert names == ["s"]
-        _, names, _ = await streams.store.read(lambda database: database.due(wrong_now))
-        assert names == []
+async def test_database_finds_what_a_wrong_clock_has_left(streams: Streams, wrong: float) -> None:
+    now = time.time()
+    wrong_now = now + wrong
+    streams._opener.now = lambda: wrong_now  # type: ignore[method-assign]
+    await streams.run(Create("wakes", "application/json"))
+    await streams.run(Subscribe("s", "pull-wake", "e/*", (), None, "wakes", 3.0, None))
+    await streams.run(Create("e/1", "text/plain", body=b"a"))
+    await streams.run(Claim("s", "worker"))
+    _, names, _ = await streams.store.read(lambda database: database.due(now))
+    assert names == ["s"]
+    _, names, _ = await streams.store.read(lambda database: database.due(wrong_now))
+    assert names == []
 
 
 def test_a_file_that_cannot_be_opened_is_an_error_of_storage(tmp_path: Path) -> None:
@@ -543,20 +493,13 @@ def test_what_is_put_back_keeps_its_turn() -> None:
 
 
 async def test_deletions_of_large_subscriptions_are_several_transactions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    streams: Streams, transactions: list[Transaction]
 ) -> None:
-    stored: list[int] = []
-    store = WritingDatabase.store
-
-    def observed(self: WritingDatabase, transaction: Transaction) -> None:
-        stored.append(len(transaction.unlinked))
-        store(self, transaction)
-
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        paths = tuple(f"s{number}" for number in range(10_000))
-        for number in range(6):
-            await streams.run(Subscribe(f"{number}", "pull-wake", None, paths, None, "w", 30.0, None))
-        monkeypatch.setattr(WritingDatabase, "store", observed)
-        await asyncio.gather(*[streams.run(Unsubscribe(f"{number}")) for number in range(6)])
-    assert sum(stored) == 6
-    assert max(stored) <= 3
+    paths = tuple(f"s{number}" for number in range(10_000))
+    for number in range(6):
+        await streams.run(Subscribe(f"{number}", "pull-wake", None, paths, None, "w", 30.0, None))
+    transactions.clear()
+    await asyncio.gather(*[streams.run(Unsubscribe(f"{number}")) for number in range(6)])
+    unlinked = [len(each.unlinked) for each in transactions]
+    assert sum(unlinked) == 6
+    assert max(unlinked) <= 3
