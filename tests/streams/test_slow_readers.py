@@ -5,18 +5,17 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from http.client import HTTPConnection, HTTPResponse
+from http.client import HTTPResponse
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.streams.processes import ROOT, Listening, append, create, poll, running, until_waiting
+from tests.streams.processes import ROOT, Listening, ServerProcess, append, create, poll, running, until_waiting
 from tests.streams.serving import serving
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
-READERS = 20
 MIB = 1024 * 1024
 SIZE = 9 * MIB
 JSON = {"Content-Type": "application/json"}
@@ -25,8 +24,8 @@ MESSAGE = b'"%b"' % (b"x" * (SIZE - 2))
 
 
 @contextmanager
-def slow_readers(count: int, server: Listening, query: str = "offset=-1") -> Iterator[list[socket.socket]]:
-    """Clients that have asked for a stream. The answer begins to come, and they do not read it."""
+def slow_readers(count: int, server: Listening, target: str = "big?offset=-1") -> Iterator[list[socket.socket]]:
+    """Clients that have asked for a stream, and do not read the answer."""
     with ExitStack() as stack:
         readers = []
         for number in range(count):
@@ -35,17 +34,22 @@ def slow_readers(count: int, server: Listening, query: str = "offset=-1") -> Ite
             reader.settimeout(60)
             reader.bind((f"127.0.1.{number}", 0))  # an address alone may not have so much unread
             reader.connect(("127.0.0.1", server.port))
-            reader.sendall(f"GET {ROOT}/big?{query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            reader.sendall(f"GET {ROOT}/{target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             readers.append(reader)
-        for reader in readers:
-            assert reader.recv(1, socket.MSG_PEEK) == b"H"
         yield readers
 
 
-async def fill(client: httpx.AsyncClient) -> None:
-    await create(client, "news")
-    await create(client, "big", **JSON)
-    await append(client, "big", MESSAGE, **JSON)
+def until_begun(readers: list[socket.socket]) -> None:
+    """Return when each answer has begun to come."""
+    for reader in readers:
+        assert reader.recv(1, socket.MSG_PEEK) == b"H"
+
+
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server that waits a little for clients that take nothing."""
+    with running(tmp_path_factory.mktemp("data"), "--write-timeout", "1.5", "--max-body", str(SIZE)) as server:
+        yield server
 
 
 def in_the_kernel(port: int) -> list[int]:
@@ -64,9 +68,12 @@ def read_all(reader: socket.socket) -> bytes:
 async def test_clients_that_do_not_read_harm_no_other_and_share_what_they_do_not_read(tmp_path: Path) -> None:
     with running(tmp_path, "--max-body", str(SIZE)) as server:
         async with server.client() as client:
-            await fill(client)
-            files, memory = server.files, server.memory
+            await create(client, "news")
+            await create(client, "big", **JSON)
+            await append(client, "big", MESSAGE, **JSON)
+            memory = server.memory
             with slow_readers(10, server) as readers:
+                until_begun(readers)
                 end = await append(client, "news", "first")
                 for number in range(50):
                     waiting = asyncio.create_task(poll(client, "news", end))
@@ -75,43 +82,37 @@ async def test_clients_that_do_not_read_harm_no_other_and_share_what_they_do_not
                 assert server.memory - memory < 4 * SIZE  # and not ten times
                 assert max(in_the_kernel(server.port)) < 2 * MIB
                 assert await asyncio.to_thread(read_all, readers[0]) == b"[%b]" % MESSAGE
-            while server.files > files + 1:  # the client has two connections now
-                await client.get("/health")
+                assert await asyncio.to_thread(server.stop, signal.SIGTERM, 60) == 0, "a shutdown waits for none"
 
 
-@pytest.mark.parametrize("query", ["offset=-1", "offset=-1&live=long-poll", "offset=-1&live=sse"])
-async def test_a_client_that_reads_nothing_for_so_long_is_disconnected(tmp_path: Path, query: str) -> None:
-    with running(tmp_path, "--write-timeout", "1.5", "--max-body", str(SIZE)) as server:
-        async with server.client() as client:
-            await fill(client)
-            waiting = asyncio.create_task(poll(client, "news"))
-            await until_waiting(client, 1)
-            files = server.files
-            with slow_readers(10, server, query):
-                while server.files > files:
-                    await client.get("/health")
-            assert not waiting.done(), "a wait is no failure to read"
-            await append(client, "news", "still here")
-            assert await waiting == "still here"
-
-
-async def test_a_parked_client_that_reads_nothing_is_disconnected(tmp_path: Path) -> None:
-    with running(tmp_path, "--write-timeout", "1.5", "--max-body", str(SIZE)) as server:
-        async with server.client() as client:
-            await create(client, "big", **JSON)
-            files = server.files
-            with ExitStack() as stack:
-                for live in ("long-poll", "sse") * 3:
-                    reader = stack.enter_context(socket.socket())
-                    reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                    reader.connect(("127.0.0.1", server.port))
-                    head = f"GET {ROOT}/big?offset=-1&live={live} HTTP/1.1\r\nHost: localhost\r\n\r\n"
-                    reader.sendall(head.encode())
-                await until_waiting(client, 6)
+@pytest.mark.parametrize(
+    ("live", "is_parked"),
+    [("", False), ("&live=long-poll", False), ("&live=sse", False), ("&live=long-poll", True), ("&live=sse", True)],
+)
+async def test_a_client_that_reads_nothing_for_so_long_is_disconnected(
+    impatient: ServerProcess, live: str, is_parked: bool
+) -> None:
+    """Either it asks for what is there, or it waits first."""
+    async with impatient.client() as client:
+        await create(client, "news")
+        await create(client, "big", **JSON)
+        if not is_parked:
+            await append(client, "big", MESSAGE, **JSON)
+        waiting = asyncio.create_task(poll(client, "news"))
+        await until_waiting(client, 1)
+        files = impatient.files
+        with slow_readers(3, impatient, f"big?offset=-1{live}") as readers:
+            if is_parked:
+                await until_waiting(client, 4)
                 await append(client, "big", MESSAGE, **JSON)
-                while server.files > files:
-                    await client.get("/health")
-            assert len(await poll(client, "big")) == SIZE + 2
+            until_begun(readers)
+            while impatient.files > files:
+                await client.get("/health")
+        assert not waiting.done(), "a wait is no failure to read"
+        await append(client, "news", "still here")
+        assert await waiting == "still here"
+        for name in ("news", "big"):
+            await client.delete(f"{ROOT}/{name}")
 
 
 async def test_stream_of_events_ends_if_others_have_taken_its_place_meanwhile(tmp_path: Path) -> None:
@@ -119,7 +120,7 @@ async def test_stream_of_events_ends_if_others_have_taken_its_place_meanwhile(tm
     with serving(data=str(tmp_path), max_pending=2, max_body=SIZE) as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
             await create(client, "big", **JSON)
-            with slow_readers(1, server, "offset=-1&live=sse") as (reader,):
+            with slow_readers(1, server, "big?offset=-1&live=sse") as (reader,):
                 await until_waiting(client, 1)
                 await append(client, "big", MESSAGE, **JSON)
                 await until_waiting(client, 0)
@@ -128,29 +129,3 @@ async def test_stream_of_events_ends_if_others_have_taken_its_place_meanwhile(tm
                 assert len(await asyncio.to_thread(read_all, reader)) > SIZE  # raises if it is broken off
             await append(client, "big", "1", **JSON)
             assert [each.text for each in await asyncio.gather(*polls)] == ["[1]"] * 2
-
-
-async def test_shutdown_does_not_wait_for_slow_readers(tmp_path: Path) -> None:
-    with running(tmp_path, "--max-body", str(SIZE), "--max-body", str(SIZE)) as server:
-        async with server.client() as client:
-            await fill(client)
-        with slow_readers(READERS // 2, server):
-            assert await asyncio.to_thread(server.stop, signal.SIGTERM, 60) == 0
-
-
-async def test_the_head_of_a_long_answer_is_complete_at_once(tmp_path: Path) -> None:
-    with running(tmp_path, "--max-body", str(SIZE)) as server:
-        async with server.client() as client:
-            await fill(client)
-
-        def look() -> None:
-            connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
-            for _ in range(10):
-                for method, path in (("HEAD", f"{ROOT}/big"), ("GET", "/health")):
-                    connection.request(method, path)
-                    response = connection.getresponse()
-                    response.read()
-                    assert response.status == 200
-            connection.close()
-
-        await asyncio.to_thread(look)
