@@ -41,93 +41,57 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 # The parts of a request: mostly right, so that it gets far.
-METHODS = st.sampled_from(
-    [b"GET", b"GET", b"POST", b"POST", b"PUT", b"HEAD", b"DELETE", b"OPTIONS", b"CONNECT", b"PRI", b"get", b"\x00"]
-)
-STREAMS = st.sampled_from(
-    [b"a", b"b", b"a/b", b"__ds", b"..", b"%00", b"%2e%2e", b"%2F", b"x" * 1025, b"<b>", b"\xff", b"", b"a//b"]
-)
-OFFSETS = st.sampled_from(
-    [b"-1", b"now", b"0", b"-2", b"0000000000000000_0000000000000000", b"0" * 16 + b"_" + b"9" * 16, b"", b"%F0", b"+1"]
-)
+METHODS = st.sampled_from(b"GET GET POST POST PUT HEAD DELETE OPTIONS CONNECT PRI get \0".split(b" "))
+STREAMS = st.sampled_from([*b"a b a/b __ds .. %00 %2e%2e %2F <b> \xff  a//b".split(b" "), b"x" * 1025])
+POSITIONS = [b"%016d_%016d" % (0, position) for position in (0, 1, 10**16 - 1)]
+OFFSETS = st.sampled_from([*b"-1 now 0 -2  %F0 +1".split(b" "), *POSITIONS])
 QUERIES = st.lists(
-    st.one_of(
-        OFFSETS.map(b"offset=".__add__),
-        st.sampled_from([b"live=sse", b"live=long-poll", b"live=", b"cursor=1", b"cursor=x", b"", b"%", b"limit=9"]),
-    ),
+    OFFSETS.map(b"offset=".__add__)
+    | st.sampled_from(b"live=sse live=long-poll live= cursor=1 cursor=x  % limit=9".split(b" ")),
     max_size=4,
 ).map(b"&".join)
+SUBSCRIPTIONS = st.sampled_from(b"s s/claim s/ack  s/streams".split(b" "))
+OTHERS = st.sampled_from(b"/ * /v1/streams /metrics /health /openapi.json http://evil/ // /v1/../x evil:80".split())
 PATHS = st.one_of(
     st.builds(b"/v1/stream/%b?%b".__mod__, st.tuples(STREAMS, QUERIES)),
-    st.builds(
-        b"/v1/stream/__ds/subscriptions/%b".__mod__, st.sampled_from([b"s", b"s/claim", b"s/ack", b"", b"s/streams"])
-    ),
-    st.sampled_from(
-        [
-            b"/",
-            b"*",
-            b"/v1/streams",
-            b"/metrics",
-            b"/health",
-            b"/openapi.json",
-            b"http://evil/",
-            b"//",
-            b"/v1/../x",
-            b"evil:80",
-        ]
-    ),
+    SUBSCRIPTIONS.map(b"/v1/stream/__ds/subscriptions/".__add__),
+    OTHERS,
 )
-HEADERS = st.sampled_from(
-    [
-        b"Host: 127.0.0.1",
-        b"Host: 127.0.0.1",
-        b"Host: evil.example",
-        b"Connection: close",
-        b"Connection: upgrade\r\nUpgrade: websocket",
-        b"Connection: upgrade\r\nUpgrade: h2c",
-        b"Content-Length: 12",
-        b"Content-Length: 5",
-        b"Content-Length: -1",
-        b"Content-Length: 99999999999999999999",
-        b"Transfer-Encoding: chunked",
-        b"Transfer-Encoding: gzip, chunked",
-        b"Expect: 100-continue",
-        b"If-None-Match: *",
-        b'If-None-Match: ,W/,"',
-        b"Origin: null",
-        b"Sec-Fetch-Site: cross-site",
-        b"X-Forwarded-For: 1.2.3.4:99999999999, <b>,",
-        b"X-Forwarded-Proto: \xff",
-        b"Accept: application/openmetrics-text; version=\xfe",
-        b"Accept: application/openmetrics-text; version=1.x",
-        b"Accept: text/plain; version=x",
-        b"Content-Type: text/plain",
-        b"Content-Type: application/json",
-        b"Content-Type: ",
-        b"Stream-Closed: true",
-        b"Stream-TTL: 1",
-        b"Stream-TTL: -1",
-        b"Stream-Expires-At: 2030-01-01T00:00:00Z",
-        b"Stream-Expires-At: 9999-99-99T00:00:00Z",
-        b"Stream-Forked-From: /v1/stream/a",
-        b"Stream-Fork-Offset: 0000000000000000_0000000000000001",
-        b"Stream-Seq: \xff",
-        b"Producer-Id: p\r\nProducer-Epoch: 0\r\nProducer-Seq: 0",
-        b"Producer-Id: p\r\nProducer-Epoch: 9\r\nProducer-Seq: 7",
-        b"Producer-Epoch: 99999999999999999999",
-        b"Authorization: Bearer x.y.z",
-        b"X: " + b"x" * 20_000,
-        b"X\x00: 1",
-        b" folded",
-        b": ",
-    ]
+NAMES = st.sampled_from(
+    b"Host Connection Content-Length Transfer-Encoding Expect If-None-Match Origin Sec-Fetch-Site X-Forwarded-For "
+    b"X-Forwarded-Proto Accept Content-Type Stream-Closed Stream-TTL Stream-Expires-At Stream-Forked-From "
+    b"Stream-Fork-Offset Stream-Seq Producer-Id Producer-Epoch Producer-Seq Authorization X X\0".split()
 )
+ODD = b'  -1 \xff * ,W/," null cross-site evil.example gzip,chunked 1.2.3.4:99999999999,<b>, 9999-99-99T00:00:00Z'
+VALUES = st.sampled_from([*ODD.split(b" "), b"9" * 20, b"text/plain; version=\xfe", b"Bearer x.y.z", b"x" * 20_000])
+SENSIBLE = st.sampled_from(
+    rb"""Connection: close
+Connection: upgrade\r\nUpgrade: websocket
+Connection: upgrade\r\nUpgrade: h2c
+Content-Length: 12
+Content-Length: 5
+Transfer-Encoding: chunked
+Expect: 100-continue
+Content-Type: text/plain
+Content-Type: application/json
+Stream-Closed: true
+Stream-TTL: 1
+Stream-Expires-At: 2030-01-01T00:00:00Z
+Stream-Forked-From: /v1/stream/a
+Stream-Fork-Offset: 0000000000000000_0000000000000001
+Producer-Id: p\r\nProducer-Epoch: 0\r\nProducer-Seq: 0
+Producer-Id: p\r\nProducer-Epoch: 9\r\nProducer-Seq: 7""".replace(rb"\r\n", b"\r\n").split(b"\n")
+)
+HEADERS = st.one_of(
+    SENSIBLE, SENSIBLE, st.builds(b"%b: %b".__mod__, st.tuples(NAMES, VALUES)), st.sampled_from([b" folded", b": "])
+)
+CHUNKED = b'c\r\n{"value": 1}\r\n0\r\n\r\n'
 BODIES = st.sampled_from(
     [
         b"",
         b'{"value": 1}',
         b'{"value": "\\ud800"}',
-        b'c\r\n{"value": 1}\r\n0\r\n\r\n',
+        CHUNKED,
         b'c;x=y\r\n{"value": 1}\r\n0\r\nTrailer: 1\r\n\r\n',
         b"fffffffffffffffffffff\r\n",
         b"-1\r\n\r\n",
@@ -163,17 +127,16 @@ def mutated(draw: st.DrawFn) -> bytes:
 ENDS = st.sampled_from(["close", "half-close", "reset", "read"])
 """The ways in which a client ends when it has sent everything."""
 
-# Requests with nothing wrong, so that something may be left behind.
+HOST = b" HTTP/1.1\r\nHost: localhost\r\n"
 RIGHT = st.sampled_from(
     [
-        b"GET /v1/stream/a?offset=now&live=long-poll HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        b"GET /v1/stream/a?offset=now&live=sse HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        b"POST /v1/stream/b HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nContent-Length: 12\r\n\r\n"
-        + b'{"value": 1}',
-        b"PUT /v1/stream/b HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-        + b'c\r\n{"value": 1}\r\n0\r\n\r\n',
+        b"GET /v1/stream/a?offset=now&live=long-poll" + HOST + b"\r\n",
+        b"GET /v1/stream/a?offset=now&live=sse" + HOST + b"\r\n",
+        b"POST /v1/stream/b" + HOST + b'Content-Type: text/plain\r\nContent-Length: 12\r\n\r\n{"value": 1}',
+        b"PUT /v1/stream/b" + HOST + b"Transfer-Encoding: chunked\r\n\r\n" + CHUNKED,
     ]
 )
+"""Requests with nothing wrong, so that something may be left behind."""
 CLIENTS = st.tuples(
     st.one_of(RIGHT, RIGHT, mutated(), REQUESTS, st.binary(max_size=200)),
     st.lists(st.integers(1, 300), max_size=5),
