@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.streams.processes import ROOT, ZERO, ServerProcess, append, create, metric, poll, running, until_waiting
+from tests.streams.processes import ROOT, append, create, metric, poll, running, until_waiting
 from tests.support.paths import ROOT as PROJECT
 from tests.support.servers import LOOPBACK, program, reserved_port
 
@@ -26,10 +25,9 @@ HOST = "streams.example.org"
 AROUND = """
 daemon off;
 worker_processes 1;
-worker_rlimit_nofile 8192;
 pid {folder}/pid;
 error_log {folder}/error.log;
-events {{ worker_connections {connections}; }}
+events {{ worker_connections 768; }}
 http {{
     access_log {folder}/access.log;
     client_body_temp_path {folder}/body;
@@ -43,24 +41,29 @@ http {{
 
 
 @contextmanager
-def nginx(server: ServerProcess, folder: Path, site: str = SITE, connections: int = 768) -> Iterator[str]:
-    """nginx before the server, for as long as the context lasts, and its URL."""
+def behind_nginx(folder: Path, *options: str, changed: tuple[str, str] = ("", "")) -> Iterator[str]:
+    """nginx before a server with these options, for as long as the context lasts, and its URL.
+
+    Of the documented configuration, the first text of `changed` is replaced by the second.
+    """
     executable = program("nginx", "nginx")
     port = reserved_port()
-    site = _replaced(site, "server 127.0.0.1:4437;", f"server {server.url.removeprefix('http://')};")
-    (folder / "site.conf").write_text(_replaced(site, "listen 80;", f"listen {LOOPBACK}:{port};"))
-    (folder / "nginx.conf").write_text(AROUND.format(folder=folder, connections=connections))
-    # Its workers, which are another user's if it is root's, have to get at its files.
-    user = ["-g", "user root;"] if os.geteuid() == 0 else []
-    command = [executable, "-p", str(folder), "-e", str(folder / "error.log"), "-c", str(folder / "nginx.conf"), *user]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            url = f"http://{LOOPBACK}:{port}"
-            while not _answers(url):
-                assert process.poll() is None, process.stderr and process.stderr.read()
-            yield url
-        finally:
-            process.send_signal(signal.SIGTERM)
+    with running(folder / "data", "--allowed-host", HOST, *options) as server:
+        site = _replaced(SITE, *changed) if changed[0] else SITE
+        site = _replaced(site, "server 127.0.0.1:4437;", f"server {server.url.removeprefix('http://')};")
+        (folder / "site.conf").write_text(_replaced(site, "listen 80;", f"listen {LOOPBACK}:{port};"))
+        (folder / "nginx.conf").write_text(AROUND.format(folder=folder))
+        # Its workers, which are another user's if it is root's, have to get at its files.
+        user = ["-g", "user root;"] if os.geteuid() == 0 else []
+        command = [executable, "-p", str(folder), "-e", str(folder / "error.log"), "-c", str(folder / "nginx.conf")]
+        with subprocess.Popen([*command, *user], stderr=subprocess.PIPE, text=True) as process:
+            try:
+                url = f"http://{LOOPBACK}:{port}"
+                while not _answers(url):
+                    assert process.poll() is None, process.stderr and process.stderr.read()
+                yield url
+            finally:
+                process.send_signal(signal.SIGTERM)
 
 
 def _replaced(text: str, old: str, new: str) -> str:
@@ -83,11 +86,7 @@ def _client(url: str, address: str = LOOPBACK, **headers: str) -> httpx.AsyncCli
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("nginx")
-    with (
-        running(folder / "data", "--allowed-host", HOST, "--max-pending-client", "3") as server,
-        nginx(server, folder) as url,
-    ):
+    with behind_nginx(tmp_path_factory.mktemp("nginx"), "--max-pending-client", "3") as url:
         yield url
 
 
@@ -95,14 +94,6 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 async def client(url: str) -> AsyncIterator[httpx.AsyncClient]:
     async with _client(url) as client:
         yield client
-
-
-async def test_a_poll_is_answered_by_an_append(client: httpx.AsyncClient) -> None:
-    await create(client, "answered")
-    polls = [asyncio.create_task(poll(client, "answered")) for _ in range(3)]
-    await until_waiting(client, 3)
-    await append(client, "answered", "through nginx")
-    assert await asyncio.gather(*polls) == ["through nginx"] * 3
 
 
 async def test_events_come_at_once(client: httpx.AsyncClient) -> None:
@@ -141,11 +132,8 @@ async def test_connections_to_the_server_are_kept(client: httpx.AsyncClient) -> 
 
 async def test_the_longest_wait_ends_before_nginx_gives_up(tmp_path: Path) -> None:
     # Both are shorter by the same factor: a test should not take a minute.
-    site = _replaced(SITE, "proxy_read_timeout 60s;", "proxy_read_timeout 2s;")
-    with (
-        running(tmp_path / "data", "--allowed-host", HOST, "--long-poll-timeout", "1") as server,
-        nginx(server, tmp_path, site) as url,
-    ):
+    changed = ("proxy_read_timeout 60s;", "proxy_read_timeout 2s;")
+    with behind_nginx(tmp_path, "--long-poll-timeout", "1", changed=changed) as url:
         async with _client(url) as client:
             await create(client, "news")
             assert await asyncio.gather(*(poll(client, "news") for _ in range(50))) == [""] * 50
@@ -169,8 +157,8 @@ async def test_clients_are_told_apart_by_their_own_addresses(url: str, client: h
 
 
 async def test_an_address_has_so_many_connections_and_no_more(tmp_path: Path) -> None:
-    site = _replaced(SITE, "limit_conn streams_connections 200;", "limit_conn streams_connections 3;")
-    with running(tmp_path / "data", "--allowed-host", HOST) as server, nginx(server, tmp_path, site) as url:
+    changed = ("limit_conn streams_connections 200;", "limit_conn streams_connections 3;")
+    with behind_nginx(tmp_path, changed=changed) as url:
         async with _client(url, "127.0.0.2") as greedy, _client(url, "127.0.0.3") as other:
             await create(other, "news")
             polls = [asyncio.create_task(poll(greedy, "news")) for _ in range(3)]
@@ -197,18 +185,16 @@ async def test_a_body_that_stalls_is_the_proxys(url: str, client: httpx.AsyncCli
         writer.close()
 
 
-async def test_an_answer_that_is_not_read_is_the_proxys(tmp_path: Path) -> None:
-    with running(tmp_path / "data", "--allowed-host", HOST) as server, nginx(server, tmp_path) as url:
-        async with _client(url) as client:
-            await create(client, "long")
-            await append(client, "long", b"x" * 1024 * 1024)
-            before = await metric(client, "process_open_fds")
-            with socket.create_connection((LOOPBACK, httpx.URL(url).port or 0)) as reader:
-                reader.sendall(f"GET {ROOT}/long HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
-                assert await asyncio.to_thread(reader.recv, 1) == b"H"
-                # The server has sent all of it when it takes the next request on the same connection.
-                assert len((await client.get(f"{ROOT}/long")).content) == 1024 * 1024
-                assert await metric(client, "process_open_fds") <= before + 1
+async def test_an_answer_that_is_not_read_is_the_proxys(url: str, client: httpx.AsyncClient) -> None:
+    await create(client, "long")
+    await append(client, "long", b"x" * 1024 * 1024)
+    before = await metric(client, "process_open_fds")
+    with socket.create_connection((LOOPBACK, httpx.URL(url).port or 0)) as reader:
+        reader.sendall(f"GET {ROOT}/long HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
+        assert await asyncio.to_thread(reader.recv, 1) == b"H"
+        # The server has sent all of it when it takes the next request on the same connection.
+        assert len((await client.get(f"{ROOT}/long")).content) == 1024 * 1024
+        assert await metric(client, "process_open_fds") <= before + 1
 
 
 async def test_a_page_of_the_site_may_append_and_one_of_another_may_not(client: httpx.AsyncClient) -> None:
@@ -216,30 +202,3 @@ async def test_a_page_of_the_site_may_append_and_one_of_another_may_not(client: 
     for origin, status in ((f"https://{HOST}", 204), ("https://evil.example", 403)):
         headers = {"Origin": origin, "Content-Type": "text/plain"}
         assert (await client.post(f"{ROOT}/news", content="x", headers=headers)).status_code == status
-
-
-async def test_five_hundred_polls_are_answered_by_one_append(tmp_path: Path) -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    with (
-        running(tmp_path / "data", "--allowed-host", HOST) as server,
-        nginx(server, tmp_path, connections=2048) as url,
-    ):
-        async with server.client() as direct:
-            await create(direct, "news")
-            polls = [asyncio.create_task(_poll(url, f"127.0.0.{number % 5 + 1}")) for number in range(500)]
-            await until_waiting(direct, 500)
-            await append(direct, "news", "for all")
-        assert set(await asyncio.gather(*polls)) == {b"for all"}
-
-
-async def _poll(url: str, address: str) -> bytes:
-    """By hand, for five hundred of httpx' connections are slow."""
-    reader, writer = await asyncio.open_connection(LOOPBACK, httpx.URL(url).port, local_addr=(address, 0))
-    target = f"{ROOT}/news?offset={ZERO}&live=long-poll"
-    writer.write(f"GET {target} HTTP/1.0\r\nHost: {HOST}\r\n\r\n".encode())
-    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-    writer.close()
-    await writer.wait_closed()
-    assert b" 200 OK" in head
-    return body
