@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 from urllib.parse import quote
@@ -82,3 +82,9 @@ async def opened(settings: Settings) -> AsyncIterator[Streams]:
     finally:
         await streams.close()
         found.close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Return when another thread has made it true: the time-out of the test is the bound."""
+    while not condition():  # noqa: ASYNC110 - another thread's
+        await asyncio.sleep(0.01)
