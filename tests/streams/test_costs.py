@@ -49,7 +49,14 @@ def is_path(text: str) -> bool:
     )
 
 
-@given(st.one_of(st.text("./a\n\0\ud800\ufffdé_d", max_size=8), st.text(), st.text("aé\U0001f600/", min_size=250)))
+LONG = st.lists(
+    st.builds(str.__mul__, st.sampled_from(["a", "é", "\U0001f600", "/a"]), st.integers(1, 600)), max_size=3
+)
+
+
+@given(st.one_of(st.text("./a\n\0\ud800\ufffdé_d", max_size=8), st.text(), LONG.map("".join)))
+@example("a" * 1024)
+@example("a" * 1025)
 @example("a/\n")
 @example("__ds")
 async def test_a_path_is_checked_in_one_go_as_by_its_characters(text: str) -> None:

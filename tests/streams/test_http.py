@@ -248,6 +248,7 @@ class TestOperators:
         [
             ({"Host": "evil.example"}, 400),
             ({"Host": "streams.example:80"}, 200),
+            ({"Host": "[::1]"}, 200),
             ({"Host": "[::1]:80"}, 200),
             ({"Host": "streams.example", "Origin": "http://streams.example"}, 200),
             ({"Origin": "http://evil.example"}, 403),
