@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -14,7 +15,11 @@ from tests.streams.serving import serving
 from tests.support.servers import PostgresServer, program
 
 ALL = 338
-WHOLE = os.environ.get("HYPOTHESIS_PROFILE") == "searching"
+WAITS: dict[str, Any] = {"long_poll_timeout": 2.0, "local_webhooks": True}
+LONG = pytest.mark.skipif(
+    os.environ.get("HYPOTHESIS_PROFILE") != "searching", reason="takes long: HYPOTHESIS_PROFILE=searching"
+)
+pytestmark = pytest.mark.timeout(900)
 
 
 def check(url: str) -> None:
@@ -30,33 +35,23 @@ def check(url: str) -> None:
     assert int(passed[1]) == ALL, said
 
 
-@pytest.mark.timeout(900)
-def test_server_on_sqlite_conforms_to_the_protocol(tmp_path: Path) -> None:
-    with serving(data=str(tmp_path), long_poll_timeout=2.0, local_webhooks=True) as server:
+def test_mounted_server_on_sqlite_conforms_to_the_protocol(tmp_path: Path) -> None:
+    with serving(prefix="/a b/streams", data=str(tmp_path), **WAITS) as server:
         check(server.url)
 
 
-@pytest.mark.timeout(900)
 def test_server_on_postgresql_conforms_to_the_protocol(postgres: PostgresServer) -> None:
-    with serving(database=postgres.create_database(), long_poll_timeout=2.0, local_webhooks=True) as server:
+    with serving(database=postgres.create_database(), **WAITS) as server:
         check(server.url)
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.skipif(not WHOLE, reason="takes long: HYPOTHESIS_PROFILE=searching")
+@LONG
 def test_server_that_cannot_park_conforms_to_the_protocol(tmp_path: Path) -> None:
-    with serving(http=HttpToolsProtocol, data=str(tmp_path), long_poll_timeout=2.0, local_webhooks=True) as server:
+    with serving(http=HttpToolsProtocol, data=str(tmp_path), **WAITS) as server:
         check(server.url)
 
 
-@pytest.mark.timeout(900)
-def test_mounted_server_conforms_to_the_protocol(tmp_path: Path) -> None:
-    with serving(prefix="/a b/streams", data=str(tmp_path), long_poll_timeout=2.0, local_webhooks=True) as server:
-        check(server.url)
-
-
-@pytest.mark.timeout(900)
-@pytest.mark.skipif(not WHOLE, reason="takes long: HYPOTHESIS_PROFILE=searching")
+@LONG
 def test_four_workers_conform_to_the_protocol(postgres: PostgresServer) -> None:
     with running(
         None, "--database", postgres.create_database(), "--workers", "4", "--long-poll-timeout", "2", "--local-webhooks"
