@@ -10,9 +10,11 @@ from tests.streams.attacks.outcome import BARE, MEMORY
 ANSWERS = {200, 201, 204, 409}
 REFUSALS = {400, 403, 404, 405, 408, 413, 429, 431, 501, 503}
 """403 is one stream or subscription too many."""
+FEWER = {"quiet", "events-25", "stalled-8", "unread-8"}
+"""What others do with more clients."""
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", [name for name in EVERY if name not in FEWER])
 def test_no_client_stops_another(name: str) -> None:
     outcome = run(name, sys.executable, short=True)
     assert outcome.grown < MEMORY - BARE

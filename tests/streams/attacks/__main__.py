@@ -24,24 +24,12 @@ def _names(text: str) -> list[str]:
 def main() -> None:
     """Parse the arguments, run the attacks, print the tables. Exits with 1 if a target is missed."""
     parser = argparse.ArgumentParser(prog="python -m tests.streams.attacks", description=__doc__)
-    parser.add_argument(
-        "--python",
-        default=sys.executable,
-        metavar="PATH",
-        help="interpreter whose purgatory is attacked (default: this)",
-    )
-    parser.add_argument(
-        "--only", type=_names, nargs="+", metavar="NAME", help="attacks to run; the name of a group runs all of it"
-    )
-    parser.add_argument("--short", action="store_true", help="run each attack for at most five seconds")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="file for the figures")
-    parser.add_argument(
-        "--args",
-        type=shlex.split,
-        default=[],
-        metavar="OPTIONS",
-        help="options for the server: --args='--max-body 4096'",
-    )
+    add = parser.add_argument
+    add("--python", default=sys.executable, metavar="PATH", help="interpreter of the server (default: this)")
+    add("--only", type=_names, nargs="+", metavar="NAME", help="attacks to run; the name of a group runs all of it")
+    add("--short", action="store_true", help="run each attack for at most five seconds")
+    add("--json", type=Path, metavar="FILE", help="file for the figures")
+    add("--args", type=shlex.split, default=[], help="options for the server: --args='--max-body 4096'")
     options = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -53,9 +41,7 @@ def main() -> None:
         missed = f"missed: {', '.join(outcome.missed)}" if outcome.missed else "held"
         progress.print(f"{outcome.seconds:.1f} s, {missed}")
         if options.json is not None:
-            options.json.write_text(
-                json.dumps([{**asdict(each), "missed": each.missed} for each in outcomes], indent=2)
-            )
+            options.json.write_text(json.dumps([asdict(each) | {"missed": each.missed} for each in outcomes], indent=2))
     console = Console(width=None if sys.stdout.isatty() else 180)
     console.print(summary(outcomes))
     if any(outcome.checks for outcome in outcomes):

@@ -6,7 +6,7 @@ import io
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -24,26 +24,18 @@ ONE = ("127.0.0.1",)
 HUNDRED = tuple(f"127.0.1.{number}" for number in range(1, 101))
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer to a request."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-
 @dataclass
 class Attackers:
     """Clients of one server, and the counts of what they are answered."""
 
     server: Server
+    session: aiohttp.ClientSession
     short: bool
     statuses: Counter[str] = field(default_factory=Counter)
     without_retry_after: int = 0
     notes: list[str] = field(default_factory=list)
+    """What the attack has done."""
     checks: list[Check] = field(default_factory=list)
-    _session: aiohttp.ClientSession | None = None
 
     def __post_init__(self) -> None:
         self.seconds = 1.0 if self.short else 12.0
@@ -51,55 +43,39 @@ class Attackers:
         self.limit = 4.0 if self.short else 25.0
         """After so long it is broken off."""
 
-    async def __aenter__(self) -> "Attackers":
-        connector = aiohttp.TCPConnector(local_addr=(ONE[0], 0), limit=0)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=60))
-        return self
+    async def request(self, method: str, path: str, body: bytes = b"", /, **headers: str) -> tuple[int, bytes]:
+        """Send a request, of which the path is not changed. Returns the status, 0 if there is none, and the body.
 
-    async def __aexit__(self, *raised: object) -> None:
-        assert self._session is not None
-        await self._session.close()
-
-    async def request(self, method: str, path: str, body: bytes = b"", **headers: str) -> Answer:
-        """Send a request, of which the path is not changed. Underscores in the names of headers are hyphens."""
-        assert self._session is not None
+        Underscores in the names of headers are hyphens.
+        """
         url = URL(f"http://127.0.0.1:{self.server.port}{path}", encoded=True)
         named = {name.replace("_", "-"): value for name, value in headers.items()}
+        data = io.BytesIO(body) if body else None
         try:
-            async with self._session.request(
-                method, url, data=io.BytesIO(body) if body else None, headers=named
-            ) as response:
-                answer = Answer(
-                    response.status,
-                    {name.lower(): value for name, value in response.headers.items()},
-                    await response.read(),
-                )
+            async with self.session.request(method, url, data=data, headers=named) as response:
+                answer = response.status, await response.read()
         except asyncio.CancelledError:
             self.statuses["waiting"] += 1
             raise
         except (aiohttp.ClientError, TimeoutError):
             self.statuses["none"] += 1
-            return Answer(0, {}, b"")
-        self.count(answer.status, answer.headers)
+            return 0, b""
+        self.count(response.status, {name.lower(): value for name, value in response.headers.items()})
         return answer
 
-    async def put(self, name: str, body: bytes = b"", **headers: str) -> Answer:
-        """Create a stream, of text unless the headers say otherwise."""
-        return await self.request("PUT", f"{ROOT}/{name}", body, **{**TEXT, **headers})
+    async def put(self, name: str, body: bytes = b"", /, **headers: str) -> int:
+        """Create a stream, of text unless the headers say otherwise. Returns the status."""
+        return (await self.request("PUT", f"{ROOT}/{name}", body, **{**TEXT, **headers}))[0]
 
-    async def post(self, name: str, body: bytes, **headers: str) -> Answer:
-        """Append, text unless the headers say otherwise."""
-        return await self.request("POST", f"{ROOT}/{name}", body, **{**TEXT, **headers})
+    async def post(self, name: str, body: bytes, **headers: str) -> int:
+        """Append, text unless the headers say otherwise. Returns the status."""
+        return (await self.request("POST", f"{ROOT}/{name}", body, **{**TEXT, **headers}))[0]
 
-    def count(self, status: int, headers: Iterable[str]) -> None:
+    def count(self, status: int, headers: Mapping[str, str]) -> None:
         """An attacker was answered."""
         self.statuses[str(status)] += 1
         if status in (429, 503) and "retry-after" not in headers:
             self.without_retry_after += 1
-
-    def note(self, text: str) -> None:
-        """Say what the attack has done."""
-        self.notes.append(text)
 
     def check(self, name: str, seen: object, expected: str, ok: bool) -> None:
         """Add a fact."""
@@ -108,22 +84,34 @@ class Attackers:
     async def fill(self, name: str, piece: bytes, total: int) -> int:
         """Make a stream of text with `total` bytes, by appends as large as the server takes. Returns their size."""
         await self.put(name)
-        size = await greatest(total // len(piece), lambda count: self._append(name, piece * count))
+        size = await greatest(total // len(piece), lambda count: self.post(name, piece * count))
         for _ in range(total // (size * len(piece)) - 1):
             await self.post(name, piece * size)
         return size * len(piece)
 
-    async def _append(self, name: str, body: bytes) -> int:
-        return (await self.post(name, body)).status
+    async def hold(self, seconds: float, count: int, sent: "Sent", addresses: Iterable[str] = ONE) -> None:
+        """Keep connections for so long, which have sent the bytes."""
+        with self.connections() as kept:
+            opening = asyncio.create_task(kept.open(count, sent, addresses))
+            await asyncio.sleep(seconds)
+            opening.cancel()  # where the server does not read, some have not sent all
+            with contextlib.suppress(asyncio.CancelledError):
+                await opening
 
-    @contextlib.asynccontextmanager
-    async def connections(self) -> AsyncIterator["Connections"]:
+    @contextlib.contextmanager
+    def connections(self) -> Iterator["Connections"]:
         """Connections that are kept. At the end they are closed, and their answers counted."""
         kept = Connections(self)
         try:
             yield kept
         finally:
-            kept.close()
+            kept.count()
+            for each in kept.sockets:
+                each.close()
+
+
+Sent = bytes | Callable[[int], bytes]
+"""What each connection sends, or that by its number."""
 
 
 class Connections:
@@ -132,9 +120,9 @@ class Connections:
     def __init__(self, attackers: Attackers) -> None:
         self.sockets: list[socket.socket] = []
         self._attackers = attackers
-        self._counted = False
+        self._is_counted = False
 
-    async def open(self, count: int, sent: bytes | Callable[[int], bytes], addresses: Iterable[str] = ONE) -> None:
+    async def open(self, count: int, sent: Sent, addresses: Iterable[str] = ONE) -> None:
         """Open `count` connections, in turn from these addresses, and send the bytes by each."""
         addresses = tuple(addresses)
         opened = (
@@ -155,28 +143,28 @@ class Connections:
             await loop.sock_sendall(opened, sent)
 
     def count(self) -> None:
-        """Count the answers so far, of which nothing must have been read."""
-        self._counted = True
+        """Count the answers so far, of which nothing must have been read, once."""
+        if self._is_counted:
+            return
+        self._is_counted = True
         for opened in self.sockets:
             try:
-                head, _, _ = opened.recv(4096, socket.MSG_PEEK).partition(b"\r\n\r\n")
+                head = opened.recv(4096, socket.MSG_PEEK)
             except BlockingIOError:
                 self._attackers.statuses["waiting"] += 1
                 continue
             except OSError:
                 head = b""
-            if not head.startswith(b"HTTP/1.1 "):
+            if head.startswith(b"HTTP/1.1 "):
+                self._attackers.count(*parsed(head))
+            else:
                 self._attackers.statuses["none"] += 1
-                continue
-            first, *lines = head.decode("latin-1").lower().split("\r\n")
-            self._attackers.count(int(first.split()[1]), {line.partition(":")[0] for line in lines})
 
-    def close(self) -> None:
-        """Close all of them."""
-        if not self._counted:
-            self.count()
-        for opened in self.sockets:
-            opened.close()
+
+def parsed(head: bytes) -> tuple[int, dict[str, str]]:
+    """The status and the headers of an answer, or of its beginning."""
+    first, *lines = head.partition(b"\r\n\r\n")[0].decode("latin-1").lower().split("\r\n")
+    return int(first.split()[1]), {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 async def greatest(size: int, attempt: Callable[[int], Awaitable[int]]) -> int:
@@ -194,18 +182,15 @@ def head(method: str, path: str, *lines: str) -> bytes:
 async def repeat(seconds: float, clients: int, request: Callable[[int, int], Awaitable[object]]) -> int:
     """Have clients repeat a request for so long: it gets the numbers of the client and of the request."""
     end = time.monotonic() + seconds
-    done = 0
 
-    async def client(number: int) -> None:
-        nonlocal done
+    async def client(number: int) -> int:
         count = 0
         while time.monotonic() < end:
             await request(number, count)
             count += 1
-            done += 1
+        return count
 
-    await asyncio.gather(*(client(number) for number in range(clients)))
-    return done
+    return sum(await asyncio.gather(*(client(number) for number in range(clients))))
 
 
 async def spread(count: int, clients: int, request: Callable[[int], Awaitable[object]]) -> None:
@@ -219,26 +204,30 @@ async def spread(count: int, clients: int, request: Callable[[int], Awaitable[ob
     await asyncio.gather(*(client() for _ in range(clients)))
 
 
-async def flood(attackers: Attackers, sent: bytes, clients: int = 40) -> None:
-    """Have clients send a request again and again, on a new connection where the one before was closed."""
+async def flood(attackers: Attackers, sent: bytes, clients: int = 40) -> int:
+    """Have clients send a request again and again, by a new connection where the one before was closed.
+
+    Returns how many were answered.
+    """
     end = time.monotonic() + attackers.seconds
+    answered = 0
 
-    async def client() -> None:
-        while time.monotonic() < end:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-                await _send_until(end, attackers, sent)
+    async def connection() -> None:
+        nonlocal answered
+        reader, writer = await asyncio.open_connection("127.0.0.1", attackers.server.port)
+        with contextlib.closing(writer):
+            while time.monotonic() < end:
+                writer.write(sent)
+                status, headers = parsed(await reader.readuntil(b"\r\n\r\n"))
+                attackers.count(status, headers)
+                answered += 1
+                await reader.readexactly(int(headers.get("content-length", 0)))
+                if "close" in headers.get("connection", ""):
+                    return
 
-    await asyncio.gather(*(client() for _ in range(clients)))
+    async def client(*_: int) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            await connection()
 
-
-async def _send_until(end: float, attackers: Attackers, sent: bytes) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", attackers.server.port)
-    with contextlib.closing(writer):
-        while time.monotonic() < end:
-            writer.write(sent)
-            lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
-            named = dict(line.split(": ", 1) for line in lines[1:] if line)
-            attackers.count(int(lines[0].split()[1]), named)
-            await reader.readexactly(int(named.get("content-length", 0)))
-            if "close" in named.get("connection", ""):
-                return
+    await repeat(attackers.seconds, clients, client)
+    return answered

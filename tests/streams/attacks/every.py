@@ -2,15 +2,19 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import quantiles
 from typing import Final
+
+import aiohttp
 
 from tests.streams.attacks import connections, framings, reads, subscriptions, writes
 from tests.streams.attacks.attackers import HUNDRED, Attackers
 from tests.streams.attacks.outcome import Outcome
-from tests.streams.attacks.server import attacked, local_webhooks
+from tests.streams.attacks.server import Server, attacked
 
 __all__ = ["EVERY", "Attack", "run"]
 
@@ -22,8 +26,7 @@ class Attack:
     run: Callable[[Attackers], Awaitable[None]]
     files: int | None = None
     """The server's limit of open files. Where it has one, the probe has to wait."""
-    webhooks: bool = False
-    """Whether it has webhooks on this machine."""
+    options: tuple[str, ...] = ()
 
 
 async def _quiet(attackers: Attackers) -> None:
@@ -48,7 +51,7 @@ EVERY: Final[dict[str, Attack]] = {
     "unread-8": Attack(partial(reads.unread, readers=8)),
     "unread-200": Attack(partial(reads.unread, readers=200)),
     "unread-hundred": Attack(partial(reads.unread, readers=800, addresses=HUNDRED)),
-    "webhooks": Attack(subscriptions.webhooks, webhooks=True),
+    "webhooks": Attack(subscriptions.webhooks, options=("--local-webhooks",)),
     "parked-heads": Attack(connections.heads),
     "parked-behind": Attack(connections.behind),
     "descriptors": Attack(connections.descriptors, files=connections.FILES),
@@ -71,20 +74,23 @@ EVERY: Final[dict[str, Attack]] = {
 def run(name: str, python: str, short: bool = False, options: Sequence[str] = ()) -> Outcome:
     """Run an attack on a fresh server: `python -m purgatory serve` with these options."""
     attack = EVERY[name]
-    if attack.webhooks:
-        options = (*options, *local_webhooks(python))
     begin = time.monotonic()
-    with attacked(python, options, attack.files) as server:
-        attackers = Attackers(server, short)
-        server.begin_measuring()
-        asyncio.run(_run(attack, attackers))
+    with attacked(python, [*options, *attack.options], attack.files) as server:
+        attackers = asyncio.run(_run(attack, server, short))
         if server.process.poll() is not None:
             attackers.check("the server", f"ended with {server.process.returncode}", "runs", False)
         measured = server.measured()
-        return Outcome.of(
+        appends = [seconds for seconds, _ in measured["appends"]]
+        answers = [*measured["reads"], *measured["appends"]]
+        refusals = Counter(str(status or "none") for _, status in answers if status not in (200, 204))
+        return Outcome(
             name,
-            measured,
-            seconds=time.monotonic() - begin,
+            time.monotonic() - begin,
+            measured["begin"],
+            measured["memory"],
+            longest=max(seconds for seconds, _ in answers),
+            p99=quantiles(appends, n=100, method="inclusive")[98] if len(appends) > 1 else max(appends),
+            refusals=dict(sorted(refusals.items())),
             statuses=dict(sorted(attackers.statuses.items())),
             without_retry_after=attackers.without_retry_after,
             tracebacks=server.log.count("Traceback"),
@@ -94,10 +100,13 @@ def run(name: str, python: str, short: bool = False, options: Sequence[str] = ()
         )
 
 
-async def _run(attack: Attack, attackers: Attackers) -> None:
-    async with attackers:
+async def _run(attack: Attack, server: Server, short: bool) -> Attackers:
+    connector = aiohttp.TCPConnector(local_addr=("127.0.0.1", 0), limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=60)) as session:
+        attackers = Attackers(server, session, short)
         try:
             async with asyncio.timeout(attackers.limit):
                 await attack.run(attackers)
         except TimeoutError:
-            attackers.note(f"broken off after {attackers.limit:g} s")
+            attackers.notes.append(f"broken off after {attackers.limit:g} s")
+        return attackers

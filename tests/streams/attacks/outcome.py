@@ -1,13 +1,11 @@
 """What an attack has done to the server and to others, beside the targets."""
 
-from collections import Counter
 from dataclasses import dataclass
-from statistics import quantiles
-from typing import Any, Final
+from typing import Final
 
 from rich.table import Table
 
-__all__ = ["Check", "Outcome", "checks", "summary"]
+__all__ = ["BARE", "MEMORY", "Check", "Outcome", "checks", "summary"]
 
 MEMORY: Final = 300 * 1024 * 1024
 BARE: Final = 60 * 1024 * 1024
@@ -19,7 +17,6 @@ LONGEST: Final = 1.0
 """Seconds until an answer to the probe."""
 P99: Final = 0.5
 """Seconds until 99 % of the probe's appends are answered."""
-ACCEPTED: Final = (200, 204)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +40,6 @@ class Outcome:
     memory: int
     longest: float
     p99: float
-    probes: int
     refusals: dict[str, int]
     """What the probe got in place of an answer, by status: "none" is a connection without one."""
     statuses: dict[str, int]
@@ -54,25 +50,8 @@ class Outcome:
     """In the log of the server."""
     notes: list[str]
     checks: list[Check]
-    timed: bool = True
+    timed: bool
     """Whether the targets of time and refusals apply."""
-
-    @classmethod
-    def of(cls, name: str, measured: dict[str, Any], **more: Any) -> "Outcome":
-        """With what the probe has measured."""
-        every = [*measured["reads"], *measured["appends"]]
-        appends = [seconds for seconds, _ in measured["appends"]]
-        refused = Counter(str(status or "none") for _, status in every if status not in ACCEPTED)
-        return cls(
-            name,
-            begin=measured["begin"],
-            memory=measured["memory"],
-            longest=max(seconds for seconds, _ in every),
-            p99=quantiles(appends, n=100, method="inclusive")[98] if len(appends) > 1 else max(appends),
-            probes=len(every),
-            refusals=dict(sorted(refused.items())),
-            **more,
-        )
 
     @property
     def grown(self) -> int:
@@ -82,10 +61,11 @@ class Outcome:
     @property
     def missed(self) -> list[str]:
         """The names of the targets that are missed."""
-        times = {"probe": self.longest >= LONGEST, "appends": self.p99 >= P99, "refused": bool(self.refusals)}
         found = {
             "memory": self.grown >= MEMORY - BARE,
-            **(times if self.timed else {}),
+            "probe": self.timed and self.longest >= LONGEST,
+            "appends": self.timed and self.p99 >= P99,
+            "refused": self.timed and bool(self.refusals),
             "Retry-After": self.without_retry_after > 0,
             "log": self.tracebacks > 0,
             "checks": not all(check.ok for check in self.checks),
@@ -94,29 +74,25 @@ class Outcome:
 
 
 def summary(outcomes: list[Outcome]) -> Table:
-    """A line for each attack."""
-    table = Table(
-        title=f"Targets: memory < {MEMORY >> 20} MiB (grown by < {(MEMORY - BARE) >> 20} MiB), probe's longest answer"
-        f" < {LONGEST:g} s, 99 % of its appends < {P99:g} s, never refused",
+    """A line for each attack. Times for which there is no target are in brackets."""
+    columns = ("attack", "memory", "grown by", "longest", "appends", "probe refused", "attackers got", "missed")
+    targets = (
+        f"memory grown by < {(MEMORY - BARE) >> 20} MiB, probe's longest answer < {LONGEST:g} s, 99 % of its appends"
     )
-    for name in ("attack", "memory", "grown by", "longest", "appends"):
-        table.add_column(name, justify="left" if name == "attack" else "right")
-    for name in ("probe refused", "attackers got", "missed"):
-        table.add_column(name)
+    table = Table(*columns, title=f"Targets: {targets} < {P99:g} s, never refused")
     for each in outcomes:
-        got = "\n".join([_counts(each.statuses), *each.notes])
-        times = [f"{each.longest:.2f} s", f"{each.p99:.3f} s"]
-        if not each.timed:
-            times = [f"({time})" for time in times]
-        cells = [
+        form = "{}" if each.timed else "({})"
+        table.add_row(
             each.name,
             f"{each.memory >> 20:,} MiB",
             f"{each.grown >> 20:,} MiB",
-            *times,
-            _counts(each.refusals) or "-",
-            got,
-        ]
-        table.add_row(*cells, ", ".join(each.missed) or "-", style="red" if each.missed else None)
+            form.format(f"{each.longest:.2f} s"),
+            form.format(f"{each.p99:.3f} s"),
+            _counts(each.refusals),
+            "\n".join([_counts(each.statuses), *each.notes]),
+            ", ".join(each.missed),
+            style="red" if each.missed else None,
+        )
     return table
 
 

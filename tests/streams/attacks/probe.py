@@ -85,11 +85,6 @@ def _memory(pid: int) -> int:
     return size
 
 
-def _wait_for_end(over: threading.Event) -> None:
-    sys.stdin.read()
-    over.set()
-
-
 def main(port: int, pid: int) -> dict[str, Any]:
     """What was measured until the end of the standard input."""
     appending = _connection(port)
@@ -97,12 +92,13 @@ def main(port: int, pid: int) -> dict[str, Any]:
     begin = largest = _memory(pid)
     reads = Requests(READ_EVERY, lambda: _read(port))
     appends = Requests(APPEND_EVERY, lambda: _ask(appending, "POST", PATH, b"."))
-    over = threading.Event()
-    threading.Thread(target=_wait_for_end, args=[over], daemon=True).start()
+    reading = threading.Thread(target=sys.stdin.read, daemon=True)
+    reading.start()
     sys.stdout.write("ready\n")
     sys.stdout.flush()
-    while not over.wait(SAMPLE_EVERY):
+    while reading.is_alive():
         largest = max(largest, _memory(pid))
+        reading.join(SAMPLE_EVERY)
     end = time.monotonic() + PATIENCE
     for requests in (reads, appends):
         requests.stop(max(0.0, end - time.monotonic()))

@@ -16,27 +16,21 @@ SLOW_READERS = 500
 async def events(attackers: Attackers, readers: int) -> None:
     """Event streams of one append of line ends, each of which is a line of an event. Nobody reads them."""
     size = await attackers.fill("lines", b"\n", 16 * MIB)
-    attackers.note(f"appends of {size:,} bytes")
-    async with attackers.connections() as kept:
-        await kept.open(readers, head("GET", f"{ROOT}/lines?offset=-1&live=sse"))
-        await asyncio.sleep(attackers.seconds)
+    attackers.notes.append(f"appends of {size:,} bytes")
+    await attackers.hold(attackers.seconds, readers, head("GET", f"{ROOT}/lines?offset=-1&live=sse"))
 
 
 async def middle(attackers: Attackers) -> None:
     """Reads that begin in the middle of one append of many messages of JSON: half of them near its end."""
-    await attackers.put("numbers", b"", **JSON)
-
-    async def append(messages: int) -> int:
-        return (await attackers.post("numbers", b"[%b0]" % (b"0," * (messages - 1)), **JSON)).status
-
-    messages = await greatest(2**18, append)
-    attackers.note(f"{messages:,} messages in an append")
+    await attackers.put("numbers", **JSON)
+    messages = await greatest(2**18, lambda size: attackers.post("numbers", b"[%b0]" % (b"0," * (size - 1)), **JSON))
+    attackers.notes.append(f"{messages:,} messages in an append")
 
     async def read(client: int, number: int) -> None:
         least = 0 if client % 2 else max(0, messages - 1000)
         await attackers.request("GET", f"{ROOT}/numbers?offset={_offset(random.randrange(least, messages))}")
 
-    attackers.note(f"{await repeat(attackers.seconds, CLIENTS, read):,} reads")
+    attackers.notes.append(f"{await repeat(attackers.seconds, CLIENTS, read):,} reads")
 
 
 def _offset(position: int) -> str:
@@ -46,19 +40,19 @@ def _offset(position: int) -> str:
 async def unread(attackers: Attackers, readers: int, addresses: Iterable[str] = ONE) -> None:
     """Long answers that nobody reads."""
     await attackers.fill("long", b"x", 8 * MIB)
-    async with attackers.connections() as kept:
+    with attackers.connections() as kept:
         await kept.open(readers, head("GET", f"{ROOT}/long?offset=-1"), addresses)
         await asyncio.sleep(attackers.seconds / 2)
         # Another one's long read, by an address that holds nothing. It can be had, or is told when to come again.
-        another = await attackers.request("GET", f"{ROOT}/long?offset=-1")
-        attackers.note(f"another long read: {another.status}, {len(another.body):,} bytes")
+        status, body = await attackers.request("GET", f"{ROOT}/long?offset=-1")
+        attackers.notes.append(f"another long read: {status}, {len(body):,} bytes")
         await asyncio.sleep(attackers.seconds / 2)
 
 
 async def slow_readers(attackers: Attackers) -> None:
     """Event streams of which each client reads one byte a second, while the stream grows."""
     await attackers.fill("long", b"x", 4 * MIB)
-    async with attackers.connections() as kept:
+    with attackers.connections() as kept:
         await kept.open(SLOW_READERS, head("GET", f"{ROOT}/long?offset=-1&live=sse"))
         await asyncio.sleep(1)
         kept.count()
@@ -66,10 +60,8 @@ async def slow_readers(attackers: Attackers) -> None:
         for number in count():
             await attackers.post("long", b"%d" % number * 10_000)
             for reader in kept.sockets:
-                try:
+                with contextlib.suppress(OSError):  # it has nothing, or is disconnected
                     reader.recv(1)
-                except OSError:
-                    continue  # it has nothing, or is disconnected
             if time.monotonic() > end:
                 return
             await asyncio.sleep(1)
@@ -78,7 +70,7 @@ async def slow_readers(attackers: Attackers) -> None:
 async def small_events(attackers: Attackers) -> None:
     """Event streams that nobody reads, and appends of 15 KB, each of which the kernel takes for a while."""
     await attackers.put("small")
-    async with attackers.connections() as kept:
+    with attackers.connections() as kept:
         await kept.open(2 * SLOW_READERS, head("GET", f"{ROOT}/small?offset=now&live=sse"))
         for _ in range(10 if attackers.short else 60):
             await attackers.post("small", b"x" * 15_000)
@@ -89,8 +81,8 @@ async def polls(attackers: Attackers) -> None:
     """Long polls that nobody reads, each of a stream of its own, with a message as long as the server takes."""
     count = 50 if attackers.short else 400
     for number in range(count):
-        await attackers.put(f"own-{number}", b"", **JSON)
-    async with attackers.connections() as kept:
+        await attackers.put(f"own-{number}", **JSON)
+    with attackers.connections() as kept:
         await kept.open(count, lambda number: head("GET", f"{ROOT}/own-{number}?offset=now&live=long-poll"))
         await asyncio.sleep(1)
         for number in range(count):
@@ -111,4 +103,4 @@ async def places(attackers: Attackers) -> None:
             writer.write(head("GET", f"{ROOT}/rows?offset={offset}&live=sse"))
             await reader.read(100_000)
 
-    attackers.note(f"{await repeat(attackers.seconds, CLIENTS, read):,} event streams")
+    attackers.notes.append(f"{await repeat(attackers.seconds, CLIENTS, read):,} event streams")

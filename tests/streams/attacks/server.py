@@ -1,4 +1,4 @@
-"""The server that is attacked, as a process with a folder of its own."""
+"""The server that is attacked, as a process with a folder of its own, and the probe that measures it."""
 
 import json
 import re
@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,16 @@ STARTING = 60.0
 
 
 class Server:
-    """A `purgatory serve` with its defaults, but for the options given, and a probe that measures it."""
+    """A `purgatory serve` with its defaults, but for the options given."""
 
-    def __init__(self, python: str, folder: Path, options: Sequence[str], files: int | None) -> None:
-        self._log = folder / "log"
-        command = [python, "-m", "purgatory", "serve", "--port", "0", "--data", str(folder / "data"), *options]
-        if files is not None:
-            command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
-        with self._log.open("w") as log:
-            # In that folder: in this one, `-m purgatory` would be the package that is here, whatever the interpreter.
-            self.process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+    def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
+        self.process = process
+        self._log = log
         self.port = self._started()
-        self._probe: subprocess.Popen[str] | None = None
+        command = [sys.executable, probe.__file__, str(self.port), str(process.pid)]
+        self.probe = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.probe.stdout is not None
+        assert self.probe.stdout.readline() == "ready\n"
 
     def _started(self) -> int:
         end = time.monotonic() + STARTING
@@ -37,7 +34,6 @@ class Server:
             if found := re.search(r"running on http://127\.0\.0\.1:(\d+)", self.log):
                 return int(found[1])
             time.sleep(0.02)
-        self.process.kill()
         raise RuntimeError(f"the server did not start: {self.log}")
 
     @property
@@ -45,43 +41,29 @@ class Server:
         """What the server has written so far."""
         return self._log.read_text(errors="replace")
 
-    def begin_measuring(self) -> None:
-        """Start the probe, and return when it asks."""
-        command = [sys.executable, probe.__file__, str(self.port), str(self.process.pid)]
-        self._probe = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self._probe.stdout is not None
-        assert self._probe.stdout.readline() == "ready\n"
-
     def measured(self) -> dict[str, Any]:
         """Stop the probe. Returns what it has measured."""
-        assert self._probe is not None
-        text, _ = self._probe.communicate()
-        result: dict[str, Any] = json.loads(text)
+        result: dict[str, Any] = json.loads(self.probe.communicate()[0])
         return result
-
-    def stop(self) -> None:
-        """Kill both processes: how a server ends is the subject of other tests."""
-        for process in (self._probe, self.process):
-            if process is not None:
-                process.kill()
-                process.communicate()
 
 
 @contextmanager
 def attacked(python: str, options: Sequence[str], files: int | None = None) -> Iterator[Server]:
     """A server for as long as the context lasts, with at most so many open files."""
     with tempfile.TemporaryDirectory(prefix="attacked-") as folder:
-        server = Server(python, Path(folder), options, files)
+        command = [python, "-m", "purgatory", "serve", "--port", "0", "--data", f"{folder}/data", *options]
+        if files is not None:
+            command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
+        log = Path(folder) / "log"
+        processes: list[subprocess.Popen[Any]] = []
         try:
+            with log.open("w") as file:
+                # In that folder: in this one, `-m purgatory` is the package that is here, whatever the interpreter.
+                processes.append(subprocess.Popen(command, cwd=folder, stdout=file, stderr=file))
+            server = Server(processes[0], log)
+            processes.append(server.probe)
             yield server
         finally:
-            server.stop()
-
-
-@cache
-def local_webhooks(python: str) -> tuple[str, ...]:
-    """The options with which the server calls webhooks on this machine. Some versions do it without."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [python, "-m", "purgatory", "serve", "--help"]
-        text = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
-    return ("--local-webhooks",) if re.search(r"(?<!\S)\[?--local-webhooks", text) else ()
+            for process in processes:  # how a server ends is the subject of other tests
+                process.kill()
+                process.communicate()
