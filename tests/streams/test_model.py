@@ -395,16 +395,6 @@ class SqliteMachine(Machine):
         self.folder.cleanup()
 
 
-def test_a_stream_that_is_kept_for_its_forks_expires_no_more() -> None:
-    transaction = Transaction(Memory(), 0.0)
-    Create("a", "text/plain", 10).apply(transaction)
-    Create("b", None, fork=Fork("a")).apply(transaction)
-    Delete("a").apply(transaction)
-    kept = transaction.stream("a")
-    assert kept is not None
-    assert (kept.deleted, kept.deadline) == (True, None)
-
-
 def test_repeated_appends_of_a_producer_add_nothing() -> None:
     transaction = Transaction(Memory(), 0.0)
     Create("a", "text/plain").apply(transaction)

@@ -73,15 +73,16 @@ async def test_every_default_and_bound_of_the_list_is_right(server: ServerProces
 async def test_description_has_the_bounds_of_the_code() -> None:
     described = describe(Settings())
     text = json.dumps(described)
-    assert f"{{{'max_streams'}}}" not in text
+    assert "{max_streams}" not in text
     assert f"within {HEAD_SECONDS:g} seconds, or the body within {BODY_SECONDS:g}." in text
     assert f"are longer than {MAX_HEAD_BYTES} bytes, or there are more than {MAX_HEADERS} headers." in text
-    name = described["components"]["parameters"]["Id"]["schema"]
-    assert name["pattern"] == f"^[A-Za-z0-9_-]{{1,{MAX_NAME}}}$"
-    subscription = described["paths"]["/v1/stream/__ds/subscriptions/{id}"]["put"]["requestBody"]
-    properties = subscription["content"]["application/json"]["schema"]["anyOf"][0]["properties"]
+    assert described["components"]["parameters"]["Id"]["schema"]["pattern"] == f"^[A-Za-z0-9_-]{{1,{MAX_NAME}}}$"
+
+    def schema(path: str) -> Any:
+        return described["paths"][path]["put"]["requestBody"]["content"]["application/json"]["schema"]
+
+    properties = schema("/v1/stream/__ds/subscriptions/{id}")["anyOf"][0]["properties"]
     assert properties["streams"]["maxItems"] == MAX_STREAMS
     lease = properties["lease_ttl_ms"]
     assert (lease["minimum"], lease["maximum"], lease["default"]) == (*LEASE, DEFAULT_LEASE)
-    demo = described["paths"]["/v1/demo"]["put"]["requestBody"]["content"]["application/json"]["schema"]
-    assert demo["properties"]["pending"]["maximum"] == MAX_PENDING
+    assert schema("/v1/demo")["properties"]["pending"]["maximum"] == MAX_PENDING
