@@ -92,6 +92,7 @@ class TestBadRequests:
             ("GET", "{stream}?" + "&".join("a" * 101), 400),
             ("PATCH", "{stream}", 405),
             ("POST", "/v1/streams", 405),
+            ("GET", "/v1/streams?limit=0", 400),
         ],
     )
     def test_bad_requests_are_refused(
@@ -124,6 +125,11 @@ class TestBadRequests:
     def test_repeated_header_is_refused(self, http: httpx.Client) -> None:
         response = http.put("/v1/stream/twice", headers=[("Stream-TTL", "1"), ("Stream-TTL", "2")])
         assert (response.status_code, problem(response)) == (400, "the header stream-ttl is repeated")
+
+    @pytest.mark.parametrize("text", ["[" * 100_000, "[1] 2", "NaN", "\ufeff1"])
+    def test_text_that_is_not_json_is_refused(self, http: httpx.Client, messages: str, text: str) -> None:
+        response = http.post(messages, content=text, headers=JSON)
+        assert (response.status_code, bool(problem(response))) == (400, True)
 
     def test_json_numbers_are_kept_as_they_are(self, http: httpx.Client, messages: str) -> None:
         text = "[1e999, 0.10000000000000000001, " + "9" * 5000 + "]"
@@ -248,6 +254,7 @@ class TestOperators:
         [
             ({"Host": "evil.example"}, 400),
             ({"Host": "streams.example:80"}, 200),
+            ({"Host": "evil.example", "X-Forwarded-For": "10.0.0.1"}, 400),
             ({"Host": "[::1]"}, 200),
             ({"Host": "[::1]:80"}, 200),
             ({"Host": "streams.example", "Origin": "http://streams.example"}, 200),

@@ -382,6 +382,8 @@ async def test_closed_store_refuses_commands(tmp_path: Path) -> None:
         pass
     with pytest.raises(StorageUnavailable):
         await streams.run(Create("a", "text/plain"))
+    streams.look_for_due()
+    assert not streams._alarm._looking
 
 
 async def test_failed_scan_for_expired_streams_is_repeated(streams: Streams, caplog: pytest.LogCaptureFixture) -> None:
