@@ -183,6 +183,13 @@ class TestLiveReads:
             assert [each.status_code for each in asyncio.run(read())] == [status] * 3
             assert http.get("/v1/stream/a").status_code == 404
 
+    def test_streams_of_events_begin_at_once(self, tmp_path: Path) -> None:
+        with (
+            served(tmp_path, heartbeat=3600.0) as (_, http),
+            http.stream("GET", "/v1/stream/a?live=sse&offset=now") as events,
+        ):
+            assert next(events.iter_lines()) == "event: control"
+
     def test_streams_of_events_end_after_a_while(self, http: httpx.Client, stream: str) -> None:
         text = http.get(f"{stream}?live=sse&offset=now").text
         assert text.count("event: control") >= 3  # at the beginning, for each heartbeat
