@@ -50,11 +50,6 @@ def shares(members: list[Membership]) -> list[list[int]]:
 
 
 class TestJoin:
-    async def test_first_member_has_all_partitions_at_once(self, group: ConsumerGroup) -> None:
-        member = await group.join()
-        assert (member.generation, list(member.partitions)) == (1, [0, 1, 2, 3, 4, 5])
-        assert not group.heartbeat(member)
-
     async def test_join_waits_until_all_known_members_have_joined(self, group: ConsumerGroup) -> None:
         first, second = await joined(group, 2)
         new = await join(group)

@@ -2,8 +2,6 @@
 
 import asyncio
 import math
-import random
-from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -88,57 +86,6 @@ async def test_job_of_a_worker_that_is_cancelled_at_its_delivery_goes_to_the_nex
         await first
     assert taken(second).job.body == 7
     assert taken(second).job.deliveries == (2 if source == "lapse" else 1), "the cancelled one is not counted"
-
-
-async def test_job_whose_lease_lapses_while_its_worker_is_cancelled_comes_back_once(clock: FaultLog) -> None:
-    queue: JobQueue[int] = JobQueue(30.0, clock=clock)
-
-    async def work() -> None:
-        await queue.receive()
-
-    worker = asyncio.ensure_future(work())
-    await turn()
-    queue.put(7)
-    worker.cancel()
-    clock.advance(30.0)
-    await asyncio.gather(worker, return_exceptions=True)
-    assert taken(queue.receive()).job.body == 7
-    assert not queue.receive().done()
-
-
-async def test_every_job_is_acknowledged_once_whatever_workers_are_cancelled_or_killed() -> None:
-    randomly = random.Random(1)
-    queue: JobQueue[int] = JobQueue(visibility=0.01, max_deliveries=1_000_000)
-    acknowledged: list[int] = []
-    all_done = asyncio.Event()
-
-    async def work() -> None:
-        while (lease := await queue.receive()) is not None:
-            for _ in range(lease.receipt % 3):  # a part of the workers is cancelled here
-                await turn()
-            if randomly.random() < 0.05:  # as a process that is killed: nobody says so, and another one is started
-                workers.append(asyncio.create_task(work()))
-                return
-            with suppress(StaleReceipt):
-                queue.acknowledge(lease.receipt)
-                acknowledged.append(lease.job.body)
-            if len(acknowledged) == 1000:
-                all_done.set()
-
-    workers = [asyncio.create_task(work()) for _ in range(20)]
-    for job in range(1000):
-        queue.put(job)
-        if randomly.random() < 0.3:
-            victim = randomly.randrange(len(workers))
-            workers[victim].cancel()
-            workers[victim] = asyncio.create_task(work())
-        if randomly.random() < 0.5:
-            await turn()
-    await all_done.wait()
-    await queue.aclose()
-    await asyncio.gather(*workers, return_exceptions=True)
-    assert sorted(acknowledged) == list(range(1000))
-    assert (queue._ready, queue._leases, queue.dead) == ([], {}, [])
 
 
 STEPS = st.lists(
