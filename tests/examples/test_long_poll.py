@@ -52,48 +52,46 @@ async def read_all(client: httpx.AsyncClient) -> list[str]:
     return messages
 
 
-async def in_chunks() -> AsyncIterator[bytes]:
-    """A body of unknown length."""
-    yield b"x"
-
-
 def test_file_has_at_most_150_lines() -> None:
     assert len(FILE.read_text().splitlines()) <= 150
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])
 class TestServer:
-    async def test_fetch_waits_for_a_message_and_has_a_hundred_at_most(self) -> None:
-        with running(app="examples.long_poll:app") as server:
-            async with server.client() as client:
-                fetch = asyncio.create_task(client.get("/topics/news", params={"offset": 0}))
-                expired = await client.get(NEWS, params={"wait": 0.01})
-                assert (expired.status_code, expired.json()) == (200, {"messages": [], "next_offset": 0})
-                assert not fetch.done()
-                produced = await client.post(NEWS, params={"timeout": 300}, content="hello")
-                assert (produced.status_code, produced.json()) == (201, {"offset": 0})
-                assert (await fetch).json() == {"messages": ["hello"], "next_offset": 1}
-                texts = [str(number) for number in range(101)]
-                for text in texts:
-                    await client.post("/topics/pages", content=text)
-                page = (await client.get("/topics/pages", params={"offset": 0})).json()
-                assert page == {"messages": texts[:100], "next_offset": 100}
-
-    async def test_produce_waits_for_its_replicas(self) -> None:
+    @pytest.fixture
+    async def client(self) -> AsyncIterator[httpx.AsyncClient]:
+        """A client of a server of its own."""
         with running() as server:
             async with server.client() as client:
-                produce = asyncio.create_task(client.post(NEWS, params={"acks": 2, "timeout": 300}, content="hello"))
-                while not await read_all(client):
-                    assert not produce.done()
-                for offset, replica in ((1, "a"), (0, "a"), (0, "b")):  # a has the message, b has not
-                    await client.get(NEWS, params={"offset": offset, "replica": replica, "wait": 0})
-                await until_waiting(client, produces=1)
-                follower = asyncio.create_task(client.get(NEWS, params={"offset": 1, "replica": "b"}))
-                answer = await produce
-                assert (answer.status_code, answer.json()) == (201, {"offset": 0})
-                late = await client.post(NEWS, params={"acks": 1, "timeout": 0.01}, content="more")
-                assert (late.status_code, late.json()["offset"]) == (504, 1)
-                assert (await follower).json() == {"messages": ["more"], "next_offset": 2}
+                yield client
+
+    async def test_fetch_waits_for_a_message_and_has_a_hundred_at_most(self, client: httpx.AsyncClient) -> None:
+        fetch = asyncio.create_task(client.get(NEWS, params={"offset": 0}))
+        expired = await client.get(NEWS, params={"wait": 0.01})
+        assert (expired.status_code, expired.json()) == (200, {"messages": [], "next_offset": 0})
+        assert not fetch.done()
+        produced = await client.post(NEWS, params={"timeout": 300}, content="hello")
+        assert (produced.status_code, produced.json()) == (201, {"offset": 0})
+        assert (await fetch).json() == {"messages": ["hello"], "next_offset": 1}
+        texts = [str(number) for number in range(101)]
+        for text in texts:
+            await client.post("/topics/pages", content=text)
+        page = (await client.get("/topics/pages", params={"offset": 0})).json()
+        assert page == {"messages": texts[:100], "next_offset": 100}
+
+    async def test_produce_waits_for_its_replicas(self, client: httpx.AsyncClient) -> None:
+        produce = asyncio.create_task(client.post(NEWS, params={"acks": 2, "timeout": 300}, content="hello"))
+        while not await read_all(client):
+            assert not produce.done()
+        for offset, replica in ((1, "a"), (0, "a"), (0, "b")):  # a has the message, b has not
+            await client.get(NEWS, params={"offset": offset, "replica": replica, "wait": 0})
+        await until_waiting(client, produces=1)
+        follower = asyncio.create_task(client.get(NEWS, params={"offset": 1, "replica": "b"}))
+        answer = await produce
+        assert (answer.status_code, answer.json()) == (201, {"offset": 0})
+        late = await client.post(NEWS, params={"acks": 1, "timeout": 0.01}, content="more")
+        assert (late.status_code, late.json()["offset"]) == (504, 1)
+        assert (await follower).json() == {"messages": ["more"], "next_offset": 2}
 
     @pytest.mark.parametrize("command", ["purgatory.uvicorn", "uvicorn"])
     async def test_clients_that_disconnect_leave_nothing(self, command: str) -> None:
@@ -171,28 +169,30 @@ class TestServer:
                 assert [(await produce).status_code for produce in waiting[:2]] == [201, 201]
                 assert (await client.get(NEWS)).json()["messages"] == ["x", "x"]
 
-    async def test_bad_input_is_refused(self) -> None:
-        with running() as server:
-            async with server.client() as client:
-                for given in ("offset=x", "offset=1", "offset=0.0", "wait=nan", "wait=-1"):
-                    name, _, value = given.partition("=")
-                    answer = await client.get(NEWS, params={name: value})
-                    assert (answer.status_code, f"{name} must be" in answer.text) == (400, True)
-                    assert repr(value) in answer.text
-                for parameters in ({"acks": "101"}, {"timeout": "inf"}):
-                    assert (await client.post(NEWS, params=parameters, content="x")).status_code == 400
-                assert (await client.post(NEWS, content=b"\xff")).status_code == 400
-                assert (await client.post(NEWS, content=b"x" * 65_537)).status_code == 413
-                assert (await client.post(NEWS, content=in_chunks())).status_code == 413
-                await until_waiting(client)
-                assert (await client.post(NEWS, content=b"x" * 65_536)).json() == {"offset": 0}
+    async def test_bad_input_is_refused(self, client: httpx.AsyncClient) -> None:
+        for given in ("offset=x", "offset=1", "offset=0.0", "wait=nan", "wait=-1"):
+            name, _, value = given.partition("=")
+            answer = await client.get(NEWS, params={name: value})
+            assert (answer.status_code, f"{name} must be" in answer.text) == (400, True)
+            assert repr(value) in answer.text
 
-    async def test_second_process_is_refused(self) -> None:
+        async def in_chunks() -> AsyncIterator[bytes]:
+            yield b"x"
+
+        for parameters, content, status in (
+            ({"acks": "101"}, b"x", 400),
+            ({"timeout": "inf"}, b"x", 400),
+            ({}, b"\xff", 400),
+            ({}, b"x" * 65_537, 413),
+            ({}, in_chunks(), 413),
+        ):
+            assert (await client.post(NEWS, params=parameters, content=content)).status_code == status
+        await until_waiting(client)
+        assert (await client.post(NEWS, content=b"x" * 65_536)).json() == {"offset": 0}
+
+    async def test_second_process_is_refused(self, client: httpx.AsyncClient) -> None:
         command = [sys.executable, "-m", "purgatory.uvicorn", "--port", "0", "examples.long_poll:app"]
-        with running():
-            done = await asyncio.to_thread(
-                subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=100
-            )
+        done = await asyncio.to_thread(subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=100)
         assert "database is locked" in done.stderr
         assert done.returncode != 0
 
@@ -215,16 +215,14 @@ def test_commands_of_the_guide_get_the_answers_shown() -> None:
     assert all(answer in guide for answer in printed[0])
 
 
-def test_file_of_the_example_is_a_program_that_ends_although_a_message_does_not_come(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_file_of_the_example_is_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PORT", "0")
     with subprocess.Popen([sys.executable, FILE], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
             port = next(found[1] for line in process.stderr if (found := re.search(r"running on .*:(\d+) ", line)))
             assert httpx.post(f"http://127.0.0.1:{port}{NEWS}", content="hello", timeout=60).json() == {"offset": 0}
-            with socket.create_connection(("127.0.0.1", int(port)), 60) as client:
+            with socket.create_connection(("127.0.0.1", int(port)), 60) as client:  # its message does not come
                 head = f"POST {NEWS} HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n"
                 client.sendall(head.encode())
                 assert client.recv(100).startswith(b"HTTP/1.1 100 ")

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -45,34 +45,34 @@ async def running(of_the_sdk: bool) -> AsyncIterator[tuple[Server, mcp_listen.Li
         yield server, listeners
 
 
-async def frames(of_the_sdk: bool, request: dict[str, Any], *events: Any) -> list[Any]:
+def url(server: Server) -> str:
+    return f"http://127.0.0.1:{server.port}/mcp"
+
+
+async def frames(of_the_sdk: bool) -> list[Any]:
     """The messages of a stream, with events that are published when it has been acknowledged."""
+    request = listen(toolsListChanged=True, resourceSubscriptions=["note://todo"])
     found: list[Any] = []
-    async with running(of_the_sdk) as (server, listeners), httpx.AsyncClient(timeout=30) as client:
-        url = f"http://127.0.0.1:{server.port}/mcp"
-        async with client.stream("POST", url, json=request, headers=HEADERS) as response:
-            assert response.headers["content-type"].startswith("text/event-stream")
-            with suppress(httpx.RemoteProtocolError):
-                async for line in response.aiter_lines():
-                    if line.startswith("data:"):
-                        found.append(json.loads(line.removeprefix("data:")))
-                        if len(found) == 1:
-                            for event in events:
-                                await listeners.publish(event)
-                        if len(found) == 1 + len(events) - request["params"]["notifications"].get("silent", 0):
-                            break
+    async with (
+        running(of_the_sdk) as (server, listeners),
+        httpx.AsyncClient(timeout=30) as client,
+        client.stream("POST", url(server), json=request, headers=HEADERS) as response,
+    ):
+        assert response.headers["content-type"].startswith("text/event-stream")
+        async for line in response.aiter_lines():
+            if not line.startswith("data:"):
+                continue
+            found.append(json.loads(line.removeprefix("data:")))
+            if len(found) == 1:
+                for event in (ResourceUpdated("note://other"), ResourceUpdated("note://todo"), ToolsListChanged()):
+                    await listeners.publish(event)
+            if len(found) == 3:
+                break
     return found
 
 
 async def test_messages_are_those_of_the_sdk() -> None:
-    request = listen(toolsListChanged=True, resourceSubscriptions=["note://todo"])
-    request["params"]["notifications"]["silent"] = 1
-    events = [
-        ResourceUpdated("note://other"),
-        ResourceUpdated("note://todo"),
-        ToolsListChanged(),
-    ]
-    ours, theirs = [await frames(of_the_sdk, request, *events) for of_the_sdk in (False, True)]
+    ours, theirs = [await frames(of_the_sdk) for of_the_sdk in (False, True)]
     assert ours[0] == theirs[0]
     assert sorted(ours[1:], key=str) == sorted(theirs[1:], key=str)
     assert [each["method"] for each in theirs] == [
@@ -101,21 +101,19 @@ async def test_messages_are_those_of_the_sdk() -> None:
     ids=lambda change: str(change)[:60],
 )
 async def test_a_request_that_is_wrong_is_answered_by_the_sdk(change: dict[str, Any]) -> None:
-    found = []
-    for of_the_sdk in (False, True):
-        async with running(of_the_sdk) as (server, _), httpx.AsyncClient(timeout=30) as client:
-            body = {} if "content" in change else {"json": listen(toolsListChanged=True)}
-            options = {**body, **change, "headers": {**HEADERS, **change.get("headers", {})}}
-            response = await client.post(f"http://127.0.0.1:{server.port}/mcp", **options)
-            found.append((response.status_code, response.text))
-    assert found[0] == found[1]
-    assert found[0][0] != 200
+    async with running(False) as (ours, _), running(True) as (theirs, _), httpx.AsyncClient(timeout=30) as client:
+        body = {} if "content" in change else {"json": listen(toolsListChanged=True)}
+        options = {**body, **change, "headers": {**HEADERS, **change.get("headers", {})}}
+        responses = [await client.post(url(server), **options) for server in (ours, theirs)]
+    answer, expected = [(response.status_code, response.text) for response in responses]
+    assert answer == expected
+    assert answer[0] != 200
 
 
 async def test_the_client_of_the_sdk_is_told_what_it_has_named() -> None:
     async with (
         serving(mcp_listen.app) as server,
-        Client(f"http://127.0.0.1:{server.port}/mcp") as client,
+        Client(url(server)) as client,
         client.listen(tools_list_changed=True, resource_subscriptions=["note://todo"]) as told,
     ):
         assert told.honored.resource_subscriptions == ["note://todo"]
@@ -128,16 +126,15 @@ async def test_listeners_keep_no_task_and_end_at_shutdown() -> None:
     count = 200
     ends: list[Any] = []
 
-    async def follow(client: httpx.AsyncClient, url: str) -> None:
-        async with client.stream("POST", url, json=listen(toolsListChanged=True), headers=HEADERS) as response:
+    async def follow(client: httpx.AsyncClient, server: Server) -> None:
+        async with client.stream("POST", url(server), json=listen(toolsListChanged=True), headers=HEADERS) as response:
             lines = [line async for line in response.aiter_lines() if line.startswith("data:")]
             ends.append(json.loads(lines[-1].removeprefix("data:")))
 
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(timeout=60, limits=limits) as client:
         async with running(False) as (server, listeners):
-            url = f"http://127.0.0.1:{server.port}/mcp"
-            clients = [asyncio.create_task(follow(client, url)) for _ in range(count)]
+            clients = [asyncio.create_task(follow(client, server)) for _ in range(count)]
             while listeners.purgatory.num_delayed < count:
                 await turn()
             await server.until_no_task()
