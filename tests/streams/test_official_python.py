@@ -1,21 +1,17 @@
 """The Python client of the protocol's authors against a server in this process."""
 
-import asyncio
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Literal, TypeAlias
 
 import httpx
 import pytest
 from durable_streams import (
-    AsyncDurableStream,
     DurableStream,
     DurableStreamError,
     SeqConflictError,
     StreamExistsError,
     StreamNotFoundError,
-    astream,
     stream,
 )
 
@@ -68,25 +64,6 @@ def test_python_gets_errors_that_it_knows(url: str) -> None:
                 refused()
 
 
-def test_python_batches_what_threads_append(url: str) -> None:
-    requests: list[httpx.Request] = []
-    client = httpx.Client(timeout=60, event_hooks={"request": [requests.append]})
-    with client, DurableStream.create(url, content_type="application/json", client=client) as handle:
-
-        def append(writer: int) -> None:
-            for number in range(20):
-                handle.append([writer, number])
-
-        with ThreadPoolExecutor(10) as threads:
-            list(threads.map(append, range(10)))
-        assert len(requests) < 200
-        with handle.stream(live=False) as found:
-            messages = found.read_json()
-    assert sorted(messages) == [[writer, number] for writer in range(10) for number in range(20)]
-    for writer in range(10):
-        assert [number for each, number in messages if each == writer] == list(range(20))
-
-
 @pytest.mark.parametrize("live", ["auto", "long-poll", "sse"])
 def test_python_follows_a_stream(url: str, live: Live) -> None:
     client = httpx.Client(timeout=60)
@@ -111,40 +88,3 @@ def test_python_follows_a_stream(url: str, live: Live) -> None:
                         handle.append({"n": len(found)})
             handle.append({"n": len(found)})
     assert found == list(range(8))
-
-
-@pytest.mark.parametrize("live", ["auto", "long-poll", "sse"])
-async def test_async_python_follows_a_stream(url: str, live: Live) -> None:
-    found: list[int] = []
-    async with await AsyncDurableStream.create(url, content_type="application/json") as handle:
-        await asyncio.gather(*(handle.append(number) for number in range(50)))
-        async with handle.stream(offset="-1", live=live) as messages:
-            async for number in messages.iter_json():
-                found.append(number)
-                if len(found) == 60:
-                    break
-                if len(found) >= 50:
-                    await handle.append(len(found))
-        async with astream(url, live=False) as messages:
-            assert await messages.read_json() == found == list(range(60))
-        assert (await handle.head()).content_type == "application/json"
-        await handle.delete()
-        with pytest.raises(StreamNotFoundError):
-            await handle.head()
-
-
-@pytest.mark.parametrize("live", ["long-poll", "sse"])
-async def test_async_python_follows_a_text(url: str, live: Live) -> None:
-    lines = ["a\n", "ü\n\n", " b", "\n"]
-    wholes = ["".join(lines[: number + 1]) for number in range(len(lines))]
-    async with await AsyncDurableStream.create(url, content_type="text/plain") as handle:
-        await handle.append(lines[0])
-        text = ""
-        async with handle.stream(offset="-1", live=live) as chunks:
-            async for chunk in chunks.iter_text():
-                text += chunk
-                if text == wholes[-1]:
-                    break
-                if text in wholes:
-                    await handle.append(lines[wholes.index(text) + 1])
-    assert text == wholes[-1]
