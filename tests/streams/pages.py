@@ -37,6 +37,11 @@ class Page:
         """Return what it returns, when that is true."""
         return WebDriverWait(self.driver, 60, 0.02).until(lambda _: condition())
 
+    def resize(self, width: int, height: int, scale: float = 1) -> None:
+        """As a screen of that size shows it, until the end of the test."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 700}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
     def element(self, selector: str) -> WebElement:
         return self.driver.find_element(By.CSS_SELECTOR, selector)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 from PIL import Image
 from selenium.webdriver import Chrome
-from selenium.webdriver.support.ui import WebDriverWait
 
+from tests.streams.pages import Page
 from tests.streams.processes import running
 from tests.support.browser import browser
 from tests.support.paths import ROOT
@@ -33,15 +33,13 @@ APPENDS = [
 ]
 
 
-def look(driver: Chrome, url: str, scheme: str, width: int, height: int, scale: float) -> None:
+def look(page: Page, scheme: str, width: int, height: int, scale: float) -> None:
     """Open the page as a screen of that size and colour scheme shows it."""
-    metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 600}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
+    page.resize(width, height, scale)
+    page.driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
     features = [{"name": "prefers-color-scheme", "value": scheme}]
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-    driver.get(f"{url}/#follow=news,orders")
-    driver.refresh()
+    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    page.open("#follow=news,orders")
 
 
 def save(driver: Chrome, path: Path) -> None:
@@ -49,12 +47,6 @@ def save(driver: Chrome, path: Path) -> None:
     picture = Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
     picture.quantize(256, kmeans=1, dither=Image.Dither.NONE).save(path, optimize=True)
     sys.stdout.write(f"{path}: {path.stat().st_size / 1024:.0f} KiB\n")
-
-
-def waiting(driver: Chrome) -> int:
-    """The number of waiting operations that the page shows."""
-    text: str = driver.execute_script("return document.querySelector('[data-counter=num_delayed]').textContent")
-    return int("0" + "".join(filter(str.isdecimal, text)))
 
 
 def fill(url: str) -> None:
@@ -76,12 +68,12 @@ def main(directory: Path) -> None:
         running(Path(scratch) / "data", "--demo", "--instance", "example") as server,
         browser(Path(scratch) / "profile") as driver,
     ):
-        driver.get(server.url)
+        page = Page(driver, server.url)
         fill(server.url)
         time.sleep(SECONDS)
-        for name, (scheme, width, height, scale) in VIEWS.items():
-            look(driver, server.url, scheme, width, height, scale)
-            WebDriverWait(driver, 30).until(lambda driver: waiting(driver) > 0.9 * PENDING)
+        for name, view in VIEWS.items():
+            look(page, *view)
+            page.until(lambda: page.number("[data-counter=num_delayed]") > 0.9 * PENDING)
             time.sleep(4)
             save(driver, directory / f"{name}.png")
 

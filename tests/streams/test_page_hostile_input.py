@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -46,30 +47,6 @@ def test_hostile_json_is_shown_as_text(page: Page, page_http: httpx.Client) -> N
     calm(page)
 
 
-def test_hostile_html_is_shown_as_text(page: Page, page_http: httpx.Client) -> None:
-    texts = [value for value in VALUES if isinstance(value, str)]
-    for text in texts:
-        path = next(PATHS)
-        page_http.put(f"/v1/stream/{path}", headers={"Content-Type": "text/html"}, content=text.encode())
-        page.follow(path)
-        page.until_followed(path, [text])
-    calm(page)
-
-
-def test_long_data_is_cut_and_says_so(page: Page, page_http: httpx.Client) -> None:
-    path = next(PATHS)
-    page_http.put(f"/v1/stream/{path}", headers=JSON)
-    page.follow(path)
-    for value in ("<" * 1_000_000, [list(range(100_000))]):
-        assert page_http.post(f"/v1/stream/{path}", json=value).status_code == 204
-    newer, older = page.until(lambda: len(shown := page.messages(path)) == 2 and shown)
-    assert older == "<" * 2000 + "…"
-    assert newer.startswith("[0,1,2,")
-    assert len(newer) == 2001
-    assert "the first 2,000 of 1,000,000 characters" in page.of_card(path, "li .note")
-    calm(page)
-
-
 PATHS_OF_OTHERS = (
     *(MARKUP, '"><script>window.hostile=1<b>script>', "%2e%2e", "a%2Fb", "\u202egnp.exe", "ünï", "x" * 300),
     *("a?offset=1", "a#b", "a\\b", "a,b", "news\x7f", "{{7*7}}", "constructor", "__proto__"),
@@ -87,17 +64,14 @@ def test_hostile_paths_are_shown_as_text(page: Page) -> None:
         for path in PATHS_OF_OTHERS:
             page.until_followed(path, [MARKUP])
         assert page.texts(".stream h3 bdi") == list(PATHS_OF_OTHERS)
-        if not comes_back:
-            page.click("#list-more") if page.element("#list-more").is_displayed() else None
-        page.until(lambda: page.texts("#list-body bdi"))
         calm(page)
-    page.run("document.querySelector('#list-prefix').value = arguments[0]", MARKUP)
+    page.fill("#list-prefix", MARKUP)
     page.run("document.querySelector('#list-prefix').dispatchEvent(new Event('input'))")
     page.until(lambda: page.texts("#list-body bdi") == [MARKUP])
     calm(page)
 
 
-@pytest.mark.parametrize("path", ["..", ".", "a/../b", "../../demo", "a//b", "/", "__ds/subscriptions", "x" * 2000])
+@pytest.mark.parametrize("path", ["..", "a/./b", "a//b", "__ds/subscriptions", "x" * 2000])
 def test_bad_paths_are_refused_with_a_message(page: Page, path: str) -> None:
     page.refusals = True
     assert page.create(path).startswith("Refused: ")
@@ -123,20 +97,9 @@ def test_halves_of_characters_are_refused(page: Page) -> None:
 
 def test_hostile_fragments_of_the_address_do_no_harm(page: Page) -> None:
     page.refusals = True
-    for fragment in (
-        "#follow=%zz",
-        "#follow=%3Cimg%20src%3Dx%20onerror%3Dwindow.hostile%3D1%3E,%E0%A4%A",
-        "#<script>",
-    ):
+    for fragment in ("#follow=%zz", f"#follow={quote(MARKUP)},%E0%A4%A", "#<script>"):
         page.open(fragment)
         calm(page)
-
-
-def test_text_that_is_not_json_is_not_sent(page: Page, page_http: httpx.Client) -> None:
-    path = next(PATHS)
-    page_http.put(f"/v1/stream/{path}", headers=JSON)
-    for text in ("", "{", "undefined", '1}, "more": {"a": 1', "NaN"):
-        assert page.append(path, text).startswith("Refused: this is not JSON")
 
 
 def test_script_in_a_stream_of_html_does_not_run(chrome: Chrome, page_server: Server, page_http: httpx.Client) -> None:
