@@ -1,6 +1,5 @@
 """`purgatory bench --baseline`: two libraries measured in one run, by the same scenarios."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,24 +21,21 @@ def baseline(tmp_path: Path) -> Path:
     return directory
 
 
-def results(directory: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((directory / "results.json").read_text())
-    return content
-
-
-def bench(scenario: str, baseline: Path, output: Path) -> None:
+def bench(scenario: str, baseline: Path, output: Path) -> tuple[dict[str, Any], list[Measured]]:
+    """What is written of a run, and the cases of its scenario."""
     command = ["bench", scenario, "--quick", "--rounds", "1", "--loop", "asyncio"]
     main([*command, "--baseline", str(baseline), "--output", str(output)])
+    about, measured = report.load(output / "results.json")
+    return about, measured[scenario]
 
 
 def test_ours_and_the_other_library_are_measured_alternately_and_nothing_else(baseline: Path, tmp_path: Path) -> None:
-    bench("wakeup", baseline, tmp_path / "measured")
-    about, measured = report.load(tmp_path / "measured" / "results.json")
+    about, measured = bench("wakeup", baseline, tmp_path / "measured")
     assert about["baseline"] == str(baseline)
     ours = [OURS, OURS + BEFORE, f"{OURS}, soon", f"{OURS}, soon{BEFORE}"]
-    assert [each.case.implementation for each in measured["wakeup"]] == ours * 3
-    assert all(len(each.rounds) == 1 for each in measured["wakeup"])
-    group, *_ = report.groups(measured["wakeup"])
+    assert [each.case.implementation for each in measured] == ours * 3
+    assert all(len(each.rounds) == 1 for each in measured)
+    group, *_ = report.groups(measured)
     assert [group.reference(name) for name in ours[1:]] == [ours[0], ours[0], ours[2]]
 
 
@@ -47,15 +43,14 @@ def test_a_case_that_the_other_library_cannot_run_is_left_out(
     baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (baseline / "purgatory" / "__init__.py").write_text("raise ImportError('of another time')")
-    bench("callback", baseline, tmp_path / "measured")
+    _, measured = bench("callback", baseline, tmp_path / "measured")
     said = " ".join(capsys.readouterr().err.split())
     assert "left out: callback: purgatory, before, asyncio, pending 1,000, times 20: ImportError" in said
-    ours, before = results(tmp_path / "measured")["scenarios"]["callback"]["cases"]
-    assert len(ours["rounds"]) == 1
-    assert before["rounds"] == []
-    assert "ImportError: of another time" in before["failed"]
-    _, read = report.load(tmp_path / "measured" / "results.json")
-    (group,) = report.groups(read["callback"])
+    ours, before = measured
+    assert len(ours.rounds) == 1
+    assert before.rounds == []
+    assert "ImportError: of another time" in str(before.failed)
+    (group,) = report.groups(measured)
     assert list(group.members) == [OURS]
 
 

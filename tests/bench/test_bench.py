@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ import pytest
 from purgatory.__main__ import main
 from purgatory.bench import report, runner
 from purgatory.bench.case import IN_PYTHON, OURS, Case, Figures, Measured, Metric, Scenario
-from purgatory.bench.registry import LIBRARY, find
+from purgatory.bench.registry import LIBRARY, SERVER, find
+from purgatory.bench.server.servers import REFERENCE
 from purgatory.bench.web import servers
+from tests.streams.node import installed
 from tests.support.cores import extension
 from tests.support.paths import ROOT
+from tests.support.servers import program
 
 COMMAND = [sys.executable, "-m", "purgatory", "bench"]
-RUN = {name: find(name) for name in LIBRARY}
 
 
 def results(directory: Path) -> dict[str, Any]:
@@ -28,50 +31,76 @@ def results(directory: Path) -> dict[str, Any]:
     return content
 
 
-@pytest.fixture(scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory, scenarios: Iterable[str], *options: str) -> Path:
     """The output of a quick run."""
     output = tmp_path_factory.mktemp("bench")
-    command = [*COMMAND, "--quick", "--rounds", "1", "--output", str(output)]
+    command = [*COMMAND, *options, "--quick", "--rounds", "1", "--output", str(output)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    for scenario in RUN.values():
-        assert scenario.title in done.stdout
+    assert results(output)["command"].startswith(f"purgatory bench {' '.join(options)}".strip())
+    for name in scenarios:
+        assert find(name).title in done.stdout
+        assert f"### {find(name).title}" in (output / "results.md").read_text()
     return output
 
 
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the library."""
+    return run(tmp_path_factory, LIBRARY)
+
+
+@pytest.fixture(scope="module")
+def quick_of_streams(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the servers of streams."""
+    program("node", "nodejs")
+    installed()
+    return run(tmp_path_factory, SERVER, "--streams")
+
+
+def check(output: Path, scenarios: Iterable[str]) -> None:
+    """Every case is measured in every round."""
+    about, measured = report.load(output / "results.json")
+    assert about["missing"] == {}
+    assert list(measured) == list(scenarios)
+    for name in scenarios:
+        scenario = find(name)
+        assert [each.case for each in measured[name]] == scenario.cases(True)
+        for each in measured[name]:
+            (figures,) = each.rounds
+            assert {metric.key for metric in scenario.metrics} <= set(figures)
+            assert all(math.isfinite(figure) for figure in figures.values())
+
+
+def ratios(output: Path, scenario: str) -> list[list[report.Spread | None]]:
+    """Of each member of each group of cases, the ratios to ours."""
+    metrics = [metric.key for metric in find(scenario).metrics if metric.compared]
+    groups = report.groups(report.load(output / "results.json")[1][scenario])
+    return [[group.ratio(other, key) for key in metrics] for group in groups for other in group.members]
+
+
 class TestAQuickRun:
-    def test_every_case_is_measured_in_every_round(self, quick: Path) -> None:
-        about = results(quick)
-        assert about["missing"] == {}
-        assert list(about["scenarios"]) == list(RUN)
-        for name, scenario in RUN.items():
-            cases = about["scenarios"][name]["cases"]
-            assert len(cases) == len(scenario.cases(True))
-            for case in cases:
-                (figures,) = case["rounds"]
-                assert set(figures) == {metric.key for metric in scenario.metrics}
-                assert all(math.isfinite(figure) and figure >= 0 for figure in figures.values())
-
-    def test_results_name_the_command_the_machine_and_the_core(self, quick: Path) -> None:
-        about = results(quick)
-        assert about["command"].startswith("purgatory bench --quick")
-        assert {"python", "system", "processor", "cores", "memory", "uvloop"} <= set(about["machine"])
-        assert about["machine"]["asyncio-purgatory"].endswith("core in Python" if extension is None else "core in C")
-
-    def test_each_alternative_is_compared_with_ours(self, quick: Path) -> None:
-        _, measured = report.load(quick / "results.json")
-        for name, scenario in RUN.items():
-            for group in report.groups(measured[name]):
-                for other in group.members:
-                    ratios = [group.ratio(other, metric.key) for metric in scenario.metrics if metric.compared]
-                    assert any(ratio and 0 <= ratio.least <= ratio.median <= ratio.most for ratio in ratios)
-
-    def test_tables_and_a_picture_are_written(self, quick: Path) -> None:
-        text = (quick / "results.md").read_text()
-        for scenario in RUN.values():
-            assert f"### {scenario.title}" in text
+    def test_every_case_of_the_library_is_measured_and_compared_with_ours(self, quick: Path) -> None:
+        check(quick, LIBRARY)
+        for name in LIBRARY:
+            for found in ratios(quick, name):
+                assert any(ratio and 0 <= ratio.least <= ratio.median <= ratio.most for ratio in found)
+            cases = results(quick)["scenarios"][name]["cases"]
+            assert all(figure >= 0 for case in cases for figures in case["rounds"] for figure in figures.values())
         assert (quick / "overview-asyncio.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+    def test_both_servers_of_streams_are_measured_and_compared_in_every_case(self, quick_of_streams: Path) -> None:
+        check(quick_of_streams, SERVER)
+        for name in SERVER:
+            cases = results(quick_of_streams)["scenarios"][name]["cases"]
+            assert [case["implementation"] for case in cases] == [OURS, REFERENCE] * (len(cases) // 2)
+            assert None not in [ratio for found in ratios(quick_of_streams, name) for ratio in found]
+        assert (quick_of_streams / "overview-uvloop.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+    def test_results_name_the_machine_and_the_core(self, quick: Path) -> None:
+        machine = results(quick)["machine"]
+        assert {"python", "system", "processor", "cores", "memory", "uvloop"} <= set(machine)
+        assert machine["asyncio-purgatory"].endswith("core in Python" if extension is None else "core in C")
 
     def test_ours_is_never_early_and_no_answer_is_wrong(self, quick: Path) -> None:
         measured = results(quick)["scenarios"]
@@ -153,9 +182,13 @@ class TestTheCommand:
         ("await", "tasks", {2_000, 100_000}),
         ("http", "clients", {1_000, 10_000}),
         ("events", "clients", {1_000, 10_000}),
+        ("appends", "writers", {1, 64, 512}),
+        ("appends", "bytes", {100, 65_536}),
+        ("readers", "readers", {1_000, 10_000}),
+        ("readers", "by", {"long poll", "SSE"}),
     ],
 )
-def test_a_full_run_has_the_sizes_that_matter(scenario: str, parameter: str, values: set[int]) -> None:
+def test_a_full_run_has_the_sizes_that_matter(scenario: str, parameter: str, values: set[object]) -> None:
     assert {case.parameters[parameter] for case in find(scenario).cases(False)} == values
 
 

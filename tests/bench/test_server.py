@@ -2,15 +2,11 @@
 
 import asyncio
 import json
-import math
 import os
 import resource
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -25,58 +21,8 @@ from purgatory.bench.server import appends, readers
 from purgatory.bench.server.requests import ask, dial, get
 from purgatory.bench.server.servers import REFERENCE, installed, missing
 from purgatory.bench.summary import summary
-from tests.streams.node import installed as all_installed
 from tests.support.paths import ROOT
 from tests.support.servers import program
-
-RUN = {name: find(name) for name in SERVER}
-
-
-@pytest.fixture(scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output of a quick run."""
-    program("node", "nodejs")
-    all_installed()
-    output = tmp_path_factory.mktemp("bench")
-    command = [sys.executable, "-m", "purgatory", "bench", "--streams", "--quick", "--rounds", "1", *RUN]
-    done = subprocess.run([*command, "--output", str(output)], capture_output=True, text=True, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    for scenario in RUN.values():
-        assert scenario.title in done.stdout
-    return output
-
-
-def results(directory: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((directory / "results.json").read_text())
-    return content
-
-
-class TestAQuickRun:
-    def test_quick_run_measures_both_servers_in_every_case(self, quick: Path) -> None:
-        measured = results(quick)
-        assert measured["missing"] == {}
-        assert list(measured["scenarios"]) == list(RUN)
-        for name, scenario in RUN.items():
-            cases = measured["scenarios"][name]["cases"]
-            assert [case["parameters"] for case in cases] == [dict(case.parameters) for case in scenario.cases(True)]
-            assert [case["implementation"] for case in cases] == [OURS, REFERENCE] * (len(cases) // 2)
-            for case in cases:
-                (figures,) = case["rounds"]
-                assert {metric.key for metric in scenario.metrics} <= set(figures)
-                assert all(math.isfinite(figure) for figure in figures.values())
-
-    def test_quick_run_compares_the_reference_with_ours(self, quick: Path) -> None:
-        _, measured = report.load(quick / "results.json")
-        for name, scenario in RUN.items():
-            for group in report.groups(measured[name]):
-                for metric in scenario.metrics:
-                    assert not metric.compared or group.ratio(REFERENCE, metric.key) is not None
-
-    def test_quick_run_writes_its_tables(self, quick: Path) -> None:
-        text = (quick / "results.md").read_text()
-        for scenario in RUN.values():
-            assert f"### {scenario.title}" in text
-        assert (quick / "overview-uvloop.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
 class TestWhatIsMissing:
@@ -89,8 +35,8 @@ class TestWhatIsMissing:
         said = " ".join(capsys.readouterr().err.split())
         assert f"appends: {REFERENCE}, uvloop, bytes 100" in said
         assert "was not measured: needs node: sudo apt-get install nodejs npm" in said
-        cases = results(tmp_path / "measured")["scenarios"]["appends"]["cases"]
-        assert {case["implementation"] for case in cases} == {OURS}
+        _, measured = report.load(tmp_path / "measured" / "results.json")
+        assert {each.case.implementation for each in measured["appends"]} == {OURS}
 
     def test_more_readers_than_open_files_are_not_measured(self) -> None:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -161,16 +107,6 @@ def test_percentiles_are_those_of_the_nearest_rank() -> None:
     times = [number / 1e3 for number in range(1, 101)]
     assert [percentile(times, share) for share in (0.5, 0.99, 1.0)] == [50, 99, 100]
     assert percentile([0.007], 0.99) == 7
-
-
-def test_full_run_has_the_sizes_that_matter() -> None:
-    cases = [case.parameters for scenario in RUN.values() for case in scenario.cases(False)]
-    assert {(case["writers"], case["bytes"]) for case in cases if "writers" in case} == {
-        (writers, size) for writers in (1, 64, 512) for size in (100, 65_536)
-    }
-    assert {(case["by"], case["readers"]) for case in cases if "by" in case} == {
-        (by, count) for by in ("long poll", "SSE") for count in (1_000, 10_000)
-    }
 
 
 def test_figures_of_the_readme_are_those_that_were_measured() -> None:
