@@ -82,6 +82,14 @@ def test_the_page_names_the_project_its_version_and_its_documentation(page: Page
     ]
 
 
+def test_the_streams_are_above_the_fold_of_a_laptop(page: Page) -> None:
+    metrics = {"width": 1360, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    page.open()
+    top = page.run("return document.querySelector('#streams-title').getBoundingClientRect().bottom")
+    assert top < 870
+
+
 def test_no_violation_of_accessibility_is_found(page: Page, page_http: httpx.Client) -> None:
     path = create(page_http)
     page_http.post(f"/v1/stream/{path}", headers=TEXT, content="a message")
