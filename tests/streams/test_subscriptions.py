@@ -3,10 +3,11 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import jwt
@@ -16,39 +17,38 @@ from aiohttp import web
 from purgatory.streams.core import subscriptions as core
 from purgatory.streams.core.commands import Append, Command, Create, Delete
 from purgatory.streams.core.errors import Forbidden, Invalid
-from purgatory.streams.core.globs import Glob
 from purgatory.streams.core.messages import JSON
 from purgatory.streams.core.offsets import encode
-from purgatory.streams.core.state import Link
+from purgatory.streams.core.state import Subscription
 from purgatory.streams.core.transaction import Transaction
 from purgatory.streams.http.addresses import Resolver, UrlRejected, check_url, is_public
 from purgatory.streams.storage.database import StorageError
 from tests.streams.memory import Memory
 from tests.streams.serving import Server, serving
 
-T = TypeVar("T")
+SUBSCRIPTIONS = "/v1/stream/__ds/subscriptions"
 
 
-@pytest.mark.parametrize(
-    ("pattern", "path", "expected"),
-    [
-        ("a/*", "a/b", True),
-        ("a/*", "a/b/c", False),
-        ("a/*", "a", False),
-        ("*/b", "a/b", True),
-        ("a/**", "a", True),
-        ("a/**", "a/b/c", True),
-        ("**", "a/b", True),
-        ("a/**/z", "a/z", True),
-        ("a/**/z", "a/b/c/z", True),
-        ("a/**/z", "a/b/c", False),
-        ("b", "a", False),
-        ("b/c", "a/c", False),
-        ("a.c", "abc", False),
-    ],
-)
-def test_pattern_matches_whole_segments_of_a_path(pattern: str, path: str, expected: bool) -> None:
-    assert Glob(pattern).matches(path) is expected
+def subscribe(
+    pattern: str | None = "e/*", *streams: str, name: str = "s", kind: str = "pull-wake", most: int | None = None
+) -> core.Subscribe:
+    url, wake_stream = ("https://a.example", None) if kind == "webhook" else (None, "wakes")
+    return core.Subscribe(name, kind, pattern, streams, url, wake_stream, 10.0, None, most)
+
+
+def create(path: str, body: bytes = b"x") -> Create:
+    return Create(path, "text/plain", body=body)
+
+
+def append(path: str) -> Append:
+    return Append(path, "text/plain", b"x")
+
+
+def worker(subscription: Subscription | None) -> tuple[str, str, int, tuple[int, int]]:
+    """The arguments of a worker's commands."""
+    assert subscription is not None
+    token = subscription.incarnation, subscription.generation
+    return subscription.type, subscription.wake or "", subscription.generation, token
 
 
 class Core:
@@ -58,32 +58,37 @@ class Core:
         self.source = Memory()
         self.now = 1000.0
 
-    def run(self, command: Command[T]) -> T:
-        transaction = Transaction(self.source, self.now)
-        try:
-            return command.apply(transaction)
-        finally:
-            self.source.store(transaction)
+    def run(self, *commands: Command[Any]) -> Any:
+        """Apply each command in a transaction of its own, and return the result of the last one."""
+        result = None
+        for command in commands:
+            transaction = Transaction(self.source, self.now)
+            try:
+                result = command.apply(transaction)
+            finally:
+                self.source.store(transaction)
+        return result
 
-    def subscribe(self, kind: str = "pull-wake", pattern: str | None = "e/*", *streams: str) -> core.View:
-        url = "https://a.example" if kind == "webhook" else None
-        wake_stream = None if kind == "webhook" else "wakes"
-        return self.run(core.Subscribe("s", kind, pattern, streams, url, wake_stream, 10.0, None))
+    @property
+    def subscription(self) -> Subscription:
+        return self.source.known["s"]
 
-    def wakes(self) -> list[Any]:
-        """The events of the wake stream."""
+    def worker(self) -> tuple[str, str, int, tuple[int, int]]:
+        return worker(self.subscription)
+
+    def acknowledge(self, *acks: tuple[str, int], done: bool = False) -> Any:
+        encoded = tuple((path, encode(position)) for path, position in acks)
+        return self.run(core.Acknowledge("s", *self.worker(), encoded, done))
+
+    def wakes(self) -> list[tuple[str, str, int]]:
+        """The events of the wake stream: a subscription, a stream, a generation."""
         stream = self.source.stream("wakes")
         assert stream is not None
-        return [json.loads(row.data) for row in self.source.rows.get(stream.id, [])]
+        events = [json.loads(row.data) for row in self.source.rows.get(stream.id, [])]
+        return [(each["subscription_id"], each["stream"], each["generation"]) for each in events]
 
     def acked(self) -> dict[str, int]:
         return {path: link.acked for path, link in self.source.links("s").items()}
-
-    def wake(self) -> tuple[str, str, int, tuple[int, int]]:
-        """The arguments of a worker's commands."""
-        subscription = self.source.known["s"]
-        token = subscription.incarnation, subscription.generation
-        return subscription.type, subscription.wake or "", subscription.generation, token
 
 
 @pytest.fixture
@@ -94,326 +99,208 @@ def streams() -> Core:
     return found
 
 
+@pytest.fixture
+def woken(streams: Core) -> Core:
+    """With a subscription, of which a stream is pending."""
+    streams.run(subscribe(), create("e/1", b"ab"))
+    return streams
+
+
+@pytest.fixture
+def called(streams: Core) -> Core:
+    """The same with a webhook."""
+    streams.run(subscribe(kind="webhook"), create("e/1", b"ab"))
+    return streams
+
+
 class TestWakes:
     def test_streams_that_are_there_begin_at_their_tail(self, streams: Core) -> None:
-        streams.run(Create("e/1", "text/plain", body=b"old"))
-        streams.run(Create("other", "text/plain", body=b"old"))
-        assert streams.subscribe().new
-        assert streams.acked() == {"e/1": 3}
-        assert streams.wakes() == []
-        streams.run(Append("e/1", "text/plain", b"!"))
-        streams.run(Append("other", "text/plain", b"!"))
-        (wake,) = streams.wakes()
-        assert (wake["subscription_id"], wake["stream"], wake["generation"]) == ("s", "e/1", 1)
+        streams.run(create("e/1", b"old"), create("other", b"old"))
+        assert streams.run(subscribe()).new
+        assert (streams.acked(), streams.wakes()) == ({"e/1": 3}, [])
+        streams.run(append("e/1"), append("other"))
+        assert streams.wakes() == [("s", "e/1", 1)]
 
     def test_streams_that_come_begin_at_their_beginning(self, streams: Core) -> None:
-        streams.subscribe()
-        streams.run(Create("e/1", "text/plain"))
+        streams.run(subscribe(), create("e/1", b""))
         assert streams.wakes() == []
-        streams.run(Append("e/1", "text/plain", b"!"))
-        assert streams.acked() == {"e/1": -1}
-        assert len(streams.wakes()) == 1
-        streams.run(Append("e/1", "text/plain", b"!"))
+        streams.run(append("e/1"))
+        assert (streams.acked(), len(streams.wakes())) == ({"e/1": -1}, 1)
+        streams.run(append("e/1"))
         assert len(streams.wakes()) == 1  # it is under way
 
     @pytest.mark.parametrize("end", ["acked", "lapsed", "released"])
-    def test_a_wake_that_ends_with_work_left_is_followed_by_another(self, streams: Core, end: str) -> None:
-        streams.subscribe()
-        streams.run(Create("e/1", "text/plain", body=b"ab"))
-        streams.run(core.Claim("s", "worker"))
-        first = streams.wake()
+    def test_a_wake_that_ends_with_work_left_is_followed_by_another(self, woken: Core, end: str) -> None:
+        woken.run(core.Claim("s", "worker"))
+        first = woken.worker()
         if end == "acked":
-            assert streams.run(core.Acknowledge("s", *first, (("e/1", encode(1)),), True))
+            assert woken.acknowledge(("e/1", 1), done=True)
         elif end == "released":
-            streams.run(core.Release("s", *first))
+            woken.run(core.Release("s", *first))
         else:
-            streams.now += 9.9
-            streams.run(core.Lapse("s"))
-            assert streams.wake() == first
-            streams.run(core.Acknowledge("s", *first))  # a heartbeat
-            streams.now += 9.9
-            streams.run(core.Lapse("s"))
-            assert streams.wake() == first
-            streams.now += 0.2
-            streams.run(core.Lapse("s"))
-        assert [each["generation"] for each in streams.wakes()] == [1, 2]
-        with pytest.raises(core.Fenced):
-            streams.run(core.Acknowledge("s", *first))
-        with pytest.raises(core.Fenced):
-            streams.run(core.Release("s", *first))
+            for _ in range(2):
+                woken.now += 9.9
+                woken.run(core.Lapse("s"))
+                assert woken.worker() == first
+                woken.acknowledge()  # a heartbeat
+            woken.now += 10.1
+            woken.run(core.Lapse("s"))
+        assert woken.wakes() == [("s", "e/1", 1), ("s", "e/1", 2)]
+        for late in (core.Acknowledge("s", *first), core.Release("s", *first)):
+            with pytest.raises(core.Fenced):
+                woken.run(late)
 
-    def test_wake_that_ends_with_nothing_left_cannot_be_claimed(self, streams: Core) -> None:
-        streams.subscribe()
-        streams.run(Create("e/1", "text/plain", body=b"ab"))
-        view = streams.run(core.Claim("s", "worker"))
-        assert [each.whole() for each in view.streams] == [
-            {
-                "path": "e/1",
-                "link_type": "glob",
-                "acked_offset": "-1",
-                "tail_offset": encode(2),
-                "has_pending": True,
-            }
-        ]
-        assert not streams.run(core.Acknowledge("s", *streams.wake(), (("e/1", encode(2)),), True))
+    def test_wake_that_ends_with_nothing_left_cannot_be_claimed(self, woken: Core) -> None:
+        view = woken.run(core.Claim("s", "worker"))
+        (whole,) = [each.whole() for each in view.streams]
+        assert whole.pop("tail_offset") == encode(2)
+        assert whole == {"path": "e/1", "link_type": "glob", "acked_offset": "-1", "has_pending": True}
+        assert not woken.acknowledge(("e/1", 2), done=True)
         with pytest.raises(core.NoPendingWork):
-            streams.run(core.Claim("s", "worker"))
-        assert len(streams.wakes()) == 1
+            woken.run(core.Claim("s", "worker"))
+        assert len(woken.wakes()) == 1
 
-    def test_claimed_subscription_cannot_be_claimed_by_another(self, streams: Core) -> None:
-        streams.subscribe()
-        streams.run(Create("e/1", "text/plain", body=b"ab"))
-        streams.run(core.Claim("s", "one"))
+    def test_claimed_subscription_cannot_be_claimed_by_another_until_its_lease_is_over(self, woken: Core) -> None:
+        woken.run(core.Claim("s", "one"))
+        woken.now += 9.9
         with pytest.raises(core.AlreadyClaimed) as caught:
-            streams.run(core.Claim("s", "two"))
+            woken.run(core.Claim("s", "two"))
         assert (caught.value.holder, caught.value.generation) == ("one", 1)
-        with pytest.raises(core.SubscriptionNotFound):
-            streams.run(core.Claim("t", "two"))
+        woken.now += 0.2
+        taken = woken.run(core.Claim("s", "two")).subscription
+        assert (taken.holder, taken.generation) == ("two", 2)
 
     def test_wakes_without_a_stream_can_be_claimed(self) -> None:
         streams = Core()
-        streams.subscribe()
-        streams.run(Create("e/1", "text/plain", body=b"ab"))
-        assert streams.run(core.Claim("s", "worker")).subscription.generation == 1
-        streams.run(core.Release("s", *streams.wake()))
-        # A wake is under way again, though no stream has it.
-        assert streams.run(core.Claim("s", "worker")).subscription.generation == 2
+        streams.run(subscribe(), create("e/1"))
+        for generation in (1, 2):
+            assert streams.run(core.Claim("s", "worker")).subscription.generation == generation
+            streams.run(core.Release("s", *streams.worker()))
 
     @pytest.mark.parametrize(
         ("path", "offset"),
-        [("e/2", encode(0)), ("e/1", "-1"), ("e/1", encode(3)), ("e/1", "x")],
+        [("e/2", encode(0)), ("e/1", "-1"), ("e/1", encode(0)), ("e/1", encode(1)), ("e/1", encode(3)), ("e/1", "x")],
     )
-    def test_offsets_that_cannot_be_acknowledged_change_nothing(self, streams: Core, path: str, offset: str) -> None:
-        streams.subscribe()
-        streams.run(Create("e/1", "text/plain", body=b"ab"))
-        streams.run(core.Claim("s", "worker"))
+    def test_offsets_that_cannot_be_acknowledged_change_nothing(self, woken: Core, path: str, offset: str) -> None:
+        woken.run(core.Claim("s", "worker"))
+        woken.acknowledge(("e/1", 1))
         with pytest.raises(core.InvalidOffset):
-            streams.run(core.Acknowledge("s", *streams.wake(), (("e/1", encode(1)), (path, offset)), True))
-        assert streams.acked() == {"e/1": -1}
-
-    def test_offsets_do_not_go_back(self, streams: Core) -> None:
-        streams.subscribe()
-        streams.run(Create("e/1", "text/plain", body=b"ab"))
-        streams.run(core.Claim("s", "worker"))
-        streams.run(core.Acknowledge("s", *streams.wake(), (("e/1", encode(2)),)))
+            woken.run(core.Acknowledge("s", *woken.worker(), (("e/1", encode(2)), (path, offset)), True))
+        assert woken.acked() == {"e/1": 1}
         with pytest.raises(core.InvalidOffset):
-            streams.run(core.Acknowledge("s", *streams.wake(), (("e/1", encode(1)),)))
+            woken.acknowledge(("e/1", 0))
 
     def test_subscriptions_to_each_others_wakes_wake_once(self, streams: Core) -> None:
-        streams.run(core.Subscribe("s", "pull-wake", "**", (), None, "wakes", 10.0, None))
-        streams.run(core.Subscribe("t", "pull-wake", "wakes", (), None, "wakes", 10.0, None))
-        streams.run(Create("a", "text/plain", body=b"ab"))
-        assert [each["subscription_id"] for each in streams.wakes()] == ["s", "t"]
+        streams.run(subscribe("**"), subscribe("wakes", name="t"), create("a"))
+        assert [name for name, _, _ in streams.wakes()] == ["s", "t"]
 
     def test_long_chain_of_wakes_reaches_its_end(self, streams: Core) -> None:
-        for number in range(500):
-            streams.run(Create(f"{number + 1}", JSON))
-            wakes = f"{number + 1}"
-            streams.run(core.Subscribe(wakes, "pull-wake", None, (f"{number}",), None, wakes, 10.0, None))
+        for number in range(1, 501):
+            wakes = f"{number}"
+            streams.run(Create(wakes, JSON))
+            streams.run(core.Subscribe(wakes, "pull-wake", None, (f"{number - 1}",), None, wakes, 10.0, None))
         streams.run(Create("0", JSON, body=b"1"))
         assert [each.tail for each in streams.source.streams.values() if each.path != "wakes"] == [1] * 501
 
     def test_results_of_commands_do_not_change(self) -> None:
         transaction = Transaction(Memory(), 0.0)
-        created = Create("e/1", JSON, body=b"1").apply(transaction)
-        view = core.Subscribe("s", "pull-wake", "e/*", (), None, "wakes", 10.0, None).apply(transaction)
-        Append("e/1", JSON, b"2", close=True).apply(transaction)
+        created = create("e/1").apply(transaction)
+        view = subscribe().apply(transaction)
+        Append("e/1", "text/plain", b"2", close=True).apply(transaction)
         assert (created.stream.tail, created.stream.closed, view.subscription.generation) == (1, False, 0)
 
 
 class TestMembership:
-    def test_append_in_the_transaction_of_an_unlink_wakes_nothing(self, streams: Core) -> None:
-        streams.run(Create("x", "text/plain", body=b"ab"))
-        streams.subscribe("pull-wake", None, "x")
-        transaction = Transaction(streams.source, streams.now)
-        core.Unlink("s", "x").apply(transaction)
-        Append("x", "text/plain", b"!").apply(transaction)
-        streams.source.store(transaction)
-        assert (streams.acked(), streams.wakes()) == ({}, [])
-
-    def test_deleted_stream_without_data_leaves_its_subscription(self, streams: Core) -> None:
-        streams.subscribe()
-        streams.run(Create("e/1", "text/plain"))
-        streams.run(Delete("e/1"))
-        assert (streams.acked(), streams.wakes()) == ({}, [])
-
     def test_explicit_streams_can_be_linked_and_unlinked(self, streams: Core) -> None:
-        streams.run(Create("x", "text/plain", body=b"ab"))
-        streams.subscribe("pull-wake", "e/*", "x", "e/1")
+        streams.run(create("x", b"ab"), subscribe("e/*", "x", "e/1"))
         assert streams.acked() == {"x": 2, "e/1": 0}
-        streams.run(core.LinkStreams("s", ("x", "y")))
-        streams.run(core.Unlink("s", "x"))
-        streams.run(core.Unlink("s", "z"))
-        streams.run(Append("x", "text/plain", b"!"))
+        streams.run(core.LinkStreams("s", ("x", "y")), core.Unlink("s", "x"), core.Unlink("s", "z"), append("x"))
         assert (streams.acked(), streams.wakes()) == ({"y": 0, "e/1": 0}, [])
+
+    @pytest.mark.parametrize("command", [core.Claim("t", "x"), core.LinkStreams("t", ("x",)), core.Unlink("t", "x")])
+    def test_unknown_subscription_is_refused(self, woken: Core, command: Command[Any]) -> None:
         with pytest.raises(core.SubscriptionNotFound):
-            streams.run(core.LinkStreams("t", ("x",)))
-        with pytest.raises(core.SubscriptionNotFound):
-            streams.run(core.Unlink("t", "x"))
+            woken.run(command)
 
     def test_unlinked_stream_stays_if_the_pattern_matches_it(self, streams: Core) -> None:
-        streams.run(Create("e/1", "text/plain"))
-        view = streams.subscribe("pull-wake", "e/*", "e/1")
+        view = streams.run(create("e/1"), subscribe("e/*", "e/1"))
         assert view.streams[0].short()["link_type"] == "explicit"
         streams.run(core.Unlink("s", "e/1"))
         assert streams.run(core.Look("s")).streams[0].short()["link_type"] == "glob"
 
     def test_deleted_streams_stay_only_if_they_are_named(self, streams: Core) -> None:
-        streams.run(Create("x", "text/plain", body=b"ab"))
-        streams.run(Create("e/1", "text/plain", body=b"ab"))
-        streams.subscribe("pull-wake", "e/*", "x")
-        streams.run(Delete("x"))
-        streams.run(Delete("e/1"))
+        streams.run(create("x"), create("e/1"), subscribe("e/*", "x"), Delete("x"), Delete("e/1"))
         assert streams.acked() == {"x": 0}
-        streams.run(Create("x", "text/plain", body=b"a"))
+        streams.run(create("x"))
         assert len(streams.wakes()) == 1
 
-    def test_a_wake_of_streams_that_are_deleted_is_over(self, streams: Core) -> None:
-        streams.subscribe()
-        streams.run(Create("e/1", "text/plain", body=b"ab"))
-        streams.run(Delete("e/1"))
-        with pytest.raises(core.NoPendingWork):
-            streams.run(core.Claim("s", "worker"))
-        streams.run(Create("e/1", "text/plain", body=b"ab"))
-        assert [each["generation"] for each in streams.wakes()] == [1, 2]
-
     def test_streams_that_expire_are_forgotten(self, streams: Core) -> None:
-        streams.run(Create("e/1", "text/plain", 1, body=b"ab"))
-        streams.run(Create("e/2", "text/plain", body=b"ab"))
-        streams.subscribe()
+        streams.run(Create("e/1", "text/plain", 1, body=b"ab"), create("e/2", b"ab"), subscribe())
         streams.now += 2
-        streams.run(Append("e/2", "text/plain", b"c"))
-        streams.run(Create("e/1", "text/plain", body=b"x"))
-        streams.run(core.Claim("s", "worker"))
-        wake = streams.wake()
-        assert not streams.run(core.Acknowledge("s", *wake, (("e/1", encode(1)), ("e/2", encode(3))), True))
+        streams.run(append("e/2"), create("e/1"), core.Claim("s", "worker"))
+        assert not streams.acknowledge(("e/1", 1), ("e/2", 3), done=True)
 
     def test_subscription_can_be_repeated_but_not_changed(self, streams: Core) -> None:
-        assert streams.subscribe().new
-        assert not streams.subscribe().new
+        assert [streams.run(subscribe()).new for _ in range(2)] == [True, False]
         with pytest.raises(core.AlreadyExists):
-            streams.subscribe("pull-wake", "f/*")
+            streams.run(subscribe("f/*"))
         with pytest.raises(Forbidden, match="the limit of 1 subscriptions is reached"):
-            streams.run(core.Subscribe("t", "pull-wake", "a", (), None, "wakes", 10.0, None, most=1))
-        streams.run(Create("e/1", "text/plain", body=b"ab"))
-        streams.run(core.Unsubscribe("s"))
-        streams.run(core.Unsubscribe("s"))
-        assert (streams.source.known, streams.source.all_links) == ({}, {})
+            streams.run(subscribe(name="t", most=1))
 
-    def test_commands_in_one_transaction_see_each_other(self) -> None:
-        memory = Memory()
-        transaction = Transaction(memory, 0.0)
-        commands: list[Command[Any]] = [
-            core.Subscribe("s", "pull-wake", "e/*", ("x",), None, "wakes", 10.0, None),
-            Create("e/1", JSON, body=b"1"),
-            Create("y", JSON, body=b"1"),
-            core.Subscribe("t", "pull-wake", "e/*", (), None, "wakes", 10.0, None),
-            core.LinkStreams("t", ("y",)),
-            core.Unlink("t", "y"),
-            Append("e/1", JSON, b"2"),
-            Append("y", JSON, b"2"),
-            core.Unsubscribe("s"),
-            Append("e/1", JSON, b"3"),
-        ]
-        for command in commands:
-            command.apply(transaction)
-        memory.store(transaction)
-        assert {name: dict(memory.links(name)) for name in memory.known} == {"t": {"e/1": Link(False, True, 1, 2)}}
+    def test_nothing_is_left_of_a_deleted_subscription(self, woken: Core) -> None:
+        woken.run(core.Unsubscribe("s"), core.Unsubscribe("s"))
+        assert (woken.source.known, woken.source.all_links) == ({}, {})
 
 
 class TestDelivery:
-    def test_a_lease_that_is_over_is_no_claim(self, streams: Core) -> None:
-        streams.subscribe()
-        streams.run(Create("e/1", "text/plain", body=b"ab"))
-        streams.run(core.Claim("s", "worker"))
-        streams.now += 9.9
-        with pytest.raises(core.AlreadyClaimed):
-            streams.run(core.Claim("s", "other"))
-        streams.now += 0.2
-        assert streams.run(core.Claim("s", "other")).subscription.holder == "other"
-        assert streams.source.known["s"].generation == 2
-
-    def test_a_lease_by_a_clock_that_was_ahead_is_made_as_long_as_another(self, streams: Core) -> None:
-        streams.subscribe()
-        streams.run(Create("e/1", "text/plain", body=b"ab"))
-        streams.now += 3600
-        streams.run(core.Claim("s", "worker"))
-        streams.now -= 3600
-        streams.run(core.Lapse("s"))
-        assert streams.source.known["s"].lease_until == streams.now + 10
-        streams.now += 10
-        streams.run(core.Lapse("s"))
-        assert streams.source.known["s"].holder is None
-        streams.run(core.Lapse("nobody"))
+    def test_a_lease_by_a_clock_that_was_ahead_is_made_as_long_as_another(self, woken: Core) -> None:
+        woken.now += 3600
+        woken.run(core.Claim("s", "worker"))
+        woken.now -= 3600
+        woken.run(core.Lapse("s"))
+        assert woken.subscription.lease_until == woken.now + 10
+        woken.now += 10
+        woken.run(core.Lapse("s"), core.Lapse("nobody"))
+        assert woken.subscription.holder is None
 
     def test_an_attempt_by_a_clock_that_was_ahead_is_due(self, streams: Core) -> None:
-        streams.subscribe("webhook")
         streams.now += 3600
-        streams.run(Create("e/1", "text/plain", body=b"ab"))
+        streams.run(subscribe(kind="webhook"), create("e/1"))
         streams.now -= 3600
         assert streams.run(core.Deliver("s", 5.0)) is not None
         assert streams.run(core.Deliver("s", 5.0)) is None
 
-    def test_failed_deliveries_are_retried_after_growing_delays(self, streams: Core) -> None:
-        streams.subscribe("webhook")
-        streams.run(Create("e/1", "text/plain", body=b"ab"))
-        delays = []
+    def test_failed_deliveries_are_retried_after_growing_delays(self, called: Core) -> None:
         for attempt in range(9):
-            delivery = streams.run(core.Deliver("s", 5.0))
-            assert delivery is not None
-            assert delivery.attempt == attempt
-            assert streams.run(core.Deliver("s", 5.0)) is None  # by another process
-            wake = streams.source.known["s"].wake
-            assert wake is not None
-            streams.run(core.Delivered("s", "another", False))
-            streams.run(core.Delivered("s", wake, False))
-            due = streams.source.known["s"].attempt_at
+            assert called.run(core.Deliver("s", 5.0)).attempt == attempt
+            assert called.run(core.Deliver("s", 5.0)) is None  # by another process
+            called.run(core.Delivered("s", "another", False), core.Delivered("s", called.worker()[1], False))
+            due = called.subscription.attempt_at
             assert due is not None
-            delays.append(due - streams.now)
-            streams.now = due
-            streams.run(core.Lapse("s"))  # a new wake waits as long
-        for attempt, delay in enumerate(delays):
-            assert 0.79 <= delay / min(60, 2**attempt) <= 1.21
-        delivery = streams.run(core.Deliver("s", 5.0))
-        assert delivery is not None
-        wake = delivery.view.subscription.wake
-        assert wake is not None
-        streams.run(core.Delivered("s", wake, True))
-        assert streams.source.known["s"].attempts == 0
-        streams.run(core.Acknowledge("s", *streams.wake(), (("e/1", encode(2)),), True))
-        assert streams.source.known["s"].due is None
-        assert streams.run(core.Deliver("s", 5.0)) is None
-        assert streams.run(core.Deliver("t", 5.0)) is None
+            assert 0.79 <= (due - called.now) / min(60, 2**attempt) <= 1.21
+            called.now = due
+            called.run(core.Lapse("s"))  # a new wake waits as long
+        called.run(core.Deliver("s", 5.0), core.Delivered("s", called.worker()[1], True))
+        assert called.subscription.attempts == 0
 
-    def test_delivery_that_is_done_acknowledges_what_the_wake_had(self, streams: Core) -> None:
-        streams.subscribe("webhook")
-        streams.run(Create("e/1", "text/plain", body=b"ab"))
-        wake = streams.source.known["s"].wake
-        assert wake is not None
-        streams.run(core.LinkStreams("s", ("y",)))
-        streams.run(Append("e/1", "text/plain", b"c"))
-        streams.run(core.Delivered("s", wake, True, True))
-        assert streams.acked() == {"e/1": 2, "y": 0}
-        assert streams.source.known["s"].generation == 2  # for the rest
+    @pytest.mark.parametrize("ok", [False, True])
+    def test_a_wake_that_is_acknowledged_is_delivered_no_more(self, called: Core, ok: bool) -> None:
+        called.run(core.Deliver("s", 5.0), core.Delivered("s", called.worker()[1], ok))
+        called.acknowledge(("e/1", 2), done=True)
+        assert (called.subscription.attempts, called.subscription.due) == (0, None)
+        assert called.run(core.Deliver("s", 5.0)) is None
+        assert called.run(core.Deliver("t", 5.0)) is None
+        assert called.run(append("e/1"), core.Deliver("s", 5.0)) is not None
 
-    def test_acknowledgement_of_an_undelivered_wake_ends_its_retries(self, streams: Core) -> None:
-        streams.subscribe("webhook")
-        streams.run(Create("e/1", "text/plain", body=b"ab"))
-        assert streams.run(core.Deliver("s", 5.0)) is not None
-        streams.run(core.Delivered("s", streams.wake()[1], False))
-        streams.run(core.Acknowledge("s", *streams.wake(), (("e/1", encode(2)),), True))
-        subscription = streams.source.known["s"]
-        assert (subscription.attempts, subscription.due) == (0, None)
-        streams.run(Append("e/1", "text/plain", b"c"))
-        assert streams.run(core.Deliver("s", 5.0)) is not None
+    def test_delivery_that_is_done_acknowledges_what_the_wake_had(self, called: Core) -> None:
+        called.run(core.LinkStreams("s", ("y",)), append("e/1"), core.Delivered("s", called.worker()[1], True, True))
+        assert called.acked() == {"e/1": 2, "y": 0}
+        assert called.subscription.generation == 2  # for the rest
 
-    def test_webhook_subscription_refuses_claim_and_release(self, streams: Core) -> None:
-        streams.subscribe("webhook")
-        streams.run(Create("e/1", "text/plain", body=b"ab"))
-        with pytest.raises(Invalid):
-            streams.run(core.Claim("s", "worker"))
-        with pytest.raises(Invalid):
-            streams.run(core.Release("s", "pull-wake", *streams.wake()[1:]))
+    def test_webhook_subscription_refuses_claim_and_release(self, called: Core) -> None:
+        for command in (core.Claim("s", "worker"), core.Release("s", "pull-wake", *called.worker()[1:])):
+            with pytest.raises(Invalid):
+                called.run(command)
 
 
 class TestAddresses:
@@ -432,6 +319,8 @@ class TestAddresses:
         check_url(url, local=True, own={1})
         with pytest.raises(UrlRejected, match="own port"):
             check_url(url, local=True, own={4437, 80})
+
+    def test_http_to_other_machines_is_refused(self) -> None:
         with pytest.raises(UrlRejected, match="http is for localhost"):
             check_url("http://hooks.example/", local=True)
 
@@ -444,31 +333,19 @@ class TestAddresses:
             "https://a:99999/",
             "https://a/\n",
             "https://127。0。0。1/",
-            "https://①②⑦.0.0.1/",
             "https://ⓛocalhost/",
             "https://127%2E0.0.1/",
             "ftp://a.example/",
             "http://hooks.example/",
-            "http://10.0.0.1/",
             "https://10.0.0.1/",
-            "https://172.16.0.1/",
-            "https://192.168.1.1/",
             "https://169.254.169.254/latest/meta-data",
-            "https://100.64.0.1/",
-            "https://0.0.0.0/",
             "https://224.0.0.1/",
-            "https://127.0.0.1/",
             "https://localhost/",
             "https://a.localhost./",
             "https://[::1]/",
-            "https://[::2]/",
             "https://[::93.184.216.34]/",
-            "https://[1::1]/",
             "https://[4000::1]/",
             "https://[fe80::1%25eth0]/",
-            "https://[fd00::1]/",
-            "https://[::ffff:10.0.0.1]/",
-            "https://[2002:0a00:0001::]/",
             "https://2130706433/",
             "https://0x7f000001/",
             "https://user:password@hooks.example/",
@@ -490,20 +367,21 @@ class TestAddresses:
                 addresses = {"mixed": ["10.0.0.1", "93.184.216.34"], "inside": ["fd00::1"], "localhost": ["127.0.0.1"]}
                 return [{"host": each} for each in addresses[host]]
 
-            async def close(self) -> None: ...
-
         names: Any = Names()
         resolver = Resolver(names)
         assert [each["host"] for each in await resolver.resolve("mixed")] == ["93.184.216.34"]
         assert [each["host"] for each in await resolver.resolve("localhost")] == ["127.0.0.1"]
         with pytest.raises(OSError, match="no public address"):
             await resolver.resolve("inside")
-        await resolver.close()
 
 
-SUBSCRIPTIONS = "/v1/stream/__ds/subscriptions"
 PULL = {"type": "pull-wake", "pattern": "e/*", "wake_stream": "wakes"}
 HOOK = {"type": "webhook", "pattern": "e/*", "webhook": {"url": "http://localhost:1/"}}
+
+
+def refusal(response: httpx.Response) -> tuple[int, str]:
+    """Its status, and the code of the error, if it is one."""
+    return response.status_code, response.json().get("error", {}).get("code", "")
 
 
 class TestEndpoint:
@@ -513,55 +391,42 @@ class TestEndpoint:
             "[]",
             "{",
             "[" * 100_000,
-            {},
             {**PULL, "type": "push"},
-            {"type": "pull-wake", "wake_stream": "wakes"},
+            {**PULL, "pattern": None},
             {**PULL, "pattern": 1},
+            {**PULL, "pattern": "\ud800"},
             {**PULL, "streams": "a"},
             {**PULL, "streams": [1]},
             {**PULL, "streams": ["__ds/x"]},
+            {**PULL, "streams": ["a"] * 1001},
             {**PULL, "lease_ttl_ms": 999},
             {**PULL, "lease_ttl_ms": 600_001},
             {**PULL, "lease_ttl_ms": True},
             {**PULL, "description": "x" * 5000},
             {**PULL, "wake_stream": None},
-            {**PULL, "pattern": "\ud800"},
-            {**PULL, "description": "\ud800"},
             {**HOOK, "webhook": None},
             {**HOOK, "webhook": {}},
         ],
     )
     def test_bad_configurations_are_refused(self, http: httpx.Client, body: Any) -> None:
         text = body if isinstance(body, str) else json.dumps(body)
-        response = http.put(f"{SUBSCRIPTIONS}/bad", content=text)
-        assert (response.status_code, response.json()["error"]["code"]) == (400, "INVALID_REQUEST")
+        assert refusal(http.put(f"{SUBSCRIPTIONS}/bad", content=text)) == (400, "INVALID_REQUEST")
 
-    def test_webhooks_to_this_machine_can_be_refused(self, tmp_path: Path) -> None:
-        for local, status in ((True, 201), (False, 400)):
-            with serving(data=str(tmp_path / str(local)), local_webhooks=local) as server:
-                response = httpx.put(f"{server.url}{SUBSCRIPTIONS}/s", json=HOOK)
-                assert response.status_code == status
-
-    def test_webhooks_to_the_server_itself_are_refused(self, tmp_path: Path) -> None:
-        with serving(data=str(tmp_path), local_webhooks=True) as server:
-            own = {**HOOK, "webhook": {"url": f"{server.url}/v1/stream/a"}}
-            response = httpx.put(f"{server.url}{SUBSCRIPTIONS}/s", json=own)
-            assert (response.status_code, response.json()["error"]["code"]) == (400, "WEBHOOK_URL_REJECTED")
+    def test_webhooks_to_this_machine_are_refused_by_default(self, http: httpx.Client) -> None:
+        assert refusal(http.put(f"{SUBSCRIPTIONS}/s", json=HOOK)) == (400, "WEBHOOK_URL_REJECTED")
 
     def test_an_id_is_decoded_by_segment_and_strictly(self, http: httpx.Client) -> None:
-        for name in ("x", "fds"):
-            assert http.put(f"{SUBSCRIPTIONS}/{name}", json=PULL).status_code in (200, 201)
-        disguised = "/v1/stream/%5f%5fds/subscriptions"
-        assert http.get(f"{disguised}/x").json()["id"] == "x"
-        assert http.get("/v1/stream/__ds/%73ubscriptions/x").json()["id"] == "x"
-        assert http.delete(f"{disguised}/x").status_code == 204
-        assert http.get(f"{SUBSCRIPTIONS}/fds").status_code == 200
-        for wrong in ("%ff", "%fe", "a%C3", "%ED%A0%80"):
-            refused = http.put(f"{SUBSCRIPTIONS}/{wrong}", json=PULL)
-            assert (refused.status_code, refused.json()["error"]["code"]) == (400, "INVALID_REQUEST")
+        for name, id_ in (("x", "x"), ("fds", "fds"), ("a%2Fb%20%C3%A9", "a/b é")):
+            assert http.put(f"{SUBSCRIPTIONS}/{name}", json=PULL).status_code == 201
+            for prefix in (SUBSCRIPTIONS, "/v1/stream/%5f%5fds/subscriptions", "/v1/stream/__ds/%73ubscriptions"):
+                assert http.get(f"{prefix}/{name}").json()["id"] == id_
+            assert http.delete(f"{SUBSCRIPTIONS}/{name}").status_code == 204
+        for wrong in ("%ff", "a%C3", "%ED%A0%80"):
+            assert refusal(http.put(f"{SUBSCRIPTIONS}/{wrong}", json=PULL)) == (400, "INVALID_REQUEST")
 
-    def test_wrong_methods_and_paths_are_refused(self, http: httpx.Client) -> None:
-        for method, path, status in (
+    @pytest.mark.parametrize(
+        ("method", "path", "status"),
+        [
             ("POST", "/v1/stream/__ds/jwks.json", 405),
             ("POST", f"{SUBSCRIPTIONS}/a", 405),
             ("GET", f"{SUBSCRIPTIONS}/a/streams", 405),
@@ -569,48 +434,37 @@ class TestEndpoint:
             ("GET", f"{SUBSCRIPTIONS}/a/claim", 405),
             ("POST", f"{SUBSCRIPTIONS}/a/fetch", 404),
             ("GET", f"{SUBSCRIPTIONS}/a", 404),
-            ("DELETE", f"{SUBSCRIPTIONS}/a", 204),
             ("GET", f"{SUBSCRIPTIONS}/{'a' * 257}", 400),
             ("POST", f"{SUBSCRIPTIONS}/a/ack", 401),
-        ):
-            assert http.request(method, path).status_code == status
-
-    def test_an_id_may_be_anything(self, http: httpx.Client) -> None:
-        path = f"{SUBSCRIPTIONS}/a%2Fb%20%C3%A9"
-        assert http.put(path, json=PULL).status_code == 201
-        assert http.put(path, json=PULL).status_code == 200
-        assert http.put(path, json={**PULL, "description": "another"}).status_code == 409
-        assert http.get(path).json()["id"] == "a/b é"
-        assert http.delete(path).status_code == 204
+        ],
+    )
+    def test_wrong_methods_and_paths_are_refused(self, http: httpx.Client, method: str, path: str, status: int) -> None:
+        assert http.request(method, path).status_code == status
 
     def test_bad_tokens_and_bodies_of_workers_are_refused(self, server: Server, http: httpx.Client) -> None:
+        for name in "wv":
+            http.put(f"{SUBSCRIPTIONS}/{name}", json=PULL)
         http.put("/v1/stream/e/1", json=1)
-        http.put(f"{SUBSCRIPTIONS}/w", json={**PULL, "pattern": "e/1"})
-        http.put(f"{SUBSCRIPTIONS}/v", json=PULL)
-        http.post("/v1/stream/e/1", json=1)
-        for worker in ("", "\ud800", 1):
-            claiming = http.post(f"{SUBSCRIPTIONS}/w/claim", content=json.dumps({"worker": worker}))
-            assert claiming.status_code == 400
+        for bad in ("", "\ud800", 1):
+            response = http.post(f"{SUBSCRIPTIONS}/w/claim", content=json.dumps({"worker": bad}))
+            assert refusal(response) == (400, "INVALID_REQUEST")
         claim = http.post(f"{SUBSCRIPTIONS}/w/claim", json={"worker": "me"}).json()
-        body = {"wake_id": claim["wake_id"], "generation": claim["generation"]}
+        wake = {"wake_id": claim["wake_id"], "generation": claim["generation"]}
 
-        def ack(token: str, body: Any, name: str = "w") -> tuple[int, str]:
+        def ack(token: str = claim["token"], name: str = "w", **body: Any) -> tuple[int, str]:
             headers = {"Authorization": f"Bearer {token}"}
-            response = http.post(f"{SUBSCRIPTIONS}/{name}/ack", json=body, headers=headers)
-            return response.status_code, response.json().get("error", {}).get("code", "")
+            return refusal(http.post(f"{SUBSCRIPTIONS}/{name}/ack", json=body, headers=headers))
 
         key = server.application._subscriptions.keys._token
-        claims = jwt.decode(claim["token"], key, ["HS256"])
-        expired = jwt.encode({**claims, "exp": 1}, key, "HS256")
-        assert ack("x", body) == ack(claim["token"], body, "v") == (401, "TOKEN_INVALID")
-        assert ack(expired, body) == (401, "TOKEN_EXPIRED")
-        for bad in ({}, {**body, "done": 1}, {**body, "acks": 1}, {**body, "acks": [{}]}, {**body, "acks": [1]}):
-            assert ack(claim["token"], bad) == (400, "INVALID_REQUEST")
-        assert ack(claim["token"], {**body, "wake_id": "x"}) == (409, "FENCED")
-        assert ack(claim["token"], {**body, "acks": [{"path": "e/1", "offset": "x"}]}) == (409, "INVALID_OFFSET")
-        assert ack(claim["token"], body) == (200, "")
-        for name in "wv":
-            http.delete(f"{SUBSCRIPTIONS}/{name}")
+        expired = jwt.encode({**jwt.decode(claim["token"], key, ["HS256"]), "exp": 1}, key, "HS256")
+        assert ack("x", **wake) == ack(name="v", **wake) == (401, "TOKEN_INVALID")
+        assert ack(expired, **wake) == (401, "TOKEN_EXPIRED")
+        assert ack() == (400, "INVALID_REQUEST")
+        for more in ({"done": 1}, {"acks": 1}, {"acks": [{}]}, {"acks": [1]}):
+            assert ack(**wake, **more) == (400, "INVALID_REQUEST")
+        assert ack(**{**wake, "wake_id": "x"}) == (409, "FENCED")
+        assert ack(**wake, acks=[{"path": "e/1", "offset": "x"}]) == (409, "INVALID_OFFSET")
+        assert ack(**wake) == (200, "")
 
     def test_leases_lapse_and_survive_a_restart(self, tmp_path: Path) -> None:
         with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as http:
@@ -624,28 +478,23 @@ class TestEndpoint:
             headers = {"Authorization": f"Bearer {claim['token']}"}
             body = {"wake_id": claim["wake_id"], "generation": claim["generation"]}
             response = http.post(f"{SUBSCRIPTIONS}/s/ack", json=body, headers=headers)
-            assert response.json() in (
-                {"ok": True, "next_wake": False},
-                {"error": {"message": "the wake is over", "code": "FENCED"}},
-            )
+            assert refusal(response) in ((200, ""), (409, "FENCED"))
             wait_for(lambda: len(http.get("/v1/stream/wakes").json()) == 3)
-            assert http.delete(f"{SUBSCRIPTIONS}/s").status_code == 204
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """Return when it is true."""
-    end = time.monotonic() + 60
+    """Return when it is true: the time-out of the test is the bound."""
     while not condition():
-        assert time.monotonic() < end
         time.sleep(0.05)
 
 
 class Hook:
     """A webhook, which answers what it is told to."""
 
-    def __init__(self) -> None:
-        self.answers: list[Any] = []
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
         self.calls: list[Any] = []
+        self.port = 0
 
     async def call(self, request: web.Request) -> web.StreamResponse:
         self.calls.append(await request.json())
@@ -662,85 +511,108 @@ class Hook:
         await response.write(text[5:].encode())
         return response
 
-
-async def test_webhook_is_retried_after_bad_answers_and_faults(tmp_path: Path) -> None:
-    hook = Hook()
-    app = web.Application()
-    app.router.add_post("/", hook.call)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
-    with serving(data=str(tmp_path), local_webhooks=True) as server:
-        async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
-            hook.answers = [500, 302, "not JSON", "[" * 60_000, "x" * 70_000]
-            config = {**HOOK, "webhook": {"url": f"http://127.0.0.1:{port}/"}, "lease_ttl_ms": 1000}
-            assert (await http.put(f"{SUBSCRIPTIONS}/s", json=config)).status_code == 201
-            await http.put("/v1/stream/e/1", json=1)
-
-            async def state() -> Any:
-                return (await http.get(f"{SUBSCRIPTIONS}/s")).json()
-
-            while (await state())["status"] != "failed":  # noqa: ASYNC110 - it is another process's, in a way
-                await asyncio.sleep(0.01)
-            while (await state())["streams"][0]["acked_offset"] == "-1":  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-            assert (await state())["status"] == "active"
-            assert len(hook.calls) >= 4  # two failed, one lapsed, one was done
-            generations = [call["generation"] for call in hook.calls]
-            assert generations == sorted(generations)
-            # A database that fails is tried again, like a webhook.
-            streams, run = server.application.streams, server.application.streams.run
-            failed: list[Any] = []
-
-            async def fail(command: Any) -> Any:
-                if isinstance(command, core.Deliver) and not failed:
-                    failed.append(command)
-                    raise StorageError("no")
-                return await run(command)
-
-            setattr(streams, "run", fail)  # noqa: B010 - a method
-            await http.post("/v1/stream/e/1", json=2)
-            while "0000000002" not in (await state())["streams"][0]["acked_offset"]:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-            assert failed
-            hook.answers = ["hang"]
-            count = len(hook.calls)
-            await http.post("/v1/stream/e/1", json=2)
-            while len(hook.calls) == count:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-    await runner.cleanup()
+    def config(self, address: str = "127.0.0.1") -> dict[str, Any]:
+        """The configuration of a subscription to it."""
+        return {**HOOK, "webhook": {"url": f"http://{address}:{self.port}/"}, "lease_ttl_ms": 1000}
 
 
-async def test_a_receiver_that_hangs_delays_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    hanging = Hook()
-    hanging.answers = ["hang"] * 1000
-    good = Hook()
-    ports = []
+@asynccontextmanager
+async def listening(*hooks: Hook) -> AsyncIterator[None]:
+    """The webhooks listen, each on a port of its own."""
     runners = []
-    for hook in (hanging, good):
+    for hook in hooks:
         app = web.Application()
         app.router.add_post("/", hook.call)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
+        runners.append(runner)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        ports.append(runner.addresses[0][1])
-        runners.append(runner)
-    with serving(data=str(tmp_path), local_webhooks=True) as server:
-        async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
-            await http.put(f"{SUBSCRIPTIONS}/zz", json={**HOOK, "webhook": {"url": f"http://127.0.0.1:{ports[1]}/"}})
-            for number in range(40):
-                url = f"http://127.0.0.{number % 2 + 1}:{ports[0]}/"
-                name = f"h{number}%0Aforged"
-                assert (await http.put(f"{SUBSCRIPTIONS}/{name}", json={**HOOK, "webhook": {"url": url}})).is_success
-            await http.put("/v1/stream/e/1", json=1)
-            while not good.calls:  # noqa: ASYNC110 - of another thread
-                await asyncio.sleep(0.01)
-            # 16 at once to 127.0.0.1, and nobody listens at 127.0.0.2.
-            assert len(hanging.calls) <= 16
-            while "failed, and is called again later" not in caplog.text:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-            assert not any("\n" in record.getMessage() for record in caplog.records)
+        hook.port = runner.addresses[0][1]
+    yield
     for runner in runners:
         await runner.cleanup()
+
+
+@pytest.fixture
+def calling(tmp_path: Path) -> Iterator[Server]:
+    """A server that calls webhooks on this machine."""
+    with serving(data=str(tmp_path), local_webhooks=True) as server:
+        yield server
+
+
+@pytest.fixture
+async def client(calling: Server) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=calling.url, timeout=60) as client:
+        yield client
+
+
+async def until(client: httpx.AsyncClient, condition: Callable[[Any], bool]) -> None:
+    """Return when the subscription `s` fulfils the condition."""
+    while not condition((await client.get(f"{SUBSCRIPTIONS}/s")).json()):  # noqa: ASYNC110 - of another thread
+        await asyncio.sleep(0.02)
+
+
+# The server has a loop of its own.
+one_loop = pytest.mark.asyncio(loop_factories=["asyncio"])
+
+
+@one_loop
+async def test_webhooks_to_the_server_itself_are_refused(calling: Server, client: httpx.AsyncClient) -> None:
+    own = {**HOOK, "webhook": {"url": f"{calling.url}/v1/stream/a"}}
+    assert refusal(await client.put(f"{SUBSCRIPTIONS}/s", json=own)) == (400, "WEBHOOK_URL_REJECTED")
+
+
+@one_loop
+async def test_webhook_is_retried_after_bad_answers(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "FIRST_RETRY", 0.1)
+    hook = Hook(500, 302, "not JSON", "[" * 60_000, "x" * 70_000)
+    async with listening(hook):
+        assert (await client.put(f"{SUBSCRIPTIONS}/s", json=hook.config())).status_code == 201
+        await client.put("/v1/stream/e/1", json=1)
+        await until(client, lambda state: state["status"] == "failed")
+        await until(client, lambda state: state["streams"][0]["acked_offset"] != "-1")
+        await until(client, lambda state: state["status"] == "active")
+        generations = [call["generation"] for call in hook.calls]
+        assert len(generations) >= 4  # two failed, one lapsed, one was done
+        assert generations == sorted(generations)
+
+
+@one_loop
+async def test_a_delivery_that_the_database_fails_is_tried_again(
+    calling: Server, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook = Hook()
+    run = calling.application.streams.run
+    failures = [StorageError("no")]
+
+    async def fail(command: Any) -> Any:
+        if isinstance(command, core.Deliver) and failures:
+            raise failures.pop()
+        return await run(command)
+
+    monkeypatch.setattr(calling.application.streams, "run", fail)
+    async with listening(hook):
+        await client.put(f"{SUBSCRIPTIONS}/s", json=hook.config())
+        await client.put("/v1/stream/e/1", json=1)
+        await until(client, lambda state: state["streams"][0]["acked_offset"] == encode(1))
+    assert not failures
+
+
+@one_loop
+async def test_a_receiver_that_hangs_delays_no_other(
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    hanging, good = Hook(*["hang"] * 1000), Hook()
+    async with listening(hanging, good):
+        await client.put(f"{SUBSCRIPTIONS}/zz", json=good.config())
+        for number in range(40):
+            config = hanging.config(f"127.0.0.{number % 2 + 1}")
+            assert (await client.put(f"{SUBSCRIPTIONS}/h{number}%0Aforged", json=config)).is_success
+        await client.put("/v1/stream/e/1", json=1)
+        while not good.calls:  # noqa: ASYNC110 - of another thread
+            await asyncio.sleep(0.01)
+        # 16 at once to 127.0.0.1, and nobody listens at 127.0.0.2.
+        assert len(hanging.calls) <= 16
+        while "failed, and is called again later" not in caplog.text:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert not any("\n" in record.getMessage() for record in caplog.records)
