@@ -10,12 +10,22 @@ import pytest
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.settings import Settings
 from tests.streams.serving import Server, opened, serving
+from tests.support.servers import PostgresServer
 from tests.support.servers import postgres as postgres
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
     from tests.streams.pages import Page
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
+    """Of a new database of each kind."""
+    if request.param == "sqlite":
+        return Settings(data=str(tmp_path))
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return Settings(database=server.create_database())
 
 
 @pytest.fixture(scope="module")
