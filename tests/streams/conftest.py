@@ -19,13 +19,20 @@ if TYPE_CHECKING:
     from tests.streams.pages import Page
 
 
+@pytest.fixture
+def database(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The DSN of a new database of PostgreSQL, for which its clients wait however busy the machine is."""
+    monkeypatch.setattr("purgatory.streams.engine.store.PATIENCE", 300.0)
+    monkeypatch.setattr("purgatory.streams.storage.postgresql._CONNECTING", 60)
+    return postgres.create_database()
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
     """Of a new database of each kind."""
     if request.param == "sqlite":
         return Settings(data=str(tmp_path))
-    server: PostgresServer = request.getfixturevalue("postgres")
-    return Settings(database=server.create_database())
+    return Settings(database=request.getfixturevalue("database"))
 
 
 @pytest.fixture(scope="module")

@@ -104,6 +104,7 @@ class TestCosts:
         assert counted.statements < 20
         counted.run(core.Unsubscribe("t"))
         assert max(counted.statements, counted.rows) < 10
+        assert counted.database.execute("SELECT id FROM subscriptions") == [("s",)]
 
     def test_appends_deletions_and_claims_do_not_read_all_links(self, counted: Counted) -> None:
         counted.run(create("wakes"), *(create(f"e/{number}") for number in range(1000)))
@@ -233,7 +234,7 @@ class TestBounds:
                     await streams.run(Delete(f"e/{number}"))
         assert caplog.messages == ["the subscription 's' has 3 streams, and gets no others"] * 2
 
-    @pytest.mark.parametrize("seed", range(12))
+    @pytest.mark.parametrize("seed", range(8))
     def test_commands_in_one_transaction_do_what_they_do_one_by_one(self, counted: Counted, seed: int) -> None:
         """Against streams in dictionaries, where each command has a transaction of its own."""
         rng = random.Random(seed)

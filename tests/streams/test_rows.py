@@ -53,42 +53,37 @@ async def read(streams: Streams, path: str, position: int = 0) -> bytes:
         (TEXT, 200_000 * b"\x80"),
     ],
 )
-async def test_bytes_are_stored_as_rows_of_a_bounded_size(tmp_path: Path, content_type: str, body: bytes) -> None:
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        await streams.run(Create("a", content_type, body=body[:100]))
-        await streams.run(Append("a", content_type, body))
-        rows = await stored(streams, "a")
-        assert b"".join(rows) == body[:100] + body
-        assert len(rows) == 2 + len(body) // ROW
-        assert max(map(len, rows)) <= ROW
-        if content_type == TEXT and body[0] != 0x80:
-            for row, following in pairwise(rows[1:]):
-                row.decode()
-                assert not (row.endswith(b"\r") and following.startswith(b"\n"))
-        for from_memory in (True, False):
-            if not from_memory:
-                streams.cache.drop_recent(await streams.find("a"))
-            assert await read(streams, "a") == body[:100] + body
-            assert await read(streams, "a", ROW + 77) == (body[:100] + body)[ROW + 77 :]
+async def test_bytes_are_stored_as_rows_of_a_bounded_size(streams: Streams, content_type: str, body: bytes) -> None:
+    await streams.run(Create("a", content_type, body=body[:100]))
+    await streams.run(Append("a", content_type, body))
+    rows = await stored(streams, "a")
+    assert b"".join(rows) == body[:100] + body
+    assert len(rows) == 2 + len(body) // ROW
+    assert max(map(len, rows)) <= ROW
+    if content_type == TEXT and body[0] != 0x80:
+        for row, following in pairwise(rows[1:]):
+            row.decode()
+            assert not (row.endswith(b"\r") and following.startswith(b"\n"))
+    for _ in range(2):  # from memory, and from the database
+        assert await read(streams, "a") == body[:100] + body
+        assert await read(streams, "a", ROW + 77) == (body[:100] + body)[ROW + 77 :]
+        streams.cache.drop_recent(await streams.find("a"))
 
 
-async def test_messages_are_stored_as_rows_of_a_bounded_size(tmp_path: Path) -> None:
+async def test_messages_are_stored_as_rows_of_a_bounded_size(streams: Streams) -> None:
     large = json.dumps("x" * 3 * ROW)
-    numbers = [str(number) for number in range(5000)]
-    texts = [json.dumps("é" * 1000, ensure_ascii=False)] * 100
-    body = f"[ {' , '.join([*numbers, large, *texts])} ]".encode()
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        await streams.run(Create("a", JSON, body=body))
-        rows = await stored(streams, "a")
-        assert large.encode() in rows
-        assert max(len(row) for row in rows if row != large.encode()) <= ROW
-        assert max(len(json.loads(b"[%b]" % row)) for row in rows) == 1024
-        assert b",".join(rows) == ",".join([*numbers, large, *texts]).encode()
-        assert (await streams.find("a")).stream.tail == 5101
+    messages = [*map(str, range(5000)), large, *[json.dumps("é" * 1000, ensure_ascii=False)] * 100]
+    created = await streams.run(Create("a", JSON, body=f"[ {' , '.join(messages)} ]".encode()))
+    assert created.stream.tail == 5101
+    rows = await stored(streams, "a")
+    assert b",".join(rows) == ",".join(messages).encode()
+    assert large.encode() in rows
+    assert max(len(row) for row in rows if row != large.encode()) <= ROW
+    assert max(len(json.loads(b"[%b]" % row)) for row in rows) == 1024
 
 
 async def test_a_read_from_the_middle_of_an_append_parses_one_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[int] = []
     split = messages.part
@@ -99,17 +94,16 @@ async def test_a_read_from_the_middle_of_an_append_parses_one_row(
         return split(media, data, begin, end)
 
     monkeypatch.setattr(messages, "part", counted)
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        await streams.run(Create("a", JSON))
-        for _ in range(2):
-            await streams.run(Append("a", JSON, json.dumps(["x" * 100] * 10_000).encode()))
-        known = await streams.find("a")
-        for position in (1, 777, 9_999, 10_001, 19_999):
-            parsed.clear()
-            chunk = await streams.chunk(known, position)
-            assert json.loads(chunk.body()) == ["x" * 100] * (chunk.end - position)
-            assert len(parsed) == 1
-            assert parsed[0] <= ROW
+    await streams.run(Create("a", JSON))
+    for _ in range(2):
+        await streams.run(Append("a", JSON, json.dumps(["x" * 100] * 10_000).encode()))
+    known = await streams.find("a")
+    for position in (1, 777, 9_999, 10_001, 19_999):
+        parsed.clear()
+        chunk = await streams.chunk(known, position)
+        assert json.loads(chunk.body()) == ["x" * 100] * (chunk.end - position)
+        assert len(parsed) == 1
+        assert parsed[0] <= ROW
 
 
 async def test_a_sub_offset_is_within_the_append_not_its_row(tmp_path: Path) -> None:
@@ -129,12 +123,9 @@ async def test_a_sub_offset_is_within_the_append_not_its_row(tmp_path: Path) -> 
                 assert json.loads(chunk.body()) == list(range(tail))
 
 
-async def check_sizes(streams: Streams) -> None:
-    """A read has what was asked for, and less than a row more. No more comes from the database."""
+async def test_a_read_is_little_more_than_was_asked_for(settings: Settings) -> None:
+    """It has less than a row more, and no more comes from the database."""
     fetched: list[int] = []
-    for size in (10, 1000, ROW, 20 * ROW, 70_000):
-        for _ in range(3):
-            await streams.store.run(Append("a", BINARY, bytes(size)))
 
     def fetch(database: Database, begin: int, most: Extent) -> int:
         rows = database.rows
@@ -152,34 +143,31 @@ async def check_sizes(streams: Streams) -> None:
             patch.setattr(database, "rows", counted)
             return sum(part.end - part.begin for part in database.read(known.stream.pieces(begin), most))
 
-    known = await streams.find("a")
-    for position in range(0, known.stream.tail, 50_001):
-        left = known.stream.tail - position
-        for most in (Extent(1, 100), LIVE, Extent(5 * ROW, 100)):
-            fetched.clear()
-            size = await streams.store.read(lambda database: fetch(database, position, most))  # noqa: B023 - awaited
-            assert min(left, most.size - ROW) <= size <= sum(fetched) < most.size + ROW
-        for from_memory in (True, False):
-            if not from_memory:
-                streams.cache.drop_recent(known)
-            chunk = await streams.wait(known, position, 60.0)
-            assert isinstance(chunk, Chunk)
-            assert chunk.end - chunk.begin <= len(chunk.body()) < LIVE.size + ROW
-
-
-async def test_a_read_is_little_more_than_was_asked_for(tmp_path: Path) -> None:
-    async with opened(Settings(data=str(tmp_path))) as streams:
+    async with opened(settings) as streams:
         await streams.run(Create("a", BINARY))
-        await check_sizes(streams)
-
-
-async def test_the_same_chunk_is_made_once_for_each_limit(tmp_path: Path) -> None:
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        await streams.run(Create("a", BINARY, body=bytes(3 * ROW)))
+        for size in (10, 1000, ROW, 20 * ROW, 70_000):
+            for _ in range(3):
+                await streams.run(Append("a", BINARY, bytes(size)))
         known = await streams.find("a")
-        chunk = await streams.chunk(known, 0, LIVE)
-        assert (chunk.end, await streams.chunk(known, 0, LIVE) is chunk) == (ROW, True)
-        assert (await streams.chunk(known, 0)).end == 3 * ROW
+        for position in range(0, known.stream.tail, 100_003):
+            left = known.stream.tail - position
+            for most in (Extent(1, 100), LIVE, Extent(5 * ROW, 100)):
+                fetched.clear()
+                size = await streams.store.read(lambda database: fetch(database, position, most))  # noqa: B023 - awaited
+                assert min(left, most.size - ROW) <= size <= sum(fetched) < most.size + ROW
+            for _ in range(2):  # the second time from the database
+                chunk = await streams.wait(known, position, 60.0)
+                assert isinstance(chunk, Chunk)
+                assert chunk.end - chunk.begin <= len(chunk.body()) < LIVE.size + ROW
+                streams.cache.drop_recent(known)
+
+
+async def test_the_same_chunk_is_made_once_for_each_limit(streams: Streams) -> None:
+    await streams.run(Create("a", BINARY, body=bytes(3 * ROW)))
+    known = await streams.find("a")
+    chunk = await streams.chunk(known, 0, LIVE)
+    assert (chunk.end, await streams.chunk(known, 0, LIVE) is chunk) == (ROW, True)
+    assert (await streams.chunk(known, 0)).end == 3 * ROW
 
 
 @pytest.mark.parametrize("parts", [3, 100])
