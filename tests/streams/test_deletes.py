@@ -4,8 +4,7 @@ import asyncio
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +20,12 @@ from purgatory.streams.settings import Settings
 from purgatory.streams.storage import database as storage
 from purgatory.streams.storage.database import Database, Extent, StorageError
 from purgatory.streams.storage.opener import opener
-from purgatory.streams.storage.sqlite import FileDatabase, WritingDatabase
+from purgatory.streams.storage.sqlite import WritingDatabase
 from tests.streams.serving import opened
-from tests.streams.test_store import Later
-from tests.support.servers import PostgresServer
 
 BINARY = "application/octet-stream"
 LEFT = "SELECT (SELECT count(*) FROM data) + (SELECT count(*) FROM producers)"
-
-
-@pytest.fixture
-def changes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The rows that each transaction of SQLite has changed."""
-    changes: list[int] = []
-    begin = FileDatabase.transaction
-
-    @contextmanager
-    def transaction(self: FileDatabase, *arguments: Any) -> Iterator[None]:
-        before = self.connection.total_changes
-        with begin(self, *arguments):
-            yield
-        changes.append(self.connection.total_changes - before)
-
-    monkeypatch.setattr(FileDatabase, "transaction", transaction)
-    return changes
+ALL_LEFT = f"{LEFT} + (SELECT count(*) FROM dropped)"
 
 
 @pytest.fixture
@@ -57,34 +38,30 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         ((before,),) = self.execute(LEFT)
         has_more = drop_rows(self)
         ((after,),) = self.execute(LEFT)
-        steps.append(before - after)
+        if before != after:
+            steps.append(before - after)
         return has_more
 
-    monkeypatch.setattr(Database, "drop_rows", counted, raising=False)
+    monkeypatch.setattr(Database, "drop_rows", counted)
     return steps
 
 
-async def left(streams: Streams) -> int:
+async def left(streams: Streams, sql: str = LEFT) -> int:
     """How many rows and producers there are."""
-    ((count,),) = await streams.store.read(lambda database: database.execute(LEFT))
+    ((count,),) = await streams.store.read(lambda database: database.execute(sql))
     return int(count)
 
 
 async def until_left(streams: Streams, count: int) -> None:
-    """Return when there are no more: the time-out of the test is the bound."""
-    while await left(streams) > count:  # noqa: ASYNC110 - another thread's
+    """Return when there are no more, and all deleted streams are dropped: the time-out of the test is the bound."""
+    while await left(streams, ALL_LEFT) > count:  # noqa: ASYNC110 - another thread's
         await asyncio.sleep(0.01)
 
 
-async def fill(streams: Streams, path: str, rows: int) -> None:
-    """Create a stream with so many rows, of as many producers."""
-    await streams.run(Create(path, BINARY))
-    appends = [Append(path, BINARY, b"x", None, Identity(f"{number}", 0, 0)) for number in range(rows)]
-    await asyncio.gather(*map(streams.run, appends))
-
-
-async def delete_large(streams: Streams, monkeypatch: pytest.MonkeyPatch, counts: list[int]) -> None:
-    """Delete a stream with many rows. `counts` has those of each transaction."""
+async def test_a_deleted_stream_goes_in_steps_between_commands(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, steps: list[int]
+) -> None:
+    monkeypatch.setattr(storage, "_DROPPED", 5)
     drop_rows = Store._drop_rows
     done = threading.Event()
 
@@ -93,63 +70,59 @@ async def delete_large(streams: Streams, monkeypatch: pytest.MonkeyPatch, counts
             time.sleep(0.001)
         drop_rows(self)
 
-    await fill(streams, "large", 525)
-    await fill(streams, "small", 3)
-    assert await left(streams) == 1056
-    counts.clear()
-    monkeypatch.setattr(Store, "_drop_rows", drop_rows_between_commands)
-    await streams.run(Delete("large"))
-    with pytest.raises(NotFound):
-        await streams.find("large")
-    await streams.run(Create("large", BINARY))
-    await streams.run(Append("large", BINARY, b"y"))
-    assert await left(streams) > 1000  # the others have waited for a step each
-    done.set()
-    await until_left(streams, 7)
-    known = await streams.find("large")
-    assert (await streams.chunk(known, 0)).body() == b"y"
-    known.drop_recent()
-    assert (await streams.chunk(known, 0)).body() == b"y"
-    sql = "SELECT count(*) FROM dropped"
-    while await streams.store.read(lambda database: database.execute(sql)) != [(0,)]:  # noqa: ASYNC110 - another thread's
-        await asyncio.sleep(0.01)
+    async with opened(settings) as streams:
+        for path, rows in (("large", 125), ("small", 3)):
+            await streams.run(Create(path, BINARY))
+            appends = [Append(path, BINARY, b"x", None, Identity(f"{number}", 0, 0)) for number in range(rows)]
+            await asyncio.gather(*map(streams.run, appends))
+        assert await left(streams) == 256
+        monkeypatch.setattr(Store, "_drop_rows", drop_rows_between_commands)
+        await streams.run(Delete("large"))
+        with pytest.raises(NotFound):
+            await streams.find("large")
+        await streams.run(Create("large", BINARY))
+        await streams.run(Append("large", BINARY, b"y"))
+        assert await left(streams) > 200  # the others have waited for a step each
+        done.set()
+        await until_left(streams, 7)
+        known = await streams.find("large")
+        for _ in range(2):
+            assert (await streams.chunk(known, 0)).body() == b"y"
+            known.drop_recent()
+    assert (max(steps), sum(steps)) == (5, 250)
 
 
-async def test_a_deleted_stream_gives_its_room_back_to_the_disk(tmp_path: Path) -> None:
+async def test_a_deleted_stream_gives_its_room_back_to_the_disk(tmp_path: Path, streams: Streams) -> None:
     freed: list[int] = []
     file = tmp_path / "streams.sqlite"
-    log = tmp_path / "streams.sqlite-wal"
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        writing: Any = streams.store._writing
-        shrink = writing.shrink
+    writing: Any = streams.store._writing
+    shrink = writing.shrink
 
-        def observed() -> bool:
-            before = writing._number("page_count")
-            has_more: bool = shrink()
-            freed.append(before - writing._number("page_count"))
-            return has_more
+    def observed() -> bool:
+        before = writing._number("page_count")
+        has_more: bool = shrink()
+        freed.append(before - writing._number("page_count"))
+        return has_more
 
-        writing.shrink = observed
-        await streams.run(Create("small", BINARY, body=b"x" * 10_000))
-        await streams.run(Create("large", BINARY))
-        for _ in range(20):
-            await streams.run(Append("large", BINARY, b"x" * 1024 * 1024))
-            await streams.run(Append("small", BINARY, b"y"))  # among the pages of the large one
-        await streams.run(Append("small", BINARY, b"x" * 10_000))
-        await streams.run(Append("large", BINARY, b"x" * 40 * 1024 * 1024))
-        assert file.stat().st_size > 50 * 1024 * 1024
-        await streams.run(Delete("large"))
-        while file.stat().st_size > 3 * 1024 * 1024:  # noqa: ASYNC110 - another thread's
-            await asyncio.sleep(0.01)
-        assert len(freed) > 20
-        assert max(freed) <= 257  # with a page of pointers
-        await streams.run(Append("small", BINARY, b"z"))  # the first one of a new write-ahead log
-        assert log.stat().st_size <= 32 * 1024 * 1024
-        known = await streams.find("small")
-        known.drop_recent()
-        body = (await streams.chunk(known, 0)).body()
-        assert body == b"x" * 10_000 + b"y" * 20 + b"x" * 10_000 + b"z"
-        assert writing.execute("PRAGMA integrity_check") == [("ok",)]
+    writing.shrink = observed
+    await streams.run(Create("small", BINARY, body=b"x" * 10_000))
+    await streams.run(Create("large", BINARY))
+    for _ in range(20):
+        await streams.run(Append("large", BINARY, bytes(1024 * 1024)))
+        await streams.run(Append("small", BINARY, b"y"))  # among the pages of the large one
+    await streams.run(Append("large", BINARY, bytes(40 * 1024 * 1024)))
+    assert file.stat().st_size > 50 * 1024 * 1024
+    await streams.run(Delete("large"))
+    while file.stat().st_size > 3 * 1024 * 1024:  # noqa: ASYNC110 - another thread's
+        await asyncio.sleep(0.01)
+    assert len(freed) > 20
+    assert max(freed) <= 257  # with a page of pointers
+    await streams.run(Append("small", BINARY, b"z"))  # the first one of a new write-ahead log
+    assert file.with_name("streams.sqlite-wal").stat().st_size <= 32 * 1024 * 1024
+    known = await streams.find("small")
+    known.drop_recent()
+    assert (await streams.chunk(known, 0)).body() == b"x" * 10_000 + b"y" * 20 + b"z"
+    assert writing.execute("PRAGMA integrity_check") == [("ok",)]
 
 
 def test_a_failure_to_shrink_is_told(tmp_path: Path) -> None:
@@ -167,89 +140,62 @@ async def test_a_database_that_cannot_shrink_keeps_its_room(tmp_path: Path) -> N
     with closing(sqlite3.connect(file)) as connection:
         connection.executescript("PRAGMA auto_vacuum = NONE; CREATE TABLE any_table (name TEXT)")
     async with opened(Settings(data=str(tmp_path))) as streams:
-        await streams.run(Create("large", BINARY, body=b"x" * 10 * 1024 * 1024))
+        await streams.run(Create("large", BINARY, body=bytes(10 * 1024 * 1024)))
         await streams.run(Delete("large"))
-        await until_left(streams, 0)
-        while streams.store._until_drop() is not None:  # noqa: ASYNC110 - another thread's
+        while await left(streams) or streams.store._until_drop() is not None:  # noqa: ASYNC110 - another thread's
             await asyncio.sleep(0.01)
     assert file.stat().st_size > 10 * 1024 * 1024
 
 
-async def test_a_deleted_stream_goes_in_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: list[int]
-) -> None:
-    monkeypatch.setattr(storage, "_DROPPED", 10, raising=False)
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        await delete_large(streams, monkeypatch, changes)
-        assert max(changes) <= 12
-        assert sum(changes) >= 1000
-
-
-async def test_a_deleted_stream_goes_in_steps_on_postgresql(
-    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, steps: list[int]
-) -> None:
-    monkeypatch.setattr(storage, "_DROPPED", 10, raising=False)
-    async with opened(Settings(database=postgres.create_database())) as streams:
-        await delete_large(streams, monkeypatch, steps)
-        assert max(steps) == 10
-        assert sum(steps) == 1050
-
-
-async def test_large_rows_go_in_steps_of_fewer(tmp_path: Path, steps: list[int]) -> None:
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        await streams.run(Create("a", BINARY, body=bytes(150 * ROW)))
-        await streams.run(Delete("a"))
-        await until_left(streams, 0)
-        while sum(steps) != 150:  # noqa: ASYNC110 - another thread's
-            await asyncio.sleep(0.01)
-        assert [step for step in steps if step] == [64, 64, 22]
+async def test_large_rows_go_in_steps_of_fewer(streams: Streams, steps: list[int]) -> None:
+    await streams.run(Create("a", BINARY, body=bytes(150 * ROW)))
+    await streams.run(Delete("a"))
+    await until_left(streams, 0)
+    assert steps == [64, 64, 22]
 
 
 async def test_streams_that_expire_at_once_go_in_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: list[int]
+    streams: Streams, monkeypatch: pytest.MonkeyPatch, steps: list[int]
 ) -> None:
-    monkeypatch.setattr(storage, "_DROPPED", 20, raising=False)
-    found = Later(tmp_path)
-    streams = Streams(found)
-    await streams.start()
+    monkeypatch.setattr(storage, "_DROPPED", 20)
+    now = 1000.0
+    monkeypatch.setattr(streams._opener, "now", lambda: now)
     for number in range(100):
-        expires_at = "soon", found.seconds + 60
-        await streams.run(Create(f"{number}", BINARY, expires_at=expires_at, body=bytes(3 * ROW)))
-    changes.clear()
-    found.seconds += 61
+        await streams.run(Create(f"{number}", BINARY, expires_at=("soon", 1060.0), body=bytes(3 * ROW)))
+    now += 61
     streams.look_for_due()
     await until_left(streams, 0)
-    await streams.close()
-    found.close()
-    # A transaction of commands changes two rows of each stream: its own, and that it is dropped.
-    assert max(changes) <= 2 * 100
-    assert sum(changes) == 2 * 100 + 300 + 100
+    assert (max(steps), sum(steps)) == (20, 300)
 
 
-def test_what_a_killed_process_has_left_goes_later(tmp_path: Path) -> None:
-    database = WritingDatabase(tmp_path / "streams.sqlite")
-    for command in (Create("a", BINARY, body=bytes(3 * ROW)), Delete("a")):
-        transaction = Transaction(database, 0.0)
-        with database.transaction(()):
-            command.apply(transaction)
-            database.store(transaction)
-        database.stored(transaction)
-    assert database.execute(LEFT) == [(3,)]
-    database.close()
-
-    async def restart() -> None:
-        async with opened(Settings(data=str(tmp_path))) as streams:
-            await until_left(streams, 0)
-
-    asyncio.run(restart())
+async def test_what_a_killed_process_has_left_goes_later(tmp_path: Path) -> None:
+    with closing(WritingDatabase(tmp_path / "streams.sqlite")) as database:
+        for command in (Create("a", BINARY, body=bytes(3 * ROW)), Delete("a")):
+            transaction = Transaction(database, 0.0)
+            with database.transaction(()):
+                command.apply(transaction)
+                database.store(transaction)
+            database.stored(transaction)
+        assert database.execute(LEFT) == [(3,)]
+    async with opened(Settings(data=str(tmp_path))) as streams:
+        await until_left(streams, 0)
 
 
-@pytest.mark.parametrize("error", [StorageError("no"), ValueError("no")])
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (StorageError("no"), "changes are not stored: no"),
+        (ValueError("no"), "the rows of deleted streams cannot be deleted"),
+    ],
+)
 async def test_a_step_that_fails_is_tried_again_and_harms_no_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+    streams: Streams,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    message: str,
 ) -> None:
     monkeypatch.setattr("purgatory.streams.engine.store._PAUSE", 0.05)
-    drop_rows = Database.drop_rows
     failures = 0
 
     def fail(self: Database) -> bool:
@@ -257,36 +203,32 @@ async def test_a_step_that_fails_is_tried_again_and_harms_no_command(
         failures += 1
         raise error
 
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        monkeypatch.setattr(Database, "drop_rows", fail)
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "drop_rows", fail)
         await streams.run(Create("a", BINARY, body=b"x"))
         await streams.run(Delete("a"))
         await streams.run(Create("a", BINARY))
         while failures < 3:  # noqa: ASYNC110 - another thread's
             await asyncio.sleep(0.01)
         assert await left(streams) == 1
-        monkeypatch.setattr(Database, "drop_rows", drop_rows)
-        await until_left(streams, 0)
-    message = "changes are not stored: no" if isinstance(error, StorageError) else "the rows of deleted streams cannot"
+    await until_left(streams, 0)
     assert message in caplog.text
 
 
-async def test_a_read_meets_no_gap_where_rows_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        stream = (await streams.run(Create("a", BINARY, body=bytes(3 * ROW)))).stream
-        writing: Any = streams.store._writing
-        writing.execute("DELETE FROM data WHERE first = 0")
+async def test_a_read_meets_no_gap_where_rows_are_dropped(streams: Streams) -> None:
+    stream = (await streams.run(Create("a", BINARY, body=bytes(3 * ROW)))).stream
+    writing: Any = streams.store._writing
+    writing.execute("DELETE FROM data WHERE first = 0")
+    for position in (0, ROW - 1):
         with pytest.raises(NotFound):
-            await streams.readers.stored(stream, 0, Extent(2 * ROW, 9))
-        with pytest.raises(NotFound):
-            await streams.readers.stored(stream, ROW - 1, Extent(2 * ROW, 9))
-        assert len((await streams.readers.stored(stream, ROW, Extent(2 * ROW, 9))).body()) == 2 * ROW
+            await streams.readers.stored(stream, position, Extent(2 * ROW, 9))
+    assert len((await streams.readers.stored(stream, ROW, Extent(2 * ROW, 9))).body()) == 2 * ROW
 
 
-def test_processes_do_not_wait_for_each_other(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_do_not_wait_for_each_other(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "_DROPPED", 4)
     monkeypatch.setattr(storage, "_DROPPED_STREAMS", 2)
-    found = opener(Settings(database=postgres.create_database()))
+    found = opener(Settings(database=database))
     with closing(found.writer()) as one, closing(found.writer()) as other:
         for stream in range(3):
             one.execute("INSERT INTO dropped VALUES (?)", [stream])
