@@ -4,8 +4,9 @@ import errno
 import os
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import httpx
 import pytest
 
 from purgatory.streams.storage import sqlite
-from purgatory.streams.storage.database import StorageError, StorageUnavailable
+from purgatory.streams.storage.database import StorageUnavailable
 from purgatory.streams.storage.reserve import RESERVED, Reserve
 from purgatory.streams.storage.sqlite import WritingDatabase
 from tests.streams.serving import serving
@@ -38,10 +39,16 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 def fill(file: Path) -> None:
     """Take all room that is left, as another program may."""
-    with file.open("wb", buffering=0) as opened, pytest.raises(OSError, match="No space") as caught:
+    with file.open("wb", buffering=0) as opened, pytest.raises(OSError, match="No space"):
         while opened.write(bytes(4096)):
             pass
-    assert caught.value.errno == errno.ENOSPC
+
+
+@contextmanager
+def connected(data: Path, **settings: Any) -> Iterator[httpx.Client]:
+    """A client of a server with this folder."""
+    with serving(data=str(data), **settings) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        yield http
 
 
 def append(http: httpx.Client, name: str, size: int = MEBIBYTE) -> int:
@@ -63,13 +70,13 @@ def append_until_full(http: httpx.Client) -> list[str]:
 def until_appended(http: httpx.Client, name: str) -> None:
     """Return when there is room again: the time-out of the test is the bound."""
     while (status := append(http, name)) == 507:
-        threading.Event().wait(0.05)
+        time.sleep(0.05)
     assert status == 204
 
 
 @pytest.mark.parametrize("is_filled", [False, True], ids=["by the server", "by another program"])
 def test_streams_are_deleted_on_a_full_disk_and_then_appends_go_on(disk: Path, is_filled: bool) -> None:
-    with serving(data=str(disk / "data")) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+    with connected(disk / "data") as http:
         names = append_until_full(http)
         assert len(names) > 15
         if is_filled:
@@ -88,17 +95,16 @@ def test_streams_are_deleted_on_a_full_disk_and_then_appends_go_on(disk: Path, i
 
 
 def test_a_server_starts_on_a_full_disk_and_deletes(disk: Path) -> None:
-    with serving(data=str(disk / "data")) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+    with connected(disk / "data") as http:
         names = append_until_full(http)
     fill(disk / "other")
-    with serving(data=str(disk / "data")) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+    with connected(disk / "data") as http:
         assert append(http, names[0], 1) == 507
         assert [http.delete(f"/v1/stream/{name}").status_code for name in names] == [204] * len(names)
 
 
 def test_a_large_append_leaves_room_for_its_way_from_the_log_to_the_file(disk: Path) -> None:
-    settings: dict[str, Any] = {"data": str(disk / "data"), "max_body": 64 * MEBIBYTE}
-    with serving(**settings) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+    with connected(disk / "data", max_body=64 * MEBIBYTE) as http:
         http.put("/v1/stream/a", headers=BINARY)
         assert append(http, "a", 40 * MEBIBYTE) == 507
         assert append(http, "a", 20 * MEBIBYTE) == 204
@@ -108,8 +114,7 @@ def test_a_large_append_leaves_room_for_its_way_from_the_log_to_the_file(disk: P
 
 def test_new_subscriptions_are_refused_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subscription = "/v1/stream/__ds/subscriptions/s"
-    with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as http:
-        http.put("/v1/stream/wakes", headers={"Content-Type": "application/json"})
+    with connected(tmp_path) as http:
         monkeypatch.setattr(sqlite, "_MARGIN", 2**62)
         pulls = {"type": "pull-wake", "pattern": "a*", "wake_stream": "wakes"}
         assert http.put(subscription, json=pulls).status_code == 507
@@ -123,8 +128,7 @@ def test_a_reserve_that_finds_no_room_is_not_made(tmp_path: Path, monkeypatch: p
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "no")
 
-    reserve = Reserve(tmp_path / "none" / "reserve")
-    assert not reserve.make()
+    assert not Reserve(tmp_path / "none" / "reserve").make()
     reserve = Reserve(tmp_path / "reserve")
     with monkeypatch.context() as patch:
         patch.setattr("os.posix_fallocate", fail)
@@ -146,8 +150,9 @@ def test_a_file_system_that_does_not_say_what_is_free_has_no_bound(
 
 
 def test_a_database_that_cannot_be_opened_releases_the_reserve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "streams.sqlite"
     prepare = WritingDatabase._prepare
-    failures: list[StorageError] = [StorageUnavailable("no room for the index of the log") for _ in range(3)]
+    failures = [StorageUnavailable("no room for the index of the log") for _ in range(3)]
 
     def fail(self: WritingDatabase) -> None:
         if failures:
@@ -156,9 +161,9 @@ def test_a_database_that_cannot_be_opened_releases_the_reserve(tmp_path: Path, m
 
     monkeypatch.setattr(WritingDatabase, "_prepare", fail)
     with pytest.raises(StorageUnavailable):
-        WritingDatabase(tmp_path / "streams.sqlite")  # there is no reserve yet
+        WritingDatabase(file)  # there is no reserve yet
     Reserve(tmp_path / "reserve").make()
     with pytest.raises(StorageUnavailable):
-        WritingDatabase(tmp_path / "streams.sqlite")
+        WritingDatabase(file)
     Reserve(tmp_path / "reserve").make()
-    WritingDatabase(tmp_path / "streams.sqlite").close()
+    WritingDatabase(file).close()
