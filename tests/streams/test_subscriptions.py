@@ -427,11 +427,8 @@ class TestEndpoint:
     @pytest.mark.parametrize(
         ("method", "path", "status"),
         [
-            ("POST", "/v1/stream/__ds/jwks.json", 405),
             ("POST", f"{SUBSCRIPTIONS}/a", 405),
-            ("GET", f"{SUBSCRIPTIONS}/a/streams", 405),
             ("POST", f"{SUBSCRIPTIONS}/a/streams/b", 405),
-            ("GET", f"{SUBSCRIPTIONS}/a/claim", 405),
             ("POST", f"{SUBSCRIPTIONS}/a/fetch", 404),
             ("GET", f"{SUBSCRIPTIONS}/a", 404),
             ("GET", f"{SUBSCRIPTIONS}/{'a' * 257}", 400),
