@@ -114,6 +114,7 @@ def test_a_migration_that_is_killed_is_finished_later(
     old: Path, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = FileDatabase.transaction
+    left = 0
 
     @contextmanager
     def transaction(self: FileDatabase, *arguments: Any) -> Iterator[None]:
