@@ -234,6 +234,13 @@ class TestMembership:
         streams.run(create("x"))
         assert len(streams.wakes()) == 1
 
+    def test_a_wake_of_streams_that_are_deleted_is_over(self, woken: Core) -> None:
+        woken.run(Delete("e/1"))
+        with pytest.raises(core.NoPendingWork):
+            woken.run(core.Claim("s", "worker"))
+        woken.run(create("e/1"))
+        assert woken.wakes() == [("s", "e/1", 1), ("s", "e/1", 2)]
+
     def test_streams_that_expire_are_forgotten(self, streams: Core) -> None:
         streams.run(Create("e/1", "text/plain", 1, body=b"ab"), create("e/2", b"ab"), subscribe())
         streams.now += 2
