@@ -2,16 +2,16 @@
 
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
+import psycopg
 import pytest
 
 from purgatory.streams.settings import Settings
-from purgatory.streams.storage import sqlite
 from purgatory.streams.storage.database import StorageUnavailable
 from purgatory.streams.storage.opener import opener
 from purgatory.streams.storage.postgresql import PostgresDatabase
@@ -57,10 +57,19 @@ def requests() -> dict[str, tuple[httpx.Request, set[int]]]:
 class Faults:
     """Ends the connection of a database before its next statement but so many."""
 
-    def __init__(self, postgres: PostgresServer) -> None:
-        self.postgres = postgres
+    def __init__(self, superuser: "psycopg.Connection[Any]") -> None:
+        self.superuser = superuser
         self.left: int | None = None
         self.lock = threading.Lock()
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        method = getattr(PostgresDatabase, name)
+
+        def call(database: PostgresDatabase, *arguments: Any) -> Any:
+            self.look(database)
+            return method(database, *arguments)
+
+        monkeypatch.setattr(PostgresDatabase, name, call)
 
     def look(self, database: PostgresDatabase) -> None:
         with self.lock:
@@ -71,33 +80,21 @@ class Faults:
                 return
             self.left = None
         process = database._connection.info.backend_pid
-        self.postgres.execute(f"SELECT pg_terminate_backend({process}, 10000)")
-
-
-@pytest.fixture
-def faults(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Faults:
-    faults = Faults(postgres)
-
-    def faulty(method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(database: PostgresDatabase, *arguments: Any) -> Any:
-            faults.look(database)
-            return method(database, *arguments)
-
-        return call
-
-    for name in ("execute", "execute_many"):
-        monkeypatch.setattr(PostgresDatabase, name, faulty(getattr(PostgresDatabase, name)))
-    return faults
+        self.superuser.execute("SELECT pg_terminate_backend(%s, 10000)", [process])
 
 
 def test_a_connection_that_is_lost_at_any_statement_is_a_503_and_the_next_request_succeeds(
-    postgres: PostgresServer, faults: Faults
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failures = 0
     with (
+        psycopg.connect(postgres.dsn(), autocommit=True) as superuser,
         serving(database=postgres.create_database()) as server,
         httpx.Client(base_url=server.url, timeout=60, headers={"Host": "localhost"}) as http,
     ):
+        faults = Faults(superuser)
+        for name in ("execute", "execute_many"):
+            faults.patch(monkeypatch, name)
         for name, (request, statuses) in requests().items():
             request.url = httpx.URL(server.url).join(request.url.raw_path.decode())
             for statement in range(100):
@@ -121,14 +118,11 @@ def test_a_connection_that_is_lost_at_any_statement_is_a_503_and_the_next_reques
 
 
 def test_a_session_that_was_idle_in_its_transaction_for_too_long_is_opened_again(postgres: PostgresServer) -> None:
-    found = opener(Settings(database=postgres.create_database()))
-    database = found.writer()
-    with pytest.raises(StorageUnavailable), database.transaction(["a"]):
+    writer = opener(Settings(database=postgres.create_database())).writer()
+    with closing(writer) as database, pytest.raises(StorageUnavailable), database.transaction(["a"]):
         database.execute("SET idle_in_transaction_session_timeout = 1")
         threading.Event().wait(0.5)
         database.execute("SELECT 1")
-    database.close()
-    found.close()
 
 
 @pytest.mark.parametrize("times", [1, 1000])
@@ -173,25 +167,33 @@ def interrupted(connection: sqlite3.Connection, step: int, times: int) -> Iterat
             connection.set_progress_handler(None, 0)
 
 
-class FailingCommits:
-    """A connection of SQLite of which the commits fail, after they are done or before."""
+class FailingWrites:
+    """A connection of SQLite to a disk that fails: at the first row, before a commit, or after it."""
 
-    def __init__(self, connection: sqlite3.Connection, code: int, is_stored: bool) -> None:
+    def __init__(self, connection: sqlite3.Connection, moment: str) -> None:
         self.connection = connection
-        self.code = code
-        self.is_stored = is_stored
+        self.moment = moment
         self.is_closed = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.connection, name)
 
+    def executemany(self, sql: str, parameters: Any) -> sqlite3.Cursor:
+        if self.moment == "write":
+            self.fail(sqlite3.SQLITE_IOERR_WRITE)
+        return self.connection.executemany(sql, parameters)
+
     def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
-        if sql != "COMMIT":
-            return self.connection.execute(sql, *parameters)
-        if self.is_stored:
-            self.connection.execute(sql)
+        if sql == "COMMIT" and self.moment == "before":
+            self.fail(sqlite3.SQLITE_IOERR_FSYNC)
+        done = self.connection.execute(sql, *parameters)
+        if sql == "COMMIT":
+            self.fail(sqlite3.SQLITE_IOERR_FSYNC)
+        return done
+
+    def fail(self, code: int) -> NoReturn:
         failure = sqlite3.OperationalError("disk I/O error")
-        failure.sqlite_errorcode = self.code
+        failure.sqlite_errorcode = code
         raise failure
 
     def close(self) -> None:
@@ -199,44 +201,29 @@ class FailingCommits:
         self.connection.close()
 
 
-@pytest.mark.parametrize("is_stored", [False, True])
-def test_an_append_of_which_the_fsync_fails_may_be_stored_and_the_database_is_opened_again(
-    tmp_path: Path, is_stored: bool
+@pytest.mark.parametrize(
+    ("moment", "message", "text"),
+    [
+        ("write", "the database is away", "ac"),
+        ("before", "may be stored, or may not", "ac"),
+        ("after", "may be stored, or may not", "abc"),
+    ],
+)
+def test_an_append_that_meets_an_io_error_says_whether_it_may_be_stored_and_the_database_is_opened_again(
+    tmp_path: Path, moment: str, message: str, text: str
 ) -> None:
     with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as http:
         http.put(f"{STREAM}/a", headers=TEXT, content="a")
         store: Any = server.application.streams.store
         database = store._writing
-        failing = database.connection = FailingCommits(database.connection, sqlite3.SQLITE_IOERR_FSYNC, is_stored)
+        failing = database.connection = FailingWrites(database.connection, moment)
         response = http.post(f"{STREAM}/a", headers=TEXT, content="b")
         assert (response.status_code, response.headers["retry-after"]) == (503, "1")
-        assert "may be stored, or may not" in response.json()["error"]["message"]
+        assert message in response.json()["error"]["message"]
         assert failing.is_closed
-        assert store._writing is None
         # What is stored is read from the database, not from memory, when the database is open again.
         assert http.put(f"{STREAM}/b", headers=TEXT).status_code == 201
         assert store._writing is not database
-        tail = http.head(f"{STREAM}/a").headers["stream-next-offset"]
-        assert tail.endswith(f"{1 + is_stored}")
+        assert http.head(f"{STREAM}/a").headers["stream-next-offset"].endswith(f"{len(text) - 1}")
         assert http.post(f"{STREAM}/a", headers=TEXT, content="c").status_code == 204
-        assert http.get(f"{STREAM}/a").text == ("abc" if is_stored else "ac")
-
-
-def test_an_io_error_before_the_commit_stores_nothing_and_the_database_is_opened_again(tmp_path: Path) -> None:
-    with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as http:
-        http.put(f"{STREAM}/a", headers=TEXT, content="a")
-        store: Any = server.application.streams.store
-        database = store._writing
-
-        def execute_many(*_: Any) -> None:
-            failure = sqlite3.OperationalError("disk I/O error")
-            failure.sqlite_errorcode = sqlite3.SQLITE_IOERR_WRITE
-            raise sqlite._error(failure)
-
-        database.execute_many = execute_many
-        response = http.post(f"{STREAM}/a", headers=TEXT, content="b")
-        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
-        assert response.json()["error"]["message"] == "the database is away"
-        assert http.post(f"{STREAM}/a", headers=TEXT, content="c").status_code == 204
-        assert store._writing is not database
-        assert http.get(f"{STREAM}/a").text == "ac"
+        assert http.get(f"{STREAM}/a").text == text
