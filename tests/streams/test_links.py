@@ -316,16 +316,6 @@ class TestPages:
         assert http.get(url, params={"limit": "x"}).status_code == 400
         assert http.post(f"{url}/streams", json={"streams": ["a"] * 1001}).status_code == 400
 
-    def test_pages_are_in_the_order_of_their_bytes(self, counted: Counted) -> None:
-        names = sorted(["p/B", "p/b", "p/é", "p/a-b", "p/a/b", "p/aa", "p/_"])
-        counted.run(subscribe(None, *names))
-        counted.run(*map(create, names))
-        found: list[str] = []
-        while page := counted.run(core.Look("s", found[-1] if found else "", 2)).streams:
-            found += [each.path for each in page]
-        assert found == names
-        assert [each.path for each in counted.database.pending("s", 3)] == names[:3]
-
     def test_a_pattern_of_too_many_streams_is_refused_before_the_writer(
         self, server: Server, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
