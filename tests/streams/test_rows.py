@@ -4,13 +4,11 @@ import json
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
 from purgatory.streams.core import messages
-from purgatory.streams.core.commands import Append, Create, Fork
-from purgatory.streams.core.errors import Invalid
+from purgatory.streams.core.commands import Append, Create
 from purgatory.streams.core.messages import JSON, ROW
 from purgatory.streams.core.state import Piece, Row, Stream
 from purgatory.streams.engine.cache import LIVE, Cache
@@ -104,23 +102,6 @@ async def test_a_read_from_the_middle_of_an_append_parses_one_row(
         assert json.loads(chunk.body()) == ["x" * 100] * (chunk.end - position)
         assert len(parsed) == 1
         assert parsed[0] <= ROW
-
-
-async def test_a_sub_offset_is_within_the_append_not_its_row(tmp_path: Path) -> None:
-    for name in ("together", "restarted"):
-        async with opened(Settings(data=str(tmp_path))) as streams:
-            if name == "together":
-                await streams.run(Create("a", JSON, body=json.dumps(list(range(3000))).encode()))
-                await streams.run(Append("a", JSON, json.dumps(list(range(3000, 5000))).encode()))
-            await streams.run(Create(f"{name}-1", None, fork=Fork("a", 10, 2990)))
-            await streams.run(Create(f"{name}-2", None, fork=Fork("a", 3000, 2000)))
-            await streams.run(Create(f"{name}-3", None, fork=Fork(f"{name}-2", 0, 1500)))
-            for source, position, units in (("a", 10, 2991), ("a", 3000, 2001), (f"{name}-3", 1, 1500)):
-                with pytest.raises(Invalid):
-                    await streams.run(Create("c", None, fork=Fork(source, position, units)))
-            for path, tail in ((f"{name}-1", 3000), (f"{name}-2", 5000), (f"{name}-3", 1500)):
-                chunk = await streams.chunk(await streams.find(path), 0)
-                assert json.loads(chunk.body()) == list(range(tail))
 
 
 async def test_a_read_is_little_more_than_was_asked_for(settings: Settings) -> None:
