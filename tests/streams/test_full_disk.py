@@ -150,20 +150,13 @@ def test_a_file_system_that_does_not_say_what_is_free_has_no_bound(
 
 
 def test_a_database_that_cannot_be_opened_releases_the_reserve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "streams.sqlite"
-    prepare = WritingDatabase._prepare
-    failures = [StorageUnavailable("no room for the index of the log") for _ in range(3)]
-
     def fail(self: WritingDatabase) -> None:
-        if failures:
-            raise failures.pop()
-        prepare(self)
+        raise StorageUnavailable("no room for the index of the log")
 
     monkeypatch.setattr(WritingDatabase, "_prepare", fail)
     with pytest.raises(StorageUnavailable):
-        WritingDatabase(file)  # there is no reserve yet
+        WritingDatabase(tmp_path / "streams.sqlite")  # there is no reserve yet
     Reserve(tmp_path / "reserve").make()
     with pytest.raises(StorageUnavailable):
-        WritingDatabase(file)
-    Reserve(tmp_path / "reserve").make()
-    WritingDatabase(file).close()
+        WritingDatabase(tmp_path / "streams.sqlite")
+    assert not Reserve(tmp_path / "reserve").is_made
