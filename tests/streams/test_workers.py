@@ -5,10 +5,9 @@ import os
 import pickle
 import signal
 import socket
-import subprocess
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -17,7 +16,7 @@ import pytest
 
 from purgatory.streams.server import OwnSocket, bound
 from tests.streams.processes import ServerProcess, append, create, poll, running, waiting
-from tests.streams.test_command import COMMAND
+from tests.streams.test_command import refused
 from tests.support.journals import partitions
 from tests.support.servers import PostgresServer
 
@@ -28,7 +27,8 @@ WORKERS = 3
 
 @pytest.fixture
 def server(postgres: PostgresServer) -> Iterator[ServerProcess]:
-    with running(None, "--database", postgres.create_database(), "--workers", str(WORKERS)) as server:
+    options = "--workers", str(WORKERS), "--long-poll-timeout", "600"  # a busy machine takes long to start a worker
+    with running(None, "--database", postgres.create_database(), *options) as server:
         yield server
 
 
@@ -37,14 +37,10 @@ async def pinned(server: ServerProcess, stack: AsyncExitStack, workers: int) -> 
     found: dict[int, httpx.AsyncClient] = {}
     while len(found) < workers:
         limits = httpx.Limits(max_connections=1, keepalive_expiry=None)
-        client = httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits)
-        instance = (await client.get("/health")).json()["instance"]
-        process = int(instance.rpartition("-")[2])
-        if process in found:
-            await client.aclose()
-        else:
-            found[process] = client
-            stack.push_async_callback(client.aclose)
+        client = await stack.enter_async_context(httpx.AsyncClient(base_url=server.url, timeout=None, limits=limits))
+        with suppress(httpx.TransportError):  # of the connections of one that is killed
+            instance = (await client.get("/health")).json()["instance"]
+            found.setdefault(int(instance.rpartition("-")[2]), client)
     return found
 
 
@@ -54,32 +50,30 @@ def until_written(server: ServerProcess, text: str) -> None:
     assert any(text in line for line in server.process.stdout), f"the server ends without {text!r}"
 
 
-async def until_each_waits(clients: dict[int, httpx.AsyncClient], count: int) -> None:
-    """Return when so many reads wait in all workers together."""
-    while sum([await waiting(each) for each in clients.values()]) != count:
-        pass
-
-
 async def test_connections_are_spread_over_all_workers(server: ServerProcess) -> None:
-    found: Counter[str] = Counter()
-    for _ in range(300):
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-        found[(await reader.read()).decode().partition('"instance":"')[2].partition('"')[0]] += 1
-        writer.close()
-        await writer.wait_closed()
-    spread = sorted(found.values())
-    assert len(spread) == WORKERS
-    # By chance a worker has so few once in 10^17 runs.
-    assert spread[0] > 30
+    async with server.client(Connection="close") as client:
+        found = Counter([(await client.get("/health")).json()["instance"] for _ in range(200)])
+    assert len(found) == WORKERS
+    # By chance a worker has so few once in 10^14 runs.
+    assert min(found.values()) > 15
+
+
+async def waiting_at(clients: Iterable[httpx.AsyncClient], server: ServerProcess) -> "list[asyncio.Task[str]]":
+    """Polls of a new stream that wait, one by each client."""
+    clients = list(clients)
+    await create(clients[0], "news")
+    polls = [asyncio.create_task(poll(each, "news")) for each in clients]
+    async with AsyncExitStack() as stack:
+        others = (await pinned(server, stack, WORKERS)).values()
+        while sum([await waiting(each) for each in others]) != len(polls):
+            pass
+    return polls
 
 
 async def test_an_append_to_one_worker_answers_the_readers_of_all(server: ServerProcess) -> None:
     async with AsyncExitStack() as stack:
         first, *others = (await pinned(server, stack, WORKERS)).values()
-        await create(first, "news")
-        polls = [asyncio.create_task(poll(each, "news")) for each in others]
-        await until_each_waits(await pinned(server, stack, WORKERS), len(polls))
+        polls = await waiting_at(others, server)
         await append(first, "news", "x")
         assert await asyncio.gather(*polls) == ["x"] * len(polls)
 
@@ -88,26 +82,20 @@ async def test_a_worker_that_is_killed_loses_its_connections_and_is_replaced(ser
     async with AsyncExitStack() as stack:
         clients = await pinned(server, stack, WORKERS)
         doomed, spared, _ = clients
-        await create(clients[spared], "quiet")
-        lost = asyncio.create_task(poll(clients[doomed], "quiet"))
-        kept = asyncio.create_task(poll(clients[spared], "quiet"))
-        await until_each_waits(await pinned(server, stack, WORKERS), 2)
+        lost, kept = await waiting_at((clients[doomed], clients[spared]), server)
         os.kill(doomed, signal.SIGKILL)
         with pytest.raises(httpx.TransportError):
             await lost
-        while True:
-            try:
-                after = await pinned(server, stack, WORKERS)
-                break
-            except httpx.TransportError:
-                continue
+        after = await pinned(server, stack, WORKERS)
         (new,) = after.keys() - clients.keys()
         assert new != doomed
-        await append(after[new], "quiet", "at last")
+        await append(after[new], "news", "at last")
         assert await kept == "at last"
 
 
-async def test_a_worker_that_is_replaced_waits_for_the_database(postgres: PostgresServer) -> None:
+@asynccontextmanager
+async def without_database(postgres: PostgresServer) -> AsyncIterator[tuple[ServerProcess, int]]:
+    """A server of which one worker waits for its database, and the process id of the other one."""
     server = ServerProcess("--database", postgres.create_database(), "--workers", "2")
     try:
         async with AsyncExitStack() as stack:
@@ -115,41 +103,34 @@ async def test_a_worker_that_is_replaced_waits_for_the_database(postgres: Postgr
             postgres.kill()
             os.kill(doomed, signal.SIGKILL)
             await asyncio.to_thread(until_written, server, "a worker cannot start yet")
-            postgres.restart()
-        instances: set[str] = set()
-        async with server.client(Connection="close") as client:
-            while len(instances) < 2:
-                with suppress(httpx.TransportError):  # of the connections of one that is killed
-                    response = await client.get("/health")
-                    if response.status_code == 200:  # else the database is away
-                        instances.add(response.json()["instance"])
-        assert any(each.endswith(f"-{spared}") for each in instances)
-    finally:
-        postgres.restart()
-        assert server.stop() == 0
-
-
-async def test_a_worker_that_waits_for_the_database_can_be_stopped(postgres: PostgresServer) -> None:
-    server = ServerProcess("--database", postgres.create_database(), "--workers", "2")
-    try:
-        async with AsyncExitStack() as stack:
-            doomed, _ = await pinned(server, stack, 2)
-            postgres.kill()
-            os.kill(doomed, signal.SIGKILL)
-            await asyncio.to_thread(until_written, server, "a worker cannot start yet")
+        yield server, spared
     finally:
         code = await asyncio.to_thread(server.stop)
         postgres.restart()
     assert code == 0
 
 
+async def test_a_worker_that_is_replaced_waits_for_the_database(postgres: PostgresServer) -> None:
+    instances: set[str] = set()
+    async with without_database(postgres) as (server, spared), server.client(Connection="close") as client:
+        postgres.restart()
+        while len(instances) < 2:
+            with suppress(httpx.TransportError):  # of the connections of one that is killed
+                response = await client.get("/health")
+                if response.status_code == 200:  # else the database is away
+                    instances.add(response.json()["instance"])
+    assert any(each.endswith(f"-{spared}") for each in instances)
+
+
+async def test_a_worker_that_waits_for_the_database_can_be_stopped(postgres: PostgresServer) -> None:
+    async with without_database(postgres):
+        pass
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_answers_all_that_wait_and_exits(server: ServerProcess, number: signal.Signals) -> None:
     async with AsyncExitStack() as stack:
-        clients = list((await pinned(server, stack, WORKERS)).values())
-        await create(clients[0], "news")
-        polls = [asyncio.create_task(poll(each, "news")) for each in clients]
-        await until_each_waits(await pinned(server, stack, WORKERS), len(polls))
+        polls = await waiting_at((await pinned(server, stack, WORKERS)).values(), server)
         stopping = asyncio.create_task(asyncio.to_thread(server.stop, number))
         assert await asyncio.gather(*polls) == [""] * WORKERS
         assert await stopping in (0, -number)
@@ -178,20 +159,16 @@ async def test_each_worker_writes_its_own_journal(postgres: PostgresServer, tmp_
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-async def test_an_address_that_is_in_use_is_refused(
-    server: ServerProcess, postgres: PostgresServer, workers: str
-) -> None:
-    command = [*COMMAND, "--database", postgres.create_database(), "--workers", workers, "--port", str(server.port)]
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 1
-    assert done.stderr == f"cannot listen on 127.0.0.1:{server.port}: Address already in use\n"
+async def test_an_address_that_is_in_use_is_refused(postgres: PostgresServer, workers: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        options = "--database", postgres.create_database(), "--workers", workers, "--port", str(held.getsockname()[1])
+        message = await asyncio.to_thread(refused, *options)
+    assert message == f"cannot listen on 127.0.0.1:{options[-1]}: Address already in use"
 
 
 async def test_an_address_is_in_use_before_workers_listen() -> None:
-    with OwnSocket.bound("127.0.0.1", 0, 1.0) as held:
-        port = held.getsockname()[1]
-        with pytest.raises(SystemExit, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
-            bound("127.0.0.1", port)
+    with OwnSocket.bound("127.0.0.1", 0, 1.0) as held, pytest.raises(SystemExit, match="Address already in use"):
+        bound("127.0.0.1", held.getsockname()[1])
 
 
 async def test_an_address_of_ipv6_takes_no_ipv4() -> None:
