@@ -11,7 +11,7 @@ import pytest
 
 from purgatory import DelayedOperationPurgatory
 from purgatory.journal import Journal, JournalError, JournalFull, JournalStatistics
-from tests.support.journals import NOON, files, numbers, partitions, read, row, until
+from tests.support.journals import NOON, files, fill, numbers, partitions, read, row, until
 from tests.support.operations import FaultLog, Flag
 
 
@@ -35,11 +35,9 @@ class TestASlowDisk:
         self, tmp_path: Path, slow_disk: threading.Event, caplog: pytest.LogCaptureFixture
     ) -> None:
         with Journal(tmp_path, "web-1", rows_per_file=10, max_queued=20, now=lambda: NOON) as journal:
-            for number in range(10):
-                journal.write(row(number))
+            fill(journal, 10)
             until(lambda: journal._num_open == 10)
-            for number in range(10, 50):
-                journal.write(row(number))
+            fill(journal, 10, 50)
             assert journal.statistics() == JournalStatistics(rows=0, files=0, queued=30, dropped=20, failures=0)
             slow_disk.set()
         assert numbers(tmp_path) == list(range(30))
@@ -93,11 +91,9 @@ class TestAFullDisk:
     ) -> None:
         monkeypatch.setattr("purgatory.journal.journal._RETRY", 0.001)
         with Journal(tmp_path, "web-1", rows_per_file=10, max_queued=20, now=lambda: NOON) as journal:
-            for number in range(10):
-                journal.write(row(number))
+            fill(journal, 10)
             until(lambda: journal.statistics().failures >= 3)
-            for number in range(10, 40):
-                journal.write(row(number))
+            fill(journal, 10, 40)
             statistics = journal.statistics()
             assert (statistics.rows, statistics.queued, statistics.dropped) == (0, 30, 10)
             assert all(path.suffix == ".unfinished" for path in files(tmp_path))
@@ -125,27 +121,23 @@ class TestAFullDisk:
         self, tmp_path: Path, full_disk: Callable[[], None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("purgatory.journal.journal._RETRY", 3600.0)
-        journal = Journal(tmp_path, "web-1", rows_per_file=1_000, max_queued=100_000, now=lambda: NOON)
-        for number in range(1_000):
-            journal.write(row(number))
+        journal = Journal(tmp_path, "web-1", rows_per_file=1_000, max_queued=20_000, now=lambda: NOON)
+        fill(journal, 1_000)
         until(lambda: journal.statistics().failures == 1)
-        for number in range(1_000, 50_000):
-            journal.write(row(number))
+        fill(journal, 1_000, 20_000)
         assert journal.statistics().failures == 1
         full_disk()
         journal.close()
-        assert journal.statistics().rows == 50_000
+        assert journal.statistics().rows == 20_000
 
     @pytest.mark.parametrize("when_full", ["drop", "raise"])
     def test_a_close_reports_the_lost_rows(
         self, tmp_path: Path, full_disk: Callable[[], None], when_full: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
         journal = Journal(tmp_path, "web-1", rows_per_file=10, max_queued=20, when_full=when_full, now=lambda: NOON)
-        for number in range(10):
-            journal.write(row(number))
+        fill(journal, 10)
         until(lambda: journal.statistics().failures > 0)
-        for number in range(10, 15):
-            journal.write(row(number))
+        fill(journal, 10, 15)
         if when_full == "raise":
             with pytest.raises(JournalError, match="15 rows could not be written"):
                 journal.close()

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from purgatory import FinishedOperation
-from purgatory.journal import SCHEMA
+from purgatory.journal import SCHEMA, Journal
 
 TIMES = [field.name for field in SCHEMA if pa.types.is_timestamp(field.type)]
 COLUMNS = ", ".join(f"epoch_us({name})" if name in TIMES else name for name in SCHEMA.names)
@@ -24,6 +24,12 @@ def row(number: int = 0, **changes: Any) -> FinishedOperation:
     """A row that its key distinguishes from others."""
     finished = FinishedOperation("fetch", "DelayedFetch", (number,), 0.0, 30.0, 0.5, "satisfied", None, 30.0)
     return finished._replace(**changes)
+
+
+def fill(journal: Journal, *range_: int) -> None:
+    """Write the rows with the numbers of a range."""
+    for number in range(*range_):
+        journal.write(row(number))
 
 
 def until(condition: Callable[[], bool]) -> None:
