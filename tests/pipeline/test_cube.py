@@ -18,11 +18,9 @@ from purgatory.journal import SCHEMA
 from purgatory.pipeline import answers, cube, trace
 from purgatory.pipeline.rollup import of_days, rollup
 from purgatory.spark.errors import PipelineError
-from tests.pipeline.traces import START, row, write
+from tests.pipeline.traces import DAY, START, row, write
 
 OUTCOMES = ("completed_at_once", "satisfied", "expired", "closed", "cancelled", "failed")
-DAY = START.date()
-LATER = START + timedelta(days=1)
 
 
 def made_up(count: int = 500) -> list[dict[str, Any]]:
@@ -131,48 +129,56 @@ def test_numbers_and_times_of_other_writers_are_cast(spark: SparkSession, tmp_pa
     assert counted["timeout_max"].max() == 1.0
 
 
-@pytest.mark.parametrize(
-    ("changes", "column"),
-    [
-        ({"purgatory": None}, "purgatory"),
-        ({"operation": None}, "operation"),
-        ({"keys": None}, "keys"),
-        ({"keys": []}, "keys"),
-        ({"arrived_at": None}, "arrived_at"),
-        ({"waited_s": None}, "waited_s"),
-        ({"waited_s": -1.0}, "waited_s"),
-        ({"waited_s": float("nan")}, "waited_s"),
-        ({"waited_s": float("inf")}, "waited_s"),
-        ({"waited_s": 1e8}, "waited_s"),
-        ({"outcome": None}, "outcome"),
-        ({"outcome": "lost"}, "outcome"),
-        ({"timeout_s": -1.0}, "timeout_s"),
-        ({"timeout_s": float("inf")}, "timeout_s"),
-        ({"timeout_s": None, "outcome": "expired", "late_s": 0.0}, "timeout_s"),
-        ({"deadline_s": -1.0}, "deadline_s"),
-        ({"late_s": 1.0}, "late_s"),
-        ({"outcome": "expired", "late_s": None}, "late_s"),
-        ({"outcome": "expired", "late_s": -1.0}, "late_s"),
-    ],
-    ids=str,
-)
-def test_an_impossible_value_is_refused_by_column_and_file(
-    spark: SparkSession, changes: dict[str, Any], column: str
-) -> None:
-    schema = pa.schema([pa.field(field.name, field.type) for field in SCHEMA])
-    rows = [row(0.0), {**row(1.0), **changes}]
-    table = pa.Table.from_pylist(rows, schema).append_column("instance", pa.array(["web-1"] * 2))
-    frame = spark.createDataFrame(table.append_column("file", pa.array(["a.parquet", "b.parquet"])))
-    with pytest.raises(PipelineError, match=rf"^1 rows have an impossible {column}, in b\.parquet$"):
-        cube.refused(trace.cube(frame, 60).toArrow())
+IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
+    ({"purgatory": None}, "purgatory"),
+    ({"operation": None}, "operation"),
+    ({"keys": None}, "keys"),
+    ({"keys": []}, "keys"),
+    ({"arrived_at": None}, "arrived_at"),
+    ({"waited_s": None}, "waited_s"),
+    ({"waited_s": -1.0}, "waited_s"),
+    ({"waited_s": float("nan")}, "waited_s"),
+    ({"waited_s": float("inf")}, "waited_s"),
+    ({"waited_s": 1e8}, "waited_s"),
+    ({"outcome": None}, "outcome"),
+    ({"outcome": "lost"}, "outcome"),
+    ({"timeout_s": -1.0}, "timeout_s"),
+    ({"timeout_s": float("inf")}, "timeout_s"),
+    ({"timeout_s": None, "outcome": "expired", "late_s": 0.0}, "timeout_s"),
+    ({"deadline_s": -1.0}, "deadline_s"),
+    ({"late_s": 1.0}, "late_s"),
+    ({"outcome": "expired", "late_s": None}, "late_s"),
+    ({"outcome": "expired", "late_s": -1.0}, "late_s"),
+]
+
+
+def cube_of(spark: SparkSession, rows: list[dict[str, Any]], files: list[str]) -> pa.Table:
+    """The cube of rows of these files, which may have values that no journal has."""
+    fields = [pa.field(field.name, field.type) for field in SCHEMA]
+    fields[2] = pa.field("keys", pa.list_(pa.string()))
+    table = pa.Table.from_pylist(rows, pa.schema(fields)).append_column("instance", pa.repeat("web-1", len(rows)))
+    return trace.cube(spark.createDataFrame(table.append_column("file", pa.array(files))), 60).toArrow()
+
+
+@pytest.fixture(scope="module")
+def impossible(spark: SparkSession) -> pa.Table:
+    """The cube of two files for each case, the second of which has its impossible value."""
+    rows = [row(0.0) | changes for changes, _ in IMPOSSIBLE for changes in ({}, changes)]
+    return cube_of(spark, rows, [f"{number // 2}-{number % 2}.parquet" for number in range(len(rows))])
+
+
+@pytest.mark.parametrize("number", range(len(IMPOSSIBLE)), ids=map(str, IMPOSSIBLE))
+def test_an_impossible_value_is_refused_by_column_and_file(impossible: pa.Table, number: int) -> None:
+    of_case = pc.match_substring_regex(impossible["refused"], f" in {number}-")
+    with pytest.raises(
+        PipelineError, match=rf"^1 rows have an impossible {IMPOSSIBLE[number][1]}, in {number}-1\.parquet$"
+    ):
+        cube.refused(impossible.filter(of_case))
+    assert pc.sum(of_case).as_py() == 1
 
 
 def test_null_keys_are_no_keys(spark: SparkSession) -> None:
-    schema = pa.schema([pa.field(field.name, field.type) for field in SCHEMA]).set(
-        2, pa.field("keys", pa.list_(pa.string()))
-    )
-    table = pa.Table.from_pylist([row(0.0, keys=["a", None])], schema).append_column("instance", pa.array(["web-1"]))
-    made = trace.cube(spark.createDataFrame(table.append_column("file", pa.array(["a"]))), 60).toArrow()
+    made = cube_of(spark, [row(0.0, keys=["a", None])], ["a.parquet"])
     assert sorted(map(str, made["key"].to_pylist())) == ["None", "a"]
 
 
@@ -209,10 +215,12 @@ def test_no_journal_is_told_without_java(tmp_path: Path) -> None:
     trace.refuse_empty("s3a://journals/web")  # that is not looked at
 
 
-def test_a_directory_that_is_missing_or_has_no_files_is_named(spark: SparkSession, tmp_path: Path) -> None:
-    for path, reason in ((tmp_path / "none", "does not exist"), (tmp_path, "has no Parquet files")):
-        with pytest.raises(PipelineError, match=f"{path} {reason}"):
-            trace.read(spark, str(path))
+@pytest.mark.parametrize(("name", "reason"), [("none", "does not exist"), ("", "has no Parquet files")])
+def test_a_directory_that_is_missing_or_has_no_files_is_named(
+    spark: SparkSession, tmp_path: Path, name: str, reason: str
+) -> None:
+    with pytest.raises(PipelineError, match=f"{tmp_path / name} {reason}"):
+        trace.read(spark, str(tmp_path / name))
 
 
 class TestRollup:
@@ -220,10 +228,8 @@ class TestRollup:
     def days(self, tmp_path: Path) -> str:
         """A journal of four days."""
         for day in range(4):
-            place = tmp_path / "journal" / f"date={DAY + timedelta(days=day)}" / "instance=web-1"
-            place.mkdir(parents=True)
             rows = [row(86_400 * day + number) for number in range(day + 1)]
-            pq.write_table(pa.Table.from_pylist(rows, SCHEMA), place / "rows.parquet")
+            write(tmp_path / "journal", rows, day=DAY + timedelta(days=day))
         return str(tmp_path / "journal")
 
     def test_the_days_that_are_missing_and_the_newest_two_are_written(
@@ -257,7 +263,7 @@ class TestRollup:
         is_over = threading.Event()
 
         def write_again() -> None:
-            for number in range(200):
+            for number in range(50):
                 cube.save(tables[number % 2], path, DAY)
             is_over.set()
 
@@ -283,13 +289,14 @@ class TestRollup:
         with pytest.raises(PipelineError, match="is the cube of a stream: name another directory"):
             rollup(spark, days, str(tmp_path / "cube"))
 
-    @pytest.mark.parametrize(("seconds", "slot"), [(0, 1), (59, 1), (61, 2), (1000, 20), (86_399, 1800)])
-    def test_a_day_has_sixty_slots_at_the_most(
-        self, spark: SparkSession, tmp_path: Path, seconds: int, slot: int
-    ) -> None:
-        day = datetime(2026, 11, 21, tzinfo=UTC)
-        write(tmp_path, [row(0.0, arrived_at=day), row(0.0, arrived_at=day + timedelta(seconds=seconds))])
-        assert trace.span(trace.read(spark, str(tmp_path))) == {DAY: slot}
+    def test_a_day_has_sixty_slots_at_the_most(self, spark: SparkSession, tmp_path: Path) -> None:
+        slots = {0: 1, 59: 1, 61: 2, 1000: 20, 86_399: 1800}
+        for number, seconds in enumerate(slots):
+            begin = datetime(2026, 11, 21, tzinfo=UTC) + timedelta(days=number)
+            rows = [row(0.0, arrived_at=begin + timedelta(seconds=second)) for second in (0, seconds)]
+            write(tmp_path, rows, day=begin.date())
+        found = trace.span(trace.read(spark, str(tmp_path)))
+        assert found == {DAY + timedelta(days=number): slot for number, slot in enumerate(slots.values())}
 
 
 def test_a_cube_at_an_unknown_kind_of_place_is_refused() -> None:

@@ -1,7 +1,7 @@
 """Traces for the tests of the pipeline, written with pyarrow alone."""
 
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from purgatory.journal import SCHEMA
 
 START = datetime(2026, 11, 21, 12, tzinfo=UTC)
+DAY = START.date()
 
 _ROW: dict[str, Any] = {
     "purgatory": "fetch",
@@ -25,10 +26,6 @@ _ROW: dict[str, Any] = {
 }
 
 
-WIDE: pa.Schema = SCHEMA.append(pa.field("completes_s", pa.float64()))
-"""The columns of a trace with the true times to complete."""
-
-
 def row(second: float, **columns: Any) -> dict[str, Any]:
     """An operation that came so many seconds after the start: a satisfied fetch, but for `columns`."""
     made = {**_ROW, "arrived_at": START + timedelta(seconds=second), **columns}
@@ -38,9 +35,15 @@ def row(second: float, **columns: Any) -> dict[str, Any]:
     return made
 
 
-def write(directory: Path, rows: Iterable[dict[str, Any]], instance: str = "web-1", schema: pa.Schema = SCHEMA) -> Path:
+def write(
+    directory: Path,
+    rows: Iterable[dict[str, Any]],
+    instance: str = "web-1",
+    schema: pa.Schema = SCHEMA,
+    day: date = DAY,
+) -> Path:
     """Add a file with these rows to the trace in `directory`. Returns its path."""
-    path = directory / f"date={START:%Y-%m-%d}" / f"instance={instance}" / f"{uuid4().hex}.parquet"
+    path = directory / f"date={day}" / f"instance={instance}" / f"{uuid4().hex}.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(list(rows), schema), path)
     return path
