@@ -16,7 +16,7 @@ from scipy import stats
 from purgatory.journal import SCHEMA
 from purgatory.pipeline import trace
 from purgatory.pipeline.generate import generate, write
-from purgatory.pipeline.traffic import PRESETS, Traffic
+from purgatory.pipeline.traffic import Traffic
 from purgatory.spark.errors import PipelineError
 
 LIKELY = 1e-4
@@ -71,18 +71,11 @@ def test_the_time_to_complete_is_log_normal_by_its_percentiles(columns: dict[str
     assert np.percentile(completes, [50, 75]) == pytest.approx([SMALL.median, SMALL.upper_quartile], rel=0.03)
 
 
-def test_arrivals_and_times_do_not_depend_on_each_other(columns: dict[str, np.ndarray[Any, Any]]) -> None:
-    completes = columns["waited_s"][1:]
-    assert abs(stats.spearmanr(np.diff(columns["arrived"]), completes).statistic) < 0.02
-    assert abs(stats.spearmanr(completes[1:], completes[:-1]).statistic) < 0.02
-
-
 def test_instances_have_traffic_of_their_own(spark: SparkSession, written: Path) -> None:
     rows = trace.read(spark, str(written))
-    shared = rows.groupBy("waited_s").count().where("count > 1").count()
-    assert shared == 0
-    instances = rows.select("instance").distinct().orderBy("instance").collect()
-    assert [row.instance for row in instances] == ["instance-0", "instance-1"]
+    counted = rows.groupBy("instance").agg(F.count("*").alias("operations")).orderBy("instance").collect()
+    assert [row.instance for row in counted] == ["instance-0", "instance-1"]
+    assert rows.select("waited_s").distinct().count() == sum(row.operations for row in counted)
 
 
 def test_the_timeout_cuts_off_what_takes_longer(spark: SparkSession, written: Path) -> None:
@@ -114,7 +107,7 @@ def test_troubles_are_as_frequent_as_asked(spark: SparkSession) -> None:
     assert sizes.mean() > 3.5
 
 
-@pytest.mark.parametrize("zipf", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("zipf", [0.0, 1.0])
 def test_keys_are_drawn_by_their_rank(spark: SparkSession, zipf: float) -> None:
     traffic = Traffic(rate=10_000.0, seconds=3.0, keys=50, keys_per_operation=1, zipf=zipf, seed=5)
     drawn = Counter(row.keys[0] for row in generate(spark, traffic).select("keys").collect())
@@ -161,16 +154,6 @@ def test_a_trace_across_midnight_lies_in_the_directories_of_both_days(spark: Spa
 def test_a_directory_that_is_there_is_not_written_to(spark: SparkSession, written: Path) -> None:
     with pytest.raises(PipelineError, match="exists"):
         write(generate(spark, SMALL), str(written))
-
-
-def test_the_presets_are_the_proposals_scenarios() -> None:
-    for name, median, quartile, timeout in (("low", 0.02, 0.06, 1.0), ("high", 0.2, 0.4, 3.0)):
-        preset = PRESETS[name]
-        assert (preset.median, preset.upper_quartile, preset.timeout) == (median, quartile, timeout)
-        assert (preset.keys, preset.keys_per_operation) == (100, 3)
-        assert stats.lognorm.ppf([0.5, 0.75], preset.sigma, scale=math.exp(preset.mu)) == pytest.approx(
-            [median, quartile]
-        )
 
 
 @pytest.mark.parametrize(
