@@ -7,9 +7,8 @@ every timeout, so it can be told whether a band has the truth, and whether the a
 import argparse
 import math
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,8 +20,6 @@ from purgatory.journal import SCHEMA
 from purgatory.pipeline import answers, trace
 from purgatory.pipeline.estimate import Estimate
 from purgatory.spark.session import session
-
-__all__ = ["LAST", "WORLDS", "Score", "found", "scores"]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Random: TypeAlias = np.random.Generator
@@ -133,49 +130,49 @@ def rows(name: str, seed: int) -> pa.Table:
     return table.append_column("instance", pa.repeat(f"{name} {seed}", len(table)))
 
 
-def found(spark: SparkSession, journals: Iterable[pa.Table], wanted: float) -> Iterator[tuple[str, Estimate]]:
-    """The estimates from journals, which have the column `instance`: each with the name of its world."""
+def found(spark: SparkSession, journals: Iterable[pa.Table], wanted: float) -> dict[str, list[Estimate]]:
+    """The estimates from journals, which have the column `instance`, by the name of their world."""
     journal = pa.concat_tables(journals)
     journal = spark.createDataFrame(journal.append_column("file", pa.repeat("a world", len(journal))))
     rows = answers.rows_of(trace.cube(journal, SLOT).toArrow())
+    estimates = defaultdict(list)
     for (world, operation), estimate in answers.estimates(rows, wanted).items():
         if estimate is not None and operation != LAST:
-            yield world, estimate
+            estimates[world].append(estimate)
+    return estimates
 
 
-@dataclass(slots=True)
-class Score:
+class Score(NamedTuple):
     """How often the pipeline was right about a world."""
 
     truth: float
     """The shortest timeout with which no more than the wanted share expires."""
-    answers: int = 0
-    covered: int = 0
+    covered: int
     """Bands that have the truth."""
-    kept: int = 0
+    kept: int
     """Advised timeouts that keep the wanted share."""
-    refusals: Counter[str] = field(default_factory=Counter)
-    advised: list[float] = field(default_factory=list)
+    refusals: Counter[str]
+    advised: list[float]
+
+
+def scored(truth: float, estimates: Sequence[Estimate]) -> Score:
+    """The score of estimates of a world with this truth."""
+    known = [each for each in estimates if each.reason is None]
+    covered = sum((each.earliest or 0.0) <= truth <= (each.latest or math.inf) for each in known)
+    advised = [each.safe for each in known if each.safe is not None]
+    assert len(advised) == len(known)
+    refusals = Counter(each.reason for each in estimates if each.reason is not None)
+    return Score(truth, covered, sum(safe >= truth for safe in advised), refusals, advised)
 
 
 def scores(spark: SparkSession, seeds: int, wanted: float) -> dict[str, Score]:
     """The scores of all worlds, from journals of so many seeds each."""
+    estimates = found(spark, [rows(name, seed) for name in WORLDS for seed in range(seeds)], wanted)
     result = {}
     for name, world in WORLDS.items():
         lives = [world(np.random.default_rng(1_000_000 + number)) for number in range(300)]
         lasting = np.concatenate([np.minimum(life.takes, life.leaves) for life in lives])
-        result[name] = Score(float(np.quantile(lasting, 1 - wanted)))
-    tables = [rows(name, seed) for name in WORLDS for seed in range(seeds)]
-    for name, estimate in found(spark, tables, wanted):
-        score = result[name]
-        if estimate.reason is not None:
-            score.refusals[estimate.reason] += 1
-            continue
-        assert estimate.safe is not None
-        score.answers += 1
-        score.covered += (estimate.earliest or 0.0) <= score.truth <= (estimate.latest or math.inf)
-        score.kept += estimate.safe >= score.truth
-        score.advised.append(estimate.safe)
+        result[name] = scored(float(np.quantile(lasting, 1 - wanted)), estimates[name])
     return result
 
 
@@ -188,7 +185,7 @@ def _main() -> None:
     lines = [columns, ["---"] * len(columns)]
     with session() as spark:
         for name, score in scores(spark, options.seeds, options.rate).items():
-            rights = [f"{right} of {score.answers}" for right in (score.covered, score.kept)]
+            rights = [f"{right} of {len(score.advised)}" for right in (score.covered, score.kept)]
             refused = ", ".join(f"{count} {reason}" for reason, count in score.refusals.items()) or "0"
             advised = f"{np.median(score.advised):.2f} s" if score.advised else "none"
             lines.append([name, f"{score.truth:.2f} s", *rights, refused, advised])
