@@ -59,6 +59,8 @@ def serve(
         server = Server(uvicorn.Config(app, host=host, port=port, **options), settings.write_timeout)
         server.run([reserved] if reserved is not None else None)
         return
+    # One that does not answer for so long is replaced. On a busy machine, starting takes more than uvicorn's 5 seconds.
+    options["timeout_worker_healthcheck"] = int(STARTING)
     config = uvicorn.Config(partial(worker, settings), factory=True, host=host, port=port, workers=workers, **options)
     supervisor = Supervisor(config, [OwnSocket.bound(host, port, settings.write_timeout)])
     if reserved is not None:

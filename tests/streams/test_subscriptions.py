@@ -345,6 +345,14 @@ class TestAddresses:
             "ftp://a.example/",
             "http://hooks.example/",
             "https://10.0.0.1/",
+            "https://172.16.0.1/",
+            "https://192.168.1.1/",
+            "https://100.64.0.1/",
+            "https://0.0.0.0/",
+            "https://127.0.0.1/",
+            "https://[fd00::1]/",
+            "https://[::ffff:10.0.0.1]/",
+            "https://[2002:0a00:0001::]/",
             "https://169.254.169.254/latest/meta-data",
             "https://224.0.0.1/",
             "https://localhost/",
@@ -464,7 +472,8 @@ class TestEndpoint:
         assert ack("x", **wake) == ack(name="v", **wake) == (401, "TOKEN_INVALID")
         assert ack(expired, **wake) == (401, "TOKEN_EXPIRED")
         assert ack() == (400, "INVALID_REQUEST")
-        for more in ({"done": 1}, {"acks": 1}, {"acks": [{}]}, {"acks": [1]}):
+        wrong: list[dict[str, Any]] = [{"done": 1}, {"acks": 1}, {"acks": [{}]}, {"acks": [1]}]
+        for more in wrong:
             assert ack(**wake, **more) == (400, "INVALID_REQUEST")
         assert ack(**{**wake, "wake_id": "x"}) == (409, "FENCED")
         assert ack(**wake, acks=[{"path": "e/1", "offset": "x"}]) == (409, "INVALID_OFFSET")
