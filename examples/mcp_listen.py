@@ -3,43 +3,50 @@
     .venv/bin/python -m pip install -e '.[server]' 'mcp>=2.3'
     .venv/bin/python -m purgatory.uvicorn examples.mcp_listen:app
 
-A client of the SDK, `Client("http://127.0.0.1:8000/mcp")`, hears of each change of a note by `async for each in told`,
-after `async with client.listen(resource_subscriptions=["note://todo"]) as told`.
+A client of the SDK hears of each change of a note, which the tool `edit_note` makes:
 
-A client that listens has one response that stays open, and is told when what it has named changes: the list of tools,
-or a resource. Here that response is an `EventStream`, whose operations wait on these very events as their keys, and the
-rest is the official SDK's. It also does the validating: a request in which something is wrong is left to it.
+    url = "http://127.0.0.1:8000/mcp"  # and `from mcp import Client`
+    async with Client(url) as client, client.listen(resource_subscriptions=["note://todo"]) as told:
+        async for change in told: ...
 
-`Listeners` and `Listening` are what you copy. Put them inside of what asks your users for their passwords, because the
-listeners do not pass the SDK's own middlewares.
+Its request has one response that stays open. Here that is an `EventStream` of operations whose keys are what the client
+has named. All else is the SDK's: a request in which something is wrong is left to it.
+
+Copy everything above `listeners = Listeners()`. Listeners pass the SDK's authentication, and middlewares of Starlette
+if these are pure ASGI ones, but not those of `MCPServer(middleware=...)`.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mcp import types
+from mcp.server.auth.middleware.bearer_auth import RequireAuthMiddleware
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.streamable_http import check_accept_headers
 from mcp.server.subscriptions import InMemorySubscriptionBus
 from mcp.server.transport_security import TransportSecurityMiddleware, TransportSecuritySettings
-from mcp.shared import subscriptions
+from mcp.shared import subscriptions as events
 from mcp.shared.inbound import InboundModernRoute, classify_inbound_request, find_duplicated_routing_header
-from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY, ServerEvent, event_to_notification
 from pydantic import ValidationError
+from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.requests import Request
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory
 from purgatory.asgi import Event, EventStream, closing_on_shutdown
 
-HEARTBEAT = 15.0  # seconds, as the SDK's
-MAX_BODY = 64 * 1024
-FLAGS: dict[str, ServerEvent] = {
-    "tools_list_changed": subscriptions.ToolsListChanged(),
-    "prompts_list_changed": subscriptions.PromptsListChanged(),
-    "resources_list_changed": subscriptions.ResourcesListChanged(),
+MAX_BODY = 64 * 1024  # bytes; a longer request is the SDK's
+MAX_LISTENERS = 100_000  # further ones are the SDK's, which has a limit of its own
+MAX_EVENTS = 10_000  # that are remembered
+FLAGS: dict[str, events.ServerEvent] = {
+    "tools_list_changed": events.ToolsListChanged(),
+    "prompts_list_changed": events.PromptsListChanged(),
+    "resources_list_changed": events.ResourcesListChanged(),
 }
 
 
@@ -50,88 +57,77 @@ class Listeners(InMemorySubscriptionBus):
         super().__init__()
         self.purgatory = DelayedOperationPurgatory("listen")
         self.published = 0
-        self.last: dict[ServerEvent, int] = {}
-        """The number of the last event of each kind. One is enough: it says that something changed, not what."""
+        # The number of the last event of each kind, and the largest one that is remembered no more.
+        self.last: OrderedDict[events.ServerEvent, int] = OrderedDict()
+        self.forgotten = 0
 
-    def tell(self, event: ServerEvent) -> None:
-        """Tell the operations that wait for `event`."""
+    def tell(self, event: events.ServerEvent) -> None:
         self.published += 1
         self.last[event] = self.published
+        self.last.move_to_end(event)
+        if len(self.last) > MAX_EVENTS:
+            _, self.forgotten = self.last.popitem(last=False)
         self.purgatory.check_and_complete_soon(event)
 
-    async def publish(self, event: ServerEvent) -> None:
-        """Tell those of other transports too."""
+    async def publish(self, event: events.ServerEvent) -> None:
         self.tell(event)
         await super().publish(event)
-
-
-class Listen(DelayedOperation["Listen"]):
-    """Waits until something has changed after the event of that number."""
-
-    __slots__ = ("after", "listeners", "wanted")
-
-    def __init__(self, listeners: Listeners, wanted: Iterable[ServerEvent], after: int | None) -> None:
-        super().__init__(HEARTBEAT)
-        self.listeners = listeners
-        self.wanted = wanted
-        self.after = after
-
-    def changed(self) -> list[ServerEvent]:
-        last, after = self.listeners.last, self.listeners.published if self.after is None else self.after
-        return [event for event in self.wanted if last.get(event, 0) > after]
-
-    def try_complete(self) -> bool:
-        return (self.after is None or bool(self.changed())) and self.force_complete()
-
-    def on_complete(self) -> "Listen":
-        return self
 
 
 class Stream:
     """The response of one listener."""
 
-    __slots__ = ("honored", "listeners", "meta", "request_id", "wanted")
+    __slots__ = ("after", "honored", "is_acknowledged", "listeners", "meta", "operation", "request_id", "wanted")
 
     def __init__(self, listeners: Listeners, request_id: str | int, requested: types.SubscriptionFilter) -> None:
         self.listeners = listeners
         self.request_id = request_id
-        self.meta: dict[str, Any] = {SUBSCRIPTION_ID_META_KEY: request_id}
+        self.after = listeners.published
+        self.is_acknowledged = False
+        self.operation: DelayedOperation[bool] | None = None
+        self.meta: dict[str, Any] = {events.SUBSCRIPTION_ID_META_KEY: request_id}
         uris = requested.resource_subscriptions or None
         flags = {name: True for name in FLAGS if getattr(requested, name)}
         self.honored = types.SubscriptionFilter(**flags, resource_subscriptions=uris)
-        resources = map(subscriptions.ResourceUpdated, uris or ())
-        self.wanted: list[ServerEvent] = [*map(FLAGS.__getitem__, flags), *resources]
+        self.wanted = [*map(FLAGS.__getitem__, flags), *map(events.ResourceUpdated, dict.fromkeys(uris or ()))]
 
-    def follow(self, last: str | None) -> DelayedOperation[Listen]:
-        """Wait for what comes after the last event that was sent. The first one acknowledges the request."""
-        operation = Listen(self.listeners, self.wanted, None if last is None else int(last))
-        return self.listeners.purgatory.try_complete_else_watch(operation, self.wanted or [self.request_id])
+    def changed(self) -> list[events.ServerEvent]:
+        """What has changed since the last messages. What is remembered no more may have."""
+        last = self.listeners.last if self.after >= self.listeners.forgotten else dict.fromkeys(self.wanted, math.inf)
+        return [event for event in self.wanted if last.get(event, 0) > self.after]
 
-    def render(self, listen: Listen) -> Iterable[Event]:
-        """Return the messages of the protocol, and at the end the SDK's result."""
-        if listen.after is None:
+    def has_news(self) -> bool:
+        return not self.is_acknowledged or bool(self.changed())
+
+    def follow(self, _: str | None) -> DelayedOperation[bool]:
+        """Wait for what comes after the last messages. They have no ids, as this protocol resumes no stream."""
+        keys = self.wanted or (self.request_id,)
+        self.operation = self.listeners.purgatory.wait_for(self.has_news, *keys, timeout=15.0)
+        return self.operation
+
+    def render(self, _: bool) -> Iterator[Event]:
+        """Return the messages of the protocol: the acknowledgement at first, at the end the SDK's result."""
+        if not self.is_acknowledged:
             params = types.SubscriptionsAcknowledgedNotificationParams(notifications=self.honored, _meta=self.meta)
-            acknowledged = types.SubscriptionsAcknowledgedNotification(params=params)
-            yield self.event(types.JSONRPCNotification, dumped(acknowledged))
-        for event in listen.changed():
-            yield self.event(types.JSONRPCNotification, dumped(event_to_notification(event, self.meta)))
-        if listen.outcome == "closed":
+            yield message(types.SubscriptionsAcknowledgedNotification(params=params))
+        for event in self.changed():
+            yield message(events.event_to_notification(event, self.meta))
+        self.is_acknowledged, self.after = True, self.listeners.published
+        if self.operation is not None and self.operation.outcome == "closed":
             result = dumped(types.SubscriptionsListenResult(_meta=self.meta))
-            yield self.event(types.JSONRPCResponse, {"id": self.request_id, "result": result})
+            yield Event(json.dumps({"jsonrpc": "2.0", "id": self.request_id, "result": result}), event="message")
 
-    def event(self, kind: Any, fields: dict[str, Any]) -> Event:
-        """Return the event for a message, which has the number of what was published so far."""
-        text = json.dumps(dumped(kind(jsonrpc="2.0", **fields)))
-        return Event(text, id=str(self.listeners.published), event="message")
+
+def message(notification: Any) -> Event:
+    return Event(json.dumps({"jsonrpc": "2.0", **dumped(notification)}), event="message")
 
 
 def dumped(model: Any) -> dict[str, Any]:
-    fields: dict[str, Any] = model.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return fields
+    return dict(model.model_dump(mode="json", by_alias=True, exclude_none=True))
 
 
 class Listening:
-    """The SDK's application, in which `subscriptions/listen` is answered by streams that keep no task."""
+    """The SDK's endpoint, in which `subscriptions/listen` is answered by streams that keep no task."""
 
     def __init__(self, app: ASGIApp, listeners: Listeners, security: TransportSecuritySettings | None = None) -> None:
         self.app = app
@@ -139,29 +135,25 @@ class Listening:
         self.security = TransportSecurityMiddleware(security)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            async with closing_on_shutdown(self.listeners.purgatory):
-                await self.app(scope, receive, send)
-        elif scope["type"] == "http" and Headers(scope=scope).get("mcp-method") == "subscriptions/listen":
-            body, is_more = b"", True
-            while is_more and len(body) <= MAX_BODY:
-                message = await receive()
-                body += message.get("body", b"")
-                is_more = message.get("more_body", False)
-            stream = None if is_more else await self.stream(Request(scope), body)
-            read: list[Message] = [{"type": "http.request", "body": body, "more_body": is_more}]
-
-            async def again() -> Message:
-                return read.pop() if read else await receive()
-
-            await (stream or self.app)(scope, receive if stream else again, send)
-        else:
+        if Headers(scope=scope).get("mcp-method") != "subscriptions/listen":
             await self.app(scope, receive, send)
+            return
+        body, is_more = b"", True
+        while is_more and len(body) <= MAX_BODY:
+            received = await receive()
+            body += received.get("body", b"")
+            is_more = received.get("more_body", False)
+        stream = None if is_more or len(body) > MAX_BODY else await self.stream(Request(scope), body)
+        read: list[Message] = [{"type": "http.request", "body": body, "more_body": is_more}]
 
-    async def stream(self, request: Request, body: bytes) -> EventStream[Listen] | None:
+        async def again() -> Message:
+            return read.pop() if read else await receive()
+
+        await (stream or self.app)(scope, receive if stream else again, send)
+
+    async def stream(self, request: Request, body: bytes) -> EventStream[bool] | None:
         """Return the response, or `None` if the SDK has to refuse the request."""
-        is_post = request.method == "POST"
-        if await self.security.validate_request(request, is_post) or not is_post:
+        if request.method != "POST" or await self.security.validate_request(request, is_post=True):
             return None
         try:
             decoded: Mapping[str, Any] = json.loads(body)
@@ -171,14 +163,22 @@ class Listening:
             return None
         if find_duplicated_routing_header(request.headers.items()) or check_accept_headers(request) != (True, True):
             return None
-        if not isinstance(classify_inbound_request(decoded, headers=dict(request.headers)), InboundModernRoute):
+        route = classify_inbound_request(decoded, headers=dict(request.headers))
+        if not isinstance(route, InboundModernRoute) or self.listeners.purgatory.num_delayed >= MAX_LISTENERS:
             return None
         stream = Stream(self.listeners, asked.id, requested)
         return EventStream(stream.follow, stream.render)
 
 
+def park_listeners(app: Starlette, listeners: Listeners, security: TransportSecuritySettings) -> None:
+    """Let `server.streamable_http_app()` answer its listeners so, inside of its authentication."""
+    (route,) = [route for route in app.routes if isinstance(route, Route) and route.path == "/mcp"]
+    guard = route.endpoint if isinstance(route.endpoint, RequireAuthMiddleware) else route
+    guard.app = Listening(guard.app, listeners, security)
+
+
 listeners = Listeners()
-server = MCPServer("Notes", subscriptions=listeners)
+server = MCPServer("Notes", subscriptions=listeners, lifespan=lambda _: closing_on_shutdown(listeners.purgatory))
 notes = {"todo": "water the plants"}
 
 
@@ -196,4 +196,5 @@ async def edit_note(name: str, text: str, ctx: Context[Any, Any]) -> str:
 
 
 LOCAL = TransportSecuritySettings(allowed_hosts=["127.0.0.1:*", "localhost:*"], allowed_origins=["http://localhost:*"])
-app = Listening(server.streamable_http_app(transport_security=LOCAL), listeners, LOCAL)
+app = server.streamable_http_app(transport_security=LOCAL)
+park_listeners(app, listeners, LOCAL)

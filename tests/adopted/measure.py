@@ -75,7 +75,7 @@ async def dask(rebuilt: bool) -> Figures:
 
 async def mcp(rebuilt: bool) -> Figures:
     """KiB of the server for one of 1,000 listeners that wait, and the seconds from SIGTERM to its end."""
-    application = "examples.mcp_listen:app" if rebuilt else "examples.mcp_listen:app.app"
+    application = "examples.mcp_listen:app" if rebuilt else "purgatory.bench.web.mcp_sdk:app"
     command = [sys.executable, "-m", "purgatory.uvicorn" if rebuilt else "uvicorn", application, "--port", "0"]
     request = mcp_sdk.request("note://todo")
     with running([*command, "--loop", "uvloop", "--timeout-graceful-shutdown", "30", "--no-access-log"]) as server:

@@ -10,8 +10,12 @@ import httpx
 import pytest
 from mcp.client import Client
 from mcp.client.subscriptions import ResourceUpdated, ToolsListChanged
+from mcp.server.auth.provider import AccessToken
+from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import MCPServer
 from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
+from mcp.types import SubscriptionFilter
+from pydantic import AnyHttpUrl
 
 from examples import mcp_listen
 from tests.support.operations import turn
@@ -36,12 +40,14 @@ def listen(**wanted: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def running(of_the_sdk: bool) -> AsyncIterator[tuple[Server, mcp_listen.Listeners]]:
+async def running(of_the_sdk: bool, **options: Any) -> AsyncIterator[tuple[Server, mcp_listen.Listeners]]:
     """A new server of the example, or the one that the SDK makes of it."""
     listeners = mcp_listen.Listeners()
-    sdk = MCPServer("Notes", subscriptions=listeners).streamable_http_app(transport_security=mcp_listen.LOCAL)
-    app = sdk if of_the_sdk else mcp_listen.Listening(sdk, listeners, mcp_listen.LOCAL)
-    async with serving(app, timeout_graceful_shutdown=10) as server:
+    notes = MCPServer("Notes", subscriptions=listeners, **options)
+    sdk = notes.streamable_http_app(transport_security=mcp_listen.LOCAL)
+    if not of_the_sdk:
+        mcp_listen.park_listeners(sdk, listeners, mcp_listen.LOCAL)
+    async with serving(sdk, timeout_graceful_shutdown=10) as server:
         yield server, listeners
 
 
@@ -60,6 +66,7 @@ async def frames(of_the_sdk: bool) -> list[Any]:
     ):
         assert response.headers["content-type"].startswith("text/event-stream")
         async for line in response.aiter_lines():
+            assert not line.startswith("id:"), "the SDK's client would try to resume the stream"
             if not line.startswith("data:"):
                 continue
             found.append(json.loads(line.removeprefix("data:")))
@@ -108,6 +115,39 @@ async def test_a_request_that_is_wrong_is_answered_by_the_sdk(change: dict[str, 
     answer, expected = [(response.status_code, response.text) for response in responses]
     assert answer == expected
     assert answer[0] != 200
+
+
+@pytest.mark.parametrize("of_the_sdk", [False, True])
+async def test_listeners_need_the_sdks_token_and_its_path(of_the_sdk: bool) -> None:
+    class Verifier:
+        async def verify_token(self, token: str) -> AccessToken | None:
+            return AccessToken(token=token, client_id="me", scopes=[]) if token == "right" else None
+
+    own = AnyHttpUrl("http://127.0.0.1")
+    auth = AuthSettings(issuer_url=own, resource_server_url=own, validate_token_resource=False)
+    async with (
+        running(of_the_sdk, token_verifier=Verifier(), auth=auth) as (server, _),
+        httpx.AsyncClient(timeout=30) as client,
+    ):
+        for token, path, status in (("wrong", "mcp", 401), ("right", "health", 404), ("right", "mcp", 200)):
+            headers = {**HEADERS, "Authorization": f"Bearer {token}"}
+            where = f"http://127.0.0.1:{server.port}/{path}"
+            async with client.stream("POST", where, json=listen(toolsListChanged=True), headers=headers) as response:
+                assert response.status_code == status
+
+
+async def test_what_is_forgotten_may_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_listen, "MAX_EVENTS", 3)
+    listeners = mcp_listen.Listeners()
+    uris = [f"note://{number}" for number in range(5)]
+    stream = mcp_listen.Stream(listeners, 1, SubscriptionFilter(resource_subscriptions=uris[:2]))
+    for uri in uris[1:4]:
+        await listeners.publish(ResourceUpdated(uri))
+    assert stream.changed() == [ResourceUpdated(uris[1])]
+    await listeners.publish(ResourceUpdated(uris[4]))
+    assert stream.changed() == [ResourceUpdated(uri) for uri in uris[:2]], "the first of the events is forgotten"
+    assert len(listeners.last) == 3
+    assert not mcp_listen.Stream(listeners, 2, stream.honored).changed(), "one that comes later knows all"
 
 
 async def test_the_client_of_the_sdk_is_told_what_it_has_named() -> None:

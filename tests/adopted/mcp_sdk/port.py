@@ -50,7 +50,7 @@ def install() -> None:
     def close_all(handler: ListenHandler) -> None:
         close(handler)
         if handler in _listeners:
-            _listeners[handler].purgatory.complete_all()
+            _listeners.pop(handler).purgatory.close()
 
     names["handle_modern_request"] = handle
     ListenHandler.close = close_all  # type: ignore[method-assign, assignment]
