@@ -1,10 +1,8 @@
 """`purgatory pipeline`, as a user runs it: in processes of their own, here and on a cluster."""
 
-import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -15,30 +13,17 @@ import pytest
 from purgatory.__main__ import main
 from purgatory.pipeline import cube
 from tests.pipeline import cluster
+from tests.pipeline.commands import command, pipeline
 from tests.pipeline.traces import row, write
 from tests.support.paths import ROOT
 
 SMALL = ("--rate", "500", "--seconds", "20", "--seed", "3")
-NOISE = re.compile("incubator|log4j|log level|adjust logging|NativeCodeLoader|Picked up")
-
-
-def _command(*arguments: str | Path) -> list[str]:
-    return [sys.executable, "-m", "purgatory", "pipeline", *map(str, arguments)]
-
-
-def _pipeline(*arguments: str | Path, code: int = 0) -> "subprocess.CompletedProcess[str]":
-    environment = {name: value for name, value in os.environ.items() if "SPARK" not in name and "JAVA" not in name}
-    found = subprocess.run(_command(*arguments), cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
-    assert found.returncode == code, found.stdout + found.stderr
-    assert "Traceback" not in found.stderr, found.stderr
-    assert not NOISE.search(found.stdout + found.stderr)
-    return found
 
 
 @pytest.fixture(scope="module")
 def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("command") / "journal"
-    found = _pipeline("generate", path, *SMALL)
+    found = pipeline("generate", path, *SMALL)
     assert "generating about 40,000 operations of 4 instances" in found.stderr
     assert not found.stdout
     return path
@@ -47,7 +32,7 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def rolled_up(journal: Path) -> Path:
     path = journal.with_name("cube")
-    found = _pipeline("rollup", journal, path)
+    found = pipeline("rollup", journal, path)
     assert re.search(r"2025-06-15: \d\d,\d{3} operations in [\d,]+ rows", found.stderr)
     assert not found.stdout
     return path
@@ -60,7 +45,7 @@ def rows(path: Path) -> list[str]:
 def test_a_cube_and_its_journal_have_the_same_report(
     journal: Path, rolled_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_journal = _pipeline("report", journal, tmp_path / "one", "--timeout-rate", "0.1")
+    of_journal = pipeline("report", journal, tmp_path / "one", "--timeout-rate", "0.1")
     lines = of_journal.stdout.splitlines()
     assert lines[-1] == f"written to {tmp_path}/one/index.html"
     assert lines[0].startswith("red: instance-3 is slow: generated / Request waits ")
@@ -80,20 +65,18 @@ def test_a_cluster_makes_the_same_cube_though_an_executor_is_killed(
     journal: Path, rolled_up: Path, tmp_path: Path
 ) -> None:
     with cluster.running(tmp_path) as master:
-        told = _pipeline("rollup", journal, tmp_path / "one", "--master", master)
-        assert "operations in" in told.stderr
-        assert not told.stdout, "progress is no answer"
+        pipeline("rollup", journal, tmp_path / "one", "--master", master)
         # Rows of a day for each file are few: the job is long enough to be hit.
         process = subprocess.Popen(
-            _command("rollup", journal, tmp_path / "two", "--master", master, "--conf", "spark.task.maxFailures=8"),
+            command("rollup", journal, tmp_path / "two", "--master", master, "--conf", "spark.task.maxFailures=8"),
             cwd=ROOT,
             stderr=subprocess.PIPE,
             text=True,
         )
         killed = _kill_an_executor(process)
         _, said = process.communicate()
+        assert killed
         assert process.returncode == 0, said
-    assert killed
     assert rows(tmp_path / "one") == rows(tmp_path / "two") == rows(rolled_up)
 
 
@@ -147,32 +130,34 @@ def test_a_day_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> No
     assert "must be a day like 2026-11-26, not 'yesterday'" in capsys.readouterr().err
 
 
-def test_a_corrupt_page_is_told_of_in_a_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"), [("rollup", ["cube"]), ("stream", ["cube", "--checkpoint", "checkpoint", "--once"])]
+)
+def test_a_corrupt_page_is_told_of_in_a_line(tmp_path: Path, name: str, options: list[str]) -> None:
     corrupt = write(tmp_path / "journal", [row(number / 10) for number in range(2000)])
     content = bytearray(corrupt.read_bytes())
     content[100:4000] = b"\xff" * 3900
     corrupt.write_bytes(content)
-    checkpoint = tmp_path / "checkpoint"
-    for command in (("rollup",), ("stream", "--checkpoint", checkpoint, "--once")):
-        said = _pipeline(command[0], tmp_path / "journal", tmp_path / command[0], *command[1:], code=1)
-        last = said.stderr.splitlines()[-1]
-        assert re.match(rf"purgatory pipeline: .*{corrupt.name}", last), said.stderr
-        assert not re.search(r"^\s+at ", said.stderr, re.MULTILINE), said.stderr
+    places = [each if each.startswith("--") else tmp_path / each for each in options]
+    said = pipeline(name, tmp_path / "journal", *places, code=1).stderr
+    assert re.match(rf"purgatory pipeline: .*{corrupt.name}", said.splitlines()[-1]), said
+    assert not re.search(r"^\s+at ", said, re.MULTILINE), said
 
 
-def test_missing_java_is_reported_with_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("home", "said"), [("", "there is none on the PATH"), ("{}", 'java is openjdk version "11.0.2"')]
+)
+def test_missing_java_is_reported_with_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str, said: str
+) -> None:
     write(tmp_path / "journal", [row(0.0)])
     old = tmp_path / "bin" / "java"
     old.parent.mkdir()
     old.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")
     old.chmod(0o755)
-    for variables, said in (
-        ({"JAVA_HOME": "", "PATH": str(tmp_path)}, "there is none on the PATH"),
-        ({"JAVA_HOME": str(tmp_path)}, 'java is openjdk version "11.0.2"'),
-    ):
-        for variable, value in variables.items():
-            monkeypatch.setenv(variable, value)
-        wanted = "^purgatory pipeline: Spark needs Java 17 or newer.*apt install openjdk"
-        with pytest.raises(SystemExit, match=wanted) as refused:
-            main(["pipeline", "rollup", str(tmp_path / "journal"), "out"])
-        assert said in str(refused.value)
+    monkeypatch.setenv("JAVA_HOME", home.format(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    wanted = "^purgatory pipeline: Spark needs Java 17 or newer.*apt install openjdk"
+    with pytest.raises(SystemExit, match=wanted) as refused:
+        main(["pipeline", "rollup", str(tmp_path / "journal"), "out"])
+    assert said in str(refused.value)

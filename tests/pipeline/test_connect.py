@@ -1,9 +1,6 @@
 """The commands on a Spark Connect server: the same answers as on this machine."""
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +11,9 @@ from pyspark.sql import SparkSession
 from purgatory.pipeline import cube, generate, report, rollup, stream
 from purgatory.pipeline.traffic import PRESETS
 from purgatory.spark.errors import PipelineError
-from purgatory.spark.session import check_remote, session
+from purgatory.spark.session import session
 from tests.pipeline import connect
-from tests.support.paths import ROOT
+from tests.pipeline.commands import pipeline
 from tests.support.servers import reserved_port
 
 TRAFFIC = PRESETS["high"].with_changes(rate=500.0, seconds=4.0, instances=3, seed=3)
@@ -28,19 +25,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
-def _pipeline(server: str, *arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run a command without Java: there can be no other Spark than the server's."""
-    environment = {name: value for name, value in os.environ.items() if "SPARK" not in name}
-    environment |= {"SPARK_REMOTE": server, "JAVA_HOME": "/nonexistent"}
-    command = [sys.executable, "-m", "purgatory", "pipeline", *map(str, arguments)]
-    while True:
-        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
-        # The server gives the process of a stream's sink ten seconds to start, which a busy machine may exceed.
-        if "Python worker failed to connect back" not in found.stderr:
-            break
-    assert found.returncode == code, found.stdout + found.stderr
-    assert "Traceback" not in found.stderr, found.stderr
-    return found
+def _pipeline(server: str, *arguments: str | Path, code: int = 0) -> str:
+    """Run a command without Java: there can be no other Spark than the server's. Returns what it says."""
+    done = pipeline(*arguments, code=code, SPARK_REMOTE=server, JAVA_HOME="/nonexistent")
+    return done.stderr + done.stdout
 
 
 def _rows(path: Path) -> list[str]:
@@ -55,7 +43,7 @@ def test_a_connect_server_gives_the_same_answers_as_this_machine(
     here.mkdir()
     there.mkdir()
     traffic = ["--preset", "high", "--rate", "500", "--seconds", "4", "--instances", "3", "--seed", "3"]
-    assert "generating about 6,000" in _pipeline(server, "generate", there / "journal", *traffic).stderr
+    assert "generating about 6,000" in _pipeline(server, "generate", there / "journal", *traffic)
     generate.write(generate.generate(spark, TRAFFIC), str(here / "journal"))
     assert _rows(there / "journal") == _rows(here / "journal")
 
@@ -64,14 +52,14 @@ def test_a_connect_server_gives_the_same_answers_as_this_machine(
     assert _rows(there / "cube") == _rows(here / "cube")
 
     said = _pipeline(server, "report", there / "journal", there / "report", "--timeout-rate", "0.1")
-    assert f"written to {there}/report/index.html" in said.stdout
+    assert f"written to {there}/report/index.html" in said
     report.report(cube.load(str(here / "cube"), lambda day: True), str(here / "report"), 0.1)
     for table in (here / "report" / "tables").iterdir():
         assert _rows(there / "report" / "tables" / table.name) == _rows(table)
 
     options: list[str | Path] = ["--slot", "1", "--once", "--checkpoint", there / "checkpoint"]
     for _ in range(2):
-        said = _pipeline(server, "stream", there / "journal", there / "streamed", *options)
+        _pipeline(server, "stream", there / "journal", there / "streamed", *options)
     settings = stream.Settings(slot=1.0, once=True)
     stream.follow(spark, str(here / "journal"), str(here / "streamed"), str(here / "checkpoint"), settings)
     assert _rows(there / "streamed" / "batch=0") == _rows(here / "streamed" / "batch=0")
@@ -81,19 +69,14 @@ def test_a_corrupt_file_and_a_missing_one_are_named_in_a_line(server: str, tmp_p
     file = tmp_path / "journal" / "date=2026-11-21" / "instance=web-1" / "corrupt.parquet"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"PAR1 and no more")
-    said = _pipeline(server, "report", tmp_path / "journal", tmp_path / "report", code=1).stderr
+    said = _pipeline(server, "report", tmp_path / "journal", tmp_path / "report", code=1)
     assert re.search(r"^purgatory pipeline: .*/corrupt.parquet", said, re.MULTILINE)
     options = ("--checkpoint", tmp_path / "checkpoint", "--once")
-    said = _pipeline(server, "stream", tmp_path / "journal", tmp_path / "cube", *options, code=1).stderr
+    said = _pipeline(server, "stream", tmp_path / "journal", tmp_path / "cube", *options, code=1)
     assert re.search(r"^purgatory pipeline: following .* failed: .*/corrupt.parquet", said, re.MULTILINE)
     assert len(said.splitlines()) == 2
-    said = _pipeline(server, "stream", tmp_path / "none", tmp_path / "cube", *options, code=1).stderr
+    said = _pipeline(server, "stream", tmp_path / "none", tmp_path / "cube", *options, code=1)
     assert f"purgatory pipeline: {tmp_path}/none does not exist" in said
-
-
-def test_a_remote_that_is_no_connect_server_is_refused() -> None:
-    with pytest.raises(PipelineError, match=r"remote must be like sc://127\.0\.0\.1:15002, not 'local'"):
-        check_remote("local")
 
 
 def test_a_server_that_does_not_answer_is_named(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,9 +87,3 @@ def test_a_server_that_does_not_answer_is_named(server: str, monkeypatch: pytest
         session(remote=silent),
     ):
         raise AssertionError("there is no server")
-
-
-def test_the_sessions_module_alone_needs_a_jvm() -> None:
-    sources = [path for part in ("spark", "pipeline") for path in (ROOT / "purgatory" / part).glob("*.py")]
-    users = [path.name for path in sources if re.search(r"_jvm|_jsc|sparkContext|\.rdd\b", path.read_text())]
-    assert users == ["session.py"]

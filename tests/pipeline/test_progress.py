@@ -13,49 +13,34 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from purgatory.pipeline.progress import Steps
-from purgatory.spark.session import settings
 from tests.pipeline import cluster
 from tests.support.paths import ROOT
 
 
-class Lines(io.StringIO):
-    """A text that tells when a line matches."""
-
-    def __init__(self, wanted: str) -> None:
-        super().__init__()
-        self.wanted = wanted
-        self.found = threading.Event()
-
-    def write(self, text: str) -> int:
-        written = super().write(text)
-        if re.search(self.wanted, self.getvalue()):
-            self.found.set()
-        return written
-
-
 @pytest.mark.parametrize("terminal", [False, True])
 def test_progress_has_the_name_of_the_step(spark: SparkSession, tmp_path: Path, terminal: bool) -> None:
-    lines = Lines(r"counting them[^\n]*\d(/| of )4\b")
+    lines = io.StringIO()
     steps = Steps(spark, Console(file=lines, force_terminal=terminal, width=120), interval=0.1)
     go_on = tmp_path / "go on"
 
     def wait(rows: object) -> object:
-        waiting = threading.Event()
+        pause = threading.Event()
         while not go_on.exists():
-            waiting.wait(0.05)
+            pause.wait(0.05)
         return rows
 
     def let_go() -> None:
-        lines.found.wait(300)
+        pause = threading.Event()
+        while not re.search(r"counting them[^\n]*\d(/| of )4\b", lines.getvalue()):
+            pause.wait(0.05)
         go_on.touch()
 
-    threading.Thread(target=let_go).start()
+    threading.Thread(target=let_go, daemon=True).start()
     with steps.shown():
         steps.begin("counting them")
         assert spark.sparkContext.getLocalProperty("spark.job.description") == "counting them"
         assert spark.range(8, numPartitions=4).mapInArrow(wait, "id long").count() == 8  # type: ignore[arg-type]
     assert "counting them\n" in lines.getvalue().replace("\r", "")
-    assert lines.found.is_set()
     assert "executor" not in lines.getvalue()
 
 
@@ -69,9 +54,3 @@ def test_a_cluster_without_a_free_executor_is_told_of(tmp_path: Path) -> None:
         process.stderr.close()
         process.wait()
     assert re.search(r"no executor has been given to this application for 3 s, and 8 tasks are waiting", said)
-
-
-def test_a_cluster_has_fewer_partitions_than_sparks_default() -> None:
-    for master in ("spark://host:7077", "sc://host:15002"):
-        assert settings(master)["spark.sql.shuffle.partitions"] == "64"
-    assert settings("local[2]")["spark.sql.shuffle.partitions"] == "16"
