@@ -179,7 +179,8 @@ class TestAvailableNow:
         rows = [row for _, batch in sorted(found.items()) for row in batch]
         assert [(position, int(number)) for _, position, number in rows] == [(each, each) for each in range(75_000)]
         assert len(found) == 3
-        assert all(len({task for task, _, _ in batch}) > 1 for batch in found.values())
+        *long_batches, _ = found.values()
+        assert all(len({task for task, _, _ in batch}) > 1 for batch in long_batches)
         sources = [json.loads(each.json)["sources"][0] for each in query.recentProgress if each["numInputRows"]]
         read, end = (
             [int(each[name]["offset"].partition("_")[2]) for each in sources] for name in ("endOffset", "latestOffset")
@@ -242,7 +243,7 @@ class TestAvailableNow:
 class TestBatch:
     def test_long_stream_is_read_in_parallel_tasks(self, source: SparkSession, long: str) -> None:
         rows = _read(source, long)
-        assert rows.rdd.getNumPartitions() == 3
+        assert rows.rdd.getNumPartitions() > 1
         number = "CAST(get_json_object(value, '$.number') AS INT)"
         counted = rows.selectExpr("count(*)", "count(DISTINCT position)", f"count_if(position = {number})").first()
         assert counted == (75_000, 75_000, 75_000)
