@@ -150,6 +150,24 @@ async def test_what_is_forgotten_may_have_changed(monkeypatch: pytest.MonkeyPatc
     assert not mcp_listen.Stream(listeners, 2, stream.honored).changed(), "one that comes later knows all"
 
 
+async def test_a_resource_that_is_named_twice_is_told_once() -> None:
+    listeners = mcp_listen.Listeners()
+    stream = mcp_listen.Stream(listeners, 1, SubscriptionFilter(resource_subscriptions=["note://todo"] * 2))
+    await listeners.publish(ResourceUpdated("note://todo"))
+    assert stream.changed() == [ResourceUpdated("note://todo")]
+
+
+async def test_listeners_beyond_the_limit_are_the_sdks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_listen, "MAX_LISTENERS", 0)
+    async with (
+        running(False) as (server, listeners),
+        httpx.AsyncClient(timeout=30) as client,
+        client.stream("POST", url(server), json=listen(toolsListChanged=True), headers=HEADERS) as response,
+    ):
+        assert response.status_code == 200
+        assert listeners.purgatory.num_delayed == 0
+
+
 async def test_the_client_of_the_sdk_is_told_what_it_has_named() -> None:
     async with (
         serving(mcp_listen.app) as server,
