@@ -169,7 +169,7 @@ def warn_once(app: Any, unsafe: UnsafeWrapper) -> None:
     logger.warning(
         "the waiting requests of %s are not parked, because %s wraps send: each keeps its task; %s. "
         "See 'Middlewares' in purgatory/uvicorn/PARKING.md",
-        type(app).__name__, name, unsafe.advice,
+        "an application" if app is None else type(app).__name__, name, unsafe.advice,
     )  # fmt: skip
 
 

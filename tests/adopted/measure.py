@@ -77,7 +77,7 @@ async def mcp(rebuilt: bool) -> Figures:
     """KiB of the server for one of 1,000 listeners that wait, and the seconds from SIGTERM to its end."""
     application = "examples.mcp_listen:app" if rebuilt else "purgatory.bench.web.mcp_sdk:app"
     command = [sys.executable, "-m", "purgatory.uvicorn" if rebuilt else "uvicorn", application, "--port", "0"]
-    request = mcp_sdk.request("note://todo")
+    request = mcp_sdk.listen("note://todo")
     with running([*command, "--loop", "uvloop", "--timeout-graceful-shutdown", "30", "--no-access-log"]) as server:
         listeners, before = [], 0.0
         for count in (100, WAITING):  # the first ones are to warm up

@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from purgatory import Delay, DelayedOperationPurgatory
 from purgatory.asgi import DelayedResponse, park_through, parking_statistics
+from purgatory.asgi.middleware import UnsafeWrapper, warn_once
 from purgatory.uvicorn import ParkingProtocol
 from tests.uvicorn.board import Board
 from tests.uvicorn.middlewares import BEHIND, PARKED, Application, MarkedFunction, Responder, answers, around
@@ -73,6 +74,15 @@ async def test_client_that_leaves_behind_base_http_middleware_is_no_fault(caplog
         await application.until_waiting(0)
     assert "Traceback" not in caplog.text
     assert "No response returned" not in caplog.text
+
+
+def test_an_application_without_a_framework_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    def wrapper() -> None: ...
+
+    for _ in range(2):
+        warn_once(None, UnsafeWrapper(wrapper, None, is_declared=False))
+    (record,) = caplog.records
+    assert record.getMessage().startswith("the waiting requests of an application are not parked")
 
 
 class TestWhichAreSafe:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-__all__ = ["app", "request"]
+__all__ = ["app", "listen"]
 
 _VERSION: Final = "2026-07-28"
 
@@ -45,7 +45,7 @@ routes = [Route("/publish", publish, methods=["POST"]), Route("/waiting", waitin
 app = server.streamable_http_app(custom_starlette_routes=routes)
 
 
-def request(uri: str) -> bytes:
+def listen(uri: str) -> bytes:
     """Return a client's request to listen for updates of a resource."""
     meta = {"protocolVersion": _VERSION, "clientCapabilities": {}}
     params = {

@@ -57,7 +57,7 @@ def listening(name: str, topic: str) -> bytes:
     if name == "MCP SDK":
         from purgatory.bench.web import mcp_sdk
 
-        return mcp_sdk.request(f"topic://{topic}")
+        return mcp_sdk.listen(f"topic://{topic}")
     return f"GET /wait?topic={topic} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
 
 
