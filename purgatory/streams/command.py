@@ -79,6 +79,7 @@ def add_to(subcommands: "Subcommands") -> None:
     add("event_stream_timeout", "SECONDS", "the longest duration of an event stream", float)
     add("heartbeat", "SECONDS", "the interval of an event stream's heartbeats", float)
     add("write_timeout", "SECONDS", "the time limit of a client that takes none of its response", float)
+    add("cool_after", "SECONDS", "the time after which a client that waits takes less memory; inf: never", float)
     add("max_body", "BYTES", "the largest request body", int)
     add("max_units", "N", "the greatest length of a stream, in bytes or JSON messages", int)
     add("max_streams", "N", "the greatest number of streams", int)

@@ -90,6 +90,7 @@ def _bound(kind: type[S], host: str, port: int) -> S:
 def application(settings: Settings) -> Application:
     """The application of a process that serves nothing else."""
     BoundedProtocol.write_timeout = settings.write_timeout
+    BoundedProtocol.cool_after = settings.cool_after
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     BoundedProtocol.most_connections = max(files - _FILES, files // 2)
     app = Application(settings, [Connections()])

@@ -60,6 +60,8 @@ class Settings:
     """Appends per second of one client address, above which answers are delayed; `None` is no limit."""
     write_timeout: float = 30.0
     """Time after which a client that takes none of its response is disconnected, in seconds."""
+    cool_after: float = 5.0
+    """Time after which the connection of a client that waits takes less memory, in seconds; infinity is never."""
     journal: str | None = None
     """Folder of the journal of finished reads and delayed answers; `None` is no journal."""
     instance: str = field(default_factory=lambda: f"streams-{socket.gethostname()}")
@@ -150,6 +152,12 @@ def _check_seconds(value: float) -> None:
         raise ValueError(f"must be more than 0 and at most 3600 seconds, not {value}")
 
 
+def _check_delay(value: float) -> None:
+    _check_type(value, (int, float), "a number of seconds")
+    if not value >= 0:
+        raise ValueError(f"must be at least 0 seconds, or inf for never, not {value}")
+
+
 def _check_rate(value: float) -> None:
     _check_type(value, (int, float), "a number")
     if not 0 < value < float("inf"):
@@ -175,6 +183,7 @@ _CHECKS: Final[Mapping[str, Callable[[Any], None]]] = {
     "allowed_hosts": _check_hosts,
     "allowed_origin": _check_origin,
     "append_rate": _check_rate,
+    "cool_after": _check_delay,
     "journal": _check_folder,
     "instance": _check_instance,
     **dict.fromkeys(("local_webhooks", "demo"), _check_switch),

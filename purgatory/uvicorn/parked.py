@@ -9,6 +9,7 @@ from uvicorn.protocols.utils import get_path_with_query_string
 
 from purgatory import TimerTask
 from purgatory.asgi.interface import Listener, Message
+from purgatory.uvicorn.cold import ColdTransport
 from purgatory.uvicorn.framing import CHUNKED, CLOSE, DEAF, HEAD, HTTP_1_0, PAUSED, STARTED
 from purgatory.uvicorn.shared import Shared
 
@@ -39,7 +40,7 @@ class QuietConnection(asyncio.Protocol, TimerTask):
     def __init__(self, shared: Shared, transport: asyncio.Transport, paused: bool) -> None:
         super().__init__()
         self.shared: Shared = shared
-        self.transport: asyncio.Transport = transport
+        self.transport: asyncio.Transport | ColdTransport = transport
         self.flags: int = 0
         self.buffered: int = 0
         """Bytes that the transport held when the client was last looked at."""
@@ -79,6 +80,26 @@ class QuietConnection(asyncio.Protocol, TimerTask):
             timer.cancel(self)
         else:
             timer.reschedule(self, timer.time() + seconds)
+
+    @property
+    def warm(self) -> asyncio.Transport:
+        """The transport of a connection that is not cold."""
+        assert not isinstance(self.transport, ColdTransport)
+        return self.transport
+
+    def rest(self) -> None:
+        """Have no transport any more after a while."""
+        if self.shared.cooling is not None:
+            self.shared.cooling.touch(self)
+
+    def cool(self) -> None:
+        """Have no transport any more, unless there is something to do for it."""
+        if self.held or self.flags & (PAUSED | DEAF) or self.transport.is_closing():
+            return
+        if self.transport.get_write_buffer_size():
+            self.rest()
+        else:
+            self.shared.watch.cool(self)
 
     # A parked request, as the application sees it.
 
@@ -185,6 +206,17 @@ class QuietConnection(asyncio.Protocol, TimerTask):
 
     # As the transport sees it.
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """The connection was cold and is to have this transport now."""
+        cold = self.transport
+        assert isinstance(cold, ColdTransport)
+        self.transport = transport
+        self.shared.protocol_class.limit_buffer(transport)
+        cold.hand_over(transport)
+        low_enough = transport.get_write_buffer_size() <= transport.get_write_buffer_limits()[1]
+        if self.flags & PAUSED and low_enough and not transport.is_closing():
+            self.resume_writing()
+
     def data_received(self, data: bytes) -> None:
         if self.flags & DEAF:
             return
@@ -199,16 +231,17 @@ class QuietConnection(asyncio.Protocol, TimerTask):
         # Reading goes on for a while: else the client's disconnect would not be seen.
         self.held += data
         if len(self.held) >= _HELD:
-            self.transport.pause_reading()
+            self.warm.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.shared.timer.cancel(self)
-        self.shared.server_state.connections.discard(self)
+        self._forget()
         listener, self.listener = self.listener, None
         if listener is not None:
             listener.disconnected()
 
     def pause_writing(self) -> None:
+        if self.flags & PAUSED:
+            return
         self.flags |= PAUSED
         self.buffered = self.transport.get_write_buffer_size()
         self.keep_alive_for(self.shared.protocol_class.write_timeout)
@@ -222,6 +255,7 @@ class QuietConnection(asyncio.Protocol, TimerTask):
         else:
             self.keep_alive_for(None)
             self.listener.resume_writing()
+        self.rest()
 
     # As the timer sees it.
 
@@ -241,17 +275,22 @@ class QuietConnection(asyncio.Protocol, TimerTask):
         data, self.held = self.held, b""
         if not self.transport.is_closing():
             if len(data) >= _HELD:
-                self.transport.resume_reading()
+                self.warm.resume_reading()
             self._wake(data).wait_for_more()
 
     def _wake(self, data: bytes) -> "ParkingProtocol":
         """Give way to uvicorn's protocol."""
         shared = self.shared
-        shared.timer.cancel(self)
-        shared.server_state.connections.discard(self)
+        self._forget()
         protocol = shared.protocol_class(shared.config, shared.server_state, shared.app_state)
-        protocol.take_over(self.transport)
+        protocol.take_over(self.warm)
         if self.flags & PAUSED:
             protocol.pause_writing()
         protocol.data_received(data)
         return protocol
+
+    def _forget(self) -> None:
+        self.shared.timer.cancel(self)
+        self.shared.server_state.connections.discard(self)
+        if self.shared.cooling is not None:
+            self.shared.cooling.discard(self)

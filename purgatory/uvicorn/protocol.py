@@ -1,6 +1,8 @@
 """uvicorn's protocol of a connection, while there is a request to parse or to handle."""
 
 import asyncio
+import math
+import os
 from typing import Any, ClassVar, cast
 
 from uvicorn.config import Config
@@ -15,6 +17,18 @@ from purgatory.uvicorn.shared import Shared
 __all__ = ["ParkingProtocol"]
 
 
+def _cool_after() -> float:
+    """The setting of the environment, which worker processes inherit."""
+    text = os.environ.get("PURGATORY_COOL_AFTER", "5")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0.0:
+        raise ValueError(f"PURGATORY_COOL_AFTER must be seconds, or inf for never, not {text!r}")
+    return seconds
+
+
 class ParkingProtocol(HttpToolsProtocol):
     """uvicorn's own httptools protocol, with the ASGI extension `purgatory.parking`.
 
@@ -25,6 +39,9 @@ class ParkingProtocol(HttpToolsProtocol):
 
     settle_after: ClassVar[float] = 0.1
     """Seconds. A connection that is used more often keeps its parser."""
+    cool_after: ClassVar[float] = _cool_after()
+    """Seconds after which a quiet connection is cold: it gives its transport away, and takes a kibibyte less. With
+    infinity it never is. A client that then sends something costs a new transport."""
     first_request_timeout: ClassVar[float | None] = None
     """Seconds after which a connection without a request is closed. With `None` it is not, as with uvicorn alone."""
     most_behind: ClassVar[int | None] = None
@@ -50,7 +67,12 @@ class ParkingProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.limit_buffer(transport)
         self.shared.settling.touch(self)
+
+    @staticmethod
+    def limit_buffer(transport: asyncio.Transport) -> None:
+        """Set the size of a new transport's buffer at which a response pauses. It is the transport's own."""
 
     def take_over(self, transport: asyncio.Transport) -> None:
         """Take the place of a quiet connection, on which data has come."""
@@ -145,6 +167,7 @@ class ParkingProtocol(HttpToolsProtocol):
         self.connections.add(cast(Any, quiet))
         self.flow.resume_reading()
         self.transport.set_protocol(quiet)
+        quiet.rest()
         self._let_go()
 
     def _let_go(self) -> None:

@@ -1,6 +1,7 @@
 """The state that the connections of a server share."""
 
 import logging
+import math
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any
 
@@ -8,10 +9,12 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from purgatory import IdleTracker, WheelTimer
+from purgatory.uvicorn.cold import Watch
 from purgatory.uvicorn.framing import Framing
 from purgatory.uvicorn.sender import parkable
 
 if TYPE_CHECKING:
+    from purgatory.uvicorn.parked import QuietConnection
     from purgatory.uvicorn.protocol import ParkingProtocol
 
 __all__ = ["Shared"]
@@ -26,12 +29,14 @@ class Shared:
         "app_state",
         "config",
         "context",
+        "cooling",
         "framing",
         "is_stopping",
         "protocol_class",
         "server_state",
         "settling",
         "timer",
+        "watch",
     )
 
     def __init__(
@@ -53,6 +58,12 @@ class Shared:
             protocol_class.settle_after, on_idle=protocol_class.settle, tick=protocol_class.settle_after / 10
         )
         """The connections that keep their parser, by the time of their last response."""
+        self.cooling: IdleTracker[QuietConnection] | None = None
+        """The quiet connections that have a transport. With `None` they keep it."""
+        if protocol_class.cool_after < math.inf:
+            self.cooling = IdleTracker(max(protocol_class.cool_after, 0.001), on_idle=lambda quiet: quiet.cool())
+        self.watch: Watch = Watch()
+        """Of the connections that have none."""
         self.timer: WheelTimer = WheelTimer(tick=0.02, wheel_size=256)
         """For keep-alive and for clients that do not take what was sent."""
         self.framing: Framing = Framing()

@@ -418,7 +418,7 @@ class TestArguments:
     def test_defaults_are_those_of_the_command(self) -> None:
         expected = {each.name: getattr(Settings(), each.name) for each in fields(Settings)}
         given = {name: each.default for name, each in inspect.signature(durable_streams).parameters.items()}
-        assert set(expected) - set(given) == {"write_timeout", "demo"}
+        assert set(expected) - set(given) == {"write_timeout", "cool_after", "demo"}
         changed = {"allowed_hosts": None, "instance": None}
         assert given == {**{name: expected[name] for name in given}, **changed}
         assert durable_streams().settings == Settings(allowed_hosts=None)

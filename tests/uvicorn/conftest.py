@@ -1,12 +1,22 @@
 """The fixtures of the tests of parked requests."""
 
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from purgatory.uvicorn import ParkingProtocol
 from tests.uvicorn.board import Board
 from tests.uvicorn.serving import PROTOCOLS, Client, Server, connected, serving
+
+
+@pytest.fixture(params=["warm", "cold"], autouse=True)
+def temperature(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether quiet connections keep their transports, or give them away as soon as they can."""
+    seconds = 0.0 if request.param == "cold" else math.inf
+    monkeypatch.setattr(ParkingProtocol, "cool_after", seconds)
+    monkeypatch.setenv("PURGATORY_COOL_AFTER", str(seconds))
 
 
 @pytest.fixture(params=PROTOCOLS)

@@ -27,6 +27,8 @@ made = 0
 
 
 class HttpToolsProtocol(ParkingProtocol):  # the tests ask for the name
+    cool_after = 0.0
+
     def connection_made(self, transport):
         global made
         made += 1
@@ -39,6 +41,11 @@ httptools_impl.HttpToolsProtocol = HttpToolsProtocol
 def pytest_terminal_summary(terminalreporter):
     terminalreporter.line(f"connections with ParkingProtocol: {made}")
 """
+
+
+@pytest.fixture
+def temperature() -> None:
+    """One of them is enough here: the other does less."""
 
 
 @pytest.mark.timeout(1200)

@@ -92,8 +92,6 @@ class BoundedProtocol(ParkingProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # A response pauses when more of it is here than what is not counted.
-        transport.set_write_buffer_limits(SMALL)
         if self.most_connections is not None and len(self.connections) > self.most_connections:
             BoundedProtocol.refused += 1
             now = self.loop.time()
@@ -105,6 +103,11 @@ class BoundedProtocol(ParkingProtocol):
             self._is_deaf = True
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "the server has too many connections", [RETRY])
             transport.close()
+
+    @staticmethod
+    def limit_buffer(transport: asyncio.Transport) -> None:
+        # A response pauses when more of it is here than what is not counted.
+        transport.set_write_buffer_limits(SMALL)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_deadline()

@@ -1,0 +1,227 @@
+"""Connections without a transport: a descriptor each, and one epoll for all, which the loop watches.
+
+A transport takes a kibibyte, for reading and writing, and a client that waits does neither.
+"""
+
+import asyncio
+import os
+import select
+import socket
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from purgatory.uvicorn.parked import QuietConnection
+
+__all__ = ["ColdTransport", "Watch"]
+
+_AT_ONCE: Final = 64
+"""Clients that are looked at in one iteration of the loop."""
+
+_NOBODY: Final = asyncio.Protocol()
+"""The protocol of a transport that is given away."""
+
+
+class _Epoll:
+    """Descriptors of which some can be read, or have hung up."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self.fileno = self._epoll.fileno
+        self.remove = self._epoll.unregister
+        self.close = self._epoll.close
+
+    def add(self, descriptor: int) -> None:
+        self._epoll.register(descriptor, select.EPOLLIN | select.EPOLLRDHUP)
+
+    def ready(self) -> list[int]:
+        return [descriptor for descriptor, _ in self._epoll.poll(0, _AT_ONCE)]
+
+
+class _Kqueue:
+    """The same, on macOS and the BSDs."""
+
+    def __init__(self) -> None:
+        self._select: Any = select  # its types are those of the platform that is checked
+        self._kqueue = self._select.kqueue()
+        self.fileno = self._kqueue.fileno
+        self.close = self._kqueue.close
+
+    def add(self, descriptor: int) -> None:
+        self._change(descriptor, self._select.KQ_EV_ADD)
+
+    def remove(self, descriptor: int) -> None:
+        self._change(descriptor, self._select.KQ_EV_DELETE)
+
+    def ready(self) -> list[int]:
+        return [event.ident for event in self._kqueue.control(None, _AT_ONCE, 0)]
+
+    def _change(self, descriptor: int, how: int) -> None:
+        self._kqueue.control([self._select.kevent(descriptor, self._select.KQ_FILTER_READ, how)], 0)
+
+
+class Watch:
+    """Sees when the clients of cold connections send something or hang up."""
+
+    __slots__ = ("_cold", "_count", "_poll", "_warming", "loop")
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._poll: _Epoll | _Kqueue | None = None
+        """Closed with the last cold connection, so that a server leaves no descriptor behind."""
+        self._cold: list[ColdTransport | None] = []
+        """By descriptor: they are small numbers, and a place in a list is smaller than one in a dictionary."""
+        self._count = 0
+        self._warming: set[asyncio.Task[Any]] = set()
+        """The event loop keeps only weak references."""
+
+    def __len__(self) -> int:
+        """The number of cold connections."""
+        return self._count
+
+    def cool(self, connection: "QuietConnection") -> None:
+        """Take the transport of a connection that has nothing to read or to write. Its client notices nothing.
+
+        The connection keeps it if it is none of a plain TCP or Unix socket, and as long as there is no descriptor left.
+        """
+        transport = connection.warm
+        own = transport.get_extra_info("socket")
+        if own is None or own.type != socket.SOCK_STREAM or transport.get_extra_info("sslcontext") is not None:
+            return
+        try:
+            descriptor = os.dup(own.fileno())
+            try:
+                cold = self._add(connection, descriptor)
+            except OSError:
+                os.close(descriptor)
+                raise
+        except OSError:
+            connection.rest()
+            return
+        connection.transport = cold
+        transport.set_protocol(_NOBODY)
+        transport.abort()  # it closes its own descriptor
+
+    def warm(self, cold: "ColdTransport", connection: socket.socket) -> None:
+        """Let a connection have a transport again, which calls its `connection_made`."""
+        quiet = cold.connection
+        making = self.loop.connect_accepted_socket(lambda: quiet, connection)
+        task = self.loop.create_task(making, context=quiet.shared.context)
+        self._warming.add(task)
+        task.add_done_callback(self._warming.discard)
+
+    def _add(self, connection: "QuietConnection", descriptor: int) -> "ColdTransport":
+        if self._poll is None:
+            poll = _Epoll() if hasattr(select, "epoll") else _Kqueue()
+            self.loop.add_reader(poll.fileno(), self._look)
+            self._poll = poll
+        self._poll.add(descriptor)
+        self._cold += [None] * (descriptor + 1 - len(self._cold))
+        cold = self._cold[descriptor] = ColdTransport(connection, descriptor)
+        self._count += 1
+        return cold
+
+    def remove(self, descriptor: int) -> None:
+        """Watch a descriptor no more."""
+        assert self._poll is not None
+        self._poll.remove(descriptor)
+        self._cold[descriptor] = None
+        self._count -= 1
+        if not self._count:
+            self.loop.remove_reader(self._poll.fileno())
+            self._poll.close()
+            self._poll = None
+
+    def _look(self) -> None:
+        for descriptor in [] if self._poll is None else self._poll.ready():
+            cold = self._cold[descriptor]
+            if cold is not None:  # else the one before has ended it
+                cold.look()
+
+
+class ColdTransport:
+    """What a quiet connection needs of a transport, while it is cold and until it has another one."""
+
+    __slots__ = ("_descriptor", "_is_closing", "_unsent", "connection")
+
+    def __init__(self, connection: "QuietConnection", descriptor: int) -> None:
+        self.connection: QuietConnection = connection
+        self._descriptor: int = descriptor
+        """A negative one, if it is not the owner any more."""
+        self._unsent: bytes = b""
+        self._is_closing: bool = False
+
+    def look(self) -> None:
+        """The client has sent something or hung up."""
+        connection = socket.socket(fileno=self._descriptor)
+        try:
+            has_hung_up = not connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            connection.detach()
+            return
+        except OSError:
+            has_hung_up = True
+        if has_hung_up:
+            connection.detach()
+            self.abort()
+        else:
+            self._warm(connection)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send data. What the socket does not take is left to a transport."""
+        sent = 0
+        if self._descriptor >= 0:
+            try:
+                sent = os.write(self._descriptor, data)
+            except BlockingIOError:
+                pass
+            except OSError:
+                self.abort()
+                return
+            if sent == len(data):
+                return
+            self._warm(socket.socket(fileno=self._descriptor))
+        if not self._is_closing:
+            self._unsent += memoryview(data)[sent:]
+            self.connection.pause_writing()
+
+    def get_write_buffer_size(self) -> int:
+        return len(self._unsent)
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def close(self) -> None:
+        """Close the connection when everything is sent."""
+        self._is_closing = True
+        if self._descriptor >= 0:
+            os.close(self._forget())
+            shared = self.connection.shared
+            shared.watch.loop.call_soon(self._lost, context=shared.context)
+
+    def abort(self) -> None:
+        """Close the connection."""
+        self._unsent = b""
+        self.close()
+
+    def hand_over(self, transport: asyncio.Transport) -> None:
+        """Leave the rest to a transport."""
+        if self._unsent:
+            transport.write(self._unsent)
+        if self._is_closing:
+            transport.close()
+        del self.connection
+
+    def _lost(self) -> None:
+        connection = self.connection
+        del self.connection
+        connection.connection_lost(None)
+
+    def _warm(self, connection: socket.socket) -> None:
+        self._forget()
+        self.connection.shared.watch.warm(self, connection)
+
+    def _forget(self) -> int:
+        """Let the descriptor have another owner."""
+        descriptor, self._descriptor = self._descriptor, -1
+        self.connection.shared.watch.remove(descriptor)
+        return descriptor

@@ -1,0 +1,201 @@
+"""Connections without a transport: what the other tests here, all with a threshold of zero too, do not show of them."""
+
+import asyncio
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from purgatory.uvicorn import ParkingProtocol
+from purgatory.uvicorn.cold import ColdTransport
+from tests.support.operations import turn
+from tests.uvicorn.board import Board
+from tests.uvicorn.serving import Client, Server, connected, serving
+
+
+@pytest.fixture
+def temperature(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ParkingProtocol, "cool_after", 0.0)
+
+
+async def cold(server: Server) -> Any:
+    """The only connection, once it is cold and its transport is closed."""
+    while True:
+        for connection in server.server_state.connections:
+            if isinstance(getattr(connection, "transport", None), ColdTransport):
+                await turn()
+                return connection
+        await turn()
+
+
+async def parked(board: Board, server: Server, client: Client, target: str = "/look") -> Any:
+    """The connection of a request that waits, cold."""
+    await client.send("GET", target)
+    await board.until_waiting(1)
+    return await cold(server)
+
+
+async def warming(connection: Any) -> None:
+    """Return when the connection is not watched any more, and has no transport yet."""
+    while len(connection.shared.watch):
+        await turn()
+    assert isinstance(connection.transport, ColdTransport)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def test_cold_connection_has_one_descriptor_and_no_timer(board: Board, server: Server, client: Client) -> None:
+    await client.request("GET", "/now")
+    before = descriptors()
+    connection = await parked(board, server, client)
+    shared = connection.shared
+    assert descriptors() == before + 1  # that of epoll
+    assert (len(shared.watch), len(shared.cooling), len(shared.timer)) == (1, 0, 0)
+    board.pin("hello")
+    assert (await client.receive()).body == b'["hello"]'
+    assert isinstance(connection.transport, ColdTransport)
+    client.writer.close()
+    await server.until()
+    assert descriptors() == before - 2
+    assert (len(shared.watch), len(shared.timer)) == (0, 0)
+
+
+async def test_connection_is_cold_after_its_time_and_not_before(board: Board) -> None:
+    class Later(ParkingProtocol):
+        cool_after = 0.3
+
+    async with serving(board.app, Later) as server, connected(server) as client:
+        began = time.monotonic()
+        await parked(board, server, client)
+        assert time.monotonic() - began >= Later.cool_after
+
+
+async def test_with_infinity_no_connection_gets_cold(board: Board) -> None:
+    class Never(ParkingProtocol):
+        cool_after = math.inf
+
+    async with serving(board.app, Never) as server, connected(server) as client:
+        await client.send("GET", "/look")
+        await board.until_waiting(1)
+        (connection,) = server.server_state.connections
+        assert connection.shared.cooling is None  # type: ignore[union-attr]
+
+
+async def test_connection_of_a_unix_socket_gets_cold(board: Board, tmp_path: Path) -> None:
+    async with serving(board.app, uds=str(tmp_path / "socket")) as server:
+        client = Client(*await asyncio.open_unix_connection(tmp_path / "socket"))
+        for seen in range(2):
+            await parked(board, server, client, f"/look?seen={seen}")
+            board.pin("hello")
+            assert (await client.receive()).body == b'["hello"]'
+        client.writer.close()
+        await server.until()
+
+
+async def test_without_a_descriptor_it_keeps_its_transport_for_a_while(
+    board: Board, server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    await client.request("GET", "/now")
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() - 1, hard))
+        await client.send("GET", "/look")
+        await board.until_waiting(1)
+        await asyncio.sleep(0.05)
+        (connection,) = server.server_state.connections
+        assert not isinstance(connection.transport, ColdTransport)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    await cold(server)
+
+
+async def test_look_without_a_cause_changes_nothing(board: Board, server: Server, client: Client) -> None:
+    connection = await parked(board, server, client)
+    connection.transport.look()
+    assert len(connection.shared.watch) == 1
+    board.pin("hello")
+    assert (await client.receive()).body == b'["hello"]'
+
+
+class TestMoments:
+    """Two things that happen before the loop has looked at the connection, or before it has its new transport."""
+
+    async def test_answer_after_a_reset_is_lost_and_the_connection_ends(
+        self, board: Board, server: Server, client: Client
+    ) -> None:
+        connection = await parked(board, server, client)
+        client.reset()
+        time.sleep(0.01)  # noqa: ASYNC251 - nobody is to look at the connection meanwhile
+        await turn()
+        board.pin("hello")
+        await server.until()
+        assert len(connection.shared.watch) == 0
+
+    @pytest.mark.parametrize("is_seen", [False, True])
+    async def test_answer_comes_before_that_of_the_next_request(
+        self, board: Board, server: Server, client: Client, is_seen: bool
+    ) -> None:
+        connection = await parked(board, server, client)
+        client.writer.write(b"GET /now HTTP/1.1\r\nHost: x\r\n\r\n")
+        if is_seen:
+            await warming(connection)
+        board.pin("hello")
+        assert (await client.receive()).body == b'["hello"]'
+        assert (await client.receive()).body == b"now 0"
+
+    @pytest.mark.parametrize("how", ["close", "abort"])
+    async def test_it_is_closed(self, board: Board, server: Server, client: Client, how: str) -> None:
+        connection = await parked(board, server, client)
+        await client.send("GET", "/now")
+        await warming(connection)
+        getattr(connection.transport, how)()
+        await server.until()
+        await board.until_waiting(0)
+        assert await client.ended()
+
+    async def test_shutdown_with_the_rest_of_an_event_ends_by_the_time_limit(self, board: Board) -> None:
+        class Impatient(ParkingProtocol):
+            write_timeout = 0.3
+
+        async with serving(board.app, Impatient) as server, connected(server) as client:
+            connection = await parked(board, server, client, "/events")
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            while not connection.transport.get_write_buffer_size():
+                await board.until_waiting(1)
+                board.pin("x" * 10_000)
+                await turn()
+                connection = await cold(server) if not connection.transport.get_write_buffer_size() else connection
+            connection.shutdown()
+            await server.until()
+
+
+SCRIPT = "import purgatory.uvicorn; print(purgatory.uvicorn.ParkingProtocol.cool_after)"
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        (None, "5.0\n"),
+        ("0", "0.0\n"),
+        ("inf", "inf\n"),
+        ("never", "PURGATORY_COOL_AFTER must be seconds, or inf for never, not 'never'"),
+        ("-1", "PURGATORY_COOL_AFTER must be seconds, or inf for never, not '-1'"),
+        ("nan", "PURGATORY_COOL_AFTER must be seconds, or inf for never, not 'nan'"),
+    ],
+)
+def test_environment_has_the_time(setting: str | None, says: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PURGATORY_COOL_AFTER"}
+    if setting is not None:
+        environment["PURGATORY_COOL_AFTER"] = setting
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=60)
+    assert says in done.stdout + done.stderr
