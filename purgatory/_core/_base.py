@@ -705,7 +705,7 @@ class PurgatoryBase:
             self._refuse_new(operation)
         operation._purgatory_owner = owner
         if listeners is not None:
-            listeners.arrive(operation, distinct, now, operation._purgatory_timeout)
+            listeners.arrive(operation, distinct, now)
         operation._purgatory_try()
         if operation._purgatory_state is ARRIVING:
             try:

@@ -49,22 +49,24 @@ Listener: TypeAlias = Callable[[FinishedOperation], object]
 class _Timed(Protocol):
     """An operation, as it is read here."""
 
+    _purgatory_timeout: float
     _timer_deadline: float
 
 
 class Listeners:
     """The listeners of one purgatory, and the arrivals of the operations that will have a record."""
 
-    __slots__ = ("_arrivals", "_calling", "_clock", "_name", "_waiting", "all")
+    __slots__ = ("_arrivals", "_calling", "_clock", "_name", "_rescheduled", "_waiting", "all")
 
     def __init__(self, name: str, clock: Clock, listener: Listener) -> None:
         self._name = name
         self._clock = clock
         self.all: tuple[Listener, ...] = (listener,)
         """The listeners, in the order in which they were added. Replaced as a whole."""
-        self._arrivals: dict[int, tuple[float, tuple[Hashable, ...], float | None, float | None]] = {}
-        """The time, keys, timeout and deadline of the operations that will have a record, by `id`. The deadline is in
-        seconds from the time."""
+        self._arrivals: dict[int, tuple[float, tuple[Hashable, ...]]] = {}
+        """The time and keys of the operations that will have a record, by `id`."""
+        self._rescheduled: dict[int, tuple[float | None, float | None]] = {}
+        """The timeout of those that were rescheduled, and their deadline in seconds from the time."""
         self._calling = False
         self._waiting: deque[FinishedOperation] = deque()
         """Records that the listeners have not been called with yet."""
@@ -78,25 +80,25 @@ class Listeners:
         self.all = tuple(remaining)
         return True
 
-    def arrive(self, operation: object, keys: tuple[Hashable, ...], now: float, timeout: float) -> None:
-        """Note the arrival of an operation; a `timeout` of infinity is none."""
-        seconds = timeout if timeout < inf else None
-        self._arrivals[id(operation)] = (now, keys, seconds, seconds)
+    def arrive(self, operation: object, keys: tuple[Hashable, ...], now: float) -> None:
+        """Note the arrival of an operation."""
+        self._arrivals[id(operation)] = (now, keys)
 
     def reschedule(self, operation: _Timed, timeout: float | None) -> None:
         """Note that a deadline has been moved to `timeout` seconds from now."""
         arrival = self._arrivals.get(id(operation))
         if arrival is not None:
-            arrived, keys, _, _ = arrival
-            deadline = operation._timer_deadline
-            self._arrivals[id(operation)] = (arrived, keys, timeout, deadline - arrived if deadline < inf else None)
+            self._rescheduled[id(operation)] = timeout, _finite(operation._timer_deadline - arrival[0])
 
     def finish(self, operation: _Timed, outcome: Outcome, missed: bool, now: float) -> None:
         """Call the listeners with the record of a finished operation, one record after the other."""
         arrival = self._arrivals.pop(id(operation), None)
         if arrival is None:
             return  # handed over before the first listener was added
-        arrived, keys, timeout, deadline = arrival
+        arrived, keys = arrival
+        timeout = deadline = _finite(operation._purgatory_timeout)
+        if self._rescheduled:
+            timeout, deadline = self._rescheduled.pop(id(operation), (timeout, deadline))
         waited = 0.0 if outcome == "completed_at_once" else now - arrived
         late = now - operation._timer_deadline if outcome == "expired" else None
         name = type(operation).__qualname__
@@ -124,3 +126,7 @@ class Listeners:
                     except BaseException as exception:  # a CancelledError too, of a future that it looked at
                         report(self._clock, f"a listener of the purgatory {self._name!r} raised", exception)
         exits.raise_first()
+
+
+def _finite(seconds: float) -> float | None:
+    return seconds if seconds < inf else None

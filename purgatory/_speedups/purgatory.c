@@ -713,7 +713,7 @@ hand_over(Core *core, Purgatory *self, Owner *owner, Operation *operation, PyObj
     if (!failed) {
         Py_XSETREF(operation->owner, (Owner *)Py_NewRef(owner));
         if (listeners != NULL) {
-            PyObject *done = PyObject_CallMethod(listeners, "arrive", "OOdd", operation, keys, now, operation->timeout);
+            PyObject *done = PyObject_CallMethod(listeners, "arrive", "OOd", operation, keys, now);
             failed = done == NULL ? -1 : 0;
             Py_XDECREF(done);
         }

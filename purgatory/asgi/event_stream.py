@@ -1,8 +1,10 @@
 """A response of server-sent events, made of operations or of an async iterator."""
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, Iterable
 from contextlib import suppress
+from functools import partial
 from inspect import isasyncgenfunction
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
@@ -10,10 +12,10 @@ from purgatory import DelayedOperation, OperationCancelled, PurgatoryClosed
 from purgatory.asgi.event import Event, chunk, encoded, end
 from purgatory.asgi.interface import BaseResponse, Message, Receive, Scope, Send, logger
 from purgatory.asgi.iterators import IteratedStream, chunks, send_chunks
-from purgatory.asgi.parking import Answers, Waiting, answers, count, park
+from purgatory.asgi.parking import Waiting, answers, count, park
 from purgatory.lowlevel import check_callback, seconds, take_result
 
-__all__ = ["EventStream", "Follow", "WaitingStream"]
+__all__ = ["EventStream", "WaitingStream"]
 
 T = TypeVar("T")
 
@@ -147,14 +149,14 @@ class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is insta
     def waiting_stream(self, follow: Follow[T]) -> "WaitingStream[T]":
         """The state of the response while the request is parked."""
         assert self.renderer is not None
-        return WaitingStream(answers(), follow, self.renderer, self.last_event_id, self.key)
+        return _Following(follow, self.renderer, self.last_event_id, self.key)
 
     async def _chunks(self, follow: Follow[T]) -> AsyncGenerator[bytes, None]:
         """What is sent for each operation, by a task that awaits it."""
         assert self.renderer is not None
         last_event_id = self.last_event_id
         with suppress(OperationCancelled):
-            while (operation := _followed(follow, last_event_id)) is not None:
+            while (operation := _followed(partial(follow, last_event_id))) is not None:
                 data, last = encoded(self.renderer(await operation))
                 last_event_id = last_event_id if last is None else last
                 yield data
@@ -163,26 +165,23 @@ class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is insta
 class WaitingStream(Waiting, Generic[T]):
     """A parked request that gets a stream of events."""
 
-    __slots__ = ("ending", "follow", "key", "last_event_id", "pauses", "render", "sent")
+    __slots__ = ("ending", "pauses", "sent")
 
-    def __init__(
-        self,
-        answers: Answers,
-        follow: Follow[T],
-        render: Render[T],
-        last_event_id: str | None,
-        key: Callable[[T], Hashable] | None,
-    ) -> None:
-        super().__init__(answers)
-        self.follow: Follow[T] = follow
-        self.render: Render[T] = render
-        self.last_event_id: str | None = last_event_id
-        self.key: Callable[[T], Hashable] | None = key
+    def __init__(self) -> None:
+        super().__init__(answers())
         self.pauses: int = 0
         """How many have paused the stream: the server, and a middleware that waits."""
         self.ending: bool = False
         self.sent: int = 0
         """Bytes of the last events: of a paused stream, those that the client has not taken yet."""
+
+    @abstractmethod
+    def follow(self) -> DelayedOperation[T] | None:
+        """The next operation. `None` ends the stream."""
+
+    @abstractmethod
+    def render(self, result: T) -> bytes:
+        """The events of an operation's result, as they are sent."""
 
     def begin(self, scope: Scope, send: Send, start: Message) -> bool:
         """Park the request and send the head. Returns whether the server could park it."""
@@ -202,7 +201,7 @@ class WaitingStream(Waiting, Generic[T]):
         if self.parked is None or self.pauses or self.operation is not None:
             return
         try:
-            operation = None if self.ending else _followed(self.follow, self.last_event_id)
+            operation = None if self.ending else _followed(self.follow)
             if operation is not None:
                 self.wait(operation)
                 return
@@ -222,14 +221,7 @@ class WaitingStream(Waiting, Generic[T]):
             return  # disconnected meanwhile
         operation = self.take()
         try:
-            result = take_result(operation)
-            if self.key is None:
-                data, last = encoded(self.render(result))
-            else:
-                key = (EventStream, self.key(result))
-                data, last = self.answers.shared(key, lambda: encoded(self.render(result)))
-            if last is not None:
-                self.last_event_id = last
+            data = self.render(take_result(operation))
             self.sent = len(data)
             self.parked.send(chunk(data))
         except OperationCancelled:
@@ -260,10 +252,38 @@ class WaitingStream(Waiting, Generic[T]):
         self.advance()
 
 
-def _followed(follow: Callable[[str | None], Any], last_event_id: str | None) -> DelayedOperation[Any] | None:
+class _Following(WaitingStream[T]):
+    """That of the functions of an `EventStream`."""
+
+    __slots__ = ("_follow", "_key", "_last_event_id", "_render")
+
+    def __init__(
+        self, follow: Follow[T], render: Render[T], last_event_id: str | None, key: Callable[[T], Hashable] | None
+    ) -> None:
+        super().__init__()
+        self._follow: Follow[T] = follow
+        self._render: Render[T] = render
+        self._last_event_id: str | None = last_event_id
+        self._key: Callable[[T], Hashable] | None = key
+
+    def follow(self) -> DelayedOperation[T] | None:
+        return self._follow(self._last_event_id)
+
+    def render(self, result: T) -> bytes:
+        if self._key is None:
+            data, last = encoded(self._render(result))
+        else:
+            key = (EventStream, self._key(result))
+            data, last = self.answers.shared(key, lambda: encoded(self._render(result)))
+        if last is not None:
+            self._last_event_id = last
+        return data
+
+
+def _followed(follow: Callable[[], Any]) -> DelayedOperation[Any] | None:
     """The next operation of a stream. `None` ends the stream."""
     try:
-        operation = follow(last_event_id)
+        operation = follow()
     except PurgatoryClosed:
         return None
     if operation is None:

@@ -190,10 +190,6 @@ class Hold:
             self._budget.check(self._client, size - self._size)
         self.count(size)
 
-    def check(self) -> None:
-        """Raise `Refusal` if the client's share, or the whole, is used up."""
-        self._budget.check(self._client)
-
     def count(self, size: int) -> None:
         """Hold `size` bytes from now on, which are there already."""
         size = size if size > SMALL else 0

@@ -211,7 +211,7 @@ class TestBytes:
                 holds[client, request] = hold, counted
             else:
                 more = 1 if step == "check" else counted - before
-                act = partial(hold.resize, size) if step == "resize" else hold.check
+                act = partial(hold.resize, size) if step == "resize" else partial(budget.check, client)
                 status = 429 if held(client) + more > share else 503 if held() + more > whole else None
                 if status is None or more <= 0:
                     act()

@@ -54,6 +54,11 @@ class Known:
     """The last one that was made: many readers are at the same position."""
     chunk_most: Extent = CHUNK
     """How much it was to have."""
+    keys: tuple[str] = field(init=False)
+    """Those of the reads that wait for it, which share this."""
+
+    def __post_init__(self) -> None:
+        self.keys = (self.stream.path,)
 
     def drop_recent(self) -> int:
         """Forget the appends, and return how many bytes they had."""

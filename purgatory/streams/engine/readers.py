@@ -155,7 +155,7 @@ class Readers:
         operation = Read(self, known.stream, position, timeout + patience, address, now)
         self.clients.enter(address)
         try:
-            self.purgatory.try_complete_else_watch(operation, [known.stream.path])
+            self.purgatory.try_complete_else_watch(operation, known.keys)
             if self._shared and not operation.done():
                 operation.last_look = LastLook(operation)
                 timer = self.purgatory.timer

@@ -11,9 +11,8 @@ from typing import Final
 
 from purgatory import DelayedOperation, PurgatoryFull
 from purgatory.asgi import Event, EventStream
-from purgatory.asgi.event import data_lines
-from purgatory.asgi.event_stream import Follow, WaitingStream
-from purgatory.asgi.parking import answers
+from purgatory.asgi.event import data_lines, encoded
+from purgatory.asgi.event_stream import WaitingStream
 from purgatory.lowlevel import take_result
 from purgatory.streams.admission import SMALL, Budget, Hold, Refusal, TooManyRequests, jittered
 from purgatory.streams.core import messages, offsets
@@ -78,7 +77,7 @@ class Events:
             headers.append((b"stream-sse-data-encoding", b"base64"))
         return _Response(self, headers)
 
-    def follow(self, last_event_id: str | None) -> Read | None:
+    def follow(self, last_event_id: str | None = None) -> Read | None:
         """The next operation; `None` ends the stream."""
         left = self.end - asyncio.get_running_loop().time()
         if self.operation is not None:
@@ -109,18 +108,26 @@ class _Response(EventStream["Chunk | Exception"]):
         super().__init__(events.follow, events.render, headers=headers)
         self._events = events
 
-    def waiting_stream(self, follow: Follow["Chunk | Exception"]) -> "_Counted":
-        return _Counted(follow, self._events)
+    def waiting_stream(self, follow: object) -> "_Counted":
+        return _Counted(self._events)
 
 
 class _Counted(WaitingStream["Chunk | Exception"]):
     """A parked event stream. What its client doesn't take is counted."""
 
-    __slots__ = ("hold",)
+    __slots__ = ("events", "hold")
 
-    def __init__(self, follow: Follow["Chunk | Exception"], events: Events) -> None:
-        super().__init__(answers(), follow, events.render, None, None)
-        self.hold: Hold = events.budget.hold(events.address)
+    def __init__(self, events: Events) -> None:
+        super().__init__()
+        self.events: Events = events
+        self.hold: Hold | None = None
+
+    def follow(self) -> Read | None:
+        return self.events.follow()
+
+    def render(self, chunk: Chunk | Exception) -> bytes:
+        data, _ = encoded(self.events.render(chunk))
+        return data
 
     def answer(self) -> None:
         operation = self.operation
@@ -134,21 +141,29 @@ class _Counted(WaitingStream["Chunk | Exception"]):
         assert isinstance(operation, Read)
         if isinstance(operation.chunk, Chunk) and operation.chunk.size > SMALL:
             try:
-                self.hold.check()
+                self.events.budget.check(self.events.address)
             except Refusal:
                 return False
         return True
 
+    def _count(self, size: int) -> None:
+        """Count what the client has not taken: few streams ever have any, and need a `Hold`."""
+        if self.hold is None:
+            if not size:
+                return
+            self.hold = self.events.budget.hold(self.events.address)
+        self.hold.count(size)
+
     def pause_writing(self) -> None:
-        self.hold.count(0 if self.parked is None else self.sent)  # it may just have ended
+        self._count(0 if self.parked is None else self.sent)  # it may just have ended
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        self.hold.count(0)
+        self._count(0)
         super().resume_writing()
 
     def disconnected(self) -> None:
-        self.hold.count(0)
+        self._count(0)
         super().disconnected()
 
 
