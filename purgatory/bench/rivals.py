@@ -1,15 +1,19 @@
 """The implementations that ours is compared with: the usual ones on asyncio, and the smallest operation of ours.
 
-They have no statistics, no checks of arguments and no containment of faults.
+The rivals have no statistics, no checks of arguments and no containment of faults.
 """
 
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final
 
-from purgatory import Clock, DelayedOperation, Handle
+from purgatory import Clock, DelayedOperation, DelayedOperationPurgatory, Handle
+from purgatory.bench.case import OURS
 
-__all__ = ["Call", "CallLaterPurgatory", "EventWaiters", "Operation"]
+__all__ = ["PENDING", "TIMEOUT", "Call", "CallLaterPurgatory", "EventWaiters", "Operation"]
+
+TIMEOUT: Final = 3600.0
 
 
 class Operation(DelayedOperation[None]):
@@ -62,15 +66,16 @@ class CallLaterPurgatory:
         self.watching: defaultdict[Hashable, set[Call]] = defaultdict(set)
         self._clock = clock
 
-    def try_complete_else_watch(self, call: Call, keys: Sequence[Hashable]) -> None:
-        """Complete `call` if its condition holds, else keep it."""
+    def try_complete_else_watch(self, call: Call, keys: Sequence[Hashable]) -> Call:
+        """Complete `call` if its condition holds, else keep it. Returns it."""
         if call.try_complete():
-            return
+            return call
         for key in keys:
             self.watching[key].add(call)
         call.keys = keys
         call.owner = self
         call.handle = self._clock.call_at(self._clock.time() + call.timeout, call.force_complete)
+        return call
 
     def forget(self, call: Call) -> None:
         """Remove what waited and is complete. Called by the call."""
@@ -82,29 +87,48 @@ class EventWaiters:
     """A task for each waiter, which waits for its `asyncio.Event` under `asyncio.timeout`."""
 
     def __init__(self) -> None:
-        self.keys: defaultdict[Hashable, set[asyncio.Event]] = defaultdict(set)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, keys: Sequence[Hashable], timeout: float, done: Callable[[bool], object]) -> asyncio.Event:
+    def start(self, timeout: float, done: Callable[[bool], object]) -> asyncio.Event:
         """Start a task that calls `done(expired)` once. Setting the event completes it."""
         event = asyncio.Event()
-        task = asyncio.create_task(self._wait(event, keys, timeout, done))
+        task = asyncio.create_task(self._wait(event, timeout, done))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return event
 
-    async def _wait(
-        self, event: asyncio.Event, keys: Sequence[Hashable], timeout: float, done: Callable[[bool], object]
-    ) -> None:
-        for key in keys:
-            self.keys[key].add(event)
+    async def _wait(self, event: asyncio.Event, timeout: float, done: Callable[[bool], object]) -> None:
         expired = False
         try:
             async with asyncio.timeout(timeout):
                 await event.wait()
         except TimeoutError:
             expired = True
-        finally:
-            for key in keys:
-                self.keys[key].discard(event)
         done(expired)
+
+
+Start = Callable[[int, Sequence[Hashable]], list[Any]]
+"""Starts so many waits for those keys, of a task or without one, and returns what completes them."""
+
+
+def _ours() -> Start:
+    watch = DelayedOperationPurgatory().try_complete_else_watch
+    return lambda count, keys: [watch(Operation(TIMEOUT), keys) for _ in range(count)]
+
+
+def _call_later() -> Start:
+    watch = CallLaterPurgatory(asyncio.get_running_loop()).try_complete_else_watch
+    return lambda count, keys: [watch(Call(TIMEOUT), keys) for _ in range(count)]
+
+
+def _event() -> Start:
+    start = EventWaiters().start
+    return lambda count, keys: [start(TIMEOUT, id) for _ in range(count)]
+
+
+PENDING: "Final[dict[str, tuple[Callable[[], Start], Callable[[Any], object]]]]" = {
+    OURS: (_ours, Operation.force_complete),
+    "call_later": (_call_later, Call.force_complete),
+    "Event + timeout": (_event, asyncio.Event.set),
+}
+"""For each implementation, what starts many at once, and what completes one of them."""

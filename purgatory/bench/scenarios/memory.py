@@ -3,57 +3,29 @@
 import asyncio
 import gc
 import time
-from collections.abc import Callable
 from statistics import median
 from typing import Any, Final
 
-from purgatory import DelayedOperationPurgatory
 from purgatory.bench import machine
-from purgatory.bench.case import OURS, Case, Figures, Metric, Scenario
-from purgatory.bench.rivals import Call, CallLaterPurgatory, EventWaiters, Operation
+from purgatory.bench.case import Case, Figures, Metric, Scenario
+from purgatory.bench.rivals import PENDING
 
-TIMEOUT: Final = 3600.0
 KEYS: Final = [(f"key-{number}",) for number in range(100)]
-
-
-Start = Callable[[tuple[str, ...]], object]
-
-
-def ours() -> Start:
-    watch = DelayedOperationPurgatory().try_complete_else_watch
-    return lambda keys: watch(Operation(TIMEOUT), keys)
-
-
-def _call_later() -> Start:
-    watch = CallLaterPurgatory(asyncio.get_running_loop()).try_complete_else_watch
-    return lambda keys: watch(Call(TIMEOUT), keys)
-
-
-def _event() -> Start:
-    start = EventWaiters().start
-    return lambda keys: start(keys, TIMEOUT, id)
-
-
-IMPLEMENTATIONS: "Final[dict[str, Callable[[], Start]]]" = {
-    OURS: ours,
-    "call_later": _call_later,
-    "Event + timeout": _event,
-}
+SLICE: Final = 1_000
 
 
 async def run(case: Case) -> Figures:
     """Start the operations of the case, with one key each, and measure while they are pending."""
-    start = IMPLEMENTATIONS[case.implementation]()
+    start = PENDING[case.implementation][0]()
     pending = case.parameters["pending"]
     started: list[Any] = [None] * pending
     await asyncio.sleep(0)
     gc.collect()
     gc.disable()
     before = machine.memory()
-    for number in range(pending):
-        started[number] = start(KEYS[number % len(KEYS)])
-        if number % 1000 == 0:
-            await asyncio.sleep(0)
+    for number in range(0, pending, SLICE):
+        started[number : number + SLICE] = start(SLICE, KEYS[number // SLICE % len(KEYS)])
+        await asyncio.sleep(0)
     await asyncio.sleep(0)
     held = machine.memory() - before
     collections = []
@@ -67,7 +39,7 @@ async def run(case: Case) -> Figures:
 SCENARIO = Scenario(
     name="memory",
     title="Memory of a pending operation, and the time of a full garbage collection",
-    implementations=IMPLEMENTATIONS,
+    implementations=PENDING,
     full=[{"pending": 100_000}, {"pending": 1_000_000}],
     quick=[{"pending": 20_000}],
     main=run,

@@ -16,69 +16,25 @@ from typing import Final
 
 from purgatory import DelayedOperationPurgatory
 from purgatory.bench.case import OURS, Case, Figures, Metric, Scenario
-from purgatory.bench.rivals import Call, CallLaterPurgatory, EventWaiters, Operation
+from purgatory.bench.rivals import PENDING, TIMEOUT, Operation
 
-TIMEOUT: Final = 30.0
 KEYS: Final = ("key",)
 FLOOR: Final = "future (floor)"
-
-
-Turns = Awaitable[None]
-Complete = Callable[[], object]
-
-
-def operations(purgatory: DelayedOperationPurgatory, pending: int) -> Callable[[], Turns]:
-    watch = purgatory.try_complete_else_watch
-
-    async def turn() -> None:
-        waiting = [watch(Operation(TIMEOUT), KEYS) for _ in range(pending)]
-        await asyncio.sleep(0)
-        for operation in waiting:
-            operation.force_complete()
-        await asyncio.sleep(0)
-
-    return turn
-
-
-def _calls(pending: int) -> Callable[[], Turns]:
-    watch = CallLaterPurgatory(asyncio.get_running_loop()).try_complete_else_watch
-
-    async def turn() -> None:
-        calls = [Call(TIMEOUT) for _ in range(pending)]
-        for call in calls:
-            watch(call, KEYS)
-        await asyncio.sleep(0)
-        for call in calls:
-            call.force_complete()
-        await asyncio.sleep(0)
-
-    return turn
-
-
-def _tasks(pending: int) -> Callable[[], Turns]:
-    start = EventWaiters().start
-
-    async def turn() -> None:
-        events = [start((), TIMEOUT, id) for _ in range(pending)]
-        await asyncio.sleep(0)
-        for event in events:
-            event.set()
-        await asyncio.sleep(0)
-
-    return turn
-
-
-CALLBACKS: "Final[dict[str, Callable[[int], Callable[[], Turns]]]]" = {
-    OURS: lambda pending: operations(DelayedOperationPurgatory(), pending),
-    "call_later": _calls,
-    "Event + timeout": _tasks,
-}
 
 
 async def run_callbacks(case: Case) -> Figures:
     """Start as many operations as the case says and complete them, again and again."""
     pending, times = case.parameters["pending"], case.parameters["times"]
-    turn = CALLBACKS[case.implementation](pending)
+    implementation, complete = PENDING[case.implementation]
+    start = implementation()
+
+    async def turn() -> None:
+        waiting = start(pending, KEYS)
+        await asyncio.sleep(0)
+        for each in waiting:
+            complete(each)
+        await asyncio.sleep(0)
+
     await turn()  # a warm-up; its dead entries stand for those that the last call leaves
     began = time.process_time()
     for _ in range(times):
@@ -86,11 +42,14 @@ async def run_callbacks(case: Case) -> Figures:
     return {"us": 1e6 * (time.process_time() - began) / (pending * times)}
 
 
-Waiting = list[Complete]
+Waiting = list[Callable[[], object]]
 """The calls that complete the present waits."""
 
 
-def _await_operation(waiting: Waiting) -> Callable[[], Awaitable[object]]:
+Wait = Callable[[], Awaitable[None]]
+
+
+def _await_operation(waiting: Waiting) -> Wait:
     watch = DelayedOperationPurgatory().try_complete_else_watch
 
     async def wait() -> None:
@@ -101,7 +60,7 @@ def _await_operation(waiting: Waiting) -> Callable[[], Awaitable[object]]:
     return wait
 
 
-def _await_event(waiting: Waiting) -> Callable[[], Awaitable[object]]:
+def _await_event(waiting: Waiting) -> Wait:
     async def wait() -> None:
         event = asyncio.Event()
         waiting.append(event.set)
@@ -111,7 +70,7 @@ def _await_event(waiting: Waiting) -> Callable[[], Awaitable[object]]:
     return wait
 
 
-def _await_future(waiting: Waiting) -> Callable[[], Awaitable[object]]:
+def _await_future(waiting: Waiting) -> Wait:
     loop = asyncio.get_running_loop()
 
     async def wait() -> None:
@@ -122,7 +81,7 @@ def _await_future(waiting: Waiting) -> Callable[[], Awaitable[object]]:
     return wait
 
 
-AWAITS: "Final[dict[str, Callable[[Waiting], Callable[[], Awaitable[object]]]]]" = {
+AWAITS: Final[dict[str, Callable[[Waiting], Wait]]] = {
     OURS: _await_operation,
     "Event + timeout": _await_event,
     FLOOR: _await_future,
@@ -157,7 +116,7 @@ async def run_awaits(case: Case) -> Figures:
 CALLBACK = Scenario(
     name="callback",
     title="Callback path: register and complete, no awaiting task",
-    implementations=CALLBACKS,
+    implementations=PENDING,
     full=[{"pending": 1_000, "times": 300}, {"pending": 100_000, "times": 2}],
     quick=[{"pending": 1_000, "times": 20}],
     main=run_callbacks,

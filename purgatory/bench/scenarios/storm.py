@@ -61,7 +61,7 @@ def call_later(storm: Storm) -> Start:
 
 def event(storm: Storm) -> Start:
     start = EventWaiters().start
-    return lambda: start((), storm.left(), lambda _: storm.note())
+    return lambda: start(storm.left(), lambda _: storm.note())
 
 
 IMPLEMENTATIONS: "Final[dict[str, Callable[[Storm], Start]]]" = {

@@ -58,11 +58,10 @@ def ours(log: Log, *, soon: bool) -> tuple[Wait, Publish]:
     async def wait(offset: int) -> None:
         await purgatory.try_complete_else_watch(Fetch(log, offset), KEY)
 
+    check = purgatory.check_and_complete_soon if soon else purgatory.check_and_complete
+
     async def publish() -> None:
-        if soon:
-            purgatory.check_and_complete_soon(KEY[0])
-        else:
-            purgatory.check_and_complete(KEY[0])
+        check(KEY[0])
 
     return wait, publish
 
@@ -139,10 +138,7 @@ async def run(case: Case) -> Figures:
     began = time.perf_counter()
     await publish()
     await beating
-    return {
-        "ms": 1e3 * (log.last - began),
-        "stall_ms": 1e3 * heartbeat.longest,
-    }
+    return {"ms": 1e3 * (log.last - began), "stall_ms": 1e3 * heartbeat.longest}
 
 
 SCENARIO = Scenario(
