@@ -12,7 +12,7 @@ import httptools
 from purgatory.bench.case import Figures, Metric
 from purgatory.bench.processes import Running
 
-__all__ = ["LOAD", "Client", "Meter", "WrongAnswer", "abort", "connect", "percentile"]
+__all__ = ["LOAD", "Client", "Meter", "WrongAnswer", "abort", "connect", "dial", "percentile"]
 
 C = TypeVar("C", bound="Client")
 
@@ -111,6 +111,11 @@ async def connect(port: int, count: int, make: Callable[[], C], pace: bool = Tru
             yield connection
         count -= some
         await asyncio.sleep(_AT_ONCE / _PACE if pace else 0)
+
+
+async def dial(server: Running) -> Client:
+    """One connection."""
+    return await anext(connect(server.port, 1, Client))
 
 
 def abort(clients: Iterable[Client]) -> None:

@@ -12,19 +12,17 @@ import psutil
 from purgatory import __core__
 from purgatory.bench.case import Loop
 
-__all__ = ["MIB", "SOURCE", "describe", "memory", "run"]
+__all__ = ["SOURCE", "describe", "memory", "run"]
 
 T = TypeVar("T")
-
-MIB = 1024 * 1024
 
 SOURCE = Path(__file__).parents[2]
 """The folder with `examples`, if this is the project's source and not an installed package."""
 
 
-def memory() -> float:
-    """The resident memory of this process, in MiB."""
-    return float(psutil.Process().memory_info().rss) / MIB
+def memory() -> int:
+    """The resident memory of this process, in bytes."""
+    return int(psutil.Process().memory_info().rss)
 
 
 def run(loop: Loop, main: Coroutine[Any, Any, T]) -> T:

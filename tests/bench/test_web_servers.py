@@ -9,7 +9,7 @@ import pytest
 from purgatory.bench.case import OURS
 from purgatory.bench.client import Client, connect
 from purgatory.bench.processes import Running, running
-from purgatory.bench.web.servers import POLLS, missing
+from purgatory.bench.web.servers import POLLS
 from tests.support.servers import program
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
@@ -17,10 +17,9 @@ pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
 @pytest.fixture(params=POLLS)
 async def server(request: pytest.FixtureRequest) -> AsyncIterator[Running]:
-    name: str = request.param
-    if missing(name) is not None:
+    if request.param == "Node":
         program("node", "nodejs")
-    with running(POLLS[name]) as server:
+    with running(POLLS[request.param]) as server:
         yield server
 
 

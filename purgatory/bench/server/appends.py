@@ -12,8 +12,8 @@ from itertools import chain
 from typing import Final
 
 from purgatory.bench.case import Case, Figures, Metric, Scenario
-from purgatory.bench.client import LOAD, Client, Meter, WrongAnswer, connect, percentile
-from purgatory.bench.server.requests import ask, create, dial, head_of_post, read
+from purgatory.bench.client import LOAD, Client, Meter, WrongAnswer, connect, dial, percentile
+from purgatory.bench.server.requests import ask, create, head_of_post, read
 from purgatory.bench.server.servers import SERVERS, missing, running
 
 _STREAMS: Final = 16

@@ -5,10 +5,10 @@ import time
 from typing import Final
 from urllib.parse import quote
 
-from purgatory.bench.client import Client, WrongAnswer, connect
+from purgatory.bench.client import Client, WrongAnswer
 from purgatory.bench.processes import Running
 
-__all__ = ["OFFSET", "ask", "check", "create", "dial", "get", "head_of_post", "is_up_to_date", "quiet", "read"]
+__all__ = ["OFFSET", "ask", "check", "create", "get", "head_of_post", "quiet", "read"]
 
 OFFSET: Final = b"stream-next-offset"
 
@@ -30,11 +30,6 @@ def head_of_post(stream: str, size: int, method: str = "POST") -> bytes:
     return "\r\n".join([*lines, f"Content-Length: {size}", "", ""]).encode()
 
 
-async def dial(server: Running) -> Client:
-    """One connection."""
-    return await anext(connect(server.port, 1, Client))
-
-
 async def ask(connection: Client, data: bytes, *expected: int) -> None:
     """Send a request, and wait for its answer. Raises `WrongAnswer` if its status is none of those expected."""
     await connection.send(data)
@@ -47,15 +42,9 @@ def check(connection: Client, *expected: int) -> None:
         raise WrongAnswer(f"{connection.status} {connection.body[:200]!r}, and not {expected}")
 
 
-async def create(connection: Client, stream: str) -> bytes:
-    """Create a stream of text. Returns the offset of its tail."""
+async def create(connection: Client, stream: str) -> None:
+    """Create a stream of text."""
     await ask(connection, head_of_post(stream, 0, "PUT"), 201)
-    return connection.headers[OFFSET]
-
-
-def is_up_to_date(connection: Client) -> bool:
-    """Whether the last read has come to the end of the stream."""
-    return connection.headers.get(b"stream-up-to-date") == b"true"
 
 
 async def read(connection: Client, stream: str) -> bytes:
@@ -66,7 +55,7 @@ async def read(connection: Client, stream: str) -> bytes:
         await ask(connection, get(stream, offset=offset), 200)
         parts.append(connection.body)
         offset = connection.headers[OFFSET].decode()
-        if is_up_to_date(connection):
+        if connection.headers.get(b"stream-up-to-date") == b"true":
             return b"".join(parts)
 
 

@@ -1,8 +1,9 @@
-"""A small application whose handler returns a `DelayedResponse`: parked or not, as the server does."""
+"""Two small applications, of a `DelayedResponse` and of an `EventStream`: parked or not, as the server does."""
 
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeAlias
 
 from starlette.applications import Starlette
@@ -11,13 +12,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory
-from purgatory.asgi import DelayedResponse, closing_on_shutdown
+from purgatory.asgi import DelayedResponse, Event, EventStream, closing_on_shutdown
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
+HEARTBEATS = 15.0
+"""Seconds between the heartbeats of an idle stream, as by default in the libraries beside it."""
 
-class Poll(DelayedOperation[int]):
-    """Waits until a topic has more than `after` messages; yields how many it has."""
+
+class Follow(DelayedOperation[range]):
+    """Waits until a topic has more than `after` messages; yields the numbers of those that follow."""
 
     __slots__ = ("after", "counts", "topic")
 
@@ -30,8 +34,8 @@ class Poll(DelayedOperation[int]):
     def try_complete(self) -> bool:
         return self.counts[self.topic] > self.after and self.force_complete()
 
-    def on_complete(self) -> int:
-        return self.counts[self.topic]
+    def on_complete(self) -> range:
+        return range(self.after + 1, self.counts[self.topic] + 1)
 
 
 @asynccontextmanager
@@ -42,13 +46,38 @@ async def lifespan(app: Starlette) -> AsyncIterator[dict[str, Any]]:
         yield {"purgatory": purgatory, "counts": Counter()}
 
 
+def count(numbers: range) -> Response:
+    """Return an answer with the number of the last message."""
+    return JSONResponse(numbers.stop - 1)
+
+
 async def wait(request: Request) -> Response:
     """`GET /wait`."""
     query = request.query_params
     topic = query["topic"]
-    poll = Poll(request.state.counts, topic, int(query["after"]), float(query.get("timeout", "300")))
+    poll = Follow(request.state.counts, topic, int(query["after"]), float(query.get("timeout", "300")))
     request.state.purgatory.try_complete_else_watch(poll, [topic])
-    return DelayedResponse(poll, JSONResponse)
+    return DelayedResponse(poll, count)
+
+
+def follow(
+    purgatory: DelayedOperationPurgatory, counts: Counter[str], topic: str, last_event_id: str | None
+) -> DelayedOperation[range]:
+    """Wait for what comes after the last event."""
+    operation = Follow(counts, topic, int(last_event_id or 0), HEARTBEATS)
+    return purgatory.try_complete_else_watch(operation, [topic])
+
+
+def render(numbers: range) -> list[Event]:
+    """Return the events of those numbers."""
+    return [Event(str(number), id=str(number)) for number in numbers]
+
+
+async def stream(request: Request) -> Response:
+    """`GET /wait` of event streams."""
+    state, topic = request.state, request.query_params["topic"]
+    # The numbers are the key: streams that get the same events are rendered once.
+    return EventStream(partial(follow, state.purgatory, state.counts, topic), render, key=lambda numbers: numbers)
 
 
 async def publish(request: Request) -> Response:
@@ -70,7 +99,7 @@ async def now(request: Request) -> Response:
 
 
 def routes(wait: Handler, publish: Handler, waiting: Handler) -> list[Route]:
-    """The routes of both applications."""
+    """The routes of each application."""
     return [
         Route("/wait", wait),
         Route("/publish", publish, methods=["POST"]),
@@ -80,3 +109,4 @@ def routes(wait: Handler, publish: Handler, waiting: Handler) -> list[Route]:
 
 
 app: Starlette = Starlette(routes=routes(wait, publish, waiting), lifespan=lifespan)
+events: Starlette = Starlette(routes=routes(stream, publish, waiting), lifespan=lifespan)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from purgatory.bench.case import Case, Figures, Metric, Scenario
-from purgatory.bench.client import Client, abort, connect
+from purgatory.bench.client import Client, abort, connect, dial
 from purgatory.bench.processes import allow_open_files, running
 from purgatory.bench.web.servers import EVENTS, SETTLED, listening, missing, until_waiting
 
@@ -81,7 +81,7 @@ async def run(case: Case) -> Figures:
     allow_open_files(count)
     figures: Figures = {}
     with running(EVENTS[case.implementation]) as server:
-        control = await anext(connect(server.port, 1, Client))
+        control = await dial(server)
         one, all_ = _Topic("one"), _Topic("all")
         await one.open(1, server.port, case.implementation)
         await until_waiting(control, 1)
@@ -136,5 +136,5 @@ SCENARIO = Scenario(
         Metric("stop_clean", "streams that SIGTERM ended properly", "%"),
         Metric("stop_missed", "clients that missed the event just before SIGTERM", "%"),
     ),
-    missing=lambda case: missing(case.implementation),
+    missing=missing,
 )

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from purgatory.bench.case import OURS
+from purgatory.bench.case import OURS, Case
 from purgatory.bench.client import Client
 
 __all__ = ["EVENTS", "POLLS", "SETTLED", "listening", "missing", "until_waiting"]
@@ -31,24 +31,32 @@ POLLS: Final = {
 _GRACE: Final = ["--timeout-graceful-shutdown", "5"]
 
 EVENTS: Final = {
-    OURS: [*_PARKING, *_GRACE, "purgatory.bench.web.event_streams:app"],
-    "not parked": [*_OWN, *_GRACE, "purgatory.bench.web.event_streams:app"],
+    OURS: [*_PARKING, *_GRACE, "purgatory.bench.web.delayed:events"],
+    "not parked": [*_OWN, *_GRACE, "purgatory.bench.web.delayed:events"],
     "sse-starlette": [*_OWN, *_GRACE, "purgatory.bench.web.sse_starlette:app"],
     "fastapi.sse": [*_OWN, *_GRACE, "purgatory.bench.web.fastapi_sse:app"],
     "MCP SDK": [*_OWN, *_GRACE, "purgatory.bench.web.mcp_sdk:app"],
 }
 
 
-def missing(name: str) -> str | None:
-    """The reason if the server of that name cannot run here."""
+_NEEDED: Final = {
+    "sse-starlette": ("sse_starlette", "sse-starlette"),
+    "fastapi.sse": ("fastapi.sse", "fastapi 0.135 or newer"),
+    "MCP SDK": ("mcp.server.subscriptions", "mcp 2.3 or newer"),
+}
+"""The module that a server imports, and what brings it."""
+
+
+def missing(case: Case) -> str | None:
+    """The reason if a case cannot be measured here."""
+    name = case.implementation
     if name == "Node" and shutil.which("node") is None:
         return "node is not installed"
-    if name == "sse-starlette" and find_spec("sse_starlette") is None:
-        return "sse-starlette is not installed"
-    if name == "fastapi.sse" and (find_spec("fastapi") is None or find_spec("fastapi.sse") is None):
-        return "fastapi 0.135 or newer is not installed"
-    if name == "MCP SDK" and (find_spec("mcp") is None or find_spec("mcp.server.subscriptions") is None):
-        return "mcp 2.3 or newer is not installed"
+    if name in _NEEDED:
+        module, package = _NEEDED[name]
+        # Without its package, `find_spec` raises for a module.
+        if find_spec(module.partition(".")[0]) is None or find_spec(module) is None:
+            return f"{package} is not installed"
     return None
 
 
