@@ -5,17 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Final, Literal, TypeAlias
 
-__all__ = [
-    "BEFORE",
-    "IN_PYTHON",
-    "LOOPS",
-    "OURS",
-    "Case",
-    "Figures",
-    "Measured",
-    "Metric",
-    "Scenario",
-]
+__all__ = ["BEFORE", "IN_PYTHON", "LOOPS", "OURS", "Case", "Figures", "Measured", "Metric", "Scenario"]
 
 Figures: TypeAlias = "dict[str, float]"
 """The figures of one run of a case, by the keys of its scenario's metrics."""
@@ -93,16 +83,15 @@ class Scenario:
 
     def before_and_after(self, cases: Iterable[Case]) -> list[Case]:
         """The cases that measure this library, each followed by the same one with the library of another checkout."""
-        return [each for case in cases if self._is_ours(case) for each in (case, _varied(case, BEFORE))]
+        return [each for case in cases if _is_ours(case) for each in (case, _varied(case, BEFORE))]
 
     def on_both_cores(self, cases: Iterable[Case]) -> list[Case]:
         """The cases, each that measures this library followed by the same one with the core in Python."""
-        return [
-            each for case in cases for each in ((case, _varied(case, IN_PYTHON)) if self._is_ours(case) else (case,))
-        ]
+        return [each for case in cases for each in (case, *([_varied(case, IN_PYTHON)] if _is_ours(case) else []))]
 
-    def _is_ours(self, case: Case) -> bool:
-        return case.implementation.startswith(OURS)
+
+def _is_ours(case: Case) -> bool:
+    return case.implementation.startswith(OURS)
 
 
 def _varied(case: Case, suffix: str) -> Case:

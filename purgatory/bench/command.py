@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> None:
         _write(output, about, measured, missing)
     tables = Console(width=None if sys.stdout.isatty() else 140)
     for name, finished in measured.items():
-        tables.print(Markdown(report.markdown(report.table(find(name), finished))))
+        tables.print(Markdown(report.table(find(name), finished)))
         for each in finished:
             if each.failed is not None:
                 why = each.failed.splitlines()[-1]
@@ -172,11 +172,11 @@ def _write(
     directory: Path, about: dict[str, Any], measured: dict[str, list[Measured]], missing: dict[str, str]
 ) -> None:
     report.save(directory / "results.json", about, measured, missing)
-    tables = [table for table in (summary(measured, loop) for loop in LOOPS) if table.rows]
+    tables = [table for loop in LOOPS if (table := summary(measured, loop))]
     tables += [report.table(find(name), cases) for name, cases in measured.items()]
     described = ", ".join(f"{name} {value}" for name, value in about["machine"].items())
     head = f"`{about['command']}`, {about['began']}, {about['rounds']} rounds, on {described}. {LEGEND}"
-    (directory / "results.md").write_text("\n\n".join([head, *map(report.markdown, tables)]) + "\n")
+    (directory / "results.md").write_text("\n\n".join([head, *tables]) + "\n")
     for loop in LOOPS:
         plots.draw(measured, loop, directory)
 

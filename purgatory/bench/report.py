@@ -7,10 +7,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from purgatory.bench.case import BEFORE, IN_PYTHON, OURS, Case, Measured, Metric, Scenario
-from purgatory.bench.registry import EVERY, find
+from purgatory.bench.case import BEFORE, IN_PYTHON, OURS, Case, Measured, Scenario
+from purgatory.bench.registry import find
 
-__all__ = ["Group", "Spread", "Table", "groups", "load", "markdown", "save", "table"]
+__all__ = ["Group", "Spread", "groups", "load", "markdown", "number", "save", "table"]
 
 
 HOW_MUCH: Final = {"requests", "steps", "waits", "times", "seconds"}
@@ -40,12 +40,10 @@ class Group:
     members: dict[str, Measured]
 
     def __str__(self) -> str:
-        parameters = [f"{name} {value:,}" if isinstance(value, int) else f"{value}" for name, value in self.shown()]
-        return ", ".join([self.loop, *parameters])
-
-    def shown(self) -> Iterable[tuple[str, Any]]:
-        """The parameters that tell it from other groups, without those for the amount of work."""
-        return [(name, value) for name, value in self.parameters.items() if name not in HOW_MUCH]
+        shown = [(name, value) for name, value in self.parameters.items() if name not in HOW_MUCH]
+        return ", ".join(
+            [self.loop, *(f"{name} {value:,}" if isinstance(value, int) else value for name, value in shown)]
+        )
 
     def spread(self, implementation: str, metric: str) -> Spread:
         """The spread of one figure of one implementation."""
@@ -58,20 +56,13 @@ class Group:
         return OURS if same == implementation else same
 
     def ratio(self, implementation: str, metric: str) -> Spread | None:
-        """The ratio of its figure to ours, round by round; `None` if ours is zero."""
+        """The ratio of its figure to ours, round by round; `None` if it is ours, or ours is zero or not measured."""
+        if implementation == OURS or OURS not in self.members:
+            return None
         ours = self.members[self.reference(implementation)].rounds
         theirs = self.members[implementation].rounds
         ratios = [other[metric] / own[metric] for own, other in zip(ours, theirs, strict=False) if own[metric]]
         return Spread.of(ratios) if ratios else None
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A scenario's figures as text, a row for each implementation of each group."""
-
-    title: str
-    columns: list[str]
-    rows: list[list[str]]
 
 
 def groups(measured: Iterable[Measured]) -> list[Group]:
@@ -86,8 +77,8 @@ def groups(measured: Iterable[Measured]) -> list[Group]:
     return list(found.values())
 
 
-def table(scenario: Scenario, measured: Iterable[Measured]) -> Table:
-    """The table of a scenario. Figures are medians of all rounds; a compared one has its ratio to ours beside it."""
+def table(scenario: Scenario, measured: Iterable[Measured]) -> str:
+    """The table of a scenario, a row for each implementation of each group, with its figures and ratios to ours."""
     columns = ["where", "what"]
     for metric in scenario.metrics:
         columns.append(f"{metric.label} ({metric.unit})" if metric.unit else metric.label)
@@ -95,20 +86,17 @@ def table(scenario: Scenario, measured: Iterable[Measured]) -> Table:
             columns.append("times ours")
     rows = []
     for group in groups(measured):
-        for number, implementation in enumerate(group.members):
-            row = ["" if number else str(group), implementation]
+        for place, implementation in enumerate(group.members):
+            row = ["" if place else str(group), implementation]
             for metric in scenario.metrics:
-                row += _cells(group, implementation, metric)
+                row.append(number(group.spread(implementation, metric.key).median))
+                if metric.compared:
+                    ratio = group.ratio(implementation, metric.key)
+                    row.append(
+                        f"{number(ratio.median)} ({number(ratio.least)} to {number(ratio.most)})" if ratio else ""
+                    )
             rows.append(row)
-    return Table(scenario.title, columns, rows)
-
-
-def _cells(group: Group, implementation: str, metric: Metric) -> list[str]:
-    cells = [number(group.spread(implementation, metric.key).median)]
-    if metric.compared:
-        ratio = group.ratio(implementation, metric.key) if OURS in group.members and implementation != OURS else None
-        cells.append(f"{number(ratio.median)} ({number(ratio.least)} to {number(ratio.most)})" if ratio else "")
-    return cells
+    return markdown(scenario.title, columns, rows)
 
 
 def number(value: float) -> str:
@@ -118,10 +106,10 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
-def markdown(table: Table) -> str:
-    """The table for a document."""
-    lines = [table.columns, ["---"] * len(table.columns), *table.rows]
-    return "\n".join([f"### {table.title}", "", *("| " + " | ".join(line) + " |" for line in lines)])
+def markdown(title: str, columns: list[str], rows: list[list[str]]) -> str:
+    """A table for a document."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join([f"### {title}", "", *("| " + " | ".join(line) + " |" for line in lines)])
 
 
 def save(path: Path, about: dict[str, Any], measured: dict[str, list[Measured]], missing: dict[str, str]) -> None:
@@ -132,10 +120,12 @@ def save(path: Path, about: dict[str, Any], measured: dict[str, list[Measured]],
             name: {
                 "title": find(name).title,
                 "metrics": {metric.key: f"{metric.label} ({metric.unit})" for metric in find(name).metrics},
-                "cases": [_written(each) for each in cases],
+                "cases": [
+                    {**asdict(each.case), "rounds": each.rounds, **({"failed": each.failed} if each.failed else {})}
+                    for each in cases
+                ],
             }
-            for name in EVERY
-            if (cases := measured.get(name))
+            for name, cases in measured.items()
         },
         "missing": missing,
     }
@@ -148,16 +138,9 @@ def load(path: Path) -> tuple[dict[str, Any], dict[str, list[Measured]]]:
     """Read a file that `save` has written: the description of the run, and the measured cases."""
     content = json.loads(path.read_text())
     measured = {
-        name: [_read(case) for case in scenario["cases"]] for name, scenario in content.pop("scenarios").items()
+        name: [
+            Measured(rounds=case.pop("rounds"), failed=case.pop("failed", None), case=Case(**case)) for case in cases
+        ]
+        for name, cases in ((name, scenario["cases"]) for name, scenario in content.pop("scenarios").items())
     }
     return content, measured
-
-
-def _written(measured: Measured) -> dict[str, Any]:
-    failed = {} if measured.failed is None else {"failed": measured.failed}
-    return {**asdict(measured.case), "rounds": measured.rounds, **failed}
-
-
-def _read(written: dict[str, Any]) -> Measured:
-    rounds, failed = written.pop("rounds"), written.pop("failed", None)
-    return Measured(Case(**written), rounds, failed)

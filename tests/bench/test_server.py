@@ -116,5 +116,5 @@ def test_figures_of_the_readme_are_those_that_were_measured() -> None:
         assert [each.case for each in cases[name]] == find(name).cases(False)
         assert {len(each.rounds) for each in cases[name]} == {about["rounds"]}
     readme = (ROOT / "purgatory" / "streams" / "README.md").read_text()
-    assert report.markdown(summary(cases, "uvloop")).partition("\n\n")[2] in readme
+    assert summary(cases, "uvloop").partition("\n\n")[2] in readme
     assert f"`{about['command']}`" in readme

@@ -37,7 +37,7 @@ def test_figures_in_the_readme_are_those_that_were_measured() -> None:
     about, cases = report.load(MEASURED / "readme" / "results.json")
     assert about["machine"]["asyncio-purgatory"].endswith("core in C")
     assert f"`{about['command']}`" in BENCH
-    table = report.markdown(summary(cases, "asyncio"))
+    table = summary(cases, "asyncio")
     rows = re.findall(r"^\| .* \| ([\d.]+ \w+) \| ([\d.,]+) \((.*)\) \|$", README, re.MULTILINE)
     rows = [row for row in rows if row[2] != "as it is"]
     assert len(rows) == 5
@@ -64,7 +64,7 @@ def test_figures_of_the_benchmark_are_those_that_were_measured() -> None:
         assert (about["rounds"], about["missing"]) == (3, {})
         assert f"`{about['command']}`" in BENCH
         cases |= measured
-    table = report.markdown(summary(cases, "asyncio")).partition("\n\n")[2]
+    table = summary(cases, "asyncio").partition("\n\n")[2]
     assert table in BENCH
     assert set(shown("uvicorn", "http")) <= set(table.splitlines())
     for picture in re.findall(r"measured/(\S+\.png)\)", BENCH):
@@ -75,7 +75,7 @@ def test_figures_of_event_streams_are_those_that_were_measured() -> None:
     _, measured = report.load(MEASURED / "events" / "results.json")
     cases, scenario = measured["events"], find("events")
     assert [each.case for each in cases] == scenario.cases(False)
-    assert shown("asgi", "events") == report.markdown(summary({"events": cases}, "uvloop")).splitlines()[4:]
+    assert shown("asgi", "events") == summary({"events": cases}, "uvloop").splitlines()[4:]
     ends = {each.case.implementation: [figures["stop_clean"] for figures in each.rounds] for each in cases}
     assert ends.pop(OURS) == [100] * 3
     assert [ends[name] for name in ("sse-starlette", "fastapi.sse", "MCP SDK")] == [[0] * 3] * 3
