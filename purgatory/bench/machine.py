@@ -2,6 +2,7 @@
 
 import asyncio
 import platform
+import re
 from collections.abc import Coroutine
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -52,11 +53,8 @@ def describe() -> dict[str, str]:
 
 def _processor() -> str:
     path = Path("/proc/cpuinfo")
-    if path.exists():
-        for line in path.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or "unknown"
+    found = re.search(r"^model name\s*:\s*(.*)$", path.read_text(), re.MULTILINE) if path.exists() else None
+    return found[1] if found else platform.processor() or "unknown"
 
 
 def _version(package: str) -> str:

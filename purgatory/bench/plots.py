@@ -26,14 +26,12 @@ def draw(measured: Mapping[str, Iterable[Measured]], loop: str, directory: Path)
     figure, axis = plt.subplots(figsize=(9.2, 1.3 + 0.34 * len(shown)))
     axis.axvline(1, color="black", linewidth=1)
     for position, name in enumerate(dict.fromkeys(name for line in shown for name in line.ratios)):
-        points = [(place, line.ratios[name]) for place, line in enumerate(shown) if name in line.ratios]
-        errors: Any = [
-            [ratio.median - ratio.least for _, ratio in points],
-            [ratio.most - ratio.median for _, ratio in points],
-        ]
+        places = [place for place, line in enumerate(shown) if name in line.ratios]
+        ratios = [shown[place].ratios[name] for place in places]
+        errors: Any = [[each.median - each.least for each in ratios], [each.most - each.median for each in ratios]]
         axis.errorbar(
-            [ratio.median for _, ratio in points],
-            [place for place, _ in points],
+            [each.median for each in ratios],
+            places,
             xerr=errors,
             fmt="osD^vPX*"[position % 8],
             color=COLOURS[position % len(COLOURS)],

@@ -27,11 +27,10 @@ def measure_apart(case: Case, baseline: Path | None = None) -> Figures:
     If the implementation's name ends with `BEFORE`, the library is that of the checkout `baseline`. The scenario is
     always that of this checkout. If it ends with `IN_PYTHON`, the core is the one in Python.
     """
-    before = baseline is not None and case.implementation.endswith(BEFORE)
-    in_python = case.implementation.endswith(IN_PYTHON)
-    described = replace(case, implementation=case.implementation.removesuffix(BEFORE).removesuffix(IN_PYTHON))
-    source = baseline if baseline is not None and before else machine.SOURCE
-    core = {"PURGATORY_PURE": "1"} if in_python else {}
+    name = case.implementation
+    described = replace(case, implementation=name.removesuffix(BEFORE).removesuffix(IN_PYTHON))
+    source = baseline if baseline is not None and name.endswith(BEFORE) else machine.SOURCE
+    core = {"PURGATORY_PURE": "1"} if name.endswith(IN_PYTHON) else {}
     command = [sys.executable, "-P", str(Path(__file__).with_name("worker.py")), json.dumps(asdict(described))]
     path = [str(source), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, **core, "PYTHONPATH": os.pathsep.join(path)}

@@ -88,9 +88,8 @@ _KINDS: Final[dict[str, Callable[[], _LongPoll | _Events]]] = {"long poll": _Lon
 
 async def _measured(case: Case) -> Figures:
     gc.disable()
-    parameters = case.parameters
-    allow_open_files(parameters["readers"])
-    count, kind = parameters["readers"], _KINDS[parameters["by"]]
+    count, kind, times = case.parameters["readers"], _KINDS[case.parameters["by"]], case.parameters["times"]
+    allow_open_files(count)
     took, cpu, load = [], [], []
     with running(case.implementation) as server:
         first = await dial(server)
@@ -107,7 +106,7 @@ async def _measured(case: Case) -> Figures:
         )
         await quiet(server)
         kib = (server.memory() - empty) / count
-        for number in range(parameters["times"]):
+        for number in range(times):
             message = b"%08d " % number + b"." * (_SIZE - 9)
             writer = await dial(server)
             meter, began = Meter(server), time.perf_counter()
