@@ -74,8 +74,23 @@ REFUSED: dict[str, tuple[bytes, int, str]] = {
     "CONNECT": (b"CONNECT evil:80 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", 400, NO_PROXY),
     # The parser's exception was logged as a fatal error, and the answer was missing.
     "CONNECT with an upgrade": (b"CONNECT /health HTTP/1.1\r\nHost: 127.0.0.1\r\n" + UPGRADE + b"\r\n", 400, NO_PROXY),
-    "gzip": (POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501, CODING),
-    "identity": (POST + b"Transfer-Encoding: identity, chunked\r\n\r\n0\r\n\r\n", 501, CODING),
+    **{
+        coding: (POST + f"Transfer-Encoding: {coding}\r\n\r\n0\r\n\r\n".encode(), 501, CODING)
+        for coding in ("gzip, chunked", "gzip", "identity, chunked", "xchunked")
+    },
+    **{
+        repr(field): (POST + field + b"\r\n\r\n0\r\n\r\n", 400, NOT_HTTP)
+        for field in (
+            *(b"Content-Length: +1", b"Content-Length: 1, 1", b"Content-Length: " + b"9" * 30, b"Content-Length : 1"),
+            *(b"Content-Length: 1\r\nContent-Length: 2", b"Content-Length: 1\r\nX: \0"),
+            b"Transfer-Encoding: chunked, chunked",
+            *(b"Content-Length: 1\r\nTransfer-Encoding: chunked", b"Transfer-Encoding: chunked\r\nContent-Length: 1"),
+        )
+    },
+    "a chunk of -1": (POST + CHUNKED + b"-1\r\nx\r\n0\r\n\r\n", 400, NOT_HTTP),
+    "a chunk of 17 digits": (POST + CHUNKED + b"f" * 17 + b"\r\nx", 400, NOT_HTTP),
+    "HTTP/9.9": (b"GET /health HTTP/9.9\r\nHost: localhost\r\n\r\n", 400, NOT_HTTP),
+    "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, NOT_HTTP),
     # RFC 9112, 3.2.
     "no host": (b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n", 400, "a request of HTTP/1.1 must have a Host"),
     "two hosts": (HEAD + b"Host: localhost\r\n\r\n", 400, "a request must not have more than one Host"),
@@ -85,7 +100,7 @@ REFUSED: dict[str, tuple[bytes, int, str]] = {
 @pytest.mark.parametrize("earlier", [0, 1], ids=["on a new connection", "on a used one"])
 @pytest.mark.parametrize(("sent", "status", "message"), REFUSED.values(), ids=REFUSED)
 async def test_bytes_that_are_refused_get_one_answer_and_the_connection_is_closed(
-    server: Server, sent: bytes, status: int, message: str, earlier: int
+    server: Server, caplog: pytest.LogCaptureFixture, sent: bytes, status: int, message: str, earlier: int
 ) -> None:
     async with connected(server) as (reader, writer):
         for _ in range(earlier):
@@ -97,6 +112,7 @@ async def test_bytes_that_are_refused_get_one_answer_and_the_connection_is_close
     assert b"\r\ncontent-type: application/json" in head
     assert b"\r\nconnection: close" in head
     assert json.loads(body) == {"error": {"message": message.lower()}}
+    assert "Traceback" not in caplog.text
 
 
 ANSWERED: dict[str, tuple[bytes, int]] = {

@@ -436,7 +436,7 @@ class TestEndpoint:
             for prefix in (SUBSCRIPTIONS, "/v1/stream/%5f%5fds/subscriptions", "/v1/stream/__ds/%73ubscriptions"):
                 assert http.get(f"{prefix}/{name}").json()["id"] == id_
             assert http.delete(f"{SUBSCRIPTIONS}/{name}").status_code == 204
-        for wrong in ("%ff", "a%C3", "%ED%A0%80"):
+        for wrong in ("%ff", "a%C3", "%ED%A0%80", "a%00b"):
             assert refusal(http.put(f"{SUBSCRIPTIONS}/{wrong}", json=PULL)) == (400, "INVALID_REQUEST")
 
     @pytest.mark.parametrize(

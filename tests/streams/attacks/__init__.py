@@ -2,11 +2,8 @@
 
 python -m tests.streams.attacks --only events --short
 
-probe          the other client, and the server's memory: a process of its own, which attackers don't slow down
-server         the process that is attacked
+every          all attacks by name; they are in reads, writes, subscriptions and connections
 attackers      what clients of bad will do: many requests, connections that are kept, answers that aren't read
-reads, writes, subscriptions, connections, framings
-               the attacks
-every          all of them, by name
-outcome        what an attack has done, the targets, and the tables
+driver         runs an attack on a process of its own, and keeps the outcome beside the targets
+probe          the other client, and the server's memory: a process too, which attackers don't slow down
 """

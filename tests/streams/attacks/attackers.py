@@ -6,14 +6,12 @@ import io
 import socket
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import cycle
 
 import aiohttp
 from yarl import URL
-
-from tests.streams.attacks.outcome import Check
-from tests.streams.attacks.server import Server
 
 ROOT = "/v1/stream"
 SUBSCRIPTIONS = f"{ROOT}/__ds/subscriptions"
@@ -28,14 +26,16 @@ HUNDRED = tuple(f"127.0.1.{number}" for number in range(1, 101))
 class Attackers:
     """Clients of one server, and the counts of what they are answered."""
 
-    server: Server
+    port: int
+    log: Callable[[], str]
+    """What the server has written so far."""
     session: aiohttp.ClientSession
     short: bool
     statuses: Counter[str] = field(default_factory=Counter)
     without_retry_after: int = 0
     notes: list[str] = field(default_factory=list)
     """What the attack has done."""
-    checks: list[Check] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.seconds = 1.0 if self.short else 12.0
@@ -48,7 +48,7 @@ class Attackers:
 
         Underscores in the names of headers are hyphens.
         """
-        url = URL(f"http://127.0.0.1:{self.server.port}{path}", encoded=True)
+        url = URL(f"http://127.0.0.1:{self.port}{path}", encoded=True)
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         data = io.BytesIO(body) if body else None
         try:
@@ -77,9 +77,10 @@ class Attackers:
         if status in (429, 503) and "retry-after" not in headers:
             self.without_retry_after += 1
 
-    def check(self, name: str, seen: object, expected: str, ok: bool) -> None:
-        """Add a fact."""
-        self.checks.append(Check(name, str(seen), expected, ok))
+    def check(self, note: str, *, ok: bool) -> None:
+        """Add a fact, and whether it is as it should be."""
+        self.notes.append(note)
+        self.failures += [] if ok else [note]
 
     async def fill(self, name: str, piece: bytes, total: int) -> int:
         """Make a stream of text with `total` bytes, by appends as large as the server takes. Returns their size."""
@@ -91,74 +92,64 @@ class Attackers:
 
     async def hold(self, seconds: float, count: int, sent: "Sent", addresses: Iterable[str] = ONE) -> None:
         """Keep connections for so long, which have sent the bytes."""
-        with self.connections() as kept:
+        with Connections(self) as kept:
             opening = asyncio.create_task(kept.open(count, sent, addresses))
             await asyncio.sleep(seconds)
             opening.cancel()  # where the server does not read, some have not sent all
             with contextlib.suppress(asyncio.CancelledError):
                 await opening
 
-    @contextlib.contextmanager
-    def connections(self) -> Iterator["Connections"]:
-        """Connections that are kept. At the end they are closed, and their answers counted."""
-        kept = Connections(self)
-        try:
-            yield kept
-        finally:
-            kept.count()
-            for each in kept.sockets:
-                each.close()
-
 
 Sent = bytes | Callable[[int], bytes]
 """What each connection sends, or that by its number."""
 
 
-class Connections:
-    """Connections of which answers are read as the attack likes, by sockets with small buffers."""
+class Connections(contextlib.ExitStack):
+    """Connections of which answers are read as the attack likes, by sockets with small buffers.
+
+    At the end of the block they are closed, and their answers counted.
+    """
 
     def __init__(self, attackers: Attackers) -> None:
+        super().__init__()
         self.sockets: list[socket.socket] = []
         self._attackers = attackers
-        self._is_counted = False
+        self._uncounted: list[socket.socket] = []
 
     async def open(self, count: int, sent: Sent, addresses: Iterable[str] = ONE) -> None:
         """Open `count` connections, in turn from these addresses, and send the bytes by each."""
-        addresses = tuple(addresses)
-        opened = (
-            self._open(addresses[number % len(addresses)], sent if isinstance(sent, bytes) else sent(number))
-            for number in range(count)
+        numbered = zip(range(count), cycle(addresses), strict=False)
+        await asyncio.gather(
+            *[self._open(address, sent if isinstance(sent, bytes) else sent(number)) for number, address in numbered]
         )
-        await asyncio.gather(*opened)
 
     async def _open(self, address: str, sent: bytes) -> None:
         loop = asyncio.get_running_loop()
-        opened = socket.socket()
+        opened = self.enter_context(socket.socket())
+        self.sockets.append(opened)
+        self._uncounted.append(opened)
+        self.callback(self.count)  # before it is closed
         opened.setblocking(False)
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         opened.bind((address, 0))
-        self.sockets.append(opened)
         with contextlib.suppress(OSError):  # the server may refuse before it has all
-            await loop.sock_connect(opened, ("127.0.0.1", self._attackers.server.port))
+            await loop.sock_connect(opened, ("127.0.0.1", self._attackers.port))
             await loop.sock_sendall(opened, sent)
 
     def count(self) -> None:
         """Count the answers so far, of which nothing must have been read, once."""
-        if self._is_counted:
-            return
-        self._is_counted = True
-        for opened in self.sockets:
+        while self._uncounted:
+            head, missing = b"", "none"
             try:
-                head = opened.recv(4096, socket.MSG_PEEK)
+                head = self._uncounted.pop().recv(4096, socket.MSG_PEEK)
             except BlockingIOError:
-                self._attackers.statuses["waiting"] += 1
-                continue
+                missing = "waiting"
             except OSError:
-                head = b""
+                pass
             if head.startswith(b"HTTP/1.1 "):
                 self._attackers.count(*parsed(head))
             else:
-                self._attackers.statuses["none"] += 1
+                self._attackers.statuses[missing] += 1
 
 
 def parsed(head: bytes) -> tuple[int, dict[str, str]]:
@@ -184,13 +175,13 @@ async def repeat(seconds: float, clients: int, request: Callable[[int, int], Awa
     end = time.monotonic() + seconds
 
     async def client(number: int) -> int:
-        count = 0
+        made = 0
         while time.monotonic() < end:
-            await request(number, count)
-            count += 1
-        return count
+            await request(number, made)
+            made += 1
+        return made
 
-    return sum(await asyncio.gather(*(client(number) for number in range(clients))))
+    return sum(await asyncio.gather(*map(client, range(clients))))
 
 
 async def spread(count: int, clients: int, request: Callable[[int], Awaitable[object]]) -> None:
@@ -204,30 +195,19 @@ async def spread(count: int, clients: int, request: Callable[[int], Awaitable[ob
     await asyncio.gather(*(client() for _ in range(clients)))
 
 
-async def flood(attackers: Attackers, sent: bytes, clients: int = 40) -> int:
-    """Have clients send a request again and again, by a new connection where the one before was closed.
-
-    Returns how many were answered.
-    """
+async def flood(attackers: Attackers, sent: bytes, clients: int = 40) -> None:
+    """Have clients send a request again and again, by a new connection where the one before was closed."""
     end = time.monotonic() + attackers.seconds
-    answered = 0
 
-    async def connection() -> None:
-        nonlocal answered
-        reader, writer = await asyncio.open_connection("127.0.0.1", attackers.server.port)
-        with contextlib.closing(writer):
-            while time.monotonic() < end:
-                writer.write(sent)
-                status, headers = parsed(await reader.readuntil(b"\r\n\r\n"))
-                attackers.count(status, headers)
-                answered += 1
-                await reader.readexactly(int(headers.get("content-length", 0)))
-                if "close" in headers.get("connection", ""):
-                    return
-
-    async def client(*_: int) -> None:
+    async def connection(*_: int) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            await connection()
+            reader, writer = await asyncio.open_connection("127.0.0.1", attackers.port)
+            with contextlib.closing(writer):
+                headers: dict[str, str] = {}
+                while time.monotonic() < end and "close" not in headers.get("connection", ""):
+                    writer.write(sent)
+                    status, headers = parsed(await reader.readuntil(b"\r\n\r\n"))
+                    attackers.count(status, headers)
+                    await reader.readexactly(int(headers.get("content-length", 0)))
 
-    await repeat(attackers.seconds, clients, client)
-    return answered
+    await repeat(attackers.seconds, clients, connection)

@@ -3,7 +3,7 @@
 import asyncio
 import re
 
-from tests.streams.attacks.attackers import ROOT, Attackers, flood, head
+from tests.streams.attacks.attackers import ROOT, Attackers, Connections, flood, head
 
 POLLS = 1_000
 KEPT = 300 * 1024
@@ -32,7 +32,7 @@ async def behind(attackers: Attackers) -> None:
     """Long polls with another request behind each, whose body comes before the poll is answered."""
     await attackers.put("quiet")
     append = head("POST", f"{ROOT}/quiet", "Content-Type: text/plain", f"Content-Length: {KEPT}")
-    with attackers.connections() as kept:
+    with Connections(attackers) as kept:
         await kept.open(POLLS, head("GET", QUIET))
         await asyncio.sleep(attackers.seconds / 2)  # or they would be two requests that come at once
         loop = asyncio.get_running_loop()
@@ -46,13 +46,13 @@ async def behind(attackers: Attackers) -> None:
 async def descriptors(attackers: Attackers) -> None:
     """More idle connections than the server may have open files, for a while."""
     await attackers.hold(attackers.seconds / 2, FILES + 100, b"")
-    lines = attackers.server.log.count("out of descriptors")
-    attackers.check("lines of the log that say so", lines, "1 to 20", 1 <= lines <= 20)
+    lines = attackers.log().count("out of descriptors")
+    attackers.check(f"{lines} lines of the log, which are to be 1 to 20", ok=1 <= lines <= 20)
     await asyncio.sleep(0.5)
     status, body = await attackers.request("GET", "/metrics")
-    attackers.check("an answer when they have gone", status, "200", status == 200)
-    counted = re.search(rb"^purgatory_connections_refused_total [1-9].*$", body, re.MULTILINE)
-    attackers.check("a metric that counts them", counted and counted[0].decode(), "more than 0", counted is not None)
+    attackers.check(f"{status} when they have gone", ok=status == 200)
+    counted = re.search(rb"^purgatory_connections_refused_total [1-9]", body, re.MULTILINE)
+    attackers.check(f"counted by a metric: {counted is not None}", ok=counted is not None)
 
 
 async def incomplete(attackers: Attackers) -> None:

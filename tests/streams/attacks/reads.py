@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from itertools import count
 
-from tests.streams.attacks.attackers import JSON, MIB, ONE, ROOT, Attackers, greatest, head, repeat, spread
+from tests.streams.attacks.attackers import JSON, MIB, ONE, ROOT, Attackers, Connections, greatest, head, repeat, spread
 
 CLIENTS = 32
 SLOW_READERS = 500
@@ -40,7 +40,7 @@ def _offset(position: int) -> str:
 async def unread(attackers: Attackers, readers: int, addresses: Iterable[str] = ONE) -> None:
     """Long answers that nobody reads."""
     await attackers.fill("long", b"x", 8 * MIB)
-    with attackers.connections() as kept:
+    with Connections(attackers) as kept:
         await kept.open(readers, head("GET", f"{ROOT}/long?offset=-1"), addresses)
         await asyncio.sleep(attackers.seconds / 2)
         # Another one's long read, by an address that holds nothing. It can be had, or is told when to come again.
@@ -52,7 +52,7 @@ async def unread(attackers: Attackers, readers: int, addresses: Iterable[str] = 
 async def slow_readers(attackers: Attackers) -> None:
     """Event streams of which each client reads one byte a second, while the stream grows."""
     await attackers.fill("long", b"x", 4 * MIB)
-    with attackers.connections() as kept:
+    with Connections(attackers) as kept:
         await kept.open(SLOW_READERS, head("GET", f"{ROOT}/long?offset=-1&live=sse"))
         await asyncio.sleep(1)
         kept.count()
@@ -70,7 +70,7 @@ async def slow_readers(attackers: Attackers) -> None:
 async def small_events(attackers: Attackers) -> None:
     """Event streams that nobody reads, and appends of 15 KB, each of which the kernel takes for a while."""
     await attackers.put("small")
-    with attackers.connections() as kept:
+    with Connections(attackers) as kept:
         await kept.open(2 * SLOW_READERS, head("GET", f"{ROOT}/small?offset=now&live=sse"))
         for _ in range(10 if attackers.short else 60):
             await attackers.post("small", b"x" * 15_000)
@@ -82,7 +82,7 @@ async def polls(attackers: Attackers) -> None:
     count = 50 if attackers.short else 400
     for number in range(count):
         await attackers.put(f"own-{number}", **JSON)
-    with attackers.connections() as kept:
+    with Connections(attackers) as kept:
         await kept.open(count, lambda number: head("GET", f"{ROOT}/own-{number}?offset=now&live=long-poll"))
         await asyncio.sleep(1)
         for number in range(count):
@@ -97,7 +97,7 @@ async def places(attackers: Attackers) -> None:
     await spread(count, 64, lambda number: attackers.post("rows", b"."))
 
     async def read(client: int, number: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", attackers.server.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", attackers.port)
         with contextlib.closing(writer):
             offset = _offset((client + CLIENTS * number) % count)
             writer.write(head("GET", f"{ROOT}/rows?offset={offset}&live=sse"))
