@@ -9,6 +9,7 @@ import pytest
 
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.settings import Settings
+from tests.streams.processes import client_of
 from tests.streams.serving import Server, opened, serving
 from tests.support.servers import PostgresServer
 from tests.support.servers import postgres as postgres
@@ -36,9 +37,9 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with its defaults, unless a module has one of its own."""
-    with serving(data=str(tmp_path_factory.mktemp("data"))) as server:
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with its defaults, but for the module's SETTINGS, unless the module has one of its own."""
+    with serving(data=str(tmp_path_factory.mktemp("data")), **getattr(request.module, "SETTINGS", {})) as server:
         yield server
 
 
@@ -46,6 +47,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def http(server: Server) -> Iterator[httpx.Client]:
     """A client of the module's server."""
     with httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+async def client(server: Server) -> AsyncIterator[httpx.AsyncClient]:
+    """The same for tests that await."""
+    async with client_of(server.url) as client:
         yield client
 
 

@@ -15,6 +15,7 @@ import psutil
 
 ROOT = "/v1/stream"
 TEXT = {"Content-Type": "text/plain"}
+JSON = {"Content-Type": "application/json"}
 ZERO = "0000000000000000_0000000000000000"
 
 
@@ -36,9 +37,7 @@ class ServerProcess:
 
     def client(self, address: str = "127.0.0.1", **headers: str) -> httpx.AsyncClient:
         """A client that comes from `address`."""
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        transport = httpx.AsyncHTTPTransport(local_address=address, limits=limits)
-        return httpx.AsyncClient(base_url=self.url, transport=transport, timeout=60, headers=headers)
+        return client_of(self.url, address, **headers)
 
     @property
     def memory(self) -> int:
@@ -58,6 +57,13 @@ class ServerProcess:
         rest, _ = self.process.communicate(timeout=seconds)
         self.output.append(rest)
         return self.process.returncode
+
+
+def client_of(url: str, address: str = "127.0.0.1", **headers: str) -> httpx.AsyncClient:
+    """A client that comes from `address`."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    transport = httpx.AsyncHTTPTransport(local_address=address, limits=limits)
+    return httpx.AsyncClient(base_url=url, transport=transport, timeout=60, headers=headers)
 
 
 @contextmanager

@@ -3,11 +3,13 @@
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 from urllib.parse import quote
 
+import httpx
 import uvicorn
 import uvloop
 from starlette.applications import Starlette
@@ -71,6 +73,13 @@ def serving(
     assert not thread.is_alive()
 
 
+@contextmanager
+def served(**settings: Any) -> Iterator[tuple[Server, httpx.Client]]:
+    """A server with these settings, and a client of it."""
+    with serving(**settings) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        yield server, http
+
+
 @asynccontextmanager
 async def opened(settings: Settings) -> AsyncIterator[Streams]:
     """The streams of a server, without one."""
@@ -82,6 +91,13 @@ async def opened(settings: Settings) -> AsyncIterator[Streams]:
     finally:
         await streams.close()
         found.close()
+
+
+def wait_until(condition: Callable[[], Any]) -> Any:
+    """The result of `condition`, when that is true: the time-out of the test is the bound."""
+    while not (found := condition()):
+        time.sleep(0.02)
+    return found
 
 
 async def until(condition: Callable[[], object]) -> None:

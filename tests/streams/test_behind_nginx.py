@@ -7,12 +7,13 @@ import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.streams.processes import ROOT, append, create, metric, poll, running, until_waiting
+from tests.streams.processes import ROOT, append, client_of, create, metric, poll, running, until_waiting
 from tests.support.paths import ROOT as PROJECT
 from tests.support.servers import LOOPBACK, program, reserved_port
 
@@ -77,11 +78,7 @@ def _answers(url: str) -> bool:
     return False
 
 
-def _client(url: str, address: str = LOOPBACK, **headers: str) -> httpx.AsyncClient:
-    """A client that comes from `address`."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    transport = httpx.AsyncHTTPTransport(local_address=address, limits=limits)
-    return httpx.AsyncClient(base_url=url, transport=transport, timeout=60, headers={"Host": HOST, **headers})
+_client = partial(client_of, Host=HOST)
 
 
 @pytest.fixture(scope="module")

@@ -30,13 +30,12 @@ from purgatory.streams.http.addresses import Resolver
 from purgatory.streams.http.events import Pieces
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage import sqlite
-from tests.streams.processes import ROOT, append, create
+from tests.streams.processes import JSON, ROOT, append, create
 from tests.streams.serving import Server, until
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
 SUBSCRIPTIONS = f"{ROOT}/__ds/subscriptions"
-JSON = {"Content-Type": "application/json"}
 
 
 def is_path(text: str) -> bool:

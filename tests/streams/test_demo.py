@@ -12,7 +12,7 @@ import pytest
 
 from purgatory import VirtualClock
 from purgatory.streams.engine.demo import FIRST, MAX_PENDING, UNSEEN, Demo
-from tests.streams.serving import serving
+from tests.streams.serving import served
 
 
 class Shown:
@@ -108,7 +108,7 @@ def test_demo_whose_purgatory_is_closed_makes_no_more(shown: Shown) -> None:
 @pytest.fixture
 def http(tmp_path: Path) -> Iterator[httpx.Client]:
     """A client of a server with demo traffic."""
-    with serving(data=str(tmp_path), demo=True) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+    with served(data=str(tmp_path), demo=True) as (_, http):
         yield http
 
 
@@ -146,7 +146,7 @@ class TestOverHttp:
         assert worker_of(http)["demo"] == FIRST  # as if nothing had been asked for
 
     def test_server_without_the_option_refuses(self, tmp_path: Path) -> None:
-        with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        with served(data=str(tmp_path)) as (_, http):
             response = http.put("/v1/demo", json={"pending": 10})
             assert (response.status_code, "--demo" in response.json()["error"]["message"]) == (403, True)
             worker = worker_of(http)

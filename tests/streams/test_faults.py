@@ -15,10 +15,10 @@ from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import StorageUnavailable
 from purgatory.streams.storage.opener import opener
 from purgatory.streams.storage.postgresql import PostgresDatabase
-from tests.streams.serving import serving
+from tests.streams.processes import TEXT
+from tests.streams.serving import served, serving
 from tests.support.servers import PostgresServer
 
-TEXT = {"Content-Type": "text/plain"}
 STREAM = "/v1/stream"
 SUBSCRIPTION = f"{STREAM}/__ds/subscriptions/s"
 
@@ -129,7 +129,7 @@ def test_a_session_that_was_idle_in_its_transaction_for_too_long_is_opened_again
 def test_an_sqlite_that_fails_at_any_step_changes_nothing_and_goes_on(tmp_path: Path, times: int) -> None:
     """With many failures in a row the rollback fails too, and the database is opened again."""
     statuses_of_failures = set()
-    with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+    with served(data=str(tmp_path)) as (server, http):
         streams = server.application.streams
         for name, (request, statuses) in requests().items():
             request.url = httpx.URL(server.url).join(request.url.raw_path.decode())
@@ -212,7 +212,7 @@ class FailingWrites:
 def test_an_append_that_meets_an_io_error_says_whether_it_may_be_stored_and_the_database_is_opened_again(
     tmp_path: Path, moment: str, message: str, text: str
 ) -> None:
-    with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+    with served(data=str(tmp_path)) as (server, http):
         http.put(f"{STREAM}/a", headers=TEXT, content="a")
         store: Any = server.application.streams.store
         database = store._writing

@@ -6,9 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -17,7 +15,7 @@ from purgatory.streams.storage import sqlite
 from purgatory.streams.storage.database import StorageUnavailable
 from purgatory.streams.storage.reserve import RESERVED, Reserve
 from purgatory.streams.storage.sqlite import WritingDatabase
-from tests.streams.serving import serving
+from tests.streams.serving import served
 
 BINARY = {"Content-Type": "application/octet-stream"}
 MEBIBYTE = 1024 * 1024
@@ -42,13 +40,6 @@ def fill(file: Path) -> None:
     with file.open("wb", buffering=0) as opened, pytest.raises(OSError, match="No space"):
         while opened.write(bytes(4096)):
             pass
-
-
-@contextmanager
-def connected(data: Path, **settings: Any) -> Iterator[httpx.Client]:
-    """A client of a server with this folder."""
-    with serving(data=str(data), **settings) as server, httpx.Client(base_url=server.url, timeout=60) as http:
-        yield http
 
 
 def append(http: httpx.Client, name: str, size: int = MEBIBYTE) -> int:
@@ -76,7 +67,7 @@ def until_appended(http: httpx.Client, name: str) -> None:
 
 @pytest.mark.parametrize("is_filled", [False, True], ids=["by the server", "by another program"])
 def test_streams_are_deleted_on_a_full_disk_and_then_appends_go_on(disk: Path, is_filled: bool) -> None:
-    with connected(disk / "data") as http:
+    with served(data=str(disk / "data")) as (_, http):
         names = append_until_full(http)
         assert len(names) > 15
         if is_filled:
@@ -95,16 +86,16 @@ def test_streams_are_deleted_on_a_full_disk_and_then_appends_go_on(disk: Path, i
 
 
 def test_a_server_starts_on_a_full_disk_and_deletes(disk: Path) -> None:
-    with connected(disk / "data") as http:
+    with served(data=str(disk / "data")) as (_, http):
         names = append_until_full(http)
     fill(disk / "other")
-    with connected(disk / "data") as http:
+    with served(data=str(disk / "data")) as (_, http):
         assert append(http, names[0], 1) == 507
         assert [http.delete(f"/v1/stream/{name}").status_code for name in names] == [204] * len(names)
 
 
 def test_a_large_append_leaves_room_for_its_way_from_the_log_to_the_file(disk: Path) -> None:
-    with connected(disk / "data", max_body=64 * MEBIBYTE) as http:
+    with served(data=str(disk / "data"), max_body=64 * MEBIBYTE) as (_, http):
         http.put("/v1/stream/a", headers=BINARY)
         assert append(http, "a", 40 * MEBIBYTE) == 507
         assert append(http, "a", 20 * MEBIBYTE) == 204
@@ -114,7 +105,7 @@ def test_a_large_append_leaves_room_for_its_way_from_the_log_to_the_file(disk: P
 
 def test_new_subscriptions_are_refused_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subscription = "/v1/stream/__ds/subscriptions/s"
-    with connected(tmp_path) as http:
+    with served(data=str(tmp_path)) as (_, http):
         monkeypatch.setattr(sqlite, "_MARGIN", 2**62)
         pulls = {"type": "pull-wake", "pattern": "a*", "wake_stream": "wakes"}
         assert http.put(subscription, json=pulls).status_code == 507

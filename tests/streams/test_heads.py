@@ -25,12 +25,6 @@ POLL = b"GET /v1/stream/%b?offset=now&live=long-poll HTTP/1.1\r\nHost: 127.0.0.1
 UPGRADE = b"Connection: upgrade\r\nUpgrade: h2c\r\n"
 
 
-@pytest.fixture
-async def client(server: Server) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-        yield client
-
-
 @asynccontextmanager
 async def connected(server: Listening, sent: bytes = b"") -> AsyncIterator[tuple[StreamReader, StreamWriter]]:
     """A connection by which these bytes are sent first."""

@@ -7,15 +7,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from purgatory.streams.storage.database import Database
-from tests.streams.serving import serving
+from tests.streams.serving import served
 
 
 def test_health_is_of_all_that_requests_need(tmp_path: Path) -> None:
-    with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+    with served(data=str(tmp_path)) as (server, http):
         http.put("/v1/stream/a", content="x", headers={"Content-Type": "text/plain"})
         assert http.get("/health").json()["streams"] == 1
         writing: Any = server.application.streams.store._writing
@@ -33,8 +32,7 @@ def test_health_is_of_all_that_requests_need(tmp_path: Path) -> None:
 def test_health_is_sick_if_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("purgatory.streams.http.health._PATIENCE", 1.0)
     with (
-        serving(data=str(tmp_path)) as server,
-        httpx.Client(base_url=server.url, timeout=60) as http,
+        served(data=str(tmp_path)) as (_, http),
         closing(sqlite3.connect(tmp_path / "streams.sqlite", isolation_level=None)) as other,
     ):
         other.execute("BEGIN IMMEDIATE")
@@ -55,6 +53,6 @@ def test_health_that_is_asked_often_looks_once(tmp_path: Path, monkeypatch: pyte
         return probe(database)
 
     monkeypatch.setattr(Database, "probe", counted)
-    with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+    with served(data=str(tmp_path)) as (_, http):
         assert {http.get("/health").status_code for _ in range(50)} == {200}
     assert looks == [1]

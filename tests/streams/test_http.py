@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,10 +16,10 @@ from purgatory.streams.engine.readers import Readers
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http.streams import Polls
 from purgatory.streams.storage.database import Extent
-from tests.streams.processes import TEXT, ZERO
-from tests.streams.serving import Server, serving
+from tests.streams.processes import JSON, TEXT, ZERO
+from tests.streams.serving import Server, served, until, wait_until
 
-JSON = {"Content-Type": "application/json"}
+SETTINGS = {"event_stream_timeout": 0.5, "heartbeat": 0.2, "max_units": 1000, "allowed_hosts": ("streams.example",)}
 LIVE = pytest.mark.parametrize("live", ["long-poll", "sse"])
 
 
@@ -29,22 +28,10 @@ def offset(position: int) -> str:
     return f"0000000000000000_{position:016d}"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(
-        data=str(tmp_path_factory.mktemp("data")),
-        event_stream_timeout=0.5,
-        heartbeat=0.2,
-        max_units=1000,
-        allowed_hosts=("streams.example",),
-    ) as server:
-        yield server
-
-
 @contextmanager
-def served(folder: Path, **settings: Any) -> Iterator[tuple[Server, httpx.Client]]:
+def with_stream(folder: Path, **settings: Any) -> Iterator[tuple[Server, httpx.Client]]:
     """A server with these settings, which has a stream `a` of text, and its client."""
-    with serving(data=str(folder), **settings) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+    with served(data=str(folder), **settings) as (server, http):
         assert http.put("/v1/stream/a", headers=TEXT).status_code == 201
         yield server, http
 
@@ -155,28 +142,20 @@ class TestLimits:
         assert http.get(messages).json() == [1, 2, 3, [7, 8, 9, 10]]
 
     def test_stream_beyond_max_streams_is_refused(self, tmp_path: Path) -> None:
-        with served(tmp_path, max_streams=1) as (_, http):
+        with with_stream(tmp_path, max_streams=1) as (_, http):
             assert [http.put(f"/v1/stream/{name}", headers=TEXT).status_code for name in "ab"] == [200, 403]
-
-
-def wait_for(streams: Streams, count: int) -> None:
-    """Return when so many reads wait."""
-    end = time.monotonic() + 30
-    while streams.reads.num_delayed != count:
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 class TestLiveReads:
     @LIVE
     def test_a_deleted_stream_ends_live_reads(self, tmp_path: Path, live: str) -> None:
-        with served(tmp_path) as (server, http):
+        with with_stream(tmp_path) as (server, http):
 
             async def read() -> list[httpx.Response]:
                 async with httpx.AsyncClient(base_url=server.url, timeout=60) as reader:
                     reads = [reader.get(f"/v1/stream/a?live={live}&offset=now") for _ in range(3)]
                     waiting = asyncio.gather(*reads)
-                    await asyncio.to_thread(wait_for, server.application.streams, 3)
+                    await until(lambda: server.application.streams.reads.num_delayed == 3)
                     await reader.delete("/v1/stream/a")
                     return await waiting
 
@@ -186,7 +165,7 @@ class TestLiveReads:
 
     def test_streams_of_events_begin_at_once(self, tmp_path: Path) -> None:
         with (
-            served(tmp_path, heartbeat=3600.0) as (_, http),
+            with_stream(tmp_path, heartbeat=3600.0) as (_, http),
             http.stream("GET", "/v1/stream/a?live=sse&offset=now") as events,
         ):
             assert next(events.iter_lines()) == "event: control"
@@ -207,7 +186,7 @@ class TestLiveReads:
     def test_old_data_is_read_from_the_database(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr("purgatory.streams.engine.cache._BYTES", 4000)
         monkeypatch.setattr("purgatory.streams.http.streams.CHUNK", Extent(1000, 4))
-        with served(tmp_path) as (_, http):
+        with with_stream(tmp_path) as (_, http):
             text = "".join(f"{number:030}" for number in range(20))
             for begin in range(0, 600, 30):
                 http.post("/v1/stream/a", content=text[begin : begin + 30], headers=TEXT)
@@ -236,7 +215,7 @@ class TestLiveReads:
     ],
 )
 def test_caches_keep_what_the_setting_says(tmp_path: Path, settings: dict[str, Any], expected: str) -> None:
-    with served(tmp_path, **settings) as (_, http):
+    with with_stream(tmp_path, **settings) as (_, http):
         http.put("/v1/stream/brief", headers={**TEXT, "Stream-TTL": "3600"})
         for name, kept in (("a", expected), ("brief", "no-store")):
             http.post(f"/v1/stream/{name}", content="x", headers=TEXT)
@@ -286,7 +265,7 @@ class TestOperators:
 
     @pytest.mark.parametrize(("allowed", "status"), [("*", 200), ("http://page.example", 200), ("http://x", 403)])
     def test_allowed_origins_are_answered_and_others_refused(self, tmp_path: Path, allowed: str, status: int) -> None:
-        with served(tmp_path, allowed_origin=allowed) as (_, http):
+        with with_stream(tmp_path, allowed_origin=allowed) as (_, http):
             assert http.get("/v1/streams", headers={"Origin": "http://page.example"}).status_code == status
 
 
@@ -295,12 +274,12 @@ class TestTrouble:
         def fail(*arguments: Any) -> Any:
             raise ZeroDivisionError
 
-        with served(tmp_path) as (server, http):
+        with with_stream(tmp_path) as (server, http):
 
             async def poll() -> int:
                 async with httpx.AsyncClient(base_url=server.url, timeout=60) as reader:
                     poll = asyncio.ensure_future(reader.get("/v1/stream/a?live=long-poll&offset=now"))
-                    await asyncio.to_thread(wait_for, server.application.streams, 1)
+                    await until(lambda: server.application.streams.reads.num_delayed == 1)
                     monkeypatch.setattr(Known, "recent_chunk", lambda *arguments: None)
                     monkeypatch.setattr(Readers, "stored", fail)
                     await reader.post("/v1/stream/a", content="x", headers=TEXT)
@@ -319,17 +298,15 @@ class TestTrouble:
         with socket.create_connection(("127.0.0.1", server.port)) as client:
             client.sendall(f"POST {stream} HTTP/1.1\r\nHost: localhost\r\n".encode())
             client.sendall(b"Content-Type: text/plain\r\nContent-Length: 5\r\n\r\nab")
-            while not len(in_progress):
-                time.sleep(0.01)
-        while len(in_progress):
-            time.sleep(0.01)
+            wait_until(lambda: len(in_progress))
+        wait_until(lambda: not len(in_progress))
         assert http.get(stream).text == ""
 
     @pytest.mark.parametrize(
         ("trouble", "status"), [("PRAGMA max_page_count = 1", 507), ("DROP TABLE data", 500)], ids=["full", "broken"]
     )
     def test_append_to_a_database_that_is_full_or_broken(self, tmp_path: Path, trouble: str, status: int) -> None:
-        with served(tmp_path) as (server, http):
+        with with_stream(tmp_path) as (server, http):
             writing: Any = server.application.streams.store._writing
             writing.connection.execute(trouble)
             for _ in range(2):

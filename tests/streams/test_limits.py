@@ -3,14 +3,13 @@
 import asyncio
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,24 +34,15 @@ from purgatory.streams.http.protocol import BoundedProtocol
 from purgatory.streams.http.replies import Reply
 from purgatory.streams.http.streams import delayed
 from purgatory.uvicorn import ParkingProtocol
-from tests.streams.processes import ROOT, ZERO, append, create, poll, until_waiting
+from tests.streams.processes import JSON, ROOT, ZERO, append, client_of, create, poll, until_waiting
 from tests.streams.serving import Server, serving, until
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
 MIB = 1024 * 1024
-JSON = {"Content-Type": "application/json"}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(data=str(tmp_path_factory.mktemp("data")), max_pending_client=3) as server:
-        yield server
-
-
-def client_of(server: Server, local: str = "127.0.0.1") -> httpx.AsyncClient:
-    transport = httpx.AsyncHTTPTransport(local_address=local)
-    return httpx.AsyncClient(base_url=server.url, transport=transport, timeout=60)
+SETTINGS = {"max_pending_client": 3}
 
 
 class TestWaits:
@@ -74,7 +64,7 @@ class TestClients:
     ) -> None:
         """Also on servers that do not park, where a request is counted once."""
         with serving(http=http, data=str(tmp_path), max_pending_client=3) as server:
-            async with client_of(server) as client, client_of(server, "127.0.0.2") as other:
+            async with client_of(server.url) as client, client_of(server.url, "127.0.0.2") as other:
 
                 async def refused() -> None:
                     for live in ("long-poll", "sse"):
@@ -132,7 +122,7 @@ class TestClients:
 
     async def test_no_more_reads_wait_than_may_and_the_database_is_not_asked(self, tmp_path: Path) -> None:
         with serving(data=str(tmp_path), max_pending=2) as server:
-            async with client_of(server) as client:
+            async with client_of(server.url) as client:
                 await create(client, "full")
                 polls = [asyncio.create_task(poll(client, "full")) for _ in range(2)]
                 await until_waiting(client, 2)
@@ -153,7 +143,7 @@ class TestClients:
                 stack.enter_context(
                     socket.create_connection(("127.0.0.1", server.port), 60, source_address=("127.0.0.9", 0))
                 ).sendall(head)
-            async with client_of(server, "127.0.0.9") as client, client_of(server) as other:
+            async with client_of(server.url, "127.0.0.9") as client, client_of(server.url) as other:
                 await until(lambda: busy._counts.get("127.0.0.9", 0) == 3)
                 for path in (f"{ROOT}/none", "/v1/streams"):
                     refused = await client.get(path)
@@ -228,7 +218,7 @@ class TestBytes:
 
     async def test_a_body_that_is_too_large_is_refused(self, tmp_path: Path) -> None:
         with serving(data=str(tmp_path), max_body=10) as server:
-            async with client_of(server) as client:
+            async with client_of(server.url) as client:
                 for body in (b"x" * 11, chunks(b"x" * 6, b"x" * 5)):
                     response = await client.put(f"{ROOT}/large", content=body)
                     assert response.status_code == 413
@@ -249,7 +239,7 @@ class TestBytes:
                     body = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 60, address))
                     body.sendall(head + b" " * 8_000)
                 await until(lambda: memory.bytes > 72_000)
-                async with client_of(server) as client:
+                async with client_of(server.url) as client:
                     refused = await client.post(f"{ROOT}/none", content=b" " * 9_000)
                     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
                     message = "the server has reached its limit of 80000 bytes in memory"
@@ -265,7 +255,7 @@ class TestBytes:
         body = f'"{"x" * 8_999_998}"'  # one message, more than the kernel takes
         with serving(data=str(tmp_path), max_body=9_000_000) as server:
             memory = server.application.limits.memory
-            async with client_of(server, "127.0.0.2") as other:
+            async with client_of(server.url, "127.0.0.2") as other:
                 await create(other, *"abcd", **JSON)
                 with ExitStack() as stack:
                     names = "abcd" if live else ""
@@ -298,7 +288,7 @@ class TestBytes:
         monkeypatch.setattr(admission, "_HELD", 8 * 8 * MIB)
         with serving(data=str(tmp_path)) as server:
             memory = server.application.limits.memory
-            async with client_of(server) as client, client_of(server, "127.0.0.2") as other:
+            async with client_of(server.url) as client, client_of(server.url, "127.0.0.2") as other:
                 await create(client, "lines")
                 for _ in range(8):
                     await append(client, "lines", "\n" * MIB)
@@ -323,7 +313,7 @@ async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
 class TestQuotas:
     async def test_an_append_of_which_the_answer_is_delayed_is_there_at_once(self, tmp_path: Path) -> None:
         with serving(data=str(tmp_path), append_rate=0.1) as server:
-            async with client_of(server) as client, client_of(server, "127.0.0.2") as other:
+            async with client_of(server.url) as client, client_of(server.url, "127.0.0.2") as other:
                 await create(client, "quota")
                 await append(client, "quota", "x")
                 delayed = asyncio.create_task(append(client, "quota", "y"))
@@ -336,7 +326,7 @@ class TestQuotas:
 
     async def test_a_client_that_is_far_ahead_is_refused(self, tmp_path: Path) -> None:
         with serving(data=str(tmp_path), append_rate=0.01) as server:
-            async with client_of(server) as client:
+            async with client_of(server.url) as client:
                 await create(client, "quota")
                 await append(client, "quota", "x")
                 response = await client.post(f"{ROOT}/quota", content="y")

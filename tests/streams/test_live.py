@@ -1,10 +1,6 @@
 """The snapshots for the page, and its polls: on a virtual clock, over HTTP, and of several servers on one database."""
 
 import json
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import httpx
 import pytest
@@ -13,7 +9,7 @@ from purgatory import Delay, DelayedOperationPurgatory, PurgatoryClosed, Purgato
 from purgatory.asgi import parking_statistics
 from purgatory.streams.engine.live import BOUNDS, MAX_POLLS, POLL, Live
 from tests.streams.pages import is_idle, live
-from tests.streams.serving import Server, serving
+from tests.streams.serving import served, wait_until
 from tests.support.operations import Flag
 from tests.support.servers import PostgresServer
 
@@ -202,13 +198,6 @@ class TestOverHttp:
         assert after.not_parked == before.not_parked
 
 
-def until(condition: Callable[[], Any]) -> Any:
-    """The result of `condition`, when that is true."""
-    while not (found := condition()):
-        time.sleep(0.05)
-    return found
-
-
 def waits(http: httpx.Client) -> list[int]:
     """How many reads wait, of each server that a page sees, in order, by the next snapshots."""
     after = http.get("/v1/statistics").json()["number"]
@@ -216,50 +205,43 @@ def waits(http: httpx.Client) -> list[int]:
     return sorted(each["purgatories"]["read"]["statistics"]["num_delayed"] for each in workers)
 
 
-@contextmanager
-def on(database: str) -> Iterator[tuple[Server, httpx.Client]]:
-    """A server on the database, and a client of it."""
-    with serving(database=database) as server, httpx.Client(base_url=server.url, timeout=60) as http:
-        yield server, http
-
-
 class TestServersOnOneDatabase:
     def test_each_server_on_a_database_shows_all_of_them(self, postgres: PostgresServer) -> None:
         database = postgres.create_database()
-        with on(database) as (_, here), on(database) as (_, there):
+        with served(database=database) as (_, here), served(database=database) as (_, there):
             there.put("/v1/stream/a")
             with there.stream("GET", "/v1/stream/a?offset=-1&live=sse") as waiting:
                 lines = waiting.iter_lines()  # without which the response would be closed
                 assert next(lines) == "event: control"
-                until(lambda: waits(here) == waits(there) == [0, 1])
-            until(lambda: waits(here) == waits(there) == [0, 0])
+                wait_until(lambda: waits(here) == waits(there) == [0, 1])
+            wait_until(lambda: waits(here) == waits(there) == [0, 0])
 
     def test_nothing_is_scheduled_without_a_page(
         self, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("purgatory.streams.engine.live.FRESH", 2.0)
         database = postgres.create_database()
-        with on(database) as (one, here), on(database) as (other, _):
+        with served(database=database) as (one, here), served(database=database) as (other, _):
             lives = [live(server) for server in (one, other)]
             assert all(is_idle(each) for each in lives)
-            until(lambda: len(waits(here)) == 2)
-            until(lambda: all(is_idle(each) for each in lives))
+            wait_until(lambda: len(waits(here)) == 2)
+            wait_until(lambda: all(is_idle(each) for each in lives))
 
     def test_ended_server_is_shown_no_more(self, postgres: PostgresServer) -> None:
         url = postgres.create_database()
         database = url.rpartition("/")[2]
-        with on(url) as (_, here):
-            with on(url):
-                until(lambda: len(waits(here)) == 2)
-            until(lambda: len(waits(here)) == 1)
+        with served(database=url) as (_, here):
+            with served(database=url):
+                wait_until(lambda: len(waits(here)) == 2)
+            wait_until(lambda: len(waits(here)) == 1)
             # A minute later, its row is deleted.
             postgres.execute("UPDATE durable_streams.snapshots SET at = at - interval '1 minute'", database)
             rows = "SELECT count(*) FROM durable_streams.snapshots"
-            until(lambda: waits(here) and postgres.execute(rows, database) == "1\n")
+            wait_until(lambda: waits(here) and postgres.execute(rows, database) == "1\n")
 
     def test_server_shows_itself_if_the_database_fails(self, postgres: PostgresServer) -> None:
         url = postgres.create_database()
-        with on(url) as (_, here):
+        with served(database=url) as (_, here):
             assert waits(here) == [0]
             postgres.execute("DROP TABLE durable_streams.snapshots", url.rpartition("/")[2])
             assert [waits(here) for _ in range(3)] == [[0]] * 3

@@ -25,12 +25,11 @@ from purgatory.streams.http.prefix import below_root, relative
 from purgatory.streams.settings import Settings
 from tests.asgi.processes import Server, serving
 from tests.streams import serving as here
-from tests.streams.processes import TEXT
+from tests.streams.processes import JSON, TEXT
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
-JSON = {"Content-Type": "application/json"}
 ROOT = "/streams/v1/stream"
 HOOK = {"type": "webhook", "pattern": "a/*", "webhook": {"url": "http://localhost:1/"}}
 COMMANDS = {

@@ -1,6 +1,5 @@
 """The Python client of the protocol's authors against a server in this process."""
 
-from collections.abc import Iterator
 from itertools import count
 from typing import Literal, TypeAlias
 
@@ -15,18 +14,12 @@ from durable_streams import (
     stream,
 )
 
-from tests.streams.serving import Server, serving
+from tests.streams.serving import Server
 
 Live: TypeAlias = Literal["auto", "long-poll", "sse"]
 
+SETTINGS = {"long_poll_timeout": 1.0}
 _NUMBERS = count()
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server for all tests."""
-    with serving(data=str(tmp_path_factory.mktemp("data")), long_poll_timeout=1.0) as server:
-        yield server
 
 
 @pytest.fixture

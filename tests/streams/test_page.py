@@ -15,13 +15,11 @@ from selenium.webdriver import Chrome, Keys
 import purgatory
 from tests.streams.node import installed
 from tests.streams.pages import PATHS, Page, is_idle, live, opened
-from tests.streams.processes import running
+from tests.streams.processes import JSON, TEXT, running
 from tests.streams.serving import Server, serving
 from tests.support.servers import PostgresServer, reserved_port
 
 SOURCE = "https://github.com/asyncio-purgatory/asyncio-purgatory/blob/main"
-TEXT = {"Content-Type": "text/plain"}
-JSON = {"Content-Type": "application/json"}
 COUNTERS = (
     *("num_delayed", "satisfied", "missed", "expired", "closed", "cancelled"),
     *("completed_at_once", "failed", "purged"),

@@ -10,9 +10,9 @@ from selenium.common.exceptions import JavascriptException
 from selenium.webdriver import Chrome
 
 from tests.streams.pages import PATHS, Page, console
+from tests.streams.processes import JSON
 from tests.streams.serving import Server
 
-JSON = {"Content-Type": "application/json"}
 MARKUP = "<img src=x onerror=window.hostile=1>"
 
 VALUES = (

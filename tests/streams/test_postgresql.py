@@ -21,10 +21,9 @@ from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import Database, StorageConflict, StorageError, StorageFull, StorageUnavailable
 from purgatory.streams.storage.opener import opener
 from purgatory.streams.storage.postgresql import errors
-from tests.streams.serving import opened, serving
+from tests.streams.processes import TEXT
+from tests.streams.serving import opened, served, serving
 from tests.support.servers import PostgresServer
-
-TEXT = {"Content-Type": "text/plain"}
 
 
 @contextmanager
@@ -210,7 +209,7 @@ def test_max_streams_holds_for_all_servers_together(database: str) -> None:
 def test_killed_database_causes_503_and_few_lines_of_the_log(
     postgres: PostgresServer, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with serving(database=database) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+    with served(database=database) as (_, http):
         http.put("/v1/stream/a", headers=TEXT, content="a")
         postgres.kill()
         try:
@@ -230,7 +229,7 @@ def test_killed_database_causes_503_and_few_lines_of_the_log(
 
 
 def test_connections_that_are_lost_while_idle_cost_no_request(postgres: PostgresServer, database: str) -> None:
-    with serving(database=database) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+    with served(database=database) as (_, http):
         http.put("/v1/stream/a", headers=TEXT)
         postgres.execute(
             "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
@@ -272,7 +271,7 @@ def test_database_that_does_not_answer_causes_503(
     postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("purgatory.streams.engine.store.PATIENCE", 1.0)
-    with serving(database=database) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+    with served(database=database) as (server, http):
         http.put("/v1/stream/a", headers=TEXT)
         with postgres.frozen():
             assert http.get("/v1/stream/a").status_code == 503

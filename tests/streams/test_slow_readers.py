@@ -11,14 +11,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.streams.processes import ROOT, Listening, ServerProcess, append, create, poll, running, until_waiting
+from tests.streams.processes import JSON, ROOT, Listening, ServerProcess, append, create, poll, running, until_waiting
 from tests.streams.serving import serving
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
 MIB = 1024 * 1024
 SIZE = 9 * MIB
-JSON = {"Content-Type": "application/json"}
 MESSAGE = b'"%b"' % (b"x" * (SIZE - 2))
 """One message, which is not cut: more than the kernel takes."""
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from ipaddress import ip_address
@@ -24,7 +23,8 @@ from purgatory.streams.core.transaction import Transaction
 from purgatory.streams.http.addresses import Resolver, UrlRejected, check_url, is_public
 from purgatory.streams.storage.database import StorageError
 from tests.streams.memory import Memory
-from tests.streams.serving import Server, serving
+from tests.streams.processes import client_of
+from tests.streams.serving import Server, served, serving, wait_until
 
 SUBSCRIPTIONS = "/v1/stream/__ds/subscriptions"
 
@@ -480,25 +480,19 @@ class TestEndpoint:
         assert ack(**wake) == (200, "")
 
     def test_leases_lapse_and_survive_a_restart(self, tmp_path: Path) -> None:
-        with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        with served(data=str(tmp_path)) as (_, http):
             http.put("/v1/stream/wakes", json=[])
             http.put(f"{SUBSCRIPTIONS}/s", json={**PULL, "lease_ttl_ms": 1000})
             http.put("/v1/stream/e/1", json=1)
             assert http.post(f"{SUBSCRIPTIONS}/s/claim", json={"worker": "one"}).status_code == 200
-            wait_for(lambda: len(http.get("/v1/stream/wakes").json()) == 2)
+            wait_until(lambda: len(http.get("/v1/stream/wakes").json()) == 2)
             claim = http.post(f"{SUBSCRIPTIONS}/s/claim", json={"worker": "two"}).json()
-        with serving(data=str(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        with served(data=str(tmp_path)) as (_, http):
             headers = {"Authorization": f"Bearer {claim['token']}"}
             body = {"wake_id": claim["wake_id"], "generation": claim["generation"]}
             response = http.post(f"{SUBSCRIPTIONS}/s/ack", json=body, headers=headers)
             assert refusal(response) in ((200, ""), (409, "FENCED"))
-            wait_for(lambda: len(http.get("/v1/stream/wakes").json()) == 3)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Return when it is true: the time-out of the test is the bound."""
-    while not condition():
-        time.sleep(0.05)
+            wait_until(lambda: len(http.get("/v1/stream/wakes").json()) == 3)
 
 
 class Hook:
@@ -555,7 +549,7 @@ def calling(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture
 async def client(calling: Server) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=calling.url, timeout=60) as client:
+    async with client_of(calling.url) as client:
         yield client
 
 
