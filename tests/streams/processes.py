@@ -3,6 +3,7 @@
 import asyncio
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -135,3 +136,14 @@ async def raw(server: Listening, sent: bytes) -> tuple[int, dict[str, str], byte
         writer.transport.abort()  # bytes that are still to be sent are not read
     lines = head.decode().split("\r\n")
     return int(lines[0].split()[1]), dict(line.lower().split(": ", 1) for line in lines[1:]), body
+
+
+def slow_reader(server: Listening, target: str, address: str = "127.0.0.1") -> socket.socket:
+    """A connection with a small buffer that has asked for a stream, and does not read."""
+    reader = socket.socket()
+    reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    reader.settimeout(60)
+    reader.bind((address, 0))
+    reader.connect(("127.0.0.1", server.port))
+    reader.sendall(f"GET {ROOT}/{target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    return reader

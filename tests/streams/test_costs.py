@@ -31,7 +31,7 @@ from purgatory.streams.http.events import Pieces
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage import sqlite
 from tests.streams.processes import JSON, ROOT, append, create
-from tests.streams.serving import Server, until
+from tests.streams.serving import until
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
@@ -69,20 +69,19 @@ async def test_a_path_is_checked_in_one_go_as_by_its_characters(text: str) -> No
 
 
 @pytest.mark.parametrize("path", ["\ud800", "a\0", ".."])
-async def test_an_ack_of_a_path_that_is_none_is_a_400(server: Server, path: str) -> None:
+async def test_an_ack_of_a_path_that_is_none_is_a_400(client: httpx.AsyncClient, path: str) -> None:
     """It was an exception in the writer, which then stored each command of its batch by itself."""
-    async with httpx.AsyncClient(base_url=server.url) as client:
-        config = {"type": "pull-wake", "wake_stream": "acked-wakes", "streams": ["acked"]}
-        await client.put(f"{SUBSCRIPTIONS}/acks", json=config)
-        await create(client, "acked", "acked-wakes", **JSON)
-        await append(client, "acked", "1", **JSON)
-        claimed = (await client.post(f"{SUBSCRIPTIONS}/acks/claim", json={"worker": "w"})).json()
-        ack = {name: claimed[name] for name in ("wake_id", "generation")}
-        content = json.dumps({**ack, "acks": [{"stream": path, "offset": "0"}]})
-        headers = {"Authorization": f"Bearer {claimed['token']}"}
-        refused = await client.post(f"{SUBSCRIPTIONS}/acks/ack", content=content, headers=headers)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "INVALID_REQUEST")
-        await client.delete(f"{SUBSCRIPTIONS}/acks")
+    config = {"type": "pull-wake", "wake_stream": "acked-wakes", "streams": ["acked"]}
+    await client.put(f"{SUBSCRIPTIONS}/acks", json=config)
+    await create(client, "acked", "acked-wakes", **JSON)
+    await append(client, "acked", "1", **JSON)
+    claimed = (await client.post(f"{SUBSCRIPTIONS}/acks/claim", json={"worker": "w"})).json()
+    ack = {name: claimed[name] for name in ("wake_id", "generation")}
+    content = json.dumps({**ack, "acks": [{"stream": path, "offset": "0"}]})
+    headers = {"Authorization": f"Bearer {claimed['token']}"}
+    refused = await client.post(f"{SUBSCRIPTIONS}/acks/ack", content=content, headers=headers)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "INVALID_REQUEST")
+    await client.delete(f"{SUBSCRIPTIONS}/acks")
 
 
 class Iterations:
@@ -133,11 +132,10 @@ async def test_what_takes_long_is_done_once_in_an_iteration_of_the_loop(
 
 
 @pytest.mark.parametrize(("action", "most"), [("claim", admission.SMALL), ("streams", 256 * 1024)])
-async def test_bodies_of_subscriptions_have_a_bound(server: Server, action: str, most: int) -> None:
-    async with httpx.AsyncClient(base_url=server.url) as client:
-        for size, status in ((most, 400), (most + 1, 413)):
-            answer = await client.post(f"{SUBSCRIPTIONS}/bounds/{action}", content=b"x" * size)
-            assert answer.status_code == status
+async def test_bodies_of_subscriptions_have_a_bound(client: httpx.AsyncClient, action: str, most: int) -> None:
+    for size, status in ((most, 400), (most + 1, 413)):
+        answer = await client.post(f"{SUBSCRIPTIONS}/bounds/{action}", content=b"x" * size)
+        assert answer.status_code == status
 
 
 async def test_a_refused_append_is_freed_at_once(streams: Streams) -> None:

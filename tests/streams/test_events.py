@@ -6,9 +6,8 @@ import httpx
 import pytest
 
 from purgatory.streams.http import events
-from tests.streams.processes import ROOT, TEXT, append, create
+from tests.streams.processes import ROOT, TEXT, append, create, slow_reader
 from tests.streams.serving import Server
-from tests.streams.test_limits import slow_reader
 
 LINES = b"\n" * 1024 * 1024
 """One append, of which the events are six times as long."""
@@ -30,18 +29,19 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])
-async def test_readers_that_take_nothing_share_the_few_pieces_that_are_made(server: Server, made: list[int]) -> None:
-    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-        await create(client, "lines")
-        await append(client, "lines", LINES)
-        with ExitStack() as stack:
-            for _ in range(25):
-                stack.enter_context(slow_reader(server.port, "lines", "&live=sse"))
-            while server.application._endpoint.limits.memory.bytes < 25 * 64 * 1024:
-                await client.get("/health")
-        # Each piece was made once for all 25, and not 25 times.
-        assert max(made) < 512 * 1024
-        assert sum(made) < 7 * 1024 * 1024
+async def test_readers_that_take_nothing_share_the_few_pieces_that_are_made(
+    server: Server, client: httpx.AsyncClient, made: list[int]
+) -> None:
+    await create(client, "lines")
+    await append(client, "lines", LINES)
+    with ExitStack() as stack:
+        for _ in range(25):
+            stack.enter_context(slow_reader(server, "lines?offset=-1&live=sse"))
+        while server.application._endpoint.limits.memory.bytes < 25 * 64 * 1024:
+            await client.get("/health")
+    # Each piece was made once for all 25, and not 25 times.
+    assert max(made) < 512 * 1024
+    assert sum(made) < 7 * 1024 * 1024
 
 
 def test_a_reader_gets_all_of_a_long_append(http: httpx.Client, made: list[int]) -> None:

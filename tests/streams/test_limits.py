@@ -34,7 +34,7 @@ from purgatory.streams.http.protocol import BoundedProtocol
 from purgatory.streams.http.replies import Reply
 from purgatory.streams.http.streams import delayed
 from purgatory.uvicorn import ParkingProtocol
-from tests.streams.processes import JSON, ROOT, ZERO, append, client_of, create, poll, until_waiting
+from tests.streams.processes import JSON, ROOT, ZERO, append, client_of, create, poll, slow_reader, until_waiting
 from tests.streams.serving import Server, serving, until
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
@@ -259,12 +259,12 @@ class TestBytes:
                 await create(other, *"abcd", **JSON)
                 with ExitStack() as stack:
                     names = "abcd" if live else ""
-                    readers = [stack.enter_context(slow_reader(server.port, name, live)) for name in names]
+                    readers = [stack.enter_context(slow_reader(server, f"{name}?offset=-1{live}")) for name in names]
                     await until_waiting(other, len(readers))
                     for name in "abcd":
                         await append(other, name, body, **JSON)
                     if not live:
-                        readers = [stack.enter_context(slow_reader(server.port, "a")) for _ in range(4)]
+                        readers = [stack.enter_context(slow_reader(server, "a?offset=-1")) for _ in range(4)]
                     begun = [await asyncio.to_thread(reader.recv, 12, socket.MSG_PEEK) for reader in readers]
                     assert Counter(begun) == {b"HTTP/1.1 200": 2, b"HTTP/1.1 429": 2}
                     one = memory.bytes // 2
@@ -294,7 +294,7 @@ class TestBytes:
                     await append(client, "lines", "\n" * MIB)
                 with ExitStack() as stack:
                     for _ in range(40):
-                        stack.enter_context(slow_reader(server.port, "lines", "&live=sse"))
+                        stack.enter_context(slow_reader(server, "lines?offset=-1&live=sse"))
                     await until(lambda: memory.bytes >= 8 * MIB)
                     refused = await client.get(f"{ROOT}/lines?offset=-1&live=sse")
                     assert refused.status_code == 429
@@ -349,13 +349,3 @@ class TestQuotas:
         quotas.purgatory.close()
         assert delayed(reply, now + 9, quotas) is reply
         quotas.close()
-
-
-def slow_reader(port: int, name: str, query: str = "") -> socket.socket:
-    """A connection with a small buffer that has asked for a stream, and does not read."""
-    reader = socket.socket()
-    reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    reader.settimeout(60)
-    reader.connect(("127.0.0.1", port))
-    reader.sendall(f"GET {ROOT}/{name}?offset=-1{query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-    return reader

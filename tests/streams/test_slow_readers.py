@@ -11,7 +11,18 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.streams.processes import JSON, ROOT, Listening, ServerProcess, append, create, poll, running, until_waiting
+from tests.streams.processes import (
+    JSON,
+    ROOT,
+    Listening,
+    ServerProcess,
+    append,
+    create,
+    poll,
+    running,
+    slow_reader,
+    until_waiting,
+)
 from tests.streams.serving import serving
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
@@ -26,16 +37,8 @@ MESSAGE = b'"%b"' % (b"x" * (SIZE - 2))
 def slow_readers(count: int, server: Listening, target: str = "big?offset=-1") -> Iterator[list[socket.socket]]:
     """Clients that have asked for a stream, and do not read the answer."""
     with ExitStack() as stack:
-        readers = []
-        for number in range(count):
-            reader = stack.enter_context(socket.socket())
-            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            reader.settimeout(60)
-            reader.bind((f"127.0.1.{number}", 0))  # an address alone may not have so much unread
-            reader.connect(("127.0.0.1", server.port))
-            reader.sendall(f"GET {ROOT}/{target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-            readers.append(reader)
-        yield readers
+        addresses = [f"127.0.1.{number}" for number in range(count)]  # one alone may not have so much unread
+        yield [stack.enter_context(slow_reader(server, target, address)) for address in addresses]
 
 
 def until_begun(readers: list[socket.socket]) -> None:

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import pytest
 
 from purgatory.streams.admission import current_client
-from purgatory.streams.core import messages
 from purgatory.streams.core.commands import Append, Create, Delete
 from purgatory.streams.core.errors import NotFound
 from purgatory.streams.core.subscriptions import Claim, Subscribe, Unsubscribe
@@ -158,29 +157,6 @@ async def test_very_many_appends_are_read_in_parts(streams: Streams) -> None:
         assert ends == [0, 10, 20, 25]
 
 
-async def test_messages_of_an_append_are_split_by_a_thread_that_reads(
-    streams: Streams, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There may be very many: the loop would stand still."""
-    threads = []
-    split = messages.part
-
-    def observed(media: str, data: bytes, begin: int, end: int) -> bytes:
-        threads.append(threading.current_thread().name)
-        return split(media, data, begin, end)
-
-    monkeypatch.setattr(messages, "part", observed)
-    await streams.run(Create("a", "application/json"))
-    await streams.run(Append("a", "application/json", b"[1,2,3]"))
-    known = await streams.find("a")
-    assert (await streams.chunk(known, 0)).body() == b"[1,2,3]"
-    assert (await streams.chunk(known, 1)).body() == b"[2,3]"
-    chunk = await streams.wait(known, 2, 60.0)
-    assert not isinstance(chunk, Exception)
-    assert chunk.body() == b"[3]"
-    assert [name.startswith("streams-reader") for name in threads] == [True, True]
-
-
 async def test_read_of_data_that_is_deleted_meanwhile_raises_not_found(streams: Streams) -> None:
     await streams.run(Create("a", "text/plain", body=b"hello"))
     known = await streams.find("a")
@@ -211,15 +187,18 @@ async def test_waiting_reader_gets_the_error_of_a_failing_database(streams: Stre
     assert isinstance(await streams.wait(known, 0, 30.0), StorageError)
 
 
-async def test_read_of_a_stream_no_longer_in_memory_gets_new_data(streams: Streams) -> None:
+@pytest.mark.parametrize("command", [Append("a", "text/plain", b"x"), Delete("a")])
+async def test_readers_of_a_stream_no_longer_in_memory_are_told_of_its_changes(streams: Streams, command: Any) -> None:
     await streams.run(Create("a", "text/plain"))
     known = await streams.find("a")
+    reads = [streams.wait(known, 0, 60.0) for _ in range(2)]
     streams.cache.forget("a")
-    read = streams.wait(known, 0, 30.0)
-    await streams.run(Append("a", "text/plain", b"x"))
-    chunk = await read
-    assert not isinstance(chunk, Exception)
-    assert chunk.body() == b"x"
+    await streams.run(command)
+    found = [await each for each in reads]
+    if isinstance(command, Delete):
+        assert [type(each) for each in found] == [NotFound] * 2
+    else:
+        assert [each.body() for each in found if not isinstance(each, Exception)] == [b"x"] * 2
 
 
 class Looks:
@@ -270,15 +249,6 @@ async def test_look_up_sees_a_deletion_that_happens_meanwhile(streams: Streams, 
     else:
         with pytest.raises(NotFound):
             await finding
-
-
-async def test_readers_of_a_stream_no_longer_in_memory_are_told_of_its_deletion(streams: Streams) -> None:
-    await streams.run(Create("a", "text/plain"))
-    known = await streams.find("a")
-    reads = [streams.wait(known, 0, 60.0) for _ in range(2)]
-    streams.cache.forget("a")
-    await streams.run(Delete("a"))
-    assert [type(await each) for each in reads] == [NotFound, NotFound]
 
 
 async def test_committed_stream_is_not_overridden_by_an_older_look_up(streams: Streams, looks: Looks) -> None:
