@@ -8,7 +8,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import httpx
 import pytest
 
 from tests.streams.node import installed
+from tests.streams.processes import ServerProcess
 from tests.support.servers import PostgresServer, program, reserved_port
 
 WHOLE = os.environ.get("HYPOTHESIS_PROFILE") == "searching"
@@ -26,26 +26,17 @@ class Killed:
     """A server that can be killed."""
 
     def __init__(self, *options: str) -> None:
-        self.port = reserved_port()
-        self._command = [sys.executable, "-m", "purgatory", "serve", "--port", str(self.port), *options]
-        self._command += ["--long-poll-timeout", "1"]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self._options = (*options, "--port", str(reserved_port()), "--long-poll-timeout", "1")
         self.start()
 
     def start(self) -> None:
-        """Start it, and return when it answers: the time-out of the test is the bound."""
-        self.process = subprocess.Popen(self._command, stderr=subprocess.DEVNULL)
-        while True:
-            with suppress(httpx.HTTPError):
-                httpx.get(f"{self.url}/health", timeout=60).raise_for_status()
-                return
-            assert self.process.poll() is None
-            time.sleep(0.02)
+        self._server = ServerProcess(*self._options)
+        self.url = self._server.url
 
     def kill(self) -> None:
         """End it without a word."""
-        self.process.kill()
-        self.process.wait()
+        self._server.process.kill()
+        self._server.process.communicate()
 
     def restart(self, number: int = 0) -> None:
         self.kill()
