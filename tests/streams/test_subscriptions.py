@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import httpx
 import jwt
 import pytest
-from aiohttp import web
 
 from purgatory.streams.core import subscriptions as core
 from purgatory.streams.core.commands import Append, Command, Create, Delete
@@ -22,6 +20,7 @@ from purgatory.streams.core.state import Subscription
 from purgatory.streams.core.transaction import Transaction
 from purgatory.streams.http.addresses import Resolver, UrlRejected, check_url, is_public
 from purgatory.streams.storage.database import StorageError
+from tests.streams.hooks import HOOK, Hook, listening
 from tests.streams.memory import Memory
 from tests.streams.processes import client_of
 from tests.streams.serving import Server, served, serving, wait_until
@@ -334,37 +333,14 @@ class TestAddresses:
     @pytest.mark.parametrize(
         "url",
         [
-            "nothing",
-            "https://",
-            "https://[::1",
-            "https://a:99999/",
-            "https://a/\n",
-            "https://127。0。0。1/",
-            "https://ⓛocalhost/",
-            "https://127%2E0.0.1/",
-            "ftp://a.example/",
-            "http://hooks.example/",
-            "https://10.0.0.1/",
-            "https://172.16.0.1/",
-            "https://192.168.1.1/",
-            "https://100.64.0.1/",
-            "https://0.0.0.0/",
-            "https://127.0.0.1/",
-            "https://[fd00::1]/",
-            "https://[::ffff:10.0.0.1]/",
-            "https://[2002:0a00:0001::]/",
-            "https://169.254.169.254/latest/meta-data",
-            "https://224.0.0.1/",
-            "https://localhost/",
-            "https://a.localhost./",
-            "https://[::1]/",
-            "https://[::93.184.216.34]/",
-            "https://[4000::1]/",
-            "https://[fe80::1%25eth0]/",
-            "https://2130706433/",
-            "https://0x7f000001/",
-            "https://user:password@hooks.example/",
-            "https://hooks.example/" + "x" * 2048,
+            *("nothing", "https://", "https://[::1", "https://a:99999/", "https://a/\n", "ftp://a.example/"),
+            *("https://127。0。0。1/", "https://ⓛocalhost/", "https://127%2E0.0.1/", "http://hooks.example/"),
+            *("https://10.0.0.1/", "https://172.16.0.1/", "https://192.168.1.1/", "https://100.64.0.1/"),
+            *("https://0.0.0.0/", "https://127.0.0.1/", "https://2130706433/", "https://0x7f000001/"),
+            *("https://169.254.169.254/latest/meta-data", "https://224.0.0.1/", "https://[fe80::1%25eth0]/"),
+            *("https://[fd00::1]/", "https://[::ffff:10.0.0.1]/", "https://[2002:0a00:0001::]/", "https://[::1]/"),
+            *("https://[::93.184.216.34]/", "https://[4000::1]/", "https://localhost/", "https://a.localhost./"),
+            *("https://user:password@hooks.example/", "https://hooks.example/" + "x" * 2048),
         ],
     )
     def test_malformed_and_private_urls_are_refused(self, url: str) -> None:
@@ -391,7 +367,6 @@ class TestAddresses:
 
 
 PULL = {"type": "pull-wake", "pattern": "e/*", "wake_stream": "wakes"}
-HOOK = {"type": "webhook", "pattern": "e/*", "webhook": {"url": "http://localhost:1/"}}
 
 
 def refusal(response: httpx.Response) -> tuple[int, str]:
@@ -493,51 +468,6 @@ class TestEndpoint:
             response = http.post(f"{SUBSCRIPTIONS}/s/ack", json=body, headers=headers)
             assert refusal(response) in ((200, ""), (409, "FENCED"))
             wait_until(lambda: len(http.get("/v1/stream/wakes").json()) == 3)
-
-
-class Hook:
-    """A webhook, which answers what it is told to."""
-
-    def __init__(self, *answers: Any) -> None:
-        self.answers = list(answers)
-        self.calls: list[Any] = []
-        self.port = 0
-
-    async def call(self, request: web.Request) -> web.StreamResponse:
-        self.calls.append(await request.json())
-        answer = self.answers.pop(0) if self.answers else {"done": True}
-        if answer == "hang":
-            await asyncio.sleep(60)
-        if isinstance(answer, int):
-            return web.Response(status=answer, headers={"Location": "http://localhost:1/"})
-        text = answer if isinstance(answer, str) else json.dumps(answer)
-        response = web.StreamResponse()
-        await response.prepare(request)
-        await response.write(text[:5].encode())
-        await asyncio.sleep(0.1)  # in two segments
-        await response.write(text[5:].encode())
-        return response
-
-    def config(self, address: str = "127.0.0.1") -> dict[str, Any]:
-        """The configuration of a subscription to it."""
-        return {**HOOK, "webhook": {"url": f"http://{address}:{self.port}/"}, "lease_ttl_ms": 1000}
-
-
-@asynccontextmanager
-async def listening(*hooks: Hook) -> AsyncIterator[None]:
-    """The webhooks listen, each on a port of its own."""
-    runners = []
-    for hook in hooks:
-        app = web.Application()
-        app.router.add_post("/", hook.call)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        runners.append(runner)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        hook.port = runner.addresses[0][1]
-    yield
-    for runner in runners:
-        await runner.cleanup()
 
 
 @pytest.fixture
