@@ -158,6 +158,7 @@ async def test_streams_that_expire_at_once_go_in_steps(
     streams: Streams, monkeypatch: pytest.MonkeyPatch, steps: list[int]
 ) -> None:
     monkeypatch.setattr(storage, "_DROPPED", 20)
+    monkeypatch.setattr(storage, "_DUE", 30)
     now = 1000.0
     monkeypatch.setattr(streams._opener, "now", lambda: now)
     for number in range(100):

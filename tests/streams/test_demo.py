@@ -131,17 +131,15 @@ class TestOverHttp:
             assert http.put("/v1/demo", json={"pending": pending}).json() == {"pending": pending}
             until_waiting(pending)
 
-    @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 900])
-    def test_body_that_is_not_json_is_refused(self, http: httpx.Client, body: bytes) -> None:
-        response = http.put("/v1/demo", content=body)
-        assert (response.status_code, response.json()["error"]["message"]) == (400, "the body is not JSON")
-
-    def test_bad_numbers_change_nothing(self, http: httpx.Client) -> None:
+    def test_bad_bodies_change_nothing(self, http: httpx.Client) -> None:
         for given in (-1, 10_001, 1.5, True, "10", None, [1], 10**30):
-            for body in ({"pending": given}, given):
-                response = http.put("/v1/demo", content=json.dumps(body))
+            for numbered in ({"pending": given}, given):
+                response = http.put("/v1/demo", content=json.dumps(numbered))
                 assert response.status_code == 400
                 assert "pending must be an integer from 0 to 10000" in response.json()["error"]["message"]
+        for body in (b"", b"{", b"\xff", b"[" * 900):
+            response = http.put("/v1/demo", content=body)
+            assert (response.status_code, response.json()["error"]["message"]) == (400, "the body is not JSON")
         assert http.put("/v1/demo", content=b"x" * 2000).status_code == 413
         assert worker_of(http)["demo"] == FIRST  # as if nothing had been asked for
 

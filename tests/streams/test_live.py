@@ -182,12 +182,6 @@ class TestOverHttp:
         assert response.status_code == 400
         assert response.json()["error"]["message"].startswith(f"after must be an integer from 0 to {2**53 - 1}, not '")
 
-    def test_other_methods_are_refused(self, http: httpx.Client) -> None:
-        response = http.post("/v1/statistics")
-        assert (response.status_code, response.headers["allow"]) == (405, "GET")
-        response = http.post("/v1/demo")
-        assert (response.status_code, response.headers["allow"]) == (405, "PUT")
-
     def test_polls_are_parked(self, http: httpx.Client) -> None:
         answer = http.get("/v1/statistics").json()
         before = parking_statistics()

@@ -81,8 +81,7 @@ def test_the_page_names_the_project_its_version_and_its_documentation(page: Page
 
 
 def test_the_streams_are_above_the_fold_of_a_laptop(page: Page) -> None:
-    metrics = {"width": 1360, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    page.resize(1360, 900)
     page.open()
     top = page.run("return document.querySelector('#streams-title').getBoundingClientRect().bottom")
     assert top < 870

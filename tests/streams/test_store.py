@@ -316,18 +316,6 @@ async def test_reads_prolong_a_stream_and_few_of_them_are_stored(tmp_path: Path)
     opener.close()
 
 
-async def test_many_streams_that_expire_at_once_are_all_deleted(
-    streams: Streams, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("purgatory.streams.storage.database._DUE", 3)
-    streams.look_for_due()
-    soon = streams.now() + 0.2
-    for number in range(10):
-        await streams.run(Create(f"{number}", "text/plain", expires_at=("soon", soon)))
-    while await streams.store.read(lambda database: database.count()):  # noqa: ASYNC110 - another thread's
-        await asyncio.sleep(0.05)
-
-
 async def test_expiry_times_that_come_during_a_scan_are_kept(streams: Streams) -> None:
     streams.look_for_due()
     while not streams._alarm._looking:  # noqa: ASYNC110 - a callback's
