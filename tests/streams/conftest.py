@@ -45,14 +45,12 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def http(server: Server) -> Iterator[httpx.Client]:
-    """A client of the module's server."""
     with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
 
 
 @pytest.fixture
 async def client(server: Server) -> AsyncIterator[httpx.AsyncClient]:
-    """The same for tests that await."""
     async with client_of(server.url) as client:
         yield client
 
@@ -66,7 +64,6 @@ async def streams(tmp_path: Path) -> AsyncIterator[Streams]:
 
 @pytest.fixture(scope="session")
 def chrome(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Chrome]":
-    """One browser for all tests of a process."""
     from tests.support.browser import browser
 
     with browser(tmp_path_factory.mktemp("profile")) as driver:
@@ -75,7 +72,6 @@ def chrome(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Chrome]":
 
 @pytest.fixture(scope="module")
 def page_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The server of the page."""
     with serving(data=str(tmp_path_factory.mktemp("data")), demo=True, long_poll_timeout=300.0) as server:
         httpx.put(f"{server.url}/v1/demo", json={"pending": 0})  # else it begins with the first page
         yield server

@@ -35,7 +35,6 @@ class Hook:
         return response
 
     def config(self, address: str = "127.0.0.1") -> dict[str, Any]:
-        """The configuration of a subscription to it."""
         return {**HOOK, "webhook": {"url": f"http://{address}:{self.port}/"}, "lease_ttl_ms": 1000}
 
 

@@ -8,8 +8,6 @@ from purgatory.streams.core.transaction import Transaction
 
 
 class Memory:
-    """A source, and the store of transactions."""
-
     def __init__(self) -> None:
         self.streams: dict[int, Stream] = {}
         self.rows: dict[int, list[Row]] = {}

@@ -154,7 +154,6 @@ def console(driver: Any) -> list[dict[str, Any]]:
 
 
 def live(server: Server) -> Live:
-    """The snapshots of a server."""
     return server.application._page.live
 
 

@@ -37,12 +37,10 @@ class ServerProcess:
         raise RuntimeError(f"the server did not start: {''.join(self.output)}")
 
     def client(self, address: str = "127.0.0.1", **headers: str) -> httpx.AsyncClient:
-        """A client that comes from `address`."""
         return client_of(self.url, address, **headers)
 
     @property
     def memory(self) -> int:
-        """Bytes in memory."""
         size: int = psutil.Process(self.process.pid).memory_info().rss
         return size
 
@@ -85,7 +83,6 @@ async def waiting(client: httpx.AsyncClient, purgatory: str = "read") -> int:
 
 
 async def metric(client: httpx.AsyncClient, name: str) -> float:
-    """The value of a metric."""
     text = (await client.get("/metrics")).text
     found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
     assert found is not None, text
@@ -99,7 +96,6 @@ async def until_waiting(client: httpx.AsyncClient, count: int, purgatory: str = 
 
 
 async def create(client: httpx.AsyncClient, *names: str, **headers: str) -> None:
-    """Create streams of text."""
     for name in names:
         response = await client.put(f"{ROOT}/{name}", headers={**TEXT, **headers})
         assert response.status_code in (200, 201), response.text
@@ -121,8 +117,6 @@ async def poll(client: httpx.AsyncClient, name: str, offset: str = ZERO) -> str:
 
 
 class Listening(Protocol):
-    """A server on loopback."""
-
     port: int
 
 

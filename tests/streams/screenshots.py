@@ -50,7 +50,6 @@ def save(driver: Chrome, path: Path) -> None:
 
 
 def fill(url: str) -> None:
-    """Some streams, and demo traffic."""
     with httpx.Client(base_url=url) as client:
         for path, kind, data in APPENDS:
             headers = {"Content-Type": kind}
@@ -61,7 +60,6 @@ def fill(url: str) -> None:
 
 
 def main(directory: Path) -> None:
-    """Take them all."""
     directory.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory() as scratch,

@@ -75,14 +75,12 @@ def serving(
 
 @contextmanager
 def served(**settings: Any) -> Iterator[tuple[Server, httpx.Client]]:
-    """A server with these settings, and a client of it."""
     with serving(**settings) as server, httpx.Client(base_url=server.url, timeout=60) as http:
         yield server, http
 
 
 @asynccontextmanager
 async def opened(settings: Settings) -> AsyncIterator[Streams]:
-    """The streams of a server, without one."""
     found = await asyncio.to_thread(opener, settings)
     streams = Streams(found)
     await streams.start()

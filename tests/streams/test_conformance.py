@@ -23,7 +23,6 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def check(url: str) -> None:
-    """Run the suite against the server at `url`, and see that all of it passes."""
     folder = installed()
     command = [program("npx", "npm"), "vitest", "run", "conformance.test.ts", "--no-color"]
     environment = {**os.environ, "CONFORMANCE_TEST_URL": url}

@@ -85,8 +85,6 @@ async def test_an_ack_of_a_path_that_is_none_is_a_400(client: httpx.AsyncClient,
 
 
 class Iterations:
-    """Counts the iterations of a loop."""
-
     def __init__(self) -> None:
         self.count = 0
         self._loop = asyncio.get_running_loop()

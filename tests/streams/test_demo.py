@@ -16,8 +16,6 @@ from tests.streams.serving import served
 
 
 class Shown:
-    """Demo traffic, and the time since it was last read."""
-
     def __init__(self) -> None:
         self.clock = VirtualClock(1000.0)
         self.unseen = 0.0
@@ -107,7 +105,6 @@ def test_demo_whose_purgatory_is_closed_makes_no_more(shown: Shown) -> None:
 
 @pytest.fixture
 def http(tmp_path: Path) -> Iterator[httpx.Client]:
-    """A client of a server with demo traffic."""
     with served(data=str(tmp_path), demo=True) as (_, http):
         yield http
 

@@ -15,7 +15,6 @@ LINES = b"\n" * 1024 * 1024
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of the pieces that are made."""
     sizes: list[int] = []
     real = events.Piece
 

@@ -36,7 +36,6 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(file: Path) -> None:
-    """Take all room that is left, as another program may."""
     with file.open("wb", buffering=0) as opened, pytest.raises(OSError, match="No space"):
         while opened.write(bytes(4096)):
             pass

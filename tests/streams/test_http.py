@@ -24,7 +24,6 @@ LIVE = pytest.mark.parametrize("live", ["long-poll", "sse"])
 
 
 def offset(position: int) -> str:
-    """The offset of a position."""
     return f"0000000000000000_{position:016d}"
 
 
@@ -41,7 +40,6 @@ names = itertools.count()
 
 @pytest.fixture
 def stream(http: httpx.Client) -> str:
-    """A new stream of text."""
     path = f"/v1/stream/text-{next(names)}"
     assert http.put(path, headers=TEXT).status_code == 201
     return path
@@ -49,7 +47,6 @@ def stream(http: httpx.Client) -> str:
 
 @pytest.fixture
 def messages(http: httpx.Client) -> str:
-    """A new stream of JSON."""
     path = f"/v1/stream/json-{next(names)}"
     assert http.put(path, headers=JSON).status_code == 201
     return path

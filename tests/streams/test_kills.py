@@ -23,8 +23,6 @@ KILLS = int(os.environ.get("KILLS", "200" if WHOLE else "3"))
 
 
 class Killed:
-    """A server that can be killed."""
-
     def __init__(self, *options: str) -> None:
         self._options = (*options, "--port", str(reserved_port()), "--long-poll-timeout", "1")
         self.start()

@@ -29,8 +29,6 @@ from tests.support.costs import lines
 
 
 class Counted:
-    """A database that counts what it is asked for."""
-
     def __init__(self, database: Database) -> None:
         self.database = database
         self.now = 1000.0
@@ -71,7 +69,6 @@ class Counted:
         return results[-1]
 
     def wake(self) -> tuple[str, str, int, tuple[int, int]]:
-        """The arguments of a worker's commands."""
         return worker(self.database.subscription("s"))
 
     def acknowledge(self, *acks: tuple[str, int]) -> Any:
@@ -79,13 +76,11 @@ class Counted:
         return self.run(core.Acknowledge("s", *self.wake(), encoded, True))
 
     def paths(self) -> list[str]:
-        """Those of the subscription's streams."""
         return [each.path for each in self.run(core.Look("s")).streams]
 
 
 @pytest.fixture
 def counted(settings: Settings) -> Iterator[Counted]:
-    """A database of each kind."""
     with closing(opener(settings)) as found, closing(found.writer()) as database:
         yield Counted(database)
 

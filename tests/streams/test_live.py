@@ -15,8 +15,6 @@ from tests.support.servers import PostgresServer
 
 
 class Watched:
-    """A purgatory, and its statistics."""
-
     def __init__(self) -> None:
         self.clock = VirtualClock(1000.0)
         self.purgatory = DelayedOperationPurgatory("read", clock=self.clock)

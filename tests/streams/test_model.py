@@ -47,8 +47,6 @@ TYPES = ["text/plain", JSON]
 
 @dataclass
 class Naive:
-    """A stream."""
-
     kind: str
     units: list[Any]
     ends: list[int]

@@ -42,7 +42,6 @@ COMMANDS = {
 
 @pytest.fixture(scope="module", params=COMMANDS)
 def name(request: pytest.FixtureRequest) -> str:
-    """The name of the server."""
     command: str = request.param
     return command
 
@@ -64,8 +63,6 @@ async def http(server: Server) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])
 class TestServers:
-    """Real servers and clients."""
-
     async def test_official_client_writes_and_follows(self, server: Server) -> None:
         url = f"{server.url}{ROOT}/official/client"
         async with await AsyncDurableStream.create(url, content_type="application/json") as handle:

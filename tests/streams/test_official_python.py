@@ -24,7 +24,6 @@ _NUMBERS = count()
 
 @pytest.fixture
 def url(server: Server) -> str:
-    """The URL of a stream for one test."""
     return f"{server.url}/v1/stream/python/{next(_NUMBERS)}"
 
 

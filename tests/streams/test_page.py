@@ -39,21 +39,18 @@ def waiting_reads(url: str, path: str, count: int) -> Iterator[None]:
 
 
 def create(http: httpx.Client, headers: dict[str, str] = TEXT) -> str:
-    """The path of a new stream."""
     path = next(PATHS)
     assert http.put(f"/v1/stream/{path}", headers=headers).status_code == 201
     return path
 
 
 def statistics(http: httpx.Client) -> dict[str, Any]:
-    """The figures of the reads of the only worker."""
     (worker,) = http.get("/v1/statistics").json()["workers"]
     found: dict[str, Any] = worker["purgatories"]["read"]
     return found
 
 
 def delayed(http: httpx.Client) -> int:
-    """How many reads wait."""
     count: int = statistics(http)["statistics"]["num_delayed"]
     return count
 
@@ -158,7 +155,6 @@ def test_list_is_brought_up_to_date_and_filtered(page: Page, page_http: httpx.Cl
 
 
 def of_the_page(page: Page) -> dict[str, Any]:
-    """The counters and levels that the page shows."""
     levels = [int(text.replace(",", "")) for text in page.texts("#levels-body td:last-child")]
     return {"levels": levels, **{name: page.number(f"[data-counter={name}]") for name in COUNTERS}}
 
@@ -326,7 +322,6 @@ def test_all_workers_are_shown_in_one_page(chrome: Chrome, postgres: PostgresSer
     ):
 
         def waiting() -> list[int]:
-            """Reads that wait, of each worker."""
             return [int(text) for text in page.texts("#workers-body td:nth-child(2)")]
 
         def are_waiting(total: int) -> bool:

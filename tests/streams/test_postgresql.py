@@ -40,7 +40,6 @@ def two(database: str, **settings: Any) -> Iterator[tuple[httpx.Client, httpx.Cl
 
 @pytest.fixture
 async def here(database: str) -> AsyncIterator[Streams]:
-    """Streams of the database."""
     async with opened(Settings(database=database)) as streams:
         await streams.run(Create("a", "text/plain"))
         yield streams

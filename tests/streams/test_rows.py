@@ -23,14 +23,12 @@ TEXT = "text/plain"
 
 
 async def stored(streams: Streams, path: str) -> list[bytes]:
-    """The rows of a stream."""
     number = (await streams.find(path)).stream.id
     sql = "SELECT data FROM data WHERE stream = ? ORDER BY first"
     return [data for (data,) in await streams.store.read(lambda database: database.execute(sql, [number]))]
 
 
 async def read(streams: Streams, path: str, position: int = 0) -> bytes:
-    """All bytes from a position on."""
     found = b""
     known = await streams.find(path)
     while position < known.stream.tail:

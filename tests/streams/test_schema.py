@@ -74,7 +74,6 @@ def body(database: Database, stream: Any) -> bytes:
 
 
 def check(database: Database, expected: Any) -> None:
-    """The database has all of it, and goes on."""
     assert everything(database) == expected
     assert database.execute("SELECT version FROM schema_version") == [(schema.VERSION,)]
     assert max(len(row[-1]) for row in expected["rows"] if row[2] - row[1] > 1) <= messages.ROW

@@ -42,7 +42,6 @@ def slow_readers(count: int, server: Listening, target: str = "big?offset=-1") -
 
 
 def until_begun(readers: list[socket.socket]) -> None:
-    """Return when each answer has begun to come."""
     for reader in readers:
         assert reader.recv(1, socket.MSG_PEEK) == b"H"
 

@@ -68,7 +68,6 @@ def execute(streams: Streams, sql: str) -> None:
 
 @pytest.fixture
 def transactions(monkeypatch: pytest.MonkeyPatch) -> list[Transaction]:
-    """Those that are stored."""
     transactions: list[Transaction] = []
     store = WritingDatabase.store
 

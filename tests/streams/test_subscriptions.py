@@ -44,7 +44,6 @@ def append(path: str) -> Append:
 
 
 def worker(subscription: Subscription | None) -> tuple[str, str, int, tuple[int, int]]:
-    """The arguments of a worker's commands."""
     assert subscription is not None
     token = subscription.incarnation, subscription.generation
     return subscription.type, subscription.wake or "", subscription.generation, token

@@ -45,7 +45,6 @@ async def pinned(server: ServerProcess, stack: AsyncExitStack, workers: int) -> 
 
 
 def until_written(server: ServerProcess, text: str) -> None:
-    """Return when the log has `text`."""
     assert server.process.stdout is not None
     assert any(text in line for line in server.process.stdout), f"the server ends without {text!r}"
 

@@ -29,7 +29,6 @@ LARGE: Final = [
 
 
 def fill(database: Any) -> None:
-    """Store them all."""
 
     def run(command: Any) -> Any:
         transaction = Transaction(database, NOW)

@@ -72,7 +72,6 @@ class Attackers:
         return (await self.request("POST", f"{ROOT}/{name}", body, **{**TEXT, **headers}))[0]
 
     def count(self, status: int, headers: Mapping[str, str]) -> None:
-        """An attacker was answered."""
         self.statuses[str(status)] += 1
         if status in (429, 503) and "retry-after" not in headers:
             self.without_retry_after += 1
@@ -166,7 +165,6 @@ async def greatest(size: int, attempt: Callable[[int], Awaitable[int]]) -> int:
 
 
 def head(method: str, path: str, *lines: str) -> bytes:
-    """The head of a request."""
     return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: localhost", *lines, "", ""]).encode("latin-1")
 
 

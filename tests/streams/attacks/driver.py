@@ -70,12 +70,10 @@ class Outcome:
 
     @property
     def grown(self) -> int:
-        """By how many bytes the server has grown."""
         return self.memory - self.begin
 
     @property
     def missed(self) -> list[str]:
-        """The names of the targets that are missed."""
         found = {
             "memory": self.grown >= MEMORY - BARE,
             "probe": self.timed and self.longest >= LONGEST,
@@ -120,7 +118,6 @@ class Server:
 
     @property
     def log(self) -> str:
-        """What the server has written so far."""
         return self._log.read_text(errors="replace")
 
     def measured(self) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from tests.streams.attacks.driver import Attack
 
 
 async def _quiet(attackers: Attackers) -> None:
-    """Nothing, for comparison."""
     await asyncio.sleep(attackers.seconds / 2)
 
 

@@ -26,33 +26,30 @@ PATIENCE = 10.0
 """Seconds for the last answers, once the attack is over. A wait that is longer counts as it is then."""
 
 
-class Requests:
-    """The same request again and again, in a thread of its own."""
+class Requests(threading.Thread):
+    """The same request again and again."""
 
     def __init__(self, every: float, request: Callable[[], int]) -> None:
+        super().__init__(daemon=True)
         self.samples: list[tuple[float, int]] = []
         """The seconds until each answer, and its status: 0 for none."""
         self._every = every
         self._request = request
         self._due = time.monotonic()
-        self._thread = threading.Thread(target=self._run, daemon=True)
         self._over = threading.Event()
-        self._thread.start()
+        self.start()
 
-    def _run(self) -> None:
+    def run(self) -> None:
         while not self._over.wait(max(0.0, self._due - time.monotonic())):
-            try:
-                status = self._request()
-            except (OSError, HTTPException):
-                status = 0
+            status = self._request()
             self.samples.append((time.monotonic() - self._due, status))
             self._due += self._every
 
     def stop(self, patience: float) -> None:
         """Stop, and wait for the answer that is still to come."""
         self._over.set()
-        self._thread.join(patience)
-        if self._thread.is_alive():
+        self.join(patience)
+        if self.is_alive():
             self.samples.append((time.monotonic() - self._due, 0))
 
 
@@ -67,7 +64,7 @@ def _ask(connection: HTTPConnection, method: str, path: str, body: bytes | None 
         answer.read()
     except (OSError, HTTPException):
         connection.close()  # the next request opens it again
-        raise
+        return 0
     return answer.status
 
 
