@@ -24,14 +24,14 @@ from purgatory.streams.storage.opener import opener
 from purgatory.streams.storage.sqlite import WritingDatabase
 from tests.streams.memory import Memory
 from tests.streams.serving import Server, opened
-from tests.streams.test_subscriptions import PULL, SUBSCRIPTIONS, append, create, refusal, subscribe, worker
+from tests.streams.test_subscriptions import PULL, SUBSCRIPTIONS, Core, append, create, refusal, subscribe, worker
 from tests.support.costs import lines
 
 
-class Counted:
+class Counted(Core):
     def __init__(self, database: Database) -> None:
-        self.database = database
-        self.now = 1000.0
+        super().__init__()
+        self.source = self.database = database
         self.statements = 0
         self.rows = 0
         """Rows that were read, and parameters of statements that were run many times."""
@@ -67,13 +67,6 @@ class Counted:
                 self.database.store(transaction)
         self.database.stored(transaction)
         return results[-1]
-
-    def wake(self) -> tuple[str, str, int, tuple[int, int]]:
-        return worker(self.database.subscription("s"))
-
-    def acknowledge(self, *acks: tuple[str, int]) -> Any:
-        encoded = tuple((path, encode(position)) for path, position in acks)
-        return self.run(core.Acknowledge("s", *self.wake(), encoded, True))
 
     def paths(self) -> list[str]:
         return [each.path for each in self.run(core.Look("s")).streams]
@@ -116,7 +109,7 @@ class TestCosts:
             counted.run(command)
             assert counted.statements < 25
             assert counted.rows < 40
-        counted.acknowledge(("e/1", 3), ("e/2", 2))
+        counted.acknowledge(("e/1", 3), ("e/2", 2), done=True)
         assert counted.rows < 40
 
     def test_the_subscriptions_of_a_stream_are_read_together(self, counted: Counted) -> None:
@@ -182,7 +175,7 @@ class TestBounds:
         while more:
             streams = counted.run(core.Claim("s", "worker")).streams
             found.append([each.path for each in streams])
-            more = counted.acknowledge(*((each.path, each.tail) for each in streams))
+            more = counted.acknowledge(*((each.path, each.tail) for each in streams), done=True)
         assert found == [["e/3"], ["e/1", "e/2"]]
 
     def test_a_webhook_acknowledges_nothing_that_its_wake_does_not_list(self, counted: Counted) -> None:
@@ -191,7 +184,7 @@ class TestBounds:
         counted.run(core.Lapse("s"))  # e/3 must give way
         delivery = counted.run(core.Deliver("s", 5.0))
         assert [each.path for each in delivery.view.streams] == ["e/1", "e/2"]
-        counted.run(core.Delivered("s", counted.wake()[1], True, True))
+        counted.run(core.Delivered("s", counted.worker()[1], True, True))
         acked = {each.path: each.link.acked for each in counted.run(core.Look("s")).streams}
         assert acked == {"e/1": 1, "e/2": 1, "e/3": -1}
         delivery = counted.run(core.Deliver("s", 5.0))
@@ -205,7 +198,7 @@ class TestBounds:
         taken = counted.run(take)
         view = taken.view if kind == "webhook" else taken
         assert [each.path for each in view.streams] == ["e/2"]
-        counted.acknowledge(("e/2", 1))
+        counted.acknowledge(("e/2", 1), done=True)
         counted.run(append("e/2"))
         counted.run(Delete("e/2"))
         if kind == "webhook":
