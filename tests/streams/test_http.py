@@ -255,11 +255,6 @@ class TestOperators:
         assert preflight.status_code == 204
         assert "access-control-allow-origin" not in preflight.headers
 
-    @pytest.mark.parametrize(("allowed", "status"), [("*", 200), ("http://page.example", 200), ("http://x", 403)])
-    def test_allowed_origins_are_answered_and_others_refused(self, tmp_path: Path, allowed: str, status: int) -> None:
-        with with_stream(tmp_path, allowed_origin=allowed) as (_, http):
-            assert http.get("/v1/streams", headers={"Origin": "http://page.example"}).status_code == status
-
 
 class TestTrouble:
     def test_fault_of_the_server_is_answered_with_500(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
