@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from purgatory import DelayedOperation, DelayedOperationPurgatory, PurgatoryMisuse, ThresholdPurgatory
+from purgatory import DelayedOperation, DelayedOperationPurgatory, ThresholdPurgatory
 from tests.support.operations import FaultLog, Flag, turn
 
 
@@ -26,14 +26,6 @@ class TestFail:
         assert not operation.force_complete()
         clock.advance(5.0)
         assert clock.faults == []
-
-    def test_an_operation_that_was_never_handed_over_may_fail(self, purgatory: DelayedOperationPurgatory) -> None:
-        operation = Flag()
-        assert operation.fail(LookupError())
-        with pytest.raises(LookupError):
-            operation.result()
-        with pytest.raises(PurgatoryMisuse, match="create a new operation"):
-            purgatory.try_complete_else_watch(operation, ["key"])
 
     @pytest.mark.parametrize("limit", [None, 1])
     def test_in_a_try_it_is_no_completion(self, purgatory: DelayedOperationPurgatory, limit: int | None) -> None:

@@ -1,4 +1,4 @@
-"""`on_done`: every ending reaches it exactly once, so what an operation has acquired is released.
+"""Each ending of an operation has its outcome, and reaches `on_done` exactly once: what was acquired is released.
 
 Apache Kafka acquired records in `tryComplete` of its share fetches, and lost them on one ending after the other:
 KAFKA-20783 and its repairs.
@@ -18,6 +18,7 @@ from purgatory import (
     DelayedOperationPurgatory,
     FinishedOperation,
     OperationCancelled,
+    PurgatoryMisuse,
     VirtualClock,
 )
 from purgatory._core._base import NESTING
@@ -46,6 +47,8 @@ class Acquires(DelayedOperation[str]):
         self.then = then
         self.ended: list[str | None] = []
         """The outcome at each call of `on_done`."""
+        self.noted: list[str | None] = []
+        """The outcome while it is being completed."""
 
     def try_complete(self) -> bool:
         if not self.has_permit and self.permits.free:
@@ -54,7 +57,12 @@ class Acquires(DelayedOperation[str]):
         return bool(self.then()) and self.force_complete()
 
     def on_complete(self) -> str:
+        self.on_expiration()
         return "result"
+
+    def on_expiration(self) -> None:
+        assert not self.done()
+        self.noted.append(self.outcome)
 
     def on_done(self) -> None:
         assert self.done()
@@ -139,7 +147,7 @@ ENDINGS: dict[str, tuple[str, Try, End]] = {
 class TestEveryEnding:
     @pytest.mark.parametrize("kind", [Acquires, FailsToComplete])
     @pytest.mark.parametrize("ending", ENDINGS)
-    def test_an_operation_that_waits_releases_what_it_acquired(
+    def test_an_operation_that_waits_has_its_outcome_and_releases_what_it_acquired(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, ending: str, kind: type[Acquires]
     ) -> None:
         permits = Permits(2)
@@ -151,6 +159,8 @@ class TestEveryEnding:
         if kind is FailsToComplete and outcome in ("satisfied", "expired", "closed"):
             outcome = "failed"
         assert (operation.outcome, operation.ended) == (outcome, [outcome])
+        assert (operation.expired(), operation.cancelled()) == (outcome == "expired", outcome == "cancelled")
+        assert repr(operation) == f"<{kind.__name__} {outcome}>"
         other.cancel()
         assert (permits.free, other.ended) == (2, [other.outcome])
         clock.advance(5.0)
@@ -160,6 +170,13 @@ class TestEveryEnding:
             assert isinstance(operation.exception(), LookupError)
             if other.outcome == "failed":
                 assert other.exception() is operation.exception()
+        elif outcome == "cancelled":
+            for read in (operation.result, operation.exception):
+                with pytest.raises(OperationCancelled, match=f"{kind.__name__} was cancelled"):
+                    read()
+        else:
+            assert (operation.result(), operation.exception()) == ("result", None)
+            assert operation.noted == [outcome] * (2 if outcome == "expired" else 1)
         assert clock.faults == []
 
     @pytest.mark.parametrize(
@@ -171,19 +188,28 @@ class TestEveryEnding:
         ],
     )
     def test_an_operation_that_ends_in_its_first_try_releases_it(
-        self, purgatory: DelayedOperationPurgatory, then: Any, kind: type[Acquires], outcome: str
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, then: Any, kind: type[Acquires], outcome: str
     ) -> None:
         permits = Permits(1)
         operation = purgatory.try_complete_else_watch(kind(permits, 1.0, then), ["a"])
-        assert (operation.ended, permits.free) == ([outcome], 1)
+        assert (operation.outcome, operation.ended, permits.free) == (outcome, [outcome], 1)
+        assert operation.noted == [outcome] * (outcome != "failed")
         assert (operation.exception() is None) == (outcome != "failed")
+        assert (purgatory.num_delayed, purgatory.watched, clock.armed) == (0, 0, [])
 
-    @pytest.mark.parametrize("end", ["force_complete", "cancel", "fail"])
-    def test_an_operation_that_was_never_handed_over_reaches_it_too(self, end: str) -> None:
+    @pytest.mark.parametrize(
+        ("end", "outcome"), [("force_complete", "completed_at_once"), ("cancel", "cancelled"), ("fail", "failed")]
+    )
+    def test_an_operation_that_was_never_handed_over_ends_too_and_serves_no_more(
+        self, purgatory: DelayedOperationPurgatory, end: str, outcome: str
+    ) -> None:
         operation = Acquires(Permits(1))
         assert getattr(operation, end)(*[LookupError()] * (end == "fail"))
-        assert operation.ended == [operation.outcome]
-        assert end != "fail" or operation.exception()
+        assert operation.ended == [operation.outcome] == [outcome]
+        assert end != "fail" or isinstance(operation.exception(), LookupError)
+        with pytest.raises(PurgatoryMisuse, match="was already handed to a purgatory: create a new operation"):
+            purgatory.try_complete_else_watch(operation, ["key"])
+        assert purgatory.watched == 0
 
 
 class Notes(Flag):

@@ -1,4 +1,4 @@
-"""A delayed operation: its states and outcomes, the tasks that await it, its deadline."""
+"""A delayed operation while it is pending, the tasks that await it, its deadline; `test_on_done` has its endings."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,48 +10,16 @@ import pytest
 from purgatory import (
     DelayedOperation,
     DelayedOperationPurgatory,
-    OperationCancelled,
     PurgatoryMisuse,
     VirtualClock,
 )
 from purgatory.lowlevel import add_waiter
-from tests.support.operations import CallingClock, FaultLog, Flag, Waiting, turn
-
-
-class Noting(Flag):
-    """Notes its outcome, and whether it is done, while it is being completed."""
-
-    def __init__(self, timeout: float | None = None, *, ready: bool = False) -> None:
-        super().__init__(timeout, ready=ready)
-        self.noted: list[str | None] = []
-        self.then = self.note
-
-    def note(self) -> None:
-        assert not self.done()
-        self.noted.append(self.outcome)
-
-    def on_expiration(self) -> None:
-        super().on_expiration()
-        self.note()
+from tests.support.operations import CallingClock, Flag, Waiting, turn
 
 
 def check(purgatory: DelayedOperationPurgatory, operation: Flag) -> None:
     operation.ready = True
     purgatory.check_and_complete("key")
-
-
-Way = Callable[[DelayedOperationPurgatory, VirtualClock, Flag], object]
-WAYS: dict[str, tuple[str, Way]] = {
-    "check": ("satisfied", lambda purgatory, clock, operation: check(purgatory, operation)),
-    "force": ("satisfied", lambda purgatory, clock, operation: operation.force_complete()),
-    "deadline": ("expired", lambda purgatory, clock, operation: clock.advance(10.0)),
-    "complete_all": ("closed", lambda purgatory, clock, operation: purgatory.complete_all()),
-    "close": ("closed", lambda purgatory, clock, operation: purgatory.close()),
-    "aclose": ("closed", lambda purgatory, clock, operation: list(purgatory.aclose().__await__())),
-    "cancel": ("cancelled", lambda purgatory, clock, operation: operation.cancel()),
-    "cancel_for_key": ("cancelled", lambda purgatory, clock, operation: purgatory.cancel_for_key("key")),
-    "cancel_all": ("cancelled", lambda purgatory, clock, operation: purgatory.cancel_all()),
-}
 
 
 class TestOutcomes:
@@ -69,42 +37,6 @@ class TestOutcomes:
         for read in (operation.result, operation.exception):
             with pytest.raises(asyncio.InvalidStateError, match=r"<Flag pending, due in 5\.0 s> is not done"):
                 read()
-
-    @pytest.mark.parametrize("way", WAYS)
-    def test_the_outcome_is_known_in_on_complete_and_afterwards(
-        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, way: str
-    ) -> None:
-        operation = purgatory.try_complete_else_watch(Noting(10.0), ["key"])
-        outcome, finish = WAYS[way]
-        finish(purgatory, clock, operation)
-        assert operation.noted == [outcome] * {"cancelled": 0, "expired": 2}.get(outcome, 1)
-        assert (operation.done(), operation.outcome) == (True, outcome)
-        assert (operation.expired(), operation.cancelled()) == (outcome == "expired", outcome == "cancelled")
-        assert repr(operation) == f"<Noting {outcome}>"
-        if outcome == "cancelled":
-            for read in (operation.result, operation.exception):
-                with pytest.raises(OperationCancelled, match="Noting was cancelled"):
-                    read()
-        else:
-            assert (operation.result(), operation.exception()) == ("result of flag", None)
-
-    def test_an_operation_that_never_waited_has_completed_at_once(
-        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
-    ) -> None:
-        operation = purgatory.try_complete_else_watch(Noting(10.0, ready=True), ["key"])
-        assert operation.noted == [operation.outcome] == ["completed_at_once"]
-        assert (purgatory.num_delayed, purgatory.watched, clock.armed) == (0, 0, [])
-
-    @pytest.mark.parametrize("cancel", [False, True])
-    def test_an_operation_may_be_forced_or_cancelled_outside_a_purgatory(
-        self, purgatory: DelayedOperationPurgatory, cancel: bool
-    ) -> None:
-        operation = Flag()
-        assert operation.cancel() if cancel else operation.force_complete()
-        assert operation.outcome == ("cancelled" if cancel else "completed_at_once")
-        with pytest.raises(PurgatoryMisuse, match="was already handed to a purgatory"):
-            purgatory.try_complete_else_watch(operation, ["key"])
-        assert purgatory.statistics().watched == 0
 
     def test_the_abstract_methods_are_required(self) -> None:
         class Incomplete(DelayedOperation[None]):
