@@ -13,20 +13,6 @@ from tests.support.operations import FaultLog, Flag, turn
 
 
 class TestFail:
-    def test_an_operation_that_waits_ends_with_the_exception(
-        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
-    ) -> None:
-        operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
-        error = LookupError("gone")
-        assert operation.fail(error)
-        assert (operation.outcome, operation.exception(), operation.calls) == ("failed", error, [])
-        assert (purgatory.num_delayed, len(purgatory.timer), purgatory.statistics().failed) == (0, 0, 1)
-        assert not operation.fail(error), "it is done"
-        assert not operation._purgatory_fail(object())
-        assert not operation.force_complete()
-        clock.advance(5.0)
-        assert clock.faults == []
-
     @pytest.mark.parametrize("limit", [None, 1])
     def test_in_a_try_it_is_no_completion(self, purgatory: DelayedOperationPurgatory, limit: int | None) -> None:
         class Fails(Flag):
@@ -41,16 +27,6 @@ class TestFail:
         at_once = purgatory.try_complete_else_watch(Fails(ready=True), ["key"])
         assert at_once.outcome == "failed"
         assert all(isinstance(each.exception(), LookupError) for each in (fails, at_once))
-
-    def test_an_operation_that_is_being_completed_does_not_fail(
-        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
-    ) -> None:
-        failed: list[bool] = []
-        operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
-        operation.then = lambda: failed.append(operation.fail(LookupError()))
-        clock.advance(1.0)
-        gc.collect()
-        assert (failed, operation.result(), clock.faults) == ([False], "result of flag", [])
 
     @pytest.mark.parametrize(
         ("exception", "message"),

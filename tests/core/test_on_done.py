@@ -62,6 +62,7 @@ class Acquires(DelayedOperation[str]):
 
     def on_expiration(self) -> None:
         assert not self.done()
+        assert not self.fail(LookupError()), "and that is no exception which nobody has retrieved"
         self.noted.append(self.outcome)
 
     def on_done(self) -> None:
@@ -159,6 +160,8 @@ class TestEveryEnding:
         if kind is FailsToComplete and outcome in ("satisfied", "expired", "closed"):
             outcome = "failed"
         assert (operation.outcome, operation.ended) == (outcome, [outcome])
+        assert not operation.fail(LookupError())
+        assert not operation._purgatory_fail(object())
         assert (operation.expired(), operation.cancelled()) == (outcome == "expired", outcome == "cancelled")
         assert repr(operation) == f"<{kind.__name__} {outcome}>"
         other.cancel()

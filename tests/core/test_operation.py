@@ -11,7 +11,6 @@ from purgatory import (
     DelayedOperation,
     DelayedOperationPurgatory,
     PurgatoryMisuse,
-    VirtualClock,
 )
 from purgatory.lowlevel import add_waiter
 from tests.support.operations import CallingClock, Flag, Waiting, turn
@@ -23,13 +22,6 @@ def check(purgatory: DelayedOperationPurgatory, operation: Flag) -> None:
 
 
 class TestOutcomes:
-    def test_a_new_operation_is_pending(self) -> None:
-        for timeout in (5.0, None):
-            operation = Flag(timeout)
-            assert (operation.outcome, operation.done()) == (None, False)
-            assert (operation.expired(), operation.cancelled()) == (False, False)
-            assert repr(operation) == f"<Flag new timeout={timeout}>"
-
     def test_a_pending_operation_has_no_result(self, purgatory: DelayedOperationPurgatory) -> None:
         operation = purgatory.try_complete_else_watch(Flag(5.0), ["key"])
         assert (operation.done(), operation.outcome) == (False, None)
@@ -47,32 +39,12 @@ class TestOutcomes:
 
 
 class TestAwait:
-    @pytest.mark.parametrize("awaiters", [1, 5])
-    async def test_tasks_get_the_result_after_a_check(self, awaiters: int) -> None:
-        async with DelayedOperationPurgatory() as purgatory:
-            operation = purgatory.try_complete_else_watch(Flag(30.0), ["key"])
-            tasks = [asyncio.ensure_future(operation) for _ in range(awaiters)]
-            await turn()
-            check(purgatory, operation)
-            assert await asyncio.gather(*tasks) == ["result of flag"] * awaiters
-            assert await operation == await operation == operation.result(), "again, without waiting"
-            assert operation.calls == ["flag completes"]
-
     async def test_a_finished_operation_is_awaited_without_waiting_even_outside_a_purgatory(self) -> None:
         async with DelayedOperationPurgatory() as purgatory:
             assert await purgatory.try_complete_else_watch(Flag(ready=True), ["key"]) == "result of flag"
         forced = Flag()
         forced.force_complete()
         assert await forced == "result of flag"
-
-    async def test_gather_and_wait_for_take_operations(self) -> None:
-        async with DelayedOperationPurgatory() as purgatory:
-            operations = [purgatory.try_complete_else_watch(Flag(0.001, str(n)), ["key"]) for n in range(3)]
-            assert await asyncio.gather(*operations) == ["result of 0", "result of 1", "result of 2"]
-            patient = purgatory.try_complete_else_watch(Flag(), ["key"])
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(patient, 0.001)
-            assert patient.cancelled()
 
     async def test_an_operation_outside_a_purgatory_is_refused_as_it_would_hang(self) -> None:
         with pytest.raises(PurgatoryMisuse, match="would never complete: hand it to try_complete_else_watch"):
@@ -139,18 +111,6 @@ class TestAwait:
 
 
 class TestReschedule:
-    @pytest.mark.parametrize("first", [5.0, None])
-    def test_a_deadline_counts_from_now(
-        self, purgatory: DelayedOperationPurgatory, clock: VirtualClock, first: float | None
-    ) -> None:
-        operation = purgatory.try_complete_else_watch(Flag(first), ["key"])
-        clock.advance(2.0)
-        operation.reschedule(9.0)
-        clock.advance(8.999)
-        assert not operation.done()
-        clock.advance(0.001)
-        assert operation.expired()
-
     def test_operation_that_does_not_wait_cannot_be_rescheduled(self, purgatory: DelayedOperationPurgatory) -> None:
         class Hasty(Flag):
             def try_complete(self) -> bool:

@@ -259,15 +259,6 @@ class TestRefusals:
         Key.refuses = False
         check_purgatory(purgatory)
 
-    def test_a_full_purgatory_takes_what_need_not_wait_and_others_when_it_is_not_full(self, clock: FaultLog) -> None:
-        purgatory = DelayedOperationPurgatory("small", max_pending=1, clock=clock)
-        waiting = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
-        purgatory.try_complete_else_watch(Flag(1.0, ready=True), ["key"])
-        with pytest.raises(PurgatoryFull):
-            purgatory.try_complete_else_watch(Flag(1.0), ["key"])
-        waiting.force_complete()
-        assert purgatory.try_complete_else_watch(Flag(1.0), ["key"]).outcome is None
-
     def test_an_operation_that_a_closed_purgatory_refuses_is_untouched(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog
     ) -> None:
@@ -322,19 +313,6 @@ class TestStatistics:
         assert statistics == expected, "a snapshot"
         with pytest.raises(FrozenInstanceError):
             statistics.purges = 1  # type: ignore[misc]
-
-    def test_peaks_are_zero_at_first_and_never_fall(self, purgatory: DelayedOperationPurgatory) -> None:
-        statistics = purgatory.statistics()
-        assert (statistics.peak_delayed, statistics.peak_watched) == (0, 0)
-        for _ in range(3):
-            purgatory.try_complete_else_watch(Flag(), ["a", "b"])
-        purgatory.cancel_all()
-        for key in "ab":
-            purgatory.check_and_complete(key)
-        purgatory.try_complete_else_watch(Flag(), ["a"])
-        statistics = purgatory.statistics()
-        assert (statistics.num_delayed, statistics.peak_delayed) == (1, 3)
-        assert (statistics.watched, statistics.peak_watched) == (1, 6)
 
     def test_the_name_is_shown(self, purgatory: DelayedOperationPurgatory) -> None:
         assert (purgatory.name, repr(purgatory)) == ("test", "<DelayedOperationPurgatory 'test' num_delayed=0>")

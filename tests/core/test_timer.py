@@ -318,20 +318,6 @@ class TestCancelAndReschedule:
         assert note.ran == [pytest.approx(10_099.9)]
 
 
-class TestClose:
-    def test_close_forgets_all_tasks_and_leaves_clock_alone(self, clock: FaultLog, timer: WheelTimer) -> None:
-        notes = [Note(clock) for _ in range(5)]
-        for n, note in enumerate(notes):
-            timer.add(note, 10.0**n)
-        timer.close()
-        timer.close()
-        assert len(timer) == 0
-        assert "scheduled=0" in repr(clock)
-        timer.add(notes[0], 2.0)
-        clock.advance(1e9)
-        assert [note.ran for note in notes] == [[2.0], [], [], [], []]
-
-
 class TestClocks:
     """What a clock may do: refuse, get lost, raise, call anything."""
 

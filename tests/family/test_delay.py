@@ -18,13 +18,6 @@ def test_a_delay_completes_when_its_time_is_over(purgatory: DelayedOperationPurg
     assert delay.result() is None
 
 
-def test_a_delay_of_zero_takes_an_iteration(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
-    delay = purgatory.try_complete_else_watch(Delay(0.0), ["client"])
-    assert not delay.done()
-    clock.advance(0.0)
-    assert delay.done()
-
-
 def test_a_delay_without_an_end_is_refused() -> None:
     seconds: Any = None
     with pytest.raises(TypeError, match="seconds must be a number of seconds, not None"):
