@@ -8,7 +8,7 @@ import asyncio
 import gc
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -104,3 +104,12 @@ def clock() -> FaultLog:
 def purgatory(clock: VirtualClock) -> DelayedOperationPurgatory:
     """A purgatory on the virtual clock."""
     return DelayedOperationPurgatory("test", clock=clock)
+
+
+@pytest.fixture
+def by_reference_count_alone() -> Iterator[None]:
+    """The garbage collector is off."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from purgatory import VirtualClock
+from tests.support.operations import raising
 
 
 def test_callbacks_run_in_order_of_time_then_of_coming_each_at_its_own_time(clock: VirtualClock) -> None:
@@ -36,10 +37,7 @@ def test_callbacks_run_in_order_of_time_then_of_coming_each_at_its_own_time(cloc
 def test_an_exception_is_raised_by_advance_and_the_rest_stays_scheduled(clock: VirtualClock) -> None:
     ran: list[float] = []
 
-    def fail() -> None:
-        raise LookupError
-
-    clock.call_at(1.0, fail)
+    clock.call_at(1.0, raising())
     clock.call_at(2.0, lambda: ran.append(clock.time()))
     with pytest.raises(LookupError):
         clock.advance(5.0)

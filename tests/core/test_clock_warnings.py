@@ -13,7 +13,7 @@ from weakref import ref
 import pytest
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory, VirtualClock
-from tests.support.operations import Waiting, turn
+from tests.support.operations import Waiting, turn, wait
 
 
 @pytest.fixture(autouse=True)
@@ -31,10 +31,6 @@ def warned() -> Iterator[list[warnings.WarningMessage]]:
 
 def wait_on(clock: VirtualClock, timeout: float | None = 30.0) -> DelayedOperation[None]:
     return DelayedOperationPurgatory(clock=clock).try_complete_else_watch(Waiting(timeout), ["key"])
-
-
-async def wait(operation: DelayedOperation[None]) -> None:
-    await operation
 
 
 async def another_clock_is_warned_of() -> None:

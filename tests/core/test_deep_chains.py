@@ -10,7 +10,7 @@ import pytest
 
 from purgatory import DelayedOperationPurgatory, PurgatoryError
 from purgatory._core._base import NESTING
-from tests.support.operations import FaultLog, Flag
+from tests.support.operations import FaultLog, Flag, raising
 
 DEEP = 10_000
 
@@ -88,12 +88,9 @@ def test_a_chain_of_completions_completes_to_its_end(
 
 
 def test_a_request_to_exit_deep_inside_leaves_no_operation_pending(purgatory: DelayedOperationPurgatory) -> None:
-    def leave() -> None:
-        raise SystemExit
-
     operations: list[Flag] = []
     for n in range(100):
-        then: Callable[[], object] = operations[-1].force_complete if operations else leave
+        then: Callable[[], object] = operations[-1].force_complete if operations else raising(SystemExit)
         operations.append(purgatory.try_complete_else_watch(Flag(then=then), [n]))
     with pytest.raises(SystemExit):
         operations[-1].force_complete()

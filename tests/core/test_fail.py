@@ -1,7 +1,6 @@
 """`fail` and `fail_all`: an operation that ends with an exception which its program gives."""
 
 import asyncio
-import gc
 import traceback
 import weakref
 from typing import Any
@@ -106,27 +105,23 @@ class TestFailAll:
         waits.clear()
         assert clock.faults == []
 
+    @pytest.mark.usefixtures("by_reference_count_alone")
     async def test_it_keeps_neither_tasks_nor_operations(self) -> None:
-        gc.collect()
-        gc.disable()
-        try:
-            async with DelayedOperationPurgatory() as purgatory:
-                operations = [purgatory.try_complete_else_watch(Flag(30.0), ["key"]) for _ in range(10)]
-                tasks = [asyncio.ensure_future(operation) for operation in operations]
-                await turn()
-                error = LookupError()
-                purgatory.fail_all(error)
-                await asyncio.wait(tasks)
-                assert all(task.exception() is error for task in tasks)
-                kept = [weakref.ref(operation) for operation in operations]
-                del tasks
-                operations.clear()
-                # The traceback of the last raise holds the frames of one task.
-                assert sum(reference() is not None for reference in kept) <= 1
-                error.__traceback__ = None
-                assert all(reference() is None for reference in kept)
-        finally:
-            gc.enable()
+        async with DelayedOperationPurgatory() as purgatory:
+            operations = [purgatory.try_complete_else_watch(Flag(30.0), ["key"]) for _ in range(10)]
+            tasks = [asyncio.ensure_future(operation) for operation in operations]
+            await turn()
+            error = LookupError()
+            purgatory.fail_all(error)
+            await asyncio.wait(tasks)
+            assert all(task.exception() is error for task in tasks)
+            kept = [weakref.ref(operation) for operation in operations]
+            del tasks
+            operations.clear()
+            # The traceback of the last raise holds the frames of one task.
+            assert sum(reference() is not None for reference in kept) <= 1
+            error.__traceback__ = None
+            assert all(reference() is None for reference in kept)
 
     def test_without_a_loop_there_is_nothing_to_fail(self) -> None:
         assert DelayedOperationPurgatory().fail_all(LookupError()) == 0

@@ -10,17 +10,9 @@ import uvloop
 
 from purgatory import DelayedOperationPurgatory, VirtualClock
 from tests.support.invariants import check_purgatory
-from tests.support.operations import FaultLog, Flag, RefusingClock, turn
+from tests.support.operations import FaultLog, Flag, RefusingClock, raising, turn, wait
 
 EXITS = (SystemExit, KeyboardInterrupt)
-
-
-def fail() -> None:
-    raise LookupError
-
-
-async def _wait(operation: Flag) -> str:
-    return await operation
 
 
 class Moody:
@@ -191,14 +183,14 @@ class TestAClosedLoop:
         async def leave() -> "asyncio.Task[str]":
             for operation in operations:
                 purgatory.try_complete_else_watch(operation, ["key"])
-            task = asyncio.ensure_future(_wait(operations[0]))
+            task = asyncio.ensure_future(wait(operations[0]))
             await turn()
             purgatory.check_and_complete_soon("key")
             return task
 
         loop: asyncio.AbstractEventLoop = request.param()
         purgatory = DelayedOperationPurgatory(purge_interval=2)
-        operations = [*(Flag(3600.0) for _ in range(6)), Flag(then=fail)]
+        operations = [*(Flag(3600.0) for _ in range(6)), Flag(then=raising())]
         task = loop.run_until_complete(leave())
         loop.close()
         yield purgatory, operations

@@ -17,17 +17,11 @@ from tests.support.cores import in_c
 from tests.support.injection import Points, Report, inject_everywhere
 from tests.support.worlds import PARTS
 
+pytestmark = pytest.mark.usefixtures("by_reference_count_alone")
+
 SEARCHING = os.environ.get("HYPOTHESIS_PROFILE") == "searching"
 
 CASES = [(name, variant) for name, part in PARTS.items() for variant in part.variants]
-
-
-@pytest.fixture(autouse=True)
-def _by_reference_count_alone() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def combinations(name: str, variant: str, points: Points, share: int) -> int:

@@ -14,13 +14,9 @@ from typing import Any
 import pytest
 
 from purgatory import DelayedOperationPurgatory, PurgatoryError, VirtualClock
-from tests.support.operations import FaultLog, Flag, turn
+from tests.support.operations import FaultLog, Flag, raising, turn
 
 TIMES = int(os.environ.get("LEAK_TIMES", "1000"))
-
-
-def fail() -> None:
-    raise LookupError
 
 
 class FailsToTry(Flag):
@@ -62,7 +58,7 @@ def reschedule(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> Non
 
 
 def fail_to_complete(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
-    operation = watch(purgatory, Flag(then=fail))
+    operation = watch(purgatory, Flag(then=raising()))
     operation.force_complete()
     operation.result()
 
@@ -126,7 +122,7 @@ async def test_no_await_leaks(end: str) -> None:
     async with DelayedOperationPurgatory(purge_interval=10) as purgatory:
 
         async def wait() -> None:
-            operation = watch(purgatory, Flag(10.0, then=fail if end == "fails" else int))
+            operation = watch(purgatory, Flag(10.0, then=raising() if end == "fails" else int))
             task = asyncio.ensure_future(operation)
             await turn()
             if end == "is left":

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from purgatory import DelayedOperationPurgatory, FinishedOperation, PurgatoryMisuse, VirtualClock
-from tests.support.operations import CallingClock, FaultLog, Flag, turn
+from tests.support.operations import CallingClock, FaultLog, Flag, raising, turn
 
 Heard = list[FinishedOperation]
 
@@ -153,11 +153,8 @@ class TestFaults:
     def test_an_exception_is_reported_and_keeps_nothing_from_its_end(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, error: type[BaseException]
     ) -> None:
-        def fail(_: FinishedOperation) -> None:
-            raise error
-
         heard: Heard = []
-        purgatory.add_listener(fail)
+        purgatory.add_listener(raising(error))
         purgatory.add_listener(heard.append)
         operations = [purgatory.try_complete_else_watch(Flag(60.0), [n]) for n in range(3)]
         purgatory.close()
@@ -172,12 +169,9 @@ class TestFaults:
             def call_exception_handler(self, context: dict[str, Any]) -> None:
                 raise SystemExit
 
-        def fail(_: FinishedOperation) -> None:
-            raise LookupError if by_the_handler else SystemExit
-
         purgatory = DelayedOperationPurgatory(clock=Handling())
         heard: Heard = []
-        purgatory.add_listener(fail)
+        purgatory.add_listener(raising(LookupError if by_the_handler else SystemExit))
         purgatory.add_listener(heard.append)
         flag = purgatory.try_complete_else_watch(Flag(), ["a"])
         with pytest.raises(SystemExit):
@@ -185,14 +179,11 @@ class TestFaults:
         assert (flag.result(), len(heard)) == ("result of flag", 1)
 
     def test_a_clock_that_raises_at_the_end_of_an_operation_is_reported(self) -> None:
-        def fail() -> None:
-            raise LookupError
-
         clock = CallingClock()
         purgatory = DelayedOperationPurgatory(clock=clock)
         purgatory.add_listener(print)
         operation = purgatory.try_complete_else_watch(Flag(), ["key"])
-        clock.arm(0, fail)
+        clock.arm(0, raising())
         assert operation.force_complete()
         assert operation.result() == "result of flag"
         assert [(context["message"], type(context["exception"])) for context in clock.faults] == [

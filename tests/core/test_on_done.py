@@ -23,7 +23,7 @@ from purgatory import (
 )
 from purgatory._core._base import NESTING
 from purgatory.lowlevel import add_waiter, close_operation, remove_waiter, take_result
-from tests.support.operations import FaultLog, Flag, turn
+from tests.support.operations import FaultLog, Flag, raising, turn, wait
 
 
 class Permits:
@@ -31,10 +31,6 @@ class Permits:
 
     def __init__(self, number: int) -> None:
         self.free = number
-
-
-def raising() -> object:
-    raise LookupError
 
 
 class Acquires(DelayedOperation[str]):
@@ -83,10 +79,7 @@ def deep_inside(purgatory: DelayedOperationPurgatory, end: Callable[[], object],
 
 
 async def closed(operation: Acquires) -> None:
-    async def wait() -> None:
-        await operation
-
-    coroutine = wait()
+    coroutine = wait(operation)
     coroutine.send(None)
     coroutine.close()
     await turn()
@@ -123,9 +116,9 @@ ENDINGS: dict[str, tuple[str, Try, End]] = {
     "check": ("satisfied", lambda: True, lambda purgatory, clock, _: purgatory.check_and_complete("a")),
     "check with a limit": ("satisfied", lambda: True, lambda purgatory, clock, _: purgatory.check_and_complete("a", 1)),
     "check soon": ("satisfied", lambda: True, lambda purgatory, clock, _: check_soon(purgatory, clock)),
-    "a check that raises": ("failed", raising, lambda purgatory, clock, _: purgatory.check_and_complete("a")),
+    "a check that raises": ("failed", raising(), lambda purgatory, clock, _: purgatory.check_and_complete("a")),
     "last try": ("satisfied", lambda: True, lambda purgatory, clock, _: clock.advance(1.0)),
-    "last try that raises": ("failed", raising, lambda purgatory, clock, _: clock.advance(1.0)),
+    "last try that raises": ("failed", raising(), lambda purgatory, clock, _: clock.advance(1.0)),
     "deadline": ("expired", bool, lambda purgatory, clock, _: clock.advance(1.0)),
     "force": ("satisfied", bool, lambda purgatory, clock, operation: operation.force_complete()),
     "cancel": ("cancelled", bool, lambda purgatory, clock, operation: operation.cancel()),
@@ -187,7 +180,7 @@ class TestEveryEnding:
         [
             (lambda: True, Acquires, "completed_at_once"),
             (lambda: True, FailsToComplete, "failed"),
-            (raising, Acquires, "failed"),
+            (raising(), Acquires, "failed"),
         ],
     )
     def test_an_operation_that_ends_in_its_first_try_releases_it(
@@ -274,13 +267,10 @@ class TestFaults:
     async def test_awaiting_tasks_and_listeners_are_told_anyway(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, error: type[BaseException]
     ) -> None:
-        def fail() -> None:
-            raise error
-
         heard: list[FinishedOperation] = []
         purgatory.add_listener(heard.append)
         operation = Notes(purgatory)
-        operation.act = fail
+        operation.act = raising(error)
         task = asyncio.ensure_future(operation)
         await turn()
         with pytest.raises(KeyboardInterrupt) if error is KeyboardInterrupt else nullcontext():
@@ -302,7 +292,7 @@ class TestFaults:
         logger.addFilter(refuse)
         try:
             operation = Notes(DelayedOperationPurgatory(clock=Broken()))
-            operation.act = raising
+            operation.act = raising()
             task = asyncio.ensure_future(operation)
             await turn()
             assert operation.force_complete()

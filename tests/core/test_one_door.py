@@ -34,7 +34,7 @@ from purgatory import (
 )
 from tests.support.cores import in_c
 from tests.support.invariants import check_purgatory, check_timer
-from tests.support.operations import FaultLog, Flag, Note, turn
+from tests.support.operations import FaultLog, Flag, Note, turn, wait
 
 Coroutines = list[Coroutine[Any, Any, str]]
 LOOPS: Final[dict[str, Any]] = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
@@ -59,10 +59,6 @@ class Noted(Flag):
 
 def watch(purgatory: DelayedOperationPurgatory, key: object = "key") -> Noted:
     return purgatory.try_complete_else_watch(Noted(), [key])
-
-
-async def wait(operation: DelayedOperation[str]) -> str:
-    return await operation
 
 
 def started(operation: Noted) -> Coroutine[Any, Any, str]:

@@ -18,7 +18,7 @@ from purgatory import (
     VirtualClock,
 )
 from tests.support.invariants import check_purgatory
-from tests.support.operations import CallingClock, FaultLog, Flag, RefusingClock, turn
+from tests.support.operations import CallingClock, FaultLog, Flag, RefusingClock, raising, turn
 
 
 class TestWatch:
@@ -231,10 +231,9 @@ class TestRefusals:
             refuses = False
 
             def __hash__(self) -> int:
-                return raising() if Key.refuses else super().__hash__()
-
-        def raising() -> int:
-            raise LookupError
+                if Key.refuses:
+                    raise LookupError
+                return super().__hash__()
 
         clock = Clock()
         purgatory = DelayedOperationPurgatory("small", max_pending=2, clock=clock)
@@ -245,7 +244,7 @@ class TestRefusals:
         acts: dict[str, Callable[[], object]] = {
             "full": int,
             "closed meanwhile": purgatory.close,
-            "the time": partial(clock.arm, 0, raising),
+            "the time": partial(clock.arm, 0, raising()),
             "the deadline": partial(setattr, clock, "refuses", True),
             "a key": partial(setattr, Key, "refuses", True),
         }

@@ -18,7 +18,7 @@ import uvloop
 from purgatory import DelayedOperationPurgatory, Handle, PurgatoryMisuse, WheelTimer
 from tests.support.cores import in_c
 from tests.support.invariants import check_purgatory
-from tests.support.operations import Flag, turn
+from tests.support.operations import Flag, turn, wait
 
 KEYS = 64
 LOOPS = [asyncio.SelectorEventLoop, uvloop.new_event_loop]
@@ -101,10 +101,6 @@ async def _watch(purgatory: DelayedOperationPurgatory, operation: Flag) -> Flag:
     return purgatory.try_complete_else_watch(operation, ["key"])
 
 
-async def _wait(operation: Flag) -> str:
-    return await operation
-
-
 @pytest.mark.parametrize("loop_factory", LOOPS)
 def test_while_the_loop_does_not_run_anybody_may_call(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
     with asyncio.Runner(loop_factory=loop_factory) as runner:
@@ -116,7 +112,7 @@ def test_while_the_loop_does_not_run_anybody_may_call(loop_factory: Callable[[],
             operations[2].ready = True
             assert thread.submit(purgatory.check_and_complete, "key").result() == 1
             thread.submit(operations[3].reschedule, 0.0).result()
-            assert runner.run(_wait(operations[3])) == "result of flag"
+            assert runner.run(wait(operations[3])) == "result of flag"
             thread.submit(purgatory.close).result()
         assert [each.outcome for each in operations] == ["satisfied", "cancelled", "satisfied", "expired", "closed"]
 
@@ -145,7 +141,7 @@ def test_a_purgatory_follows_its_loop_into_another_thread(
                     with pytest.raises(PurgatoryMisuse, match="not for other threads"):
                         call()
                 with pytest.raises(PurgatoryMisuse, match="not for other threads"):
-                    asyncio.run(_wait(second))
+                    asyncio.run(wait(second))
                 assert (purgatory.statistics().satisfied, purgatory.num_delayed) == (1, 1)
             finally:
                 loop.call_soon_threadsafe(loop.stop)

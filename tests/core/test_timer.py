@@ -11,7 +11,7 @@ import pytest
 from purgatory import Clock, TimerStatistics, VirtualClock, WheelTimer
 from tests.support.cores import in_python
 from tests.support.invariants import check_timer
-from tests.support.operations import CallingClock, FaultLog, Note, RefusingClock
+from tests.support.operations import CallingClock, FaultLog, Note, RefusingClock, raising
 
 
 class Ahead(RefusingClock):
@@ -365,15 +365,12 @@ class TestClocks:
 
     @pytest.mark.parametrize("nth", range(8))
     def test_interrupt_of_a_wake_up_does_not_stop_other_tasks(self, nth: int) -> None:
-        def interrupt() -> None:
-            raise KeyboardInterrupt
-
         clock = CallingClock()
         timer = WheelTimer(clock)
         ran: list[int] = []
         for number in range(3):
             timer.call_at(1.0 + number, ran.append, number)
-        clock.arm(nth, interrupt)
+        clock.arm(nth, raising(KeyboardInterrupt))
         for _ in range(3):
             with suppress(KeyboardInterrupt):
                 clock.advance(5.0)
@@ -431,12 +428,9 @@ class TestAsAClock:
 
 class TestFaults:
     def test_a_task_that_raises_harms_no_other(self, clock: FaultLog, note: Note) -> None:
-        def fail() -> None:
-            raise error
-
         timer = WheelTimer(WheelTimer(clock))
         error = LookupError()
-        timer.call_at(1.0, fail)
+        timer.call_at(1.0, raising(error))
         timer.add(note, 1.0)
         clock.advance(1)
         assert note.ran == [1.0]
@@ -463,11 +457,8 @@ class TestFaults:
         assert "the exception handler of" in messages[1]
 
     def test_a_request_to_exit_is_raised_after_the_other_tasks(self, clock: FaultLog, timer: WheelTimer) -> None:
-        def leave() -> None:
-            raise SystemExit
-
         note, later = Note(clock), Note(clock)
-        timer.call_at(1.0, leave)
+        timer.call_at(1.0, raising(SystemExit))
         timer.add(note, 1.0)
         timer.add(later, 2.0)
         with pytest.raises(SystemExit):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from purgatory import DelayedFutures, DelayedOperationPurgatory, PurgatoryFull
-from tests.support.operations import FaultLog, turn
+from tests.support.operations import FaultLog, raising, turn
 
 Future = asyncio.Future[Any]
 
@@ -105,11 +105,8 @@ class TestCallback:
     async def test_exception_of_the_callback_makes_the_operation_fail(
         self, purgatory: DelayedOperationPurgatory
     ) -> None:
-        def fail(*_: object) -> None:
-            raise LookupError
-
         futures = _futures(1)
-        waiting = _watch(purgatory, futures, callback=fail)
+        waiting = _watch(purgatory, futures, callback=raising())
         futures[0].set_result(1)
         with pytest.raises(LookupError):
             await waiting
@@ -118,12 +115,9 @@ class TestCallback:
     def test_request_to_exit_of_a_callback_is_raised_after_other_operations(
         self, purgatory: DelayedOperationPurgatory, error: type[BaseException]
     ) -> None:
-        def leave(*_: object) -> None:
-            raise error
-
         async def complete() -> None:
             futures = _futures(1)
-            operations.extend(_watch(purgatory, futures, callback=callback) for callback in (leave, None))
+            operations.extend(_watch(purgatory, futures, callback=callback) for callback in (raising(error), None))
             futures[0].set_result(1)
             await turn()
 
@@ -153,28 +147,25 @@ ENDS: dict[str, End] = {
 }
 
 
+@pytest.mark.usefixtures("by_reference_count_alone")
 @pytest.mark.parametrize("cancel_late", [False, True])
 @pytest.mark.parametrize("how", [how for how in ENDS if how != "check"])
 async def test_late_futures_are_cancelled_only_with_cancel_late_and_keep_no_operation(
     purgatory: DelayedOperationPurgatory, clock: FaultLog, how: str, cancel_late: bool
 ) -> None:
-    gc.disable()
-    try:
-        done, late = futures = _futures(2)
-        waiting = _watch(purgatory, futures, 1.0, cancel_late=cancel_late)
-        done.set_result(1)
-        ended = ENDS[how](purgatory, clock, waiting)
-        if how == "task leaves":
-            await ended
-        assert not waiting.cancel(), "it has ended"
-        assert waiting.cancelled() == (how in ("cancel", "task leaves"))
-        assert late.cancelled() == cancel_late
-        kept = weakref.ref(waiting)
-        del waiting, ended
-        await turn()
-        assert kept() is None
-    finally:
-        gc.enable()
+    done, late = futures = _futures(2)
+    waiting = _watch(purgatory, futures, 1.0, cancel_late=cancel_late)
+    done.set_result(1)
+    ended = ENDS[how](purgatory, clock, waiting)
+    if how == "task leaves":
+        await ended
+    assert not waiting.cancel(), "it has ended"
+    assert waiting.cancelled() == (how in ("cancel", "task leaves"))
+    assert late.cancelled() == cancel_late
+    kept = weakref.ref(waiting)
+    del waiting, ended
+    await turn()
+    assert kept() is None
 
 
 @pytest.mark.parametrize("cancel_late", [False, True])

@@ -1,7 +1,6 @@
 """`IdleTracker`: a key that was silent for too long is found, never early, late by less than a tick."""
 
 import asyncio
-import gc
 import weakref
 from typing import Any
 
@@ -73,25 +72,22 @@ class TestCosts:
         assert idle == list(range(10_000))
         assert tracker.timer.statistics().wake_ups >= 10
 
+    @pytest.mark.usefixtures("by_reference_count_alone")
     def test_a_key_that_is_no_longer_tracked_is_not_kept(
         self, tracker: IdleTracker[Any], clock: FaultLog, idle: list[Any]
     ) -> None:
         class Connection:
             pass
 
-        gc.disable()
-        try:
-            connections = [Connection(), Connection()]
-            kept = [weakref.ref(connection) for connection in connections]
-            for connection in connections:
-                tracker.touch(connection)
-            tracker.discard(connections[0])
-            clock.advance(31.0)
-            idle.clear()
-            del connection, connections
-            assert [each() for each in kept] == [None, None]
-        finally:
-            gc.enable()
+        connections = [Connection(), Connection()]
+        kept = [weakref.ref(connection) for connection in connections]
+        for connection in connections:
+            tracker.touch(connection)
+        tracker.discard(connections[0])
+        clock.advance(31.0)
+        idle.clear()
+        del connection, connections
+        assert [each() for each in kept] == [None, None]
 
 
 class TestClocks:

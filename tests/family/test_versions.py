@@ -1,7 +1,6 @@
 """`VersionedValues`: its methods, its refusals, and that nothing is missed and nothing is left behind."""
 
 import asyncio
-import gc
 import weakref
 from collections import ChainMap
 from collections.abc import Callable
@@ -205,25 +204,22 @@ class TestMemory:
         assert (values._values, values._announced) == ({}, {})
         assert not kept.done()
 
+    @pytest.mark.usefixtures("by_reference_count_alone")
     def test_replaced_values_and_finished_waits_are_let_go(
         self, values: VersionedValues[str, Payload], clock: FaultLog
     ) -> None:
-        gc.disable()
-        try:
-            payload = Payload()
-            references: list[weakref.ref[Any]] = [weakref.ref(payload)]
-            waits: list[DelayedOperation[Any]] = [values.changed({"a": 0}, None), values.until("a", bool, None)]
-            values.set("a", payload)
-            assert {wait.done() for wait in waits} == {True}
-            values.set("a", Payload())
-            waits += [values.changed({"b": 0, "c": 0}, 1.0), values.until("c", bool, 1.0)]
-            references += map(weakref.ref, waits)
-            clock.advance(2.0)
-            waits.clear()
-            del payload
-            assert [reference() for reference in references] == [None] * 5
-        finally:
-            gc.enable()
+        payload = Payload()
+        references: list[weakref.ref[Any]] = [weakref.ref(payload)]
+        waits: list[DelayedOperation[Any]] = [values.changed({"a": 0}, None), values.until("a", bool, None)]
+        values.set("a", payload)
+        assert {wait.done() for wait in waits} == {True}
+        values.set("a", Payload())
+        waits += [values.changed({"b": 0, "c": 0}, 1.0), values.until("c", bool, 1.0)]
+        references += map(weakref.ref, waits)
+        clock.advance(2.0)
+        waits.clear()
+        del payload
+        assert [reference() for reference in references] == [None] * 5
 
 
 class TestClosing:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory, PurgatoryClosed
-from tests.support.operations import Flag
+from tests.support.operations import Flag, wait
 
 
 class Held(Flag):
@@ -21,10 +21,6 @@ class Held(Flag):
 
     def on_undelivered(self, result: str) -> None:
         self.undelivered.append(result)
-
-
-async def wait(operation: Held) -> str:
-    return await operation
 
 
 async def waiting(purgatory: DelayedOperationPurgatory, awaiters: int = 1) -> "tuple[Held, list[asyncio.Task[str]]]":

@@ -8,12 +8,14 @@ import asyncio
 import gc
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from purgatory import DelayedOperationPurgatory, VirtualClock
 from tests.support.operations import FaultLog, Flag, Late, turn
+
+pytestmark = pytest.mark.usefixtures("by_reference_count_alone")
 
 KEYS = ["a", "b", "c"]
 
@@ -44,14 +46,6 @@ class BrokenTry(Carrier):
         if self.ready:
             raise LookupError
         return False
-
-
-@pytest.fixture(autouse=True)
-def _by_reference_count_alone() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 Path = Callable[[DelayedOperationPurgatory, FaultLog, list[Flag]], object]

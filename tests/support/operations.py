@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
 from purgatory import DelayedOperation, Handle, TimerTask, VirtualClock
 
+T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
@@ -15,6 +16,20 @@ async def turn() -> None:
     next_iteration = loop.create_future()
     loop.call_soon(next_iteration.set_result, None)
     await next_iteration
+
+
+async def wait(operation: DelayedOperation[T]) -> T:
+    """A coroutine of the test's own that awaits an operation."""
+    return await operation
+
+
+def raising(error: BaseException | type[BaseException] = LookupError) -> Callable[..., Any]:
+    """A function that raises `error`, whatever it is called with."""
+
+    def call(*_: object) -> Any:
+        raise error
+
+    return call
 
 
 class FaultLog(VirtualClock):
