@@ -10,39 +10,9 @@ import uvloop
 
 from purgatory import DelayedOperationPurgatory, VirtualClock
 from tests.support.invariants import check_purgatory
-from tests.support.operations import FaultLog, Flag, RefusingClock, raising, turn, wait
+from tests.support.operations import FaultLog, Flag, Moody, RefusingClock, raising, turn, wait
 
 EXITS = (SystemExit, KeyboardInterrupt)
-
-
-class Moody:
-    """A key whose lookup fails in `__hash__` after `left` further calls of it, or in `__eq__`."""
-
-    error: type[BaseException] = LookupError
-    left: int | None = None
-    unequal = False
-
-    def __hash__(self) -> int:
-        if self.left is not None:
-            self.left -= 1
-            if self.left < 0:
-                raise self.error
-        return 1
-
-    def __eq__(self, other: object) -> bool:
-        if self.unequal or (isinstance(other, Moody) and other.unequal):
-            raise self.error
-        return self is other
-
-    def sour(self, mood: str) -> None:
-        if mood == "no hash":
-            self.left = 0
-        else:
-            self.unequal = True
-
-    def sweeten(self) -> None:
-        self.left = None
-        self.unequal = False
 
 
 Way = Callable[[DelayedOperationPurgatory, VirtualClock], object]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from purgatory import DelayedOperationPurgatory, PurgatoryError, VirtualClock
-from tests.support.operations import FaultLog, Flag, raising, turn
+from tests.support.operations import FaultLog, Flag, Moody, raising, turn
 
 TIMES = int(os.environ.get("LEAK_TIMES", "1000"))
 
@@ -22,19 +22,6 @@ TIMES = int(os.environ.get("LEAK_TIMES", "1000"))
 class FailsToTry(Flag):
     def try_complete(self) -> bool:
         raise LookupError
-
-
-class Unhashable:
-    """A key that is refused after another one has been watched."""
-
-    def __init__(self) -> None:
-        self.left = 1
-
-    def __hash__(self) -> int:
-        self.left -= 1
-        if self.left < 0:
-            raise LookupError
-        return 1
 
 
 def watch(purgatory: DelayedOperationPurgatory, operation: Flag | None = None, keys: Any = ("key", "other")) -> Flag:
@@ -75,7 +62,7 @@ PATHS: dict[str, Callable[[DelayedOperationPurgatory, VirtualClock], object]] = 
     "expire": lambda purgatory, clock: pass_deadline(watch(purgatory), clock),
     "fail in try_complete": lambda purgatory, clock: watch(purgatory, FailsToTry()).result(),
     "fail in on_complete": fail_to_complete,
-    "a key that fails": lambda purgatory, clock: watch(purgatory, None, ["key", Unhashable()]),
+    "a key that fails": lambda purgatory, clock: watch(purgatory, None, ["key", Moody(left=1)]),
     "reschedule": reschedule,
     "reuse": lambda purgatory, clock: watch(purgatory, watch(purgatory)),
     "many keys": lambda purgatory, clock: watch(purgatory, None, [*range(20), 3]).force_complete(),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from purgatory import DelayedOperationPurgatory, FinishedOperation, PurgatoryMisuse, VirtualClock
-from tests.support.operations import CallingClock, FaultLog, Flag, raising, turn
+from tests.support.operations import CallingClock, FaultLog, Flag, Moody, raising, turn
 
 Heard = list[FinishedOperation]
 
@@ -193,23 +193,12 @@ class TestFaults:
 
 class TestRetention:
     def test_every_arrival_that_was_noted_is_let_go(self, purgatory: DelayedOperationPurgatory, heard: Heard) -> None:
-        class FoundOnce:
-            """A key that cannot be looked up a second time."""
-
-            found = False
-
-            def __hash__(self) -> int:
-                if self.found:
-                    raise LookupError
-                self.found = True
-                return 1
-
         listeners = purgatory._owner.listeners
         assert listeners is not None
         for ready in (True, False):
             purgatory.try_complete_else_watch(Flag(ready=ready), ["a"])
         with pytest.raises(LookupError):
-            purgatory.try_complete_else_watch(Flag(), ["a", FoundOnce()])
+            purgatory.try_complete_else_watch(Flag(), ["a", Moody(left=1)])
         assert len(listeners._arrivals) == 1
         purgatory.cancel_all()
         assert listeners._arrivals == {}

@@ -18,7 +18,7 @@ from purgatory import (
     VirtualClock,
 )
 from tests.support.invariants import check_purgatory
-from tests.support.operations import CallingClock, FaultLog, Flag, RefusingClock, raising, turn
+from tests.support.operations import CallingClock, FaultLog, Flag, Moody, RefusingClock, raising, turn
 
 
 class TestWatch:
@@ -226,16 +226,7 @@ class TestRefusals:
         class Clock(CallingClock, RefusingClock):
             """May refuse to tell the time, or to call back."""
 
-        class Key(str):
-            __slots__ = ()
-            refuses = False
-
-            def __hash__(self) -> int:
-                if Key.refuses:
-                    raise LookupError
-                return super().__hash__()
-
-        clock = Clock()
+        clock, key = Clock(), Moody()
         purgatory = DelayedOperationPurgatory("small", max_pending=2, clock=clock)
         heard: list[FinishedOperation] = []
         purgatory.add_listener(heard.append)
@@ -246,16 +237,16 @@ class TestRefusals:
             "closed meanwhile": purgatory.close,
             "the time": partial(clock.arm, 0, raising()),
             "the deadline": partial(setattr, clock, "refuses", True),
-            "a key": partial(setattr, Key, "refuses", True),
+            "a key": key.sour,
         }
         refused.act = acts[why]
         with pytest.raises(error, match=message):
-            purgatory.try_complete_else_watch(refused, ["key", Key("another")])
+            purgatory.try_complete_else_watch(refused, ["key", key])
         assert (refused.outcome, refused.calls, refused.ended) == ("cancelled", [], 1)
         assert (heard[-1].outcome, heard[-1].operation) == ("cancelled", "Refused")
         assert (purgatory.statistics().cancelled, len(purgatory.timer)) == (1, 0)
         assert purgatory.num_delayed == (0 if why == "closed meanwhile" else len(others))
-        Key.refuses = False
+        key.sweeten()
         check_purgatory(purgatory)
 
     def test_an_operation_that_a_closed_purgatory_refuses_is_untouched(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from purgatory import IdleTracker, PurgatoryClosed
-from tests.support.operations import CallingClock, FaultLog, RefusingClock, turn
+from tests.support.operations import CallingClock, FaultLog, Moody, RefusingClock, turn
 
 
 @pytest.fixture
@@ -131,20 +131,12 @@ class TestClocks:
     def test_key_with_failed_lookup_at_deadline_becomes_idle_later(
         self, tracker: IdleTracker[Any], clock: FaultLog, idle: list[Any]
     ) -> None:
-        class Key:
-            fails = False
-
-            def __hash__(self) -> int:
-                if self.fails:
-                    self.fails = False
-                    raise LookupError
-                return 1
-
-        key = Key()
+        key = Moody()
         tracker.touch(key)
-        key.fails = True
+        key.sour()
         clock.advance(31.0)
         assert idle == []
+        key.sweeten()
         clock.advance(31.0)
         assert idle == [key]
         assert [type(exception) for exception in clock.exceptions] == [LookupError]

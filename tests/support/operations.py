@@ -141,6 +141,38 @@ class Late(Flag):
         return False
 
 
+class Moody:
+    """A key whose lookup fails in `__hash__` after `left` further calls of it, or in `__eq__`."""
+
+    error: type[BaseException] = LookupError
+    unequal = False
+
+    def __init__(self, left: int | None = None) -> None:
+        self.left = left
+
+    def __hash__(self) -> int:
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                raise self.error
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        if self.unequal or (isinstance(other, Moody) and other.unequal):
+            raise self.error
+        return self is other
+
+    def sour(self, mood: str = "no hash") -> None:
+        if mood == "no hash":
+            self.left = 0
+        else:
+            self.unequal = True
+
+    def sweeten(self) -> None:
+        self.left = None
+        self.unequal = False
+
+
 class Note(TimerTask):
     """Notes the time at which it runs."""
 
