@@ -17,17 +17,9 @@ def test_the_end_of_an_operation_tries_no_other_one(clock: FaultLog, end: str) -
 
     A program checks a key when something has come for those that watch it.
     """
-
-    class Counting(Flag):
-        tries = 0
-
-        def try_complete(self) -> bool:
-            self.tries += 1
-            return super().try_complete()
-
     purgatory = DelayedOperationPurgatory(purge_interval=0, clock=clock)
-    operations = [purgatory.try_complete_else_watch(Counting(60.0), ["partition"]) for _ in range(100)]
-    ending = [purgatory.try_complete_else_watch(Counting(n / 10), ["partition", n]) for n in range(1, 101)]
+    operations = [purgatory.try_complete_else_watch(Flag(60.0), ["partition"]) for _ in range(100)]
+    ending = [purgatory.try_complete_else_watch(Flag(n / 10), ["partition", n]) for n in range(1, 101)]
     for n, operation in enumerate(ending, start=1):
         match end:
             case "expires":

@@ -102,7 +102,9 @@ class RefusingClock(FaultLog):
 
 
 class Flag(DelayedOperation[str]):
-    """Completes when `ready` is set; notes its calls in `calls`, a list that several may share."""
+    """Completes when `ready` is set; counts its tries; notes its calls in `calls`, a list that several may share."""
+
+    tries = 0
 
     def __init__(
         self,
@@ -120,6 +122,7 @@ class Flag(DelayedOperation[str]):
         self.then = then
 
     def try_complete(self) -> bool:
+        self.tries += 1
         return self.ready and self.force_complete()
 
     def on_complete(self) -> str:
