@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from purgatory import DelayedOperationPurgatory, FinishedOperation
-from tests.support.operations import FaultLog, Flag
+from tests.support.operations import FaultLog, Flag, raising
 
 
 def forgotten(purgatory: DelayedOperationPurgatory, *keys: str) -> Flag:
@@ -90,17 +90,10 @@ class TestTheLog:
 
     @pytest.mark.usefixtures("debugged")
     async def test_a_handler_that_raises_harms_no_operation(
-        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def refuse(record: logging.LogRecord) -> bool:
-            raise LookupError
-
-        logger = logging.getLogger("purgatory")
-        logger.addFilter(refuse)
-        try:
-            operation = forgotten(purgatory, "key")
-            clock.advance(1.0)
-        finally:
-            logger.removeFilter(refuse)
+        monkeypatch.setattr(logging.getLogger("purgatory"), "filters", [raising()])
+        operation = forgotten(purgatory, "key")
+        clock.advance(1.0)
         assert (operation.outcome, purgatory.statistics().missed) == ("satisfied", 1)
         assert [type(fault) for fault in clock.exceptions] == [LookupError]

@@ -280,25 +280,20 @@ class TestFaults:
         reported = [(type(each["exception"]), each["operation"]) for each in clock.faults]
         assert reported == [(error, operation)] * (error is not KeyboardInterrupt)
 
-    async def test_a_handler_of_exceptions_that_raises_loses_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
+    async def test_a_handler_of_exceptions_that_raises_loses_nothing(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         class Broken(VirtualClock):
             def call_exception_handler(self, context: object) -> None:
                 raise asyncio.CancelledError
 
-        def refuse(record: logging.LogRecord) -> bool:
-            raise ZeroDivisionError
-
-        logger = logging.getLogger("purgatory")
-        logger.addFilter(refuse)
-        try:
-            operation = Notes(DelayedOperationPurgatory(clock=Broken()))
-            operation.act = raising()
-            task = asyncio.ensure_future(operation)
-            await turn()
-            assert operation.force_complete()
-            assert await task == "result of it"
-        finally:
-            logger.removeFilter(refuse)
+        monkeypatch.setattr(logging.getLogger("purgatory"), "filters", [raising(ZeroDivisionError)])
+        operation = Notes(DelayedOperationPurgatory(clock=Broken()))
+        operation.act = raising()
+        task = asyncio.ensure_future(operation)
+        await turn()
+        assert operation.force_complete()
+        assert await task == "result of it"
         assert "ZeroDivisionError" in capsys.readouterr().err
 
 

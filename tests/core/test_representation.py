@@ -19,7 +19,7 @@ from purgatory import (
     WheelTimer,
 )
 from purgatory._loop.closing import Unique
-from tests.support.operations import FaultLog, Flag, Note, Waiting
+from tests.support.operations import CallingClock, FaultLog, Flag, Note, Waiting, raising
 
 CLASSES = [each for each in vars(package).values() if isinstance(each, type) and each.__name__ in package.__all__]
 
@@ -64,17 +64,9 @@ class TestRepr:
         assert repr(Broken(1)).endswith("Broken, whose repr raised LookupError>")
 
     def test_it_never_raises_when_the_clock_does(self) -> None:
-        class Broken(FaultLog):
-            broken = False
-
-            def time(self) -> float:
-                if self.broken:
-                    raise LookupError
-                return super().time()
-
-        clock = Broken()
+        clock = CallingClock()
         operation = DelayedOperationPurgatory(clock=clock).try_complete_else_watch(Flag(1.0), ["key"])
-        clock.broken = True
+        clock.arm(0, raising())
         assert repr(operation) == "<Flag pending, due at 1.0>"
 
     def test_of_a_wait_for_names_the_predicate(self, purgatory: DelayedOperationPurgatory) -> None:
