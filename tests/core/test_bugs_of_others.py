@@ -15,14 +15,8 @@ class TestCancelledWhenDueButNotYetDrained:
     @pytest.mark.parametrize("level", [1, 2, 3])
     @pytest.mark.parametrize("slot", [0, 19])
     def test_each_slot_of_a_level_stays_consistent(self, level: int, slot: int) -> None:
-        class Clock(FaultLog):
-            ahead = 0.0
-
-            def time(self) -> float:
-                return super().time() + self.ahead
-
         unit = 20 ** (level - 1)
-        clock = Clock(unit + 1.0)  # the hand of the level has gone past slot 0
+        clock = FaultLog(unit + 1.0)  # the hand of the level has gone past slot 0
         timer = WheelTimer(clock, tick=1.0)
         deadline = float((slot or 20) * unit + (level > 1))
         note, after = Note(clock), Note(clock)

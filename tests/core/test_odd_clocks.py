@@ -18,11 +18,6 @@ YEAR = 365.25 * 86_400
 class Jumping(FaultLog):
     """Shows a later time all at once, and calls back only then: a machine that was suspended."""
 
-    ahead = 0.0
-
-    def time(self) -> float:
-        return super().time() + self.ahead
-
     def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> Handle:
         return super().call_at(when - self.ahead, callback, *args)
 

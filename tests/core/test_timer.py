@@ -14,15 +14,6 @@ from tests.support.invariants import check_timer
 from tests.support.operations import CallingClock, FaultLog, Note, RefusingClock, raising
 
 
-class Ahead(RefusingClock):
-    """Has run ahead of the wake-ups, as when the loop was blocked, and may refuse to call back."""
-
-    ahead = 0.0
-
-    def time(self) -> float:
-        return super().time() + self.ahead
-
-
 @pytest.fixture
 def timer(clock: VirtualClock) -> WheelTimer:
     """A timer on the virtual clock."""
@@ -186,7 +177,7 @@ class TestSlices:
         assert order == sorted(set(range(5000)) - {0, 3, 2500, 3500, 4999})
 
     def test_hands_stay_while_a_bucket_cascades_in_slices(self) -> None:
-        clock = Ahead()
+        clock = RefusingClock()
         timer = WheelTimer(clock, tick=1.0, wheel_size=10)
         order: list[float] = []
         deadlines = [29.0] * 1500 + [23.0] * 100 + [21.0] * 100
@@ -256,7 +247,7 @@ class TestOneWakeUp:
 
     @pytest.mark.parametrize("late", [0.0, 0.00005, 0.0002])
     def test_a_late_call_does_not_postpone_the_next_one(self, late: float) -> None:
-        clock = Ahead()
+        clock = RefusingClock()
         timer = WheelTimer(clock, tick=0.0001)
         for deadline in (0.001, 0.0014):
             timer.add(Note(clock), deadline)
@@ -322,7 +313,7 @@ class TestClocks:
     """What a clock may do: refuse, get lost, raise, call anything."""
 
     def test_a_clock_that_refuses_to_renew_a_late_call_keeps_that_call(self) -> None:
-        clock = Ahead()
+        clock = RefusingClock()
         timer = WheelTimer(clock)
         note = Note(clock)
         timer.add(note, 1.0)

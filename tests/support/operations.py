@@ -33,12 +33,20 @@ def raising(error: BaseException | type[BaseException] = LookupError) -> Callabl
 
 
 class FaultLog(VirtualClock):
-    """A virtual clock that keeps the contexts given to its exception handler and the times given to `call_at`."""
+    """A virtual clock that keeps the contexts given to its exception handler and the times given to `call_at`.
+
+    It may be some seconds `ahead` of its calls, as the clock of a loop that was blocked.
+    """
+
+    ahead = 0.0
 
     def __init__(self, start: float = 0.0) -> None:
         super().__init__(start)
         self.faults: list[dict[str, Any]] = []
         self.armed: list[float] = []
+
+    def time(self) -> float:
+        return super().time() + self.ahead
 
     def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> Handle:
         self.armed.append(when)
