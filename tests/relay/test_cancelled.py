@@ -155,8 +155,10 @@ class TestPartsThatFail:
             await pass_time(100)
             assert relay.connected
         broker.connecting = fail
-        with pytest.raises(RelayError, match="cannot be reached"):
-            await Relay(broker=broker).__aenter__()
+        relay = Relay(broker=broker)
+        with pytest.raises(RelayError, match=r"the broker cannot be reached: [A-Z][A-Za-z]+: "):
+            await relay.__aenter__()
+        assert repr(relay) == "<Relay  closed>"
 
 
 @skipping
