@@ -23,8 +23,8 @@ _ADDRESSES: Final = [f"127.0.0.{number}" for number in range(1, 65 if sys.platfo
 """Clients come from several, as a server may limit each. Other systems have one on loopback."""
 _AT_ONCE: Final = 10
 """Connections that are opened at a time."""
-_PACE: Final = 2_000
-"""Connections that are opened a second, at most."""
+_PACE: Final = 500
+"""Connections that are opened a second, at most: those that wait become small meanwhile, where they do."""
 
 
 class WrongAnswer(Exception):

@@ -60,7 +60,7 @@ class Settings:
     """Appends per second of one client address, above which answers are delayed; `None` is no limit."""
     write_timeout: float = 30.0
     """Time after which a client that takes none of its response is disconnected, in seconds."""
-    cool_after: float = 5.0
+    cool_after: float = 3.0
     """Time after which the connection of a client that waits takes less memory, in seconds; infinity is never."""
     journal: str | None = None
     """Folder of the journal of finished reads and delayed answers; `None` is no journal."""

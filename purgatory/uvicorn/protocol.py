@@ -19,7 +19,7 @@ __all__ = ["ParkingProtocol"]
 
 def _cool_after() -> float:
     """The setting of the environment, which worker processes inherit."""
-    text = os.environ.get("PURGATORY_COOL_AFTER", "5")
+    text = os.environ.get("PURGATORY_COOL_AFTER", "3")
     try:
         seconds = float(text)
     except ValueError:

@@ -185,7 +185,7 @@ SCRIPT = "import purgatory.uvicorn; print(purgatory.uvicorn.ParkingProtocol.cool
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        (None, "5.0\n"),
+        (None, "3.0\n"),
         ("0", "0.0\n"),
         ("inf", "inf\n"),
         ("never", "PURGATORY_COOL_AFTER must be seconds, or inf for never, not 'never'"),

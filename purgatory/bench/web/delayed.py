@@ -73,11 +73,15 @@ def render(numbers: range) -> list[Event]:
     return [Event(str(number), id=str(number)) for number in numbers]
 
 
+def same(numbers: range) -> range:
+    """Return the key of the events of those numbers: streams that get the same ones are rendered once."""
+    return numbers
+
+
 async def stream(request: Request) -> Response:
     """`GET /wait` of event streams."""
     state, topic = request.state, request.query_params["topic"]
-    # The numbers are the key: streams that get the same events are rendered once.
-    return EventStream(partial(follow, state.purgatory, state.counts, topic), render, key=lambda numbers: numbers)
+    return EventStream(partial(follow, state.purgatory, state.counts, topic), render, key=same)
 
 
 async def publish(request: Request) -> Response:

@@ -10,18 +10,22 @@ from typing import Final
 from purgatory.bench.case import OURS, Case
 from purgatory.bench.client import Client
 
-__all__ = ["EVENTS", "POLLS", "SETTLED", "listening", "missing", "until_waiting"]
+__all__ = ["EVENTS", "POLLS", "SETTLED", "WARM", "listening", "missing", "until_waiting"]
 
-SETTLED: Final = 1.0
+SETTLED: Final = 4.0
 """Seconds after which a connection has become small, where it does."""
+WARM: Final = f"{OURS}, warm"
+"""The same server, whose connections keep their transports."""
 
 _UVICORN: Final = ["--loop", "uvloop", "--no-access-log", "--port", "0", "--backlog", "8192"]
 _OPTIONS: Final = [*_UVICORN, "--timeout-keep-alive", "600"]
 _PARKING: Final = [sys.executable, "-m", "purgatory.uvicorn", *_OPTIONS]
+_WARM: Final = ["env", "PURGATORY_COOL_AFTER=inf", *_PARKING]
 _OWN: Final = [sys.executable, "-m", "uvicorn", "--http", "httptools", *_OPTIONS]
 
 POLLS: Final = {
     OURS: [*_PARKING, "purgatory.bench.web.delayed:app"],
+    WARM: [*_WARM, "purgatory.bench.web.delayed:app"],
     "not parked": [*_OWN, "purgatory.bench.web.delayed:app"],
     "Event + timeout": [*_OWN, "purgatory.bench.web.event_and_timeout:app"],
     "Node": ["node", str(Path(__file__).with_name("server.js"))],
