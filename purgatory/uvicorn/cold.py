@@ -4,6 +4,7 @@ A transport takes a kibibyte, for reading and writing, and a client that waits d
 """
 
 import asyncio
+import logging
 import os
 import select
 import socket
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from purgatory.uvicorn.parked import QuietConnection
 
 __all__ = ["ColdTransport", "Watch"]
+
+logger: Final = logging.getLogger("uvicorn.error")
 
 _AT_ONCE: Final = 64
 """Clients that are looked at in one iteration of the loop."""
@@ -62,7 +65,7 @@ class _Kqueue:
 class Watch:
     """Sees when the clients of cold connections send something or hang up."""
 
-    __slots__ = ("_cold", "_count", "_poll", "_warming", "loop")
+    __slots__ = ("_cold", "_count", "_is_short", "_poll", "_warming", "loop")
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -71,6 +74,8 @@ class Watch:
         self._cold: list[ColdTransport | None] = []
         """By descriptor: they are small numbers, and a place in a list is smaller than one in a dictionary."""
         self._count = 0
+        self._is_short = False
+        """Whether there was no descriptor left for the last one."""
         self._warming: set[asyncio.Task[Any]] = set()
         """The event loop keeps only weak references."""
 
@@ -81,7 +86,7 @@ class Watch:
     def cool(self, connection: "QuietConnection") -> None:
         """Take the transport of a connection that has nothing to read or to write. Its client notices nothing.
 
-        The connection keeps it if it is none of a plain TCP or Unix socket, and as long as there is no descriptor left.
+        The connection keeps it if it is none of a plain TCP or Unix socket, and if there is no descriptor left.
         """
         transport = connection.warm
         own = transport.get_extra_info("socket")
@@ -94,9 +99,12 @@ class Watch:
             except OSError:
                 os.close(descriptor)
                 raise
-        except OSError:
-            connection.rest()
+        except OSError as error:
+            if not self._is_short:
+                logger.warning("connections keep their transports, and take a kibibyte more: %s", error)
+            self._is_short = True
             return
+        self._is_short = False
         connection.transport = cold
         transport.set_protocol(_NOBODY)
         transport.abort()  # it closes its own descriptor

@@ -12,11 +12,12 @@ from tests.uvicorn.serving import PROTOCOLS, Client, Server, connected, serving
 
 
 @pytest.fixture(params=["warm", "cold"], autouse=True)
-def temperature(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def temperature(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Whether quiet connections keep their transports, or give them away as soon as they can."""
     seconds = 0.0 if request.param == "cold" else math.inf
     monkeypatch.setattr(ParkingProtocol, "cool_after", seconds)
     monkeypatch.setenv("PURGATORY_COOL_AFTER", str(seconds))
+    return str(request.param)
 
 
 @pytest.fixture(params=PROTOCOLS)
