@@ -8,6 +8,7 @@ import logging
 import os
 import select
 import socket
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ logger: Final = logging.getLogger("uvicorn.error")
 
 _AT_ONCE: Final = 64
 """Clients that are looked at in one iteration of the loop."""
+
+_RETRY: Final = 1.0
+"""Seconds after which a connection that has found no descriptor looks for one again."""
 
 _NOBODY: Final = asyncio.Protocol()
 """The protocol of a transport that is given away."""
@@ -86,7 +90,7 @@ class Watch:
     def cool(self, connection: "QuietConnection") -> None:
         """Take the transport of a connection that has nothing to read or to write. Its client notices nothing.
 
-        The connection keeps it if it is none of a plain TCP or Unix socket, and if there is no descriptor left.
+        The connection keeps it if it is none of a plain TCP or Unix socket, and while there is no descriptor left.
         """
         transport = connection.warm
         own = transport.get_extra_info("socket")
@@ -96,13 +100,16 @@ class Watch:
             descriptor = os.dup(own.fileno())
             try:
                 cold = self._add(connection, descriptor)
-            except OSError:
+            except BaseException:
                 os.close(descriptor)
                 raise
+        except NotImplementedError:  # of a loop that watches no descriptors
+            return
         except OSError as error:
             if not self._is_short:
                 logger.warning("connections keep their transports, and take a kibibyte more: %s", error)
             self._is_short = True
+            self.loop.call_later(_RETRY, connection.rest)
             return
         self._is_short = False
         connection.transport = cold
@@ -112,17 +119,28 @@ class Watch:
     def warm(self, cold: "ColdTransport", connection: socket.socket) -> None:
         """Let a connection have a transport again, which calls its `connection_made`."""
         quiet = cold.connection
+
+        def done(task: asyncio.Task[Any]) -> None:
+            self._warming.discard(task)
+            if task.cancelled():  # by an application that cancels all tasks
+                connection.close()
+                quiet.connection_lost(None)
+
         making = self.loop.connect_accepted_socket(lambda: quiet, connection)
         task = self.loop.create_task(making, context=quiet.shared.context)
         self._warming.add(task)
-        task.add_done_callback(self._warming.discard)
+        task.add_done_callback(done)
 
     def _add(self, connection: "QuietConnection", descriptor: int) -> "ColdTransport":
         if self._poll is None:
             poll = _Epoll() if hasattr(select, "epoll") else _Kqueue()
             self.loop.add_reader(poll.fileno(), self._look)
             self._poll = poll
-        self._poll.add(descriptor)
+        try:
+            self._poll.add(descriptor)
+        except OSError:
+            self._close_if_empty()
+            raise
         self._cold += [None] * (descriptor + 1 - len(self._cold))
         cold = self._cold[descriptor] = ColdTransport(connection, descriptor)
         self._count += 1
@@ -134,7 +152,10 @@ class Watch:
         self._poll.remove(descriptor)
         self._cold[descriptor] = None
         self._count -= 1
-        if not self._count:
+        self._close_if_empty()
+
+    def _close_if_empty(self) -> None:
+        if self._poll is not None and not self._count:
             self.loop.remove_reader(self._poll.fileno())
             self._poll.close()
             self._poll = None
@@ -147,53 +168,64 @@ class Watch:
 
 
 class ColdTransport:
-    """What a quiet connection needs of a transport, while it is cold and until it has another one."""
+    """What a quiet connection needs of a transport, while it is cold and until it has another one.
+
+    It is cold while it has a descriptor. Without one it is lost, or another transport is on its way: then data is kept
+    for that, as is the wish to close.
+    """
 
     __slots__ = ("_descriptor", "_is_closing", "_unsent", "connection")
 
     def __init__(self, connection: "QuietConnection", descriptor: int) -> None:
         self.connection: QuietConnection = connection
         self._descriptor: int = descriptor
-        """A negative one, if it is not the owner any more."""
-        self._unsent: bytes = b""
+        self._unsent: tuple[memoryview, ...] = ()
         self._is_closing: bool = False
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:  # the loop has ended before its connections
+            os.close(self._descriptor)
 
     def look(self) -> None:
         """The client has sent something or hung up."""
-        connection = socket.socket(fileno=self._descriptor)
+        connection: socket.socket | None = None
         try:
+            connection = socket.socket(fileno=self._descriptor)
             has_hung_up = not connection.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
-            connection.detach()
-            return
-        except OSError:
+            has_hung_up = False
+        except OSError:  # on macOS, of the first line too
             has_hung_up = True
-        if has_hung_up:
-            connection.detach()
-            self.abort()
         else:
-            self._warm(connection)
+            if not has_hung_up:
+                self._warm(connection)
+                return
+        if connection is not None:
+            connection.detach()
+        if has_hung_up:
+            self.abort()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send data. What the socket does not take is left to a transport."""
         sent = 0
         if self._descriptor >= 0:
             try:
-                sent = os.write(self._descriptor, data)
-            except BlockingIOError:
-                pass
+                with suppress(BlockingIOError):
+                    sent = os.write(self._descriptor, data)
+                if sent == len(data):
+                    return
+                self._warm(socket.socket(fileno=self._descriptor))
             except OSError:
                 self.abort()
                 return
-            if sent == len(data):
-                return
-            self._warm(socket.socket(fileno=self._descriptor))
         if not self._is_closing:
-            self._unsent += memoryview(data)[sent:]
+            # Not copied if it cannot change: very many connections may be sent the same.
+            rest = memoryview(data if isinstance(data, bytes) else bytes(data))[sent:]
+            self._unsent = (*self._unsent, rest)
             self.connection.pause_writing()
 
     def get_write_buffer_size(self) -> int:
-        return len(self._unsent)
+        return sum(map(len, self._unsent))
 
     def is_closing(self) -> bool:
         return self._is_closing
@@ -208,13 +240,13 @@ class ColdTransport:
 
     def abort(self) -> None:
         """Close the connection."""
-        self._unsent = b""
+        self._unsent = ()
         self.close()
 
     def hand_over(self, transport: asyncio.Transport) -> None:
         """Leave the rest to a transport."""
-        if self._unsent:
-            transport.write(self._unsent)
+        for part in self._unsent:
+            transport.write(part)
         if self._is_closing:
             transport.close()
         del self.connection

@@ -9,6 +9,7 @@ from uvicorn.protocols.utils import get_path_with_query_string
 
 from purgatory import TimerTask
 from purgatory.asgi.interface import Listener, Message
+from purgatory.lowlevel import report
 from purgatory.uvicorn.cold import ColdTransport
 from purgatory.uvicorn.framing import CHUNKED, CLOSE, DEAF, HEAD, HTTP_1_0, PAUSED, STARTED
 from purgatory.uvicorn.shared import Shared
@@ -94,6 +95,9 @@ class QuietConnection(asyncio.Protocol, TimerTask):
 
     def cool(self) -> None:
         """Have no transport any more, unless there is something to do for it."""
+        connections: Any = self.shared.server_state.connections
+        if self not in connections or isinstance(self.transport, ColdTransport):
+            return  # another protocol has taken its place, or it is cold already
         if self.held or self.flags & (PAUSED | DEAF) or self.transport.is_closing():
             return
         if self.transport.get_write_buffer_size():
@@ -213,9 +217,15 @@ class QuietConnection(asyncio.Protocol, TimerTask):
         self.transport = transport
         self.shared.protocol_class.limit_buffer(transport)
         cold.hand_over(transport)
-        low_enough = transport.get_write_buffer_size() <= transport.get_write_buffer_limits()[1]
-        if self.flags & PAUSED and low_enough and not transport.is_closing():
-            self.resume_writing()
+        _, high = transport.get_write_buffer_limits()
+        # With more than that in its buffer, the transport is to say when.
+        if self.flags & PAUSED and transport.get_write_buffer_size() <= high and not transport.is_closing():
+            try:
+                self.resume_writing()
+            except Exception as exception:
+                report(
+                    self.shared.watch.loop, "resume_writing() of a listener raised", exception, listener=self.listener
+                )
 
     def data_received(self, data: bytes) -> None:
         if self.flags & DEAF:
@@ -249,13 +259,15 @@ class QuietConnection(asyncio.Protocol, TimerTask):
             self.listener.pause_writing()
 
     def resume_writing(self) -> None:
+        if not self.flags & PAUSED:
+            return
         self.flags &= ~PAUSED
+        self.rest()
         if self.listener is None:
             self.keep_alive_for(self.shared.config.timeout_keep_alive)
         else:
             self.keep_alive_for(None)
             self.listener.resume_writing()
-        self.rest()
 
     # As the timer sees it.
 

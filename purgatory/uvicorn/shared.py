@@ -2,6 +2,7 @@
 
 import logging
 import math
+import sys
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ class Shared:
         """The connections that keep their parser, by the time of their last response."""
         self.cooling: IdleTracker[QuietConnection] | None = None
         """The quiet connections that have a transport. With `None` they keep it."""
-        if protocol_class.cool_after < math.inf:
+        if protocol_class.cool_after < math.inf and sys.platform != "win32":  # where nothing watches a descriptor
             self.cooling = IdleTracker(max(protocol_class.cool_after, 0.001), on_idle=lambda quiet: quiet.cool())
         self.watch: Watch = Watch()
         """Of the connections that have none."""

@@ -16,6 +16,8 @@ README = (ROOT / "README.md").read_text()
 LIBRARY = (ROOT / "purgatory" / "README.md").read_text()
 BENCH = (ROOT / "purgatory" / "bench" / "README.md").read_text()
 MEASURED = ROOT / "purgatory" / "bench" / "measured"
+PARTS = ("readme", "http", "events")
+"""What was measured later takes the place of what was measured before."""
 
 
 def test_every_public_name_is_documented() -> None:
@@ -33,11 +35,20 @@ def test_parameters_in_the_page_are_those_of_the_constructor() -> None:
     assert [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY] == ["name"]
 
 
+def measured() -> dict[str, list[Measured]]:
+    """What was measured, by scenario."""
+    cases: dict[str, list[Measured]] = {}
+    for part in PARTS:
+        about, found = report.load(MEASURED / part / "results.json")
+        assert about["machine"]["asyncio-purgatory"].endswith("core in C")
+        assert (about["rounds"], about["missing"]) == (3, {})
+        assert f"`{about['command']}`" in BENCH
+        cases |= found
+    return cases
+
+
 def test_figures_in_the_readme_are_those_that_were_measured() -> None:
-    about, cases = report.load(MEASURED / "readme" / "results.json")
-    assert about["machine"]["asyncio-purgatory"].endswith("core in C")
-    assert f"`{about['command']}`" in BENCH
-    table = summary(cases, "asyncio")
+    table = summary(measured(), "asyncio")
     rows = re.findall(r"^\| .* \| ([\d.]+ \w+) \| ([\d.,]+) \((.*)\) \|$", README, re.MULTILINE)
     rows = [row for row in rows if row[2] != "as it is"]
     assert len(rows) == 5
@@ -58,13 +69,7 @@ def test_figures_of_rebuilt_programs_are_those_that_were_measured() -> None:
 
 
 def test_figures_of_the_benchmark_are_those_that_were_measured() -> None:
-    cases: dict[str, list[Measured]] = {}
-    for part in ("readme", "events"):  # what was measured later takes the place of what was measured before
-        about, measured = report.load(MEASURED / part / "results.json")
-        assert (about["rounds"], about["missing"]) == (3, {})
-        assert f"`{about['command']}`" in BENCH
-        cases |= measured
-    table = summary(cases, "asyncio").partition("\n\n")[2]
+    table = summary(measured(), "asyncio").partition("\n\n")[2]
     assert table in BENCH
     assert set(shown("uvicorn", "http")) <= set(table.splitlines())
     for picture in re.findall(r"measured/(\S+\.png)\)", BENCH):
@@ -72,8 +77,7 @@ def test_figures_of_the_benchmark_are_those_that_were_measured() -> None:
 
 
 def test_figures_of_event_streams_are_those_that_were_measured() -> None:
-    _, measured = report.load(MEASURED / "events" / "results.json")
-    cases, scenario = measured["events"], find("events")
+    cases, scenario = measured()["events"], find("events")
     assert [each.case for each in cases] == scenario.cases(False)
     assert shown("asgi", "events") == summary({"events": cases}, "uvloop").splitlines()[4:]
     ends = {each.case.implementation: [figures["stop_clean"] for figures in each.rounds] for each in cases}

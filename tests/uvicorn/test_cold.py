@@ -1,18 +1,22 @@
 """Connections without a transport: what the other tests here, all with a threshold of zero too, do not show of them."""
 
 import asyncio
+import gc
 import math
 import os
 import re
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from starlette.responses import Response
 
+from purgatory.asgi.event_stream import WaitingStream
 from purgatory.bench.case import OURS
 from purgatory.bench.client import Client as Caller
 from purgatory.bench.client import abort, connect
@@ -107,7 +111,7 @@ async def test_connection_of_a_unix_socket_gets_cold(board: Board, tmp_path: Pat
 
 @pytest.mark.asyncio(loop_factories=["uvloop"])
 async def test_at_the_limit_of_descriptors_the_server_answers_and_logs_and_goes_on(tmp_path: Path) -> None:
-    """Those that came before the limit get cold, the last ones keep their transports, others are not let in."""
+    """Those that came before the limit get cold, the last one keeps its transport, others are not let in."""
     log = tmp_path / "log"
     with (
         log.open("w") as file,
@@ -182,20 +186,97 @@ class TestMoments:
         await board.until_waiting(0)
         assert await client.ended()
 
+    async def test_its_new_transport_is_cancelled_and_the_connection_ends(
+        self, board: Board, server: Server, client: Client
+    ) -> None:
+        connection = await parked(board, server, client)
+        before = asyncio.all_tasks()
+        client.writer.write(b"GET /now HTTP/1.1\r\nHost: x\r\n\r\n")
+        await warming(connection)
+        for task in asyncio.all_tasks() - before:
+            task.cancel()
+        await server.until()
+        await board.until_waiting(0)
+        assert await client.ended()
+
     async def test_shutdown_with_the_rest_of_an_event_ends_by_the_time_limit(self, board: Board) -> None:
         class Impatient(ParkingProtocol):
             write_timeout = 0.3
 
         async with serving(board.app, Impatient) as server, connected(server) as client:
-            connection = await parked(board, server, client, "/events")
-            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-            while not connection.transport.get_write_buffer_size():
-                await board.until_waiting(1)
-                board.pin("x" * 10_000)
-                await turn()
-                connection = await cold(server) if not connection.transport.get_write_buffer_size() else connection
+            connection = await part_of_an_event(board, server, client)
             connection.shutdown()
             await server.until()
+
+    async def test_listener_that_fails_to_go_on_keeps_its_connection(
+        self, board: Board, server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def resume_writing(stream: object) -> None:
+            raise ValueError("a listener fails")
+
+        faults: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+        monkeypatch.setattr(WaitingStream, "resume_writing", resume_writing)
+        await part_of_an_event(board, server, client)
+        while not faults:
+            await turn()
+        assert [str(fault["exception"]) for fault in faults] == ["a listener fails"]
+        client.reset()
+        await server.until()
+
+
+async def part_of_an_event(board: Board, server: Server, client: Client) -> Any:
+    """The connection of a cold event stream that has just sent a part of an event: its client takes no more."""
+    connection = await parked(board, server, client, "/events")
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    while True:
+        board.pin("x" * 10_000)
+        await turn()
+        if connection.transport.get_write_buffer_size():
+            return connection
+        await board.until_waiting(1)
+
+
+async def test_large_answer_is_not_copied_for_each_client(board: Board, server: Server) -> None:
+    body = b"x" * 20_000_000
+    board.key = lambda notes: "the same"
+    board.render = lambda notes: Response(body)
+    async with connected(server) as one, connected(server) as other:
+        for client in (one, other):
+            await client.send("GET", "/look")
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await board.until_waiting(2)
+        while not all(isinstance(each.transport, ColdTransport) for each in server.server_state.connections):
+            await turn()
+        before = sys.getrefcount(body)
+        tracemalloc.start()
+        board.pin("hello")
+        while not all(each.transport.get_write_buffer_size() for each in server.server_state.connections):
+            await turn()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert sys.getrefcount(body) > before
+        assert peak < len(body)
+
+
+def test_descriptors_are_closed_though_the_loop_ends_before_its_connections() -> None:
+    async def leave() -> None:
+        board = Board()
+        server = Server(board.app)
+        serving = asyncio.create_task(server._serve())
+        while not server.started:
+            await asyncio.sleep(0.005)
+        async with connected(server) as client:
+            await parked(board, server, client)
+            serving.cancel()
+            await asyncio.wait([serving])
+            server.servers[0].close()
+
+    gc.collect()
+    before = descriptors()
+    asyncio.run(leave())
+    gc.collect()
+    assert descriptors() == before
 
 
 SCRIPT = "import purgatory.uvicorn; print(purgatory.uvicorn.ParkingProtocol.cool_after)"

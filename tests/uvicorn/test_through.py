@@ -16,6 +16,7 @@ from starlette.types import Message, Send
 
 from purgatory.asgi import EventStream
 from purgatory.uvicorn import ParkingProtocol
+from purgatory.uvicorn.cold import ColdTransport
 from tests.uvicorn.middlewares import PARKED, Application, answers, wrapping
 from tests.uvicorn.serving import connected, serving
 
@@ -44,6 +45,10 @@ class Gate:
         if message["type"].startswith("http.") and self.holds(message):
             await self.open.wait()
         await send(message)
+
+
+def is_cold(connection: Any) -> bool:
+    return isinstance(connection.transport, ColdTransport)
 
 
 class TestThrough:
@@ -264,7 +269,7 @@ class TestThrough:
             assert "data:é3".encode() in await client.until(b"0\r\n\r\n")
 
     @pytest.mark.asyncio(loop_factories=["uvloop"])
-    async def test_what_the_wrappers_do_not_need_is_let_go(self) -> None:
+    async def test_what_the_wrappers_do_not_need_is_let_go(self, temperature: str) -> None:
         """A client takes two KiB more, whatever its headers are, and the request's objects are freed."""
 
         async def size(*middleware: Middleware) -> float:
@@ -278,6 +283,9 @@ class TestThrough:
                         await client.send("GET", "/poll", "Origin: http://a.example", *headers)
                     await server.until(*["QuietConnection"] * len(clients))
                     await application.until_waiting(20 if some == clients[:20] else len(clients))
+                    while temperature == "cold" and not all(map(is_cold, server.server_state.connections)):
+                        await asyncio.sleep(0.005)
+                    await asyncio.sleep(0.01)
                     gc.collect()
                     sizes.append(tracemalloc.get_traced_memory()[0])
                 application.purgatory.cancel_all()
