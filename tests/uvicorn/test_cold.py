@@ -5,6 +5,7 @@ import gc
 import math
 import os
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -107,6 +108,23 @@ async def test_connection_of_a_unix_socket_gets_cold(board: Board, tmp_path: Pat
             assert (await client.receive()).body == b'["hello"]'
         client.writer.close()
         await server.until()
+
+
+async def test_without_a_descriptor_it_keeps_its_transport_until_there_is_one(
+    board: Board, server: Server, client: Client
+) -> None:
+    await client.request("GET", "/now")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() - 1, hard))  # one was that of the folder
+    try:
+        await client.send("GET", "/look")
+        await board.until_waiting(1)
+        await asyncio.sleep(0.05)
+        (connection,) = server.server_state.connections
+        assert not isinstance(connection.transport, ColdTransport)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    await cold(server)
 
 
 @pytest.mark.asyncio(loop_factories=["uvloop"])
