@@ -72,7 +72,7 @@ class Watch:
     __slots__ = ("_cold", "_count", "_is_short", "_poll", "_warming", "loop")
 
     def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self._poll: _Epoll | _Kqueue | None = None
         """Closed with the last cold connection, so that a server leaves no descriptor behind."""
         self._cold: list[ColdTransport | None] = []

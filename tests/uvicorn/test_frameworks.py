@@ -116,4 +116,4 @@ def test_script_shows_many_clients_answered_by_one_publish() -> None:
     command = [sys.executable, "-m", "tests.support.parked", "--clients", "300", "--seconds", "0.5"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=100)
     assert done.stdout.startswith("poll, 300 clients: ")
-    assert "answered by one publish within " in done.stdout
+    assert "answered within " in done.stdout
