@@ -12,7 +12,7 @@ import httptools
 from purgatory.bench.case import Figures, Metric
 from purgatory.bench.processes import Running
 
-__all__ = ["LOAD", "Client", "Meter", "WrongAnswer", "abort", "connect", "dial", "percentile"]
+__all__ = ["LOAD", "SETTLED", "Client", "Meter", "WrongAnswer", "abort", "connect", "dial", "percentile"]
 
 C = TypeVar("C", bound="Client")
 
@@ -25,6 +25,8 @@ _AT_ONCE: Final = 10
 """Connections that are opened at a time."""
 _PACE: Final = 500
 """Connections that are opened a second, at most: those that wait become small meanwhile, where they do."""
+SETTLED: Final = 4.0
+"""Seconds after which the last of them has become small."""
 
 
 class WrongAnswer(Exception):

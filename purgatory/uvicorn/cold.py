@@ -90,7 +90,7 @@ class Watch:
     def cool(self, connection: "QuietConnection") -> None:
         """Take the transport of a connection that has nothing to read or to write. Its client notices nothing.
 
-        The connection keeps it if it is none of a plain TCP or Unix socket, and while there is no descriptor left.
+        The connection keeps it if its socket is neither plain TCP nor Unix, and while there is no descriptor left.
         """
         transport = connection.warm
         own = transport.get_extra_info("socket")

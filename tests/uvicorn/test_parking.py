@@ -1,9 +1,7 @@
 """What remains of a parked request, and of an idle connection."""
 
 import asyncio
-import gc
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,16 +15,7 @@ from tests.uvicorn.serving import Client, Server, connected, serving
 QUIET, BUSY = "QuietConnection", "ParkingProtocol"
 
 
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    """Objects are freed by their counts of references alone."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("no_collector")
+@pytest.mark.usefixtures("by_reference_count_alone")
 async def test_a_request_that_is_answered_is_freed_at_once() -> None:
     """Its headers were in a cycle, and a client with many of them filled the memory of a server."""
     cycles: list[weakref.ref[object]] = []
@@ -51,7 +40,7 @@ async def test_a_request_that_is_answered_is_freed_at_once() -> None:
         assert cycles[-1]() is None
 
 
-@pytest.mark.usefixtures("no_collector")
+@pytest.mark.usefixtures("by_reference_count_alone")
 async def test_parked_request_keeps_neither_task_nor_request_nor_parser(
     board: Board, server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from purgatory.bench.case import Case, Figures, Metric, Scenario
-from purgatory.bench.client import LOAD, Client, Meter, WrongAnswer, connect, dial
+from purgatory.bench.client import LOAD, SETTLED, Client, Meter, WrongAnswer, connect, dial
 from purgatory.bench.processes import allow_open_files
 from purgatory.bench.server.requests import OFFSET, ask, check, create, get, head_of_post, quiet
 from purgatory.bench.server.servers import SERVERS, missing, running
-from purgatory.bench.web.servers import SETTLED
 
 _SIZE: Final = 100
 

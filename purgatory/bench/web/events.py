@@ -11,9 +11,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from purgatory.bench.case import Case, Figures, Metric, Scenario
-from purgatory.bench.client import Client, abort, connect, dial
+from purgatory.bench.client import SETTLED, Client, abort, connect, dial
 from purgatory.bench.processes import allow_open_files, running
-from purgatory.bench.web.servers import EVENTS, SETTLED, listening, missing, until_waiting
+from purgatory.bench.web.servers import EVENTS, listening, missing, until_waiting
 
 
 class _Listener(Client):

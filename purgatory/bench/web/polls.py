@@ -9,9 +9,9 @@ import statistics
 import time
 
 from purgatory.bench.case import Case, Figures, Metric, Scenario
-from purgatory.bench.client import Client, abort, connect
+from purgatory.bench.client import SETTLED, Client, abort, connect
 from purgatory.bench.processes import Running, allow_open_files, running
-from purgatory.bench.web.servers import POLLS, SETTLED, missing, until_waiting
+from purgatory.bench.web.servers import POLLS, missing, until_waiting
 
 
 async def run(case: Case) -> Figures:

@@ -10,10 +10,8 @@ from typing import Final
 from purgatory.bench.case import OURS, Case
 from purgatory.bench.client import Client
 
-__all__ = ["EVENTS", "POLLS", "SETTLED", "WARM", "listening", "missing", "until_waiting"]
+__all__ = ["EVENTS", "POLLS", "WARM", "listening", "missing", "until_waiting"]
 
-SETTLED: Final = 4.0
-"""Seconds after which a connection has become small, where it does."""
 WARM: Final = f"{OURS}, warm"
 """The same server, whose connections keep their transports."""
 
