@@ -15,7 +15,7 @@ from rich.table import Column
 from purgatory.bench import machine, plots, report, runner
 from purgatory.bench.case import LOOPS, Case, Figures, Measured
 from purgatory.bench.registry import EVERY, LIBRARY, SERVER, find
-from purgatory.bench.summary import summary
+from purgatory.bench.summary import lines, summary
 
 if TYPE_CHECKING:
     Subcommands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -178,7 +178,7 @@ def _write(
     head = f"`{about['command']}`, {about['began']}, {about['rounds']} rounds, on {described}. {LEGEND}"
     (directory / "results.md").write_text("\n\n".join([head, *tables]) + "\n")
     for loop in LOOPS:
-        plots.draw(measured, loop, directory)
+        plots.draw(lines(measured, loop), loop, directory / f"overview-{loop}.png")
 
 
 def _scenario(text: str) -> str:

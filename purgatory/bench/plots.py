@@ -1,14 +1,12 @@
 """A picture of the measured figures: the headlines."""
 
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter
 
-from purgatory.bench.case import Measured
-from purgatory.bench.summary import lines
+from purgatory.bench.summary import Line
 
 __all__ = ["draw"]
 
@@ -18,9 +16,9 @@ COLOURS: Final = ("#d1495b", "#edae49", "#66a182", "#8d6a9f", "#7a7a7a", "#2e405
 plt.switch_backend("Agg")  # files, no windows
 
 
-def draw(measured: Mapping[str, Iterable[Measured]], loop: str, directory: Path) -> None:
-    """Draw the headlines: the ratio of each alternative's cost to ours, with its spread."""
-    shown = [line for line in lines(measured, loop) if line.ratios]
+def draw(lines: list[Line], loop: str, file: Path) -> None:
+    """Draw headlines: the ratio of each alternative's cost to ours, with its spread."""
+    shown = [line for line in lines if line.ratios]
     if not shown:
         return
     figure, axis = plt.subplots(figsize=(9.2, 1.3 + 0.34 * len(shown)))
@@ -41,11 +39,11 @@ def draw(measured: Mapping[str, Iterable[Measured]], loop: str, directory: Path)
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:g}"[0] in "25" else ""))
     axis.tick_params(axis="x", which="both", labelsize=8)
-    axis.set_title("Times what ours takes, with the spread over the rounds", fontsize=11)
+    axis.set_title("How many times what this library takes, with the spread over the rounds", fontsize=11)
     axis.set_yticks(range(len(shown)), [f"{line.what}  ({line.ours})" for line in shown], fontsize=8)
     axis.invert_yaxis()
     axis.grid(alpha=0.3)
-    axis.set_xlabel(f"times what ours takes, on {loop}; right of the line ours takes less", fontsize=8)
+    axis.set_xlabel(f"on {loop}; right of the line, this library takes less", fontsize=8)
     axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    figure.savefig(directory / f"overview-{loop}.png", dpi=110, bbox_inches="tight")
+    figure.savefig(file, dpi=110, bbox_inches="tight")
     plt.close(figure)

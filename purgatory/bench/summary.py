@@ -8,7 +8,7 @@ from purgatory.bench.case import OURS, Measured
 from purgatory.bench.registry import find
 from purgatory.bench.report import Spread, groups, markdown, number
 
-__all__ = ["Line", "lines", "summary"]
+__all__ = ["HEADLINES", "Line", "lines", "summary"]
 
 
 ONE_LOOP: Final = {"http", "events"}
@@ -94,7 +94,7 @@ def summary(measured: Mapping[str, Iterable[Measured]], loop: str) -> str:
         ]
         for line in lines(measured, loop)
     ]
-    columns = ["", "purgatory", "times that, beside it (least to most of the rounds)"]
+    columns = ["", "purgatory", "others, times as much (least to most of the rounds)"]
     return markdown(f"On {loop}", columns, rows) if rows else ""
 
 

@@ -9,12 +9,13 @@ import purgatory
 from purgatory.bench import report
 from purgatory.bench.case import OURS, Measured
 from purgatory.bench.registry import find
-from purgatory.bench.summary import summary
+from purgatory.bench.summary import HEADLINES, Line, lines, summary
 from tests.support.paths import ROOT
 
 README = (ROOT / "README.md").read_text()
-LIBRARY = (ROOT / "purgatory" / "README.md").read_text()
-BENCH = (ROOT / "purgatory" / "bench" / "README.md").read_text()
+API = (ROOT / "purgatory" / "API.md").read_text()
+PERFORMANCE = (ROOT / "purgatory" / "bench" / "README.md").read_text()
+RESULTS = (ROOT / "purgatory" / "bench" / "RESULTS.md").read_text()
 MEASURED = ROOT / "purgatory" / "bench" / "measured"
 PARTS = ("readme", "http", "events")
 """What was measured later takes the place of what was measured before."""
@@ -27,7 +28,7 @@ def test_every_public_name_is_documented() -> None:
 
 
 def test_parameters_in_the_page_are_those_of_the_constructor() -> None:
-    shown = re.search(r"`DelayedOperationPurgatory\((name=.*?)\)`", LIBRARY)
+    shown = re.search(r"`DelayedOperationPurgatory\((name=.*?)\)`", API)
     assert shown is not None
     parameters = inspect.signature(purgatory.DelayedOperationPurgatory).parameters.values()
     signature = ", ".join(f"{parameter.name}={parameter.default!r}" for parameter in parameters).replace("'", '"')
@@ -42,7 +43,7 @@ def measured() -> dict[str, list[Measured]]:
         about, found = report.load(MEASURED / part / "results.json")
         assert about["machine"]["asyncio-purgatory"].endswith("core in C")
         assert (about["rounds"], about["missing"]) == (3, {})
-        assert f"`{about['command']}`" in BENCH
+        assert f"`{about['command']}`" in RESULTS
         cases |= found
     return cases
 
@@ -70,10 +71,11 @@ def test_figures_of_rebuilt_programs_are_those_that_were_measured() -> None:
 
 def test_figures_of_the_benchmark_are_those_that_were_measured() -> None:
     table = summary(measured(), "asyncio").partition("\n\n")[2]
-    assert table in BENCH
+    assert table in RESULTS
     assert set(shown("uvicorn", "http")) <= set(table.splitlines())
-    for picture in re.findall(r"measured/(\S+\.png)\)", BENCH):
-        assert (MEASURED / picture).exists()
+    five = [line.what for line in headlines()]
+    assert len(five) == 5
+    assert shown("bench", "headline") == [row for row in table.splitlines() if row.split(" | ")[0][2:] in five]
 
 
 def test_figures_of_event_streams_are_those_that_were_measured() -> None:
@@ -84,6 +86,13 @@ def test_figures_of_event_streams_are_those_that_were_measured() -> None:
     assert ends.pop(OURS) == [100] * 3
     assert [ends[name] for name in ("sse-starlette", "fastapi.sse", "MCP SDK")] == [[0] * 3] * 3
     assert {figures["wrong"] for each in cases for figures in each.rounds} == {0}
+
+
+def headlines() -> list[Line]:
+    """The lines that the README shows."""
+    rows = {("memory", "bytes"), ("callback", "us"), ("wakeup", "ms"), ("storm", "stall_ms"), ("http", "kib")}
+    first = {(scenario, key): what for what, scenario, key, _ in reversed(HEADLINES) if (scenario, key) in rows}
+    return [line for line in lines(measured(), "asyncio") if line.what in first.values()]
 
 
 def shown(part: str, scenario: str) -> list[str]:
