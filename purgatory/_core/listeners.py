@@ -34,6 +34,7 @@ class FinishedOperation(NamedTuple):
     waited: float
     """Seconds from its arrival until it had its outcome, `on_complete` included; 0.0 if it completed at once."""
     outcome: Outcome
+    """How it has ended."""
     late: float | None
     """Seconds from its deadline until it had its outcome, if that is *expired*."""
     deadline: float | None
@@ -44,6 +45,7 @@ class FinishedOperation(NamedTuple):
 
 
 Listener: TypeAlias = Callable[[FinishedOperation], object]
+"""What is called with the record of each finished operation. Its result is ignored."""
 
 
 class _Timed(Protocol):
