@@ -40,7 +40,7 @@ def test_commit_message_has_a_short_subject_and_a_body(tmp_path: Path, message: 
 def test_each_job_of_the_matrix_calls_what_ci_calls() -> None:
     run = (ROOT / ".ci" / "run").read_text()
     called = re.findall(r"run: (?:sudo )?(\.ci/\w+)", (ROOT / ".github" / "workflows" / "tests.yml").read_text())
-    assert len(called) == 7
+    assert len(called) == 8
     for script in called:
         assert script in run
         assert os.access(ROOT / script, os.X_OK)
