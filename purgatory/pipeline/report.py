@@ -139,8 +139,8 @@ def _advice(rows: Frame, found: Estimate | None, wanted: float) -> str:
     if found is None:
         longest = max(used or 0.0, float(rows["wait_max"].max()))
         return (
-            f"No answer yet: slow operations of the last {seconds(longest)} may have no row yet, and that is the whole "
-            "journal. Record ten times as long."
+            f"No answer yet: slow operations of the last {seconds(longest)} may have no row yet, and the journal is no "
+            "longer than that. Record for ten times as long."
         )
     if found.reason is None and found.safe is not None:
         return f"{seconds(found.safe)}. With this timeout at most {percent(wanted)} expire, with a probability of 90 %."
@@ -149,16 +149,18 @@ def _advice(rows: Frame, found: Estimate | None, wanted: float) -> str:
     until, longer = seconds(longest), seconds(longest * _LONGER)
     if found.reason == "unreached":
         return (
-            f"{percent(last)} still expire at {until}, the longest timeout in use: raise the server's to {longer} for "
-            "an hour, and report again."
+            f"{percent(last)} still expire at {until}, the longest timeout in use: raise that to {longer} for an "
+            "hour, and report again."
         )
     if found.reason == "strata":
         return (
-            "No answer: operations with short timeouts end otherwise than those with long ones, and nothing is known "
-            f"of the former beyond their timeouts. Give all one of {longer} for an hour, and report again."
+            "No answer: operations with short timeouts end differently from those with long ones, so what they "
+            f"would do later is unknown. Give all of them a timeout of {longer} for an hour, and report again."
         )
     about = f" It is about {seconds(found.timeout)}." if found.timeout else ""
-    return f"Too few operations last so long, or all of them at the same time.{about} Record ten times as long."
+    return (
+        f"Too few operations last that long, or all of them do at the same time.{about} Record for ten times as long."
+    )
 
 
 def _small(found: Estimate | None) -> str:

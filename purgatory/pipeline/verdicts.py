@@ -20,11 +20,11 @@ _FAR: Final = 2.0
 _LATE: Final[tuple[float, float]] = (0.02, 0.1)
 """Seconds of mean lateness from which on the loop is busy, and very busy."""
 _CHANGED: Final = 1.5
-"""A change from one day to another that is told of, as a factor."""
+"""A change from one day to another that is reported, as a factor."""
 _COMPARED: Final = (
     ("operations", ("arrives", "often"), count),
-    ("wait_p50_s", ("waits in the median", "long"), seconds),
-    ("wait_p90_s", ("waits at the 90th percentile", "long"), seconds),
+    ("wait_p50_s", ("waits", "long in the median"), seconds),
+    ("wait_p90_s", ("waits", "long at the 90th percentile"), seconds),
     ("expired_share", ("expires", "often"), percent),
 )
 
@@ -55,8 +55,8 @@ def _missed(rows: Frame, hottest: Frame) -> list[Verdict]:
             first = ", ".join(name(key, 24) for key in keys.sort_values("missed", ascending=False)["key"].head(3))
             text = f"{_name(row)}: nobody checked {count(row['missed'])} operations whose condition held."
             evidence = (
-                f"{percent(share)} of all were completed by no check, but by the last try at their deadline. Call "
-                f"check_and_complete(key) where the state changes. Most are of the keys {first}."
+                f"Only the last try, at the deadline, completed {percent(share)} of all operations. Call "
+                f"check_and_complete(key) where the state changes. Most of them have the keys {first}."
             )
             found.append(Verdict("red" if share >= _MANY else "amber", text, evidence))
     return found or [Verdict("green", "No check was missed.", "The last try at the deadline completed no operation.")]
@@ -74,7 +74,7 @@ def _sick(rows: Frame, wanted: float) -> list[Verdict]:
                 if row[column] >= _FAR * usual:
                     times = f"{row[column] / usual:.1f} times as long"
                     text = f"{name(row['instance'])} is slow: {name(kind[0])} / {name(kind[1])} waits {times}."
-                    evidence = f"{seconds(row[column])} {words}, where the others have {seconds(usual)}."
+                    evidence = f"{seconds(row[column])} {words}, compared with {seconds(usual)} for the others."
                     well = some[some["instance"] != row["instance"]]
                     found.append(Verdict("red", text, f"{evidence}{_without(some, well, wanted)}"))
                     break
@@ -115,16 +115,16 @@ def _changed(rows: Frame, today: date, before: date) -> list[Verdict]:
     here, there = (operations(rows[rows["day"] == day], *kind).set_index(kind) for day in (today, before))
     for each in here.index.symmetric_difference(there.index):
         text = f"{name(each[0])} / {name(each[1])} is {'new' if each in here.index else 'gone'}."
-        found.append(Verdict("amber", text, f"It has operations on {today if each in here.index else before} alone."))
+        found.append(Verdict("amber", text, f"It has operations on {today if each in here.index else before} only."))
     for each in here.index.intersection(there.index):
         now, then = here.loc[each], there.loc[each]
         for column, words, shown in _COMPARED:
             few = max(now["expired"], then["expired"]) if column == "expired_share" else then["operations"]
             factor = now[column] / max(then[column], 1e-9)
             if few >= _ENOUGH and not 1 / _CHANGED < factor < _CHANGED:
-                times = f"{factor:,.1f} times as {words[1]}" if factor < 1000 else "as never before"
-                text = f"{name(each[0])} / {name(each[1])} {words[0]} {times} on {today}."
-                evidence = f"{shown(now[column])}, where {before} had {shown(then[column])}."
+                times = f"{factor:,.1f}" if factor < 1000 else "over 1,000"
+                text = f"{name(each[0])} / {name(each[1])} {words[0]} {times} times as {words[1]} on {today}."
+                evidence = f"{shown(now[column])}, compared with {shown(then[column])} on {before}."
                 colour: Colour = "amber" if factor > 1 or column == "operations" else "green"
                 found.append(Verdict(colour, text, evidence))
     text = f"{today} is like {before}."
