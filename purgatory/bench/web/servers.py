@@ -34,6 +34,7 @@ _GRACE: Final = ["--timeout-graceful-shutdown", "5"]
 
 EVENTS: Final = {
     OURS: [*_PARKING, *_GRACE, "purgatory.bench.web.delayed:events"],
+    WARM: [*_WARM, *_GRACE, "purgatory.bench.web.delayed:events"],
     "not parked": [*_OWN, *_GRACE, "purgatory.bench.web.delayed:events"],
     "sse-starlette": [*_OWN, *_GRACE, "purgatory.bench.web.sse_starlette:app"],
     "fastapi.sse": [*_OWN, *_GRACE, "purgatory.bench.web.fastapi_sse:app"],
