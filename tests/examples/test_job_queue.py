@@ -40,7 +40,7 @@ def test_receipt_of_a_lease_that_is_over_is_refused(clock: FaultLog) -> None:
     queue.put(7)
     receipt = taken(queue.receive()).receipt
     queue.acknowledge(receipt)
-    for refused in (queue.acknowledge, lambda receipt: queue.extend(receipt, 30.0)):
+    for refused in (queue.acknowledge, queue.release, lambda receipt: queue.extend(receipt, 30.0)):
         with pytest.raises(StaleReceipt, match=f"receipt {receipt} has no lease: it has lapsed, or its job was"):
             refused(receipt)
 
@@ -50,9 +50,8 @@ def test_bad_values_are_refused() -> None:
     for value in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ValueError, match=rf"visibility must be more than 0 and finite, not {value}"):
             JobQueue(visibility=value)
-        if value != 0.0:
-            with pytest.raises(ValueError, match=rf"seconds must be 0 or more and finite, not {value}"):
-                queue.extend(0, value)
+        with pytest.raises(ValueError, match=rf"seconds must be more than 0 and finite, not {value}"):
+            queue.extend(0, value)
     with pytest.raises(ValueError, match="max_deliveries must be more than 0 and finite, not 0"):
         JobQueue(max_deliveries=0)
 
@@ -92,7 +91,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.sampled_from(["put", "put", "turn"]), st.just(0)),
         st.tuples(st.just("receive"), st.integers(0, 4)),
-        st.tuples(st.sampled_from(["cancel", "acknowledge"]), st.integers(0, 20)),
+        st.tuples(st.sampled_from(["cancel", "acknowledge", "release"]), st.integers(0, 20)),
         st.tuples(st.just("extend"), st.integers(0, 80)),
         st.tuples(st.just("advance"), st.integers(1, 4)),
     ),
@@ -159,9 +158,13 @@ class Model:
                 if step == "acknowledge":
                     self.queue.acknowledge(receipt)
                     self.done.add(self.leased.pop(receipt)[0])
+                elif step == "release":
+                    self.queue.release(receipt)
+                    self.take_back(receipt)
+                    self.see_deliveries()
                 else:
-                    self.queue.extend(receipt, n % 4)
-                    self.leased[receipt] = (self.leased[receipt][0], self.clock.time() + n % 4)
+                    self.queue.extend(receipt, 1 + n % 4)
+                    self.leased[receipt] = (self.leased[receipt][0], self.clock.time() + 1 + n % 4)
             except StaleReceipt:
                 assert receipt not in self.leased
         self.check()
@@ -188,14 +191,17 @@ class Model:
             lapsing = [deadline for _, deadline in self.leased.values() if deadline <= end]
             now = min([end, self.clock.time() + 0.5, *lapsing])
             self.clock.advance_to(max(now, self.clock.time()))
-            for receipt, (number, deadline) in list(self.leased.items()):
+            for receipt, (_, deadline) in list(self.leased.items()):
                 if deadline <= now:
-                    del self.leased[receipt]
-                    (self.dead if self.deliveries[number] == 2 else self.ready).add(number)
+                    self.take_back(receipt)
             for worker in [worker for worker in self.waiting if worker.deadline <= now]:
                 assert worker.receive.result() is None
                 self.waiting.remove(worker)
             self.see_deliveries()
+
+    def take_back(self, receipt: int) -> None:
+        number, _ = self.leased.pop(receipt)
+        (self.dead if self.deliveries[number] == 2 else self.ready).add(number)
 
     def see_deliveries(self, is_oldest_due: bool = False) -> None:
         """The workers that have waited longest have got the jobs, and a new worker the oldest of those that waited."""
