@@ -1,7 +1,10 @@
-"""A consumer group in one file, to be copied, after Kafka's group coordinator. `examples/README.md` has a guide.
+"""Several consumers must share partitions, and share them again when one joins, leaves or falls silent.
 
-When a member joins, leaves or is silent, a rebalance begins: heartbeats return `True`; the others join again. A join
-waits until all have, or for `join_timeout`, which drops the rest. Then a generation begins, with new shares.
+Then a rebalance begins: heartbeats return `True`, and the members join again. A join waits until all
+members have joined, or until `join_timeout` drops those that have not. Then a generation begins, with new shares.
+
+Kafka's group coordinator did this with its `DelayedJoin`, until the coordinator was replaced in March 2025.
+The group is in memory, in this one file to copy. `consumer_group.md` is the guide.
 """
 
 import asyncio
@@ -23,7 +26,7 @@ class Membership:
 
 
 class Member(TimerTask):
-    """A member. It is in the timer while it has to send heartbeats, and not while its join waits."""
+    """A member. It is in the timer while it must send heartbeats, which is not while its join waits."""
 
     def __init__(self, group: "ConsumerGroup") -> None:
         super().__init__()
@@ -31,11 +34,11 @@ class Member(TimerTask):
         self.membership = Membership(self.id, group.generation, range(0))
 
     def run(self) -> None:
-        self.group._drop(self)  # it was silent
+        self.group._drop(self)  # it was silent for too long
 
 
 class Rebalance(DelayedOperation[None]):
-    """Kafka's DelayedJoin: all joins wait for this one operation, and it for the members that have not joined yet."""
+    """Waits until all members have joined. At its deadline it drops those that have not."""
 
     def __init__(self, group: "ConsumerGroup") -> None:
         super().__init__(group.join_timeout)
@@ -47,21 +50,21 @@ class Rebalance(DelayedOperation[None]):
     def on_complete(self) -> None:
         self.group._begin_generation()
 
-    def cancel(self) -> bool:
-        return False  # when the last task that awaits it is cancelled, others are still to join
-
 
 class ConsumerGroup:
-    """The members of a group, which share the partitions from 0 on."""
+    """The members of a group, which share `partitions` partitions."""
 
     def __init__(
         self, partitions: int, session_timeout: float, join_timeout: float, clock: Clock | None = None
     ) -> None:
         """Drop members that send no heartbeat for `session_timeout` seconds."""
-        self.partitions, self.session_timeout, self.join_timeout = partitions, session_timeout, join_timeout
-        for name in ("partitions", "session_timeout", "join_timeout"):
-            if not 0 < (value := getattr(self, name)) < float("inf"):
+        limits = {"partitions": partitions, "session_timeout": session_timeout, "join_timeout": join_timeout}
+        for name, value in limits.items():
+            if not 0 < value < float("inf"):
                 raise ValueError(f"{name} must be more than 0 and finite, not {value}")
+        self.partitions = partitions
+        self.session_timeout = session_timeout
+        self.join_timeout = join_timeout
         self.generation = 0
         self.members: dict[str, Member] = {}  # by id, in the order of joining
         self._joined: set[str] = set()  # the ids of the members that have joined in this rebalance
@@ -70,36 +73,47 @@ class ConsumerGroup:
         self._timer = self._purgatory.timer
 
     async def join(self, membership: Membership | None = None) -> Membership:
-        """Join, or renew a membership. To cancel it is to leave. Raises `StaleMembership` and `PurgatoryClosed`."""
+        """Join, or renew a membership. A join that is cancelled leaves the group.
+
+        Raises `StaleMembership` and `PurgatoryClosed`.
+        """
         member = Member(self) if membership is None else self._find(membership)
         self.members[member.id] = member
         self._joined.add(member.id)
         self._timer.cancel(member)
         try:
-            await self._check_rebalance()
-        except BaseException:  # cancelled while it waits, or in the moment in which the generation begins
+            generation = self.generation
+            self._check_rebalance()
+            # An operation of its own, so that a cancelled join cancels neither the rebalance nor another join.
+            await self._purgatory.wait_for(lambda: self.generation > generation, "generation")
+        except BaseException:
             self._drop(member)
             raise
         return self._find(member.membership).membership
 
     def heartbeat(self, membership: Membership) -> bool:
-        """Move a member's deadline. Returns whether a rebalance is in progress: join again then. Raises as `join`."""
-        if (member := self._find(membership)).id not in self._joined:
+        """Move a member's deadline. Returns whether a rebalance is in progress, so that it must join again.
+
+        Raises `StaleMembership` and `PurgatoryClosed`.
+        """
+        member = self._find(membership)
+        if member.id not in self._joined:
             self._timer.reschedule(member, self._timer.time() + self.session_timeout)
         return self._rebalance is not None
 
     def leave(self, membership: Membership) -> None:
-        """Leave. Raises as `join`."""
+        """Leave the group. Raises `StaleMembership` and `PurgatoryClosed`."""
         self._drop(self._find(membership))
 
     async def aclose(self) -> None:
-        """Let waiting joins and all later calls raise `PurgatoryClosed`."""
+        """Close the group. Waiting joins and all later calls raise `PurgatoryClosed`."""
         await self._purgatory.aclose()
 
     def _find(self, membership: Membership) -> Member:
         if self._purgatory.closed:
             raise PurgatoryClosed("the group is closed")
-        if (member := self.members.get(membership.member)) is None:
+        member = self.members.get(membership.member)
+        if member is None:
             raise StaleMembership(f"member {membership.member} has left or was silent: join as a new one, with join()")
         if membership.generation != self.generation:
             raise StaleMembership(f"generation {membership.generation} is over, the group has {self.generation}")
@@ -111,24 +125,28 @@ class ConsumerGroup:
             self._timer.cancel(member)
             self._check_rebalance()
 
-    def _check_rebalance(self) -> Rebalance:
-        if (rebalance := self._rebalance) is not None:
+    def _check_rebalance(self) -> None:
+        """Begin a rebalance, or complete the one in progress if all members have joined now."""
+        if self._rebalance is not None:
             self._purgatory.check_and_complete("rebalance")
-            return rebalance
-        self._rebalance = rebalance = Rebalance(self)
+            return
+        self._rebalance = Rebalance(self)
         try:
-            return self._purgatory.try_complete_else_watch(rebalance, ["rebalance"])
-        except BaseException:  # from another thread, for one
+            self._purgatory.try_complete_else_watch(self._rebalance, ["rebalance"])
+        except BaseException:  # for example, a call from another thread is refused
             self._rebalance = None
             raise
 
     def _begin_generation(self) -> None:
         for absent in self.members.keys() - self._joined:
             self._timer.cancel(self.members.pop(absent))
-        self.generation, self._joined, self._rebalance = self.generation + 1, set(), None
+        self.generation += 1
+        self._joined.clear()
+        self._rebalance = None
         for index, member in enumerate(self.members.values()):
             member.membership = Membership(member.id, self.generation, range(index, self.partitions, len(self.members)))
             self._timer.reschedule(member, self._timer.time() + self.session_timeout)
+        self._purgatory.check_and_complete("generation")
 
 
 async def consume(name: str, group: ConsumerGroup, heartbeats: int) -> None:
