@@ -1,4 +1,4 @@
-"""A counter that several processes increase and wait for, over Redis or PostgreSQL.
+"""A request waits in one process, and the state that it waits for changes in another.
 
 [Its guide](README.md) goes through it.
 """

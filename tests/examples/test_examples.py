@@ -79,15 +79,15 @@ def test_a_change_of_one_process_completes_the_waits_of_others(
     server = request.getfixturevalue(broker)
     url = server.url if isinstance(server, RedisServer) else server.dsn()
 
-    def start(what: str) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-m", "examples.several_processes", what, url]
-        command += ["--counter", str(tmp_path / "counter.sqlite3"), "--timeout", "300"]
+    def start(action: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "examples.several_processes", action, url]
+        command += ["--file", str(tmp_path / "number.sqlite3"), "--timeout", "300"]
         return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
     with start("wait") as waiting, start("wait") as another:
         for each in (waiting, another):
             assert each.stdout is not None
-            assert each.stdout.readline() == "the counter is at 0\n"
+            assert each.stdout.readline() == "the number is 0\n"
         with start("increase") as increasing:
-            assert increasing.communicate()[0] == "the counter is at 1 now\n"
+            assert increasing.communicate()[0] == "the number is 1 now\n"
         assert [each.communicate()[0] for each in (waiting, another)] == ["it has grown to 1\n"] * 2
