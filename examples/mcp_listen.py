@@ -1,19 +1,12 @@
-"""An MCP server whose listeners cost no task: `subscriptions/listen` of the protocol of 2026-07-28.
+"""Each listener of an MCP server keeps a response open, and in the official SDK that takes a task for each.
 
-    .venv/bin/python -m pip install -e '.[server]' 'mcp>=2.3'
-    .venv/bin/python -m purgatory.uvicorn examples.mcp_listen:app
+Here the response to `subscriptions/listen` (protocol of 2026-07-28) is an `EventStream` of operations, whose keys are
+the resources that the client has named. Everything else is the SDK's. `mcp_listen.md` is the guide.
 
-A client of the SDK hears of each change of a note, which the tool `edit_note` makes:
+    python -m pip install 'mcp>=2.3'
+    python -m purgatory.uvicorn examples.mcp_listen:app
 
-    url = "http://127.0.0.1:8000/mcp"  # and `from mcp import Client`
-    async with Client(url) as client, client.listen(resource_subscriptions=["note://todo"]) as told:
-        async for change in told: ...
-
-Its request has one response that stays open. Here that is an `EventStream` of operations whose keys are what the client
-has named. All else is the SDK's: a request in which something is wrong is left to it.
-
-Copy everything above `listeners = Listeners()`. Listeners pass the SDK's authentication, and middlewares of Starlette
-if these are pure ASGI ones, but not those of `MCPServer(middleware=...)`.
+Copy everything above `listeners = Listeners()`.
 """
 
 import json
@@ -40,9 +33,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from purgatory import DelayedOperation, DelayedOperationPurgatory
 from purgatory.asgi import Event, EventStream, closing_on_shutdown
 
-MAX_BODY = 64 * 1024  # bytes; a longer request is the SDK's
-MAX_LISTENERS = 100_000  # further ones are the SDK's, which has a limit of its own
-MAX_EVENTS = 10_000  # that are remembered
+MAX_BODY = 64 * 1024  # bytes. Longer requests are left to the SDK.
+MAX_LISTENERS = 100_000  # More are left to the SDK, which has a limit of its own.
+MAX_EVENTS = 10_000  # to remember
 FLAGS: dict[str, events.ServerEvent] = {
     "tools_list_changed": events.ToolsListChanged(),
     "prompts_list_changed": events.PromptsListChanged(),
@@ -51,17 +44,17 @@ FLAGS: dict[str, events.ServerEvent] = {
 
 
 class Listeners(InMemorySubscriptionBus):
-    """The SDK's bus of events, on which operations wait too: each event is a key."""
+    """The SDK's bus of events, for which operations wait too. Each event is a key."""
 
     def __init__(self) -> None:
         super().__init__()
         self.purgatory = DelayedOperationPurgatory("listen")
         self.published = 0
-        # The number of the last event of each kind, and the largest one that is remembered no more.
+        # The number of the last event of each kind, and the largest number that was forgotten.
         self.last: OrderedDict[events.ServerEvent, int] = OrderedDict()
         self.forgotten = 0
 
-    def tell(self, event: events.ServerEvent) -> None:
+    def notify(self, event: events.ServerEvent) -> None:
         self.published += 1
         self.last[event] = self.published
         self.last.move_to_end(event)
@@ -70,7 +63,7 @@ class Listeners(InMemorySubscriptionBus):
         self.purgatory.check_and_complete_soon(event)
 
     async def publish(self, event: events.ServerEvent) -> None:
-        self.tell(event)
+        self.notify(event)
         await super().publish(event)
 
 
@@ -92,7 +85,7 @@ class Stream:
         self.wanted = [*map(FLAGS.__getitem__, flags), *map(events.ResourceUpdated, dict.fromkeys(uris or ()))]
 
     def changed(self) -> list[events.ServerEvent]:
-        """What has changed since the last messages. What is remembered no more may have."""
+        """Return what may have changed since the last messages, which is everything if events were forgotten."""
         last = self.listeners.last if self.after >= self.listeners.forgotten else dict.fromkeys(self.wanted, math.inf)
         return [event for event in self.wanted if last.get(event, 0) > self.after]
 
@@ -100,13 +93,13 @@ class Stream:
         return not self.is_acknowledged or bool(self.changed())
 
     def follow(self, _: str | None) -> DelayedOperation[bool]:
-        """Wait for what comes after the last messages. They have no ids, as this protocol resumes no stream."""
+        """Wait for events after the last messages. These have no ids, because the protocol resumes no stream."""
         keys = self.wanted or (self.request_id,)
         self.operation = self.listeners.purgatory.wait_for(self.has_news, *keys, timeout=15.0)
         return self.operation
 
     def render(self, _: bool) -> Iterator[Event]:
-        """Return the messages of the protocol: the acknowledgement at first, at the end the SDK's result."""
+        """Yield the messages of the protocol: first the acknowledgement, and at the end the SDK's result."""
         if not self.is_acknowledged:
             params = types.SubscriptionsAcknowledgedNotificationParams(notifications=self.honored, _meta=self.meta)
             yield message(types.SubscriptionsAcknowledgedNotification(params=params))
@@ -127,7 +120,7 @@ def dumped(model: Any) -> dict[str, Any]:
 
 
 class Listening:
-    """The SDK's endpoint, in which `subscriptions/listen` is answered by streams that keep no task."""
+    """The SDK's endpoint, which answers `subscriptions/listen` with streams that keep no task."""
 
     def __init__(self, app: ASGIApp, listeners: Listeners, security: TransportSecuritySettings | None = None) -> None:
         self.app = app
@@ -152,7 +145,7 @@ class Listening:
         await (stream or self.app)(scope, receive if stream else again, send)
 
     async def stream(self, request: Request, body: bytes) -> EventStream[bool] | None:
-        """Return the response, or `None` if the SDK has to refuse the request."""
+        """Return the response, or `None` if the SDK must refuse the request."""
         if request.method != "POST" or await self.security.validate_request(request, is_post=True):
             return None
         try:
@@ -171,7 +164,7 @@ class Listening:
 
 
 def park_listeners(app: Starlette, listeners: Listeners, security: TransportSecuritySettings) -> None:
-    """Let `server.streamable_http_app()` answer its listeners so, inside of its authentication."""
+    """Let `server.streamable_http_app()` answer its listeners with parked streams, behind its authentication."""
     (route,) = [route for route in app.routes if isinstance(route, Route) and route.path == "/mcp"]
     guard = route.endpoint if isinstance(route.endpoint, RequireAuthMiddleware) else route
     guard.app = Listening(guard.app, listeners, security)
@@ -189,7 +182,7 @@ def note(name: str) -> str:
 
 @server.tool()
 async def edit_note(name: str, text: str, ctx: Context[Any, Any]) -> str:
-    """Write a note, and tell those who listen."""
+    """Write a note, and notify its listeners."""
     notes[name] = text
     await ctx.notify_resource_updated(f"note://{name}")
     return "written"

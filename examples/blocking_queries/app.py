@@ -10,8 +10,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from purgatory import PurgatoryClosed, ThresholdPurgatory
+from purgatory import DelayedOperationPurgatory, PurgatoryClosed, PurgatoryFull, ThresholdPurgatory
 from purgatory.asgi import DelayedResponse, closing_on_shutdown
+
+MAX_PENDING = 100_000  # queries that wait
+MAX_WAIT = 600.0  # seconds
 
 
 @dataclass
@@ -22,7 +25,7 @@ class Configuration:
 
 
 class State(TypedDict):
-    """The objects that the lifespan makes, for `request.state` of each request."""
+    """The objects in `request.state` of each request."""
 
     configuration: Configuration
     index: ThresholdPurgatory[int]
@@ -31,21 +34,22 @@ class State(TypedDict):
 @asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[State]:
     """Make the index on the loop that uses it."""
-    index = ThresholdPurgatory(0)
+    index = ThresholdPurgatory(0, DelayedOperationPurgatory("queries", max_pending=MAX_PENDING))
     async with closing_on_shutdown(index):
         yield {"configuration": Configuration(), "index": index}
 
 
 def answer(configuration: Configuration, index: int) -> Response:
-    """The value and its index."""
+    """Return the value and its index."""
     return JSONResponse({"index": index, "value": configuration.value})
 
 
 async def read(request: Request) -> Response:
-    """Answer at once, or when the index exceeds `index`, or after `wait` seconds with the index as it is."""
+    """Answer when the index exceeds `index`, or after `wait` seconds with the value as it is."""
     try:
         seen = int(request.query_params.get("index", "-1"))
-        change = request.state.index.reach(seen, timeout=float(request.query_params.get("wait", "60")))
+        wait = min(float(request.query_params.get("wait", "60")), MAX_WAIT)
+        change = request.state.index.reach(seen, timeout=wait)
     except ValueError as error:
         return JSONResponse({"error": str(error)}, 400)
     configuration = request.state.configuration
@@ -53,19 +57,19 @@ async def read(request: Request) -> Response:
 
 
 async def write(request: Request) -> Response:
-    """Change the value first, then advance the index: a reader never sees a new index with an old value."""
+    """Change the value first, then advance the index, so that nobody sees a new index with an old value."""
     request.state.configuration.value = (await request.body()).decode(errors="replace")
     request.state.index.advance(request.state.index.value + 1)
     return answer(request.state.configuration, request.state.index.value)
 
 
 async def unavailable(request: Request, error: Exception) -> Response:
-    """The server is shutting down."""
-    return JSONResponse({"error": str(error)}, 503, {"Retry-After": "1"})
+    text = "too many queries wait, or the server is shutting down"
+    return JSONResponse({"error": text}, 503, {"Retry-After": "1"})
 
 
 app = Starlette(
     routes=[Route("/", read), Route("/", write, methods=["PUT"])],
-    exception_handlers={PurgatoryClosed: unavailable},
+    exception_handlers={PurgatoryClosed: unavailable, PurgatoryFull: unavailable},
     lifespan=lifespan,
 )

@@ -1,7 +1,8 @@
-"""A TCP server that closes connections which have been silent for too long.
+"""Clients disappear without closing their connections, and each one left open takes memory and a descriptor.
+
+This TCP server closes connections that have been silent for too long.
 
     python -m examples.idle_connections [--host 127.0.0.1] [--port 9000] [--timeout 30]
 
-It echoes all data. Each connection is touched whenever data arrives, which costs a look-up in a dictionary. A timer
-looks at a connection once in a timeout, however much data arrives. `server` has the server, `__main__` the command.
+`server` has the server, which echoes all data, and `__main__` the command. [Its guide](README.md) goes through it.
 """

@@ -3,9 +3,9 @@
 import argparse
 import asyncio
 import math
-import resource
 import signal
 import sys
+from contextlib import suppress
 
 from examples.idle_connections.server import EchoServer
 
@@ -13,8 +13,9 @@ from examples.idle_connections.server import EchoServer
 async def serve(host: str, port: int, timeout: float) -> None:
     """Serve until SIGTERM or SIGINT."""
     stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    with suppress(NotImplementedError):  # on Windows, Ctrl-C raises KeyboardInterrupt instead
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with EchoServer(timeout, host, port) as server:
         address, port = server.address
         print(f"listening on {address}:{port}; connections are closed after {timeout:g} silent seconds", flush=True)
@@ -31,9 +32,6 @@ def main() -> None:
     options = parser.parse_args()
     if not 0 < options.timeout < math.inf:
         parser.error(f"--timeout must be more than 0 and finite, not {options.timeout}")
-    # A connection is an open file: take as many as the system lets us.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if not 0 <= options.port <= 65535:
         parser.error(f"--port must be from 0 to 65535, not {options.port}")
     try:

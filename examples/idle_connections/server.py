@@ -1,4 +1,4 @@
-"""The connections and their server."""
+"""A server that closes silent connections."""
 
 import asyncio
 from types import TracebackType
@@ -22,7 +22,7 @@ class Connection(asyncio.Protocol):
         self.transport.write(data)
 
     def pause_writing(self) -> None:
-        self.transport.pause_reading()  # a client that does not read its echo is not read either, and silent then
+        self.transport.pause_reading()  # a client that doesn't read its echo isn't read either, so it falls silent
 
     def resume_writing(self) -> None:
         self.transport.resume_reading()
@@ -33,7 +33,7 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Close the connection."""
         if self.transport.get_write_buffer_size():
-            self.transport.abort()  # the client does not read its echo: waiting for that could take for ever
+            self.transport.abort()  # the client doesn't read its echo, so waiting for that may never end
         else:
             self.transport.close()
 
@@ -43,10 +43,10 @@ class EchoServer:
 
     def __init__(self, timeout: float, host: str, port: int) -> None:
         self.address = (host, port)
-        """The address of the server; port 0 is replaced by the real one once it listens."""
+        """The address of the server. It replaces port 0 by the real one when it listens."""
         self.idle: IdleTracker[Connection] = IdleTracker(timeout, self._close)
         self.closed = 0
-        """Connections closed because they were silent."""
+        """The number of connections closed because they were silent."""
 
     async def __aenter__(self) -> "EchoServer":
         """Listen. Raises `OSError` if it cannot."""

@@ -1,4 +1,4 @@
-"""Resumable streams of a language model's tokens, in FastAPI.
+"""Readers of a language model's answer lose their connections, and must resume it where they were.
 
     python -m purgatory.uvicorn examples.llm_tokens.app:app
 

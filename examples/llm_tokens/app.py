@@ -1,4 +1,4 @@
-"""The application: `POST /chats` lets a language model answer, into a stream that any number of readers can resume."""
+"""`POST /chats` lets a language model answer into a stream, which any number of readers can resume."""
 
 import asyncio
 import os

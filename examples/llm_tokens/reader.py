@@ -1,4 +1,4 @@
-"""Print an answer by the official client, from where an earlier run has ended.
+"""Print an answer with the official client, from where an earlier run has ended.
 
 python -m examples.llm_tokens.reader http://127.0.0.1:8000/streams/v1/stream/chats/ID offset.txt
 """
@@ -17,7 +17,7 @@ PAUSE = 1.0
 
 
 def follow(url: str, offset: str = "-1") -> Iterator[tuple[list[dict[str, Any]], str]]:
-    """Yield each message once, several at a time, with the offset behind them. It ends with the answer."""
+    """Yield each message once, several at a time, with the offset behind them, until the answer ends."""
     while True:
         try:
             with stream(url, offset=offset, live="sse") as events:  # the server ends it after a minute

@@ -1,4 +1,4 @@
-"""A leader with two replicas, of which one stops.
+"""A leader with two replicas. One of them stops.
 
 python -m examples.quorum_writes
 """
@@ -9,7 +9,7 @@ from examples.quorum_writes.replication import Leader
 
 
 async def replicate(leader: Leader, replica: str, seconds: float) -> None:
-    """Follow the leader's log, some time behind."""
+    """Follow the leader's log, `seconds` behind."""
     while True:
         end = len(leader.log.records)
         await asyncio.sleep(seconds)

@@ -1,4 +1,4 @@
-"""A log whose writes are acknowledged by replicas."""
+"""A log whose writes wait until replicas have acknowledged them."""
 
 from dataclasses import dataclass, field
 
@@ -7,13 +7,13 @@ from purgatory import DelayedOperation, DelayedOperationPurgatory
 
 @dataclass
 class Log:
-    """Records, and how far each replica has got."""
+    """Records, and the end up to which each replica has them."""
 
     records: list[bytes] = field(default_factory=list)
     ends: dict[str, int] = field(default_factory=dict)
 
     def acknowledged(self, offset: int) -> int:
-        """How many replicas have the record at `offset`."""
+        """Count the replicas that have the record at `offset`."""
         return sum(end > offset for end in self.ends.values())
 
 
@@ -34,22 +34,23 @@ class DelayedWrite(DelayedOperation[bool]):
 
 
 class Leader:
-    """Takes writes, and the acknowledgements of replicas."""
+    """Takes writes, and acknowledgements of replicas."""
 
     def __init__(self, quorum: int, timeout: float) -> None:
-        """A write is done when `quorum` replicas have it, or not after `timeout` seconds."""
+        """Complete a write when `quorum` replicas have it, or after `timeout` seconds without that."""
         self.log = Log()
         self.quorum = quorum
         self.timeout = timeout
         self.purgatory = DelayedOperationPurgatory("write")
 
     async def write(self, record: bytes) -> bool:
-        """Append a record. Returns whether enough replicas have it in time."""
+        """Append a record. Return whether enough replicas have acknowledged it in time."""
         self.log.records.append(record)
         write = DelayedWrite(self.log, len(self.log.records) - 1, self.quorum, self.timeout)
         return await self.purgatory.try_complete_else_watch(write, ["log"])
 
     def acknowledge(self, replica: str, end: int) -> None:
-        """A replica has all records before `end`."""
+        """Note that a replica has all records before `end`."""
         self.log.ends[replica] = max(end, self.log.ends.get(replica, 0))
+        # One log has one key, so this tries every pending write. Give each partition a key of its own.
         self.purgatory.check_and_complete("log")

@@ -1,1 +1,1 @@
-"""Tests in virtual time. [The guide](README.md) goes through them."""
+"""Tests of code that waits must not wait. [The guide](README.md) goes through them."""

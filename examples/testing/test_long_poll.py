@@ -1,4 +1,4 @@
-"""An ASGI application whose requests wait, with a client in the same loop: no server, no port, no real seconds."""
+"""An ASGI application whose requests wait, with a client in the same loop. It needs no server, port or real seconds."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -23,7 +23,7 @@ def of(handler: ListenHandler) -> Listeners:
     """The listeners of a server, which hear what its bus hears."""
     if handler not in _listeners:
         _listeners[handler] = Listeners()
-        handler._bus.subscribe(_listeners[handler].tell)
+        handler._bus.subscribe(_listeners[handler].notify)
     return _listeners[handler]
 
 
