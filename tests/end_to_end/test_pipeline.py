@@ -36,7 +36,7 @@ def test_traffic_of_a_server_becomes_a_report(tmp_path: Path) -> None:
     program("java", "openjdk-17-jre-headless")
     (timeout,) = re.findall(r"(--long-poll-timeout) (\d+)", PAGE.read_text())
     with running(tmp_path / "data", "--journal", str(tmp_path / "journal"), "--instance", "web-1", *timeout) as server:
-        run("examples.stream_traffic", "--seconds", "5", "--clients", "40", "--url", server.url)
+        run("tests.support.stream_traffic", "--seconds", "5", "--clients", "40", "--url", server.url)
     said = run("purgatory", "pipeline", *shown(tmp_path / "journal", tmp_path / "report"))
     assert f"written to {tmp_path}/report/index.html" in said
     assert "read / Read: " in said

@@ -1,6 +1,6 @@
-"""Some traffic for a `purgatory serve` that runs: clients that follow streams by long polls, and writers.
+"""Traffic for a running `purgatory serve`: clients that follow streams by long polls, and writers.
 
-python -m examples.stream_traffic [--clients 200] [--appends 40] [--seconds 60]
+python -m tests.support.stream_traffic [--clients 200] [--appends 40] [--seconds 60]
 
 Each client follows a stream for a while, and then another; few streams are read and written by most.
 """
@@ -8,7 +8,7 @@ Each client follows a stream for a while, and then another; few streams are read
 import argparse
 import asyncio
 import random
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 import httpx
 
@@ -19,7 +19,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 async def follow(client: httpx.AsyncClient, draw: random.Random) -> None:
-    """Follow one stream after the other, for ever."""
+    """Follow one stream after the other until cancelled."""
     while True:
         (stream,) = draw.choices(STREAMS, SHARES)
         parameters = {"offset": "now", "live": "long-poll"}
@@ -31,7 +31,7 @@ async def follow(client: httpx.AsyncClient, draw: random.Random) -> None:
 
 
 async def append(client: httpx.AsyncClient, draw: random.Random, rate: float) -> None:
-    """Append so many messages a second, for ever, at exponential intervals."""
+    """Append `rate` messages a second on average, at exponential intervals, until cancelled."""
     async with asyncio.TaskGroup() as group:
         while True:
             await asyncio.sleep(draw.expovariate(rate))
@@ -40,7 +40,7 @@ async def append(client: httpx.AsyncClient, draw: random.Random, rate: float) ->
 
 
 async def run(url: str, clients: int, appends: float, seconds: float, seed: int) -> None:
-    """Make traffic for so many seconds."""
+    """Make traffic for `seconds`."""
     async with AsyncExitStack() as stack:
         # A connection for each client; httpx gets slow with more than some in a pool.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
@@ -50,18 +50,16 @@ async def run(url: str, clients: int, appends: float, seconds: float, seed: int)
         ]
         for stream in STREAMS:
             (await pools[-1].put(stream, headers=JSON)).raise_for_status()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
                 group.create_task(append(pools[-1], random.Random(seed), appends))
                 for number in range(clients):
                     group.create_task(follow(pools[number // 50], random.Random(f"{seed}-{number}")))
-        except TimeoutError:
-            print(f"{seconds:g} seconds are over")
 
 
 def main() -> None:
-    """Make the traffic that the options ask for."""
-    parser = argparse.ArgumentParser("stream_traffic", description="Some traffic for a `purgatory serve` that runs.")
+    """Parse the command line and make traffic."""
+    parser = argparse.ArgumentParser("stream_traffic", description="Make traffic for a running `purgatory serve`.")
     parser.add_argument("--url", default="http://127.0.0.1:4437")
     parser.add_argument("--clients", type=int, default=200, help="how many follow streams (default: 200)")
     parser.add_argument("--appends", type=float, default=40.0, help="messages a second (default: 40)")
