@@ -1,1 +1,4 @@
-"""A service with metrics, a journal, limits and a tuned garbage collector. [Its guide](README.md) goes through it."""
+"""A service must not run out of memory, must show how long its requests wait, and must not pause.
+
+[Its guide](README.md) goes through it.
+"""

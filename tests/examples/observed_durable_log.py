@@ -1,4 +1,4 @@
-"""The long poll, with its statistics at `/statistics` and, at choice, with smaller purgatories."""
+"""The durable log, with its statistics at `/statistics` and, at choice, with smaller purgatories."""
 
 import os
 from dataclasses import asdict
@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from examples import long_poll
+from examples import durable_log
 
 
 async def statistics(request: Request) -> Response:
@@ -15,6 +15,6 @@ async def statistics(request: Request) -> Response:
     return JSONResponse({each.name: asdict(each.statistics()) for each in (log.fetches, log.produces)})
 
 
-long_poll.MAX_PENDING = int(os.environ.get("MAX_PENDING", long_poll.MAX_PENDING))
-app = long_poll.app
+durable_log.MAX_PENDING = int(os.environ.get("MAX_PENDING", durable_log.MAX_PENDING))
+app = durable_log.app
 app.routes.append(Route("/statistics", statistics))
