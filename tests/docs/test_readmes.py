@@ -1,4 +1,4 @@
-"""The code of every README runs as a file and prints its comments, and options and links that are shown exist."""
+"""The code of every page runs as a file and prints its comments, and options and links that are shown exist."""
 
 import os
 import re
@@ -13,17 +13,12 @@ from purgatory.__main__ import main
 from tests.support.paths import ROOT
 
 README = ROOT / "README.md"
-READMES = sorted(
+PAGES = sorted(
     path
-    for folder in (ROOT, ROOT / "purgatory", ROOT / "examples", ROOT / "tests")
-    for path in ([README] if folder == ROOT else folder.rglob("README.md"))
+    for pattern in ("*.md", "purgatory/**/*.md", "examples/**/*.md", "tests/**/*.md")
+    for path in ROOT.glob(pattern)
+    if not {"measured", "node_modules"} & set(path.parts)
 )
-PAGES = [
-    *READMES,
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "purgatory" / "asgi" / "EVENTS.md",
-    ROOT / "purgatory" / "uvicorn" / "PARKING.md",
-]
 ON_SPARK = ROOT / "purgatory" / "spark" / "README.md"
 """Its code runs in `tests/pipeline/test_stream_source.py`."""
 
