@@ -16,7 +16,8 @@ _COMMANDS: Final = {"serve": ("server", "streams"), "bench": ("bench", "bench"),
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a subcommand."""
-    parser = argparse.ArgumentParser("purgatory", description="Operations that wait for a condition or a deadline.")
+    description = "Run a server, a benchmark or the analysis of journals. Each COMMAND has its own --help."
+    parser = argparse.ArgumentParser("purgatory", description=description)
     parser.add_argument("--version", action="version", version=f"asyncio-purgatory {__version__}, core in {__core__}")
     subcommands = parser.add_subparsers(required=True, metavar="COMMAND")
     given = sys.argv[1:] if arguments is None else arguments

@@ -3,6 +3,7 @@
 import argparse
 import shlex
 import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from rich.table import Column
 
 from purgatory.bench import machine, plots, report, runner
 from purgatory.bench.case import LOOPS, Case, Figures, Measured
-from purgatory.bench.registry import EVERY, LIBRARY, SERVER, find
+from purgatory.bench.registry import EVERY, GROUPS, LIBRARY, SERVER, find
 from purgatory.bench.summary import lines, summary
 
 if TYPE_CHECKING:
@@ -32,49 +33,69 @@ LEGEND = (
     "ratios are to the same implementation of this."
 )
 
+_DESCRIPTION = (
+    "Measure this library and its alternatives alternately, in several rounds, on asyncio and uvloop. Write"
+    " results.json, a table of all figures and ratios (results.md) and a picture."
+)
+_WIDTH = 78
+"""Columns of a line of the help that argparse does not wrap."""
+
 
 def add_to(subcommands: "Subcommands") -> None:
     """Add the subcommand `bench`."""
     parser = subcommands.add_parser(
         "bench",
-        help="measure this library beside today's alternatives",
-        description="Measure this library beside today's alternatives: alternately, in several rounds, on asyncio and"
-        " uvloop. Writes results.json, a table of all figures and ratios (results.md) and a picture.",
-        epilog="scenarios: " + "; ".join(f"{name}: {find(name).title}" for name in EVERY),
+        help="measure this library and its alternatives",
+        description=textwrap.fill(_DESCRIPTION, _WIDTH),
+        epilog=_scenarios(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "scenarios", nargs="*", type=_scenario, metavar="SCENARIO", help="see below; default: all of the library"
+    group = parser.add_argument_group("what to measure")
+    group.add_argument(
+        "scenarios",
+        nargs="*",
+        type=_scenario,
+        metavar="SCENARIO",
+        help="scenarios of the list below (default: all of library and HTTP)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--streams",
         action="store_true",
-        help=f"measure `purgatory serve` beside the reference Durable Streams server, by {', '.join(SERVER)}; npm"
-        " installs that one first",
+        help="measure `purgatory serve` and the reference Durable Streams server, which npm installs first",
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="a check of about two minutes; a full run takes about an hour"
-    )
-    parser.add_argument("--rounds", type=rounds, metavar="N", help="default: 3, or 2 for a quick run")
-    parser.add_argument("--loop", choices=("asyncio", "uvloop"), help="only this event loop")
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="DIR",
-        help="default: purgatory-bench/full, or quick, or baseline, with --streams streams-full and so on",
-    )
-    compared = parser.add_mutually_exclusive_group()
-    compared.add_argument(
-        "--cores", action="store_true", help="measure each case of ours with the core in Python, too, beside that in C"
-    )
+    group.add_argument("--loop", choices=LOOPS, help="measure on this event loop only (default: both)")
+    compared = group.add_mutually_exclusive_group()
+    compared.add_argument("--cores", action="store_true", help="measure this library with the core in Python too")
     compared.add_argument(
         "--baseline",
         type=_checkout,
         metavar="DIR",
-        help="compare this library with that of another checkout, and with nothing else: each case of ours is measured"
-        ' with both in every round, as "purgatory" and "purgatory, before"; a ratio above 1 means that this library'
-        " takes less. The scenarios are of this checkout; cases that the other library cannot run are left out",
+        help="compare with the library of another checkout only, in every round. Ratios above 1 mean that this library"
+        " takes less. Cases that the other library cannot run are left out",
+    )
+    group = parser.add_argument_group("how to measure")
+    group.add_argument(
+        "--quick", action="store_true", help="check everything in about two minutes (a full run takes about an hour)"
+    )
+    group.add_argument("--rounds", type=rounds, metavar="N", help="number of rounds (default: 3, or 2 with --quick)")
+    group.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="folder of the results (default: purgatory-bench/full, or quick, or baseline; with --streams streams-full"
+        " and so on)",
     )
     parser.set_defaults(run=run)
+
+
+def _scenarios() -> str:
+    """The list of scenarios: a line for each, in groups."""
+    lines = []
+    for group, names in GROUPS.items():
+        lines += ["", f"{group} scenarios{' (--streams)' if names is SERVER else ''}:"]
+        for name in names:
+            lines += textwrap.wrap(f"  {name:<9} {find(name).title}", _WIDTH, subsequent_indent=" " * 12)
+    return "\n".join(lines[1:])
 
 
 def run(options: argparse.Namespace) -> None:
@@ -183,14 +204,14 @@ def _write(
 
 def _scenario(text: str) -> str:
     if text not in EVERY:
-        raise argparse.ArgumentTypeError(f"there is no scenario {text!r}, but: {', '.join(EVERY)}")
+        raise argparse.ArgumentTypeError(f"there is no scenario {text!r}: choose from {', '.join(EVERY)}")
     return text
 
 
 def _checkout(text: str) -> Path:
     path = Path(text).resolve()
     if not (path / "purgatory" / "__init__.py").is_file():
-        raise argparse.ArgumentTypeError(f"{text} must be a checkout of this library: it has no folder purgatory")
+        raise argparse.ArgumentTypeError(f"must be a checkout of this library, with a folder purgatory, not {text}")
     return path
 
 

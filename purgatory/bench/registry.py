@@ -9,23 +9,29 @@ from typing import Final
 
 from purgatory.bench.case import Scenario
 
-__all__ = ["EVERY", "LIBRARY", "SERVER", "find"]
+__all__ = ["EVERY", "GROUPS", "LIBRARY", "SERVER", "find"]
 
-LIBRARY: Final = {
+CORE: Final = {
     "memory": "scenarios.memory",
     "callback": "scenarios.paths",
     "await": "scenarios.paths",
     "wakeup": "scenarios.wakeup",
     "storm": "scenarios.storm",
-    "http": "web.polls",
-    "events": "web.events",
 }
-"""Those of the library, and their modules."""
+"""Those of the library's core, and their modules."""
+
+HTTP: Final = {"http": "web.polls", "events": "web.events"}
+"""Those of its responses that wait."""
+
+LIBRARY: Final = {**CORE, **HTTP}
 
 SERVER: Final = {"appends": "server.appends", "readers": "server.readers"}
 """Those of `purgatory serve`."""
 
 EVERY: Final = {**LIBRARY, **SERVER}
+
+GROUPS: Final = {"library": CORE, "HTTP": HTTP, "server": SERVER}
+"""All of them, as the help of the command shows them."""
 
 
 @cache

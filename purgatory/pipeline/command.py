@@ -29,23 +29,23 @@ if TYPE_CHECKING:
 __all__ = ["add_to"]
 
 _TRAFFIC: Final = {
-    "rate": "operations per second that arrive at each instance",
-    "seconds": "the duration of the traffic, in seconds",
-    "instances": "the number of instances",
+    "rate": "operations that arrive at each instance, per second",
+    "seconds": "duration of the traffic, in seconds",
+    "instances": "number of instances",
     "median": "50th percentile of the time to complete, in seconds",
     "upper_quartile": "75th percentile of the time to complete, in seconds",
-    "timeout": "the timeout of each operation, in seconds",
-    "keys": "the number of keys",
-    "keys_per_operation": "the number of keys that an operation draws; a key drawn twice is watched once",
-    "zipf": "the exponent of the keys' distribution: 0 is uniform, 1 is Zipf's law",
+    "timeout": "timeout of each operation, in seconds",
+    "keys": "number of keys",
+    "keys_per_operation": "number of keys that an operation draws; it watches a key that it draws twice once",
+    "zipf": "exponent of the keys' distribution: 0 is uniform, 1 is Zipf's law",
     "slowest": "how many times as long operations of the last instance take",
-    "together": "the number of operations, one after the other, that wait for the same change",
-    "cancelled": "the share of operations that clients cancel",
-    "missed": "the share of operations whose check is forgotten",
-    "seed": "the seed of the random generators; the same seed gives the same operations",
-    "start": "the start of the traffic, in seconds since 1970",
-    "purgatory": "the purgatory's name",
-    "operation": "the operations' type",
+    "together": "number of operations, one after the other, that wait for the same change",
+    "cancelled": "share of operations that clients cancel",
+    "missed": "share of operations whose check is forgotten",
+    "seed": "seed of the random generators; the same seed gives the same operations",
+    "start": "start of the traffic, in seconds since 1970",
+    "purgatory": "name of the purgatory",
+    "operation": "type of the operations",
 }
 
 _console = Console(stderr=True)
@@ -53,54 +53,64 @@ _console = Console(stderr=True)
 
 def add_to(subcommands: "Subcommands") -> None:
     """Add the subcommand `pipeline`."""
-    title = "tell which timeout and which capacity a service needs, from its journal, on Apache Spark"
+    title = "find out which timeout and capacity a service needs, from its journal, on Apache Spark"
     pipeline = subcommands.add_parser("pipeline", help=title, description=f"{title[0].upper()}{title[1:]}.")
     commands = pipeline.add_subparsers(required=True, metavar="COMMAND")
 
-    parser = _command(commands, "report", _report, "write a page and tables about a journal or its cube")
-    parser.add_argument("source", metavar="JOURNAL|CUBE", help="a directory: a journal, or the cube of one")
-    parser.add_argument("output", metavar="OUT", help="the directory to write, which must be empty or missing")
+    about = "The page says which timeout gives the share of timeouts that you allow, how many operations are pending"
+    about += " with it, and what is wrong. A cube is read without starting Spark."
+    parser = _command(commands, "report", _report, "write a page and tables about a journal or its cube", about)
+    parser.add_argument("source", metavar="JOURNAL|CUBE", help="directory of a journal, or of its cube")
+    parser.add_argument("output", metavar="OUT", help="directory to write, which must be empty or missing")
     parser.add_argument(
         "--timeout-rate",
         type=float,
         default=0.01,
         metavar="N",
-        help="the share of operations that may expire (default: 0.01)",
+        help="share of operations that may expire, from 0 to 1 (default: 0.01)",
     )
     parser.add_argument(
-        "--from", dest="first", type=_day, metavar="DAY", help="the first day (default: the first of all)"
+        "--from", dest="first", type=_day, metavar="DAY", help="first day (default: the source's first)"
     )
-    parser.add_argument("--to", dest="last", type=_day, metavar="DAY", help="the last day (default: the last of all)")
+    parser.add_argument("--to", dest="last", type=_day, metavar="DAY", help="last day (default: the source's last)")
     parser.add_argument(
-        "--compare", type=_day, metavar="DAY", help="a day like 2026-11-25, with which the last day is compared"
+        "--compare", type=_day, metavar="DAY", help="compare the last day with this one, for example 2026-11-25"
     )
 
-    parser = _command(commands, "rollup", _rollup, "write the cube of a journal: a small file for each day")
+    about = (
+        "It scans the days that are missing in the cube, and the newest two again, so run it once a day. Old days of"
+    )
+    about += " the journal can then be deleted."
+    parser = _command(commands, "rollup", _rollup, "write the cube of a journal: a small file for each day", about)
     _journal(parser)
-    parser.add_argument("--day", type=_day, metavar="DAY", help="the day to write (default: all that are missing)")
+    parser.add_argument("--day", type=_day, metavar="DAY", help="write only this day (default: all that are missing)")
 
-    parser = _command(commands, "stream", _stream, "follow a journal while it grows, and write its cube")
+    about = "It writes each row exactly once, also if it is killed and started again with the same checkpoint."
+    parser = _command(commands, "stream", _stream, "follow a journal while it grows, and write its cube", about)
     _journal(parser)
-    parser.add_argument("--checkpoint", required=True, metavar="DIR", help="the directory for the stream's progress")
+    parser.add_argument("--checkpoint", required=True, metavar="DIR", help="directory for the stream's progress")
     parser.add_argument(
         "--slot", type=float, default=60.0, metavar="N", help="length of a slot of time, in seconds (default: 60)"
     )
-    parser.add_argument("--once", action="store_true", help="read the files that there are, and end")
+    parser.add_argument("--once", action="store_true", help="read the files that exist, and end")
 
-    parser = _command(commands, "generate", _generate, "write a journal of generated traffic")
-    parser.add_argument("output", metavar="JOURNAL", help="the directory to write, which must not exist")
-    parser.add_argument(
+    about = "Use it to try the pipeline without a server. The same options give the same rows, however Spark divides"
+    about += " the work."
+    parser = _command(commands, "generate", _generate, "write a journal of generated traffic", about)
+    parser.add_argument("output", metavar="JOURNAL", help="directory to write, which must not exist")
+    traffic = parser.add_argument_group("traffic")
+    traffic.add_argument(
         "--preset",
         choices=PRESETS,
         default="service",
-        help="a service with troubles, or a scenario of Kafka's redesign proposal (default: service)",
+        help="traffic of a service with troubles, or of Kafka's redesign proposal (low, high) (default: service)",
     )
     for field in fields(Traffic):
-        values = {preset: getattr(traffic, field.name) for preset, traffic in PRESETS.items()}
+        values = {preset: getattr(each, field.name) for preset, each in PRESETS.items()}
         default = f"{values['service']}"
         if len(set(values.values())) > 1:
             default = ", ".join(f"{value} with {preset}" for preset, value in values.items())
-        parser.add_argument(
+        traffic.add_argument(
             f"--{field.name.replace('_', '-')}",
             type=type(field.default),
             metavar="NAME" if isinstance(field.default, str) else "N",
@@ -113,24 +123,24 @@ Run: TypeAlias = Callable[[SparkSession, argparse.Namespace, Steps], str | None]
 
 
 def _command(
-    commands: "Subcommands", name: str, prepare: Callable[[argparse.Namespace], Run | str], title: str
+    commands: "Subcommands", name: str, prepare: Callable[[argparse.Namespace], Run | str], title: str, about: str
 ) -> argparse.ArgumentParser:
     """Add a command with the common options. `prepare` checks the options, and returns the function to run on Spark."""
-    parser = commands.add_parser(name, help=title, description=f"{title[0].upper()}{title[1:]}.")
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument("--master", metavar="URL", help="the master of Spark (default: local[*])")
-    remote = "the Spark Connect server to run on, like sc://127.0.0.1:15002 (default: SPARK_REMOTE, if that is set)"
+    parser = commands.add_parser(name, help=title, description=f"{title[0].upper()}{title[1:]}. {about}")
+    spark = parser.add_argument_group("Spark")
+    place = spark.add_mutually_exclusive_group()
+    place.add_argument("--master", metavar="URL", help="master of Spark (default: local[*])")
+    remote = "Spark Connect server to run on, like sc://127.0.0.1:15002 (default: SPARK_REMOTE, if that is set)"
     place.add_argument("--remote", metavar="URL", help=remote)
-    parser.add_argument(
-        "--conf", action="append", default=[], metavar="NAME=VALUE", help="a Spark setting; may be repeated"
-    )
+    conf = "Spark setting; repeat it for more"
+    spark.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help=conf)
     parser.set_defaults(run=lambda options: _run(prepare, options))
     return parser
 
 
 def _journal(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("journal", metavar="JOURNAL", help="the directory that servers write to")
-    parser.add_argument("cube", metavar="CUBE", help="the directory to write to")
+    parser.add_argument("journal", metavar="JOURNAL", help="directory that servers write to")
+    parser.add_argument("cube", metavar="CUBE", help="directory to write to")
 
 
 def _day(text: str) -> date:

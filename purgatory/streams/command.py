@@ -34,8 +34,9 @@ def add_to(subcommands: "Subcommands") -> None:
     defaults = Settings()
     parser = subcommands.add_parser(
         "serve",
-        help="a Durable Streams server: append-only streams over HTTP",
-        description="Serve Durable Streams, which are append-only streams over HTTP, and a page that shows the server.",
+        help="serve Durable Streams: append-only streams over HTTP",
+        description="Serve Durable Streams, which are append-only streams over HTTP, with a page that shows the server"
+        " at work. Streams are in SQLite, or in PostgreSQL for several processes.",
     )
 
     def add(name: str, metavar: str, text: str, convert: Callable[[str], Any] = str, to: Any = None) -> None:
@@ -46,63 +47,74 @@ def add_to(subcommands: "Subcommands") -> None:
         (to or group).add_argument(option, type=kind, default=default, metavar=metavar, help=text)
 
     group = parser.add_argument_group("address")
-    group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    group.add_argument("--port", type=_port, default=4437, help="port; 0 takes a free one (default: %(default)s)")
-    add("url", "URL", "public URL, for webhooks; behind a proxy, that of the proxy (default: http://HOST:PORT)")
-    count = _setting("max_pending", int)
-    group.add_argument(
-        "--workers", type=count, default=1, metavar="N", help="processes; more need --database (default: 1)"
+    text = "address to listen on; only loopback is safe without a proxy (default: %(default)s)"
+    group.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help=text)
+    text = "port to listen on; 0 chooses a free one (default: %(default)s)"
+    group.add_argument("--port", type=_port, default=4437, metavar="PORT", help=text)
+    add(
+        "url",
+        "URL",
+        "public URL, which receivers of webhooks call back; behind a proxy, its URL (default: http://ADDRESS:PORT)",
     )
+    count = _setting("max_pending", int)
+    text = "number of processes; several need --database (default: 1)"
+    group.add_argument("--workers", type=count, default=1, metavar="N", help=text)
 
     group = parser.add_argument_group("storage")
     where = group.add_mutually_exclusive_group()
     add("data", "DIR", "folder of the SQLite database (default: ./data)", to=where)
-    text = "URL of a PostgreSQL database to use instead of SQLite: postgresql://user@host/database"
+    text = "use this PostgreSQL database instead of SQLite: postgresql://user@host/database"
     add("database", "URL", text, to=where)
-    text = "read the whole SQLite database before the server starts, which does not start if it is damaged"
+    text = "read the whole SQLite database before the start, and refuse to start if it is damaged"
     group.add_argument("--check", action="store_true", help=text)
 
     group = parser.add_argument_group("clients")
     group.add_argument(
         "--allowed-host", dest="allowed_hosts", type=_setting("allowed_hosts", lambda text: (text,)), action="extend",
         default=[], metavar="NAME",
-        help="host name of the server, beside localhost and IP addresses; may be repeated; * allows every name",
+        help="host name of the server, besides localhost and IP addresses; repeat it for more; * allows every name",
     )  # fmt: skip
-    add("allowed_origin", "ORIGIN", "origin whose pages may use the server; * allows every origin")
-    text = "who may keep data for a minute: every cache, the client's own, or none (default: private, or public with"
+    text = "origin whose pages may use the server, besides its own; * allows every origin (default: none)"
+    add("allowed_origin", "ORIGIN", text)
+    text = "caches that may keep data for a minute: all, the client's own, or none (default: private, or public with"
     group.add_argument("--cache", choices=CACHES, help=f"{text} --allowed-origin '*')")
-    text = "allow webhooks to this machine by http, as in development (default: only https to public addresses)"
+    text = "allow webhooks to this machine by http, for development (default: only https to public addresses)"
     group.add_argument("--local-webhooks", action="store_true", help=text)
 
+    group = parser.add_argument_group("times")
+    add("long_poll_timeout", "SECONDS", "longest wait of a long poll", float)
+    add("event_stream_timeout", "SECONDS", "longest duration of an event stream", float)
+    add("heartbeat", "SECONDS", "interval of an event stream's heartbeats", float)
+    text = "time after which a client that takes nothing of its response is disconnected"
+    add("write_timeout", "SECONDS", text, float)
+    text = "time after which a waiting client's connection takes less memory; inf for never"
+    add("cool_after", "SECONDS", text, float)
+
     group = parser.add_argument_group("limits")
-    add("long_poll_timeout", "SECONDS", "the longest wait of a long poll", float)
-    add("event_stream_timeout", "SECONDS", "the longest duration of an event stream", float)
-    add("heartbeat", "SECONDS", "the interval of an event stream's heartbeats", float)
-    add("write_timeout", "SECONDS", "the time limit of a client that takes none of its response", float)
-    add("cool_after", "SECONDS", "the time after which a client that waits takes less memory; inf: never", float)
-    add("max_body", "BYTES", "the largest request body", int)
-    add("max_units", "N", "the greatest length of a stream, in bytes or JSON messages", int)
-    add("max_streams", "N", "the greatest number of streams", int)
-    add("max_subscriptions", "N", "the greatest number of subscriptions", int)
-    add("max_pending", "N", "the most waiting reads of one process", int)
-    add("max_pending_client", "N", "the most waiting reads, and the most running requests, of one address", int)
-    text = "appends per second of one address, above which a process delays its answers (default: no limit)"
+    add("max_body", "BYTES", "largest request body", int)
+    add("max_units", "N", "greatest length of a stream, in bytes or JSON messages", int)
+    add("max_streams", "N", "greatest number of streams", int)
+    add("max_subscriptions", "N", "greatest number of subscriptions", int)
+    add("max_pending", "N", "greatest number of waiting reads of one process", int)
+    text = "greatest number of waiting reads, and of running requests, of one client address"
+    add("max_pending_client", "N", text, int)
+    text = "delay the answers to a client address above this many appends per second and process (default: no limit)"
     add("append_rate", "N", text, float)
 
     group = parser.add_argument_group("observation")
-    add("journal", "DIR", "folder for a journal: a row for each finished wait, with its duration and outcome")
-    text = "name of the server in the journal and in /health; a worker appends its process id (default: %(default)s)"
+    add("journal", "DIR", "write a journal to this folder: a row for each finished wait, with its duration and outcome")
+    text = "name of the server in the journal and in /health; workers append their process ids (default: %(default)s)"
     add("instance", "NAME", text)
-    group.add_argument("--demo", action="store_true", help="let the page start made-up operations that wait")
-    group.add_argument("--access-log", action="store_true", help="write a line for each request")
+    group.add_argument("--demo", action="store_true", help="allow the page to start made-up operations that wait")
+    group.add_argument("--access-log", action="store_true", help="log a line for each request")
     parser.set_defaults(run=_run, parser=parser)
 
 
 def _run(options: argparse.Namespace) -> None:
     if options.workers > 1 and options.database is None:
-        options.parser.error("--workers needs a --database: SQLite is for one process")
+        options.parser.error("--workers needs a --database, because SQLite is for one process")
     if options.check and options.database is not None:
-        options.parser.error("--check is for SQLite: PostgreSQL has pg_amcheck")
+        options.parser.error("--check is for SQLite: check PostgreSQL with pg_amcheck")
     if options.demo and options.database is not None:
         options.parser.error("--demo is for one process: leave out --database and --workers")
     # A waiting client is an open file: take as many as the system lets us.
@@ -125,7 +137,7 @@ def _run(options: argparse.Namespace) -> None:
     if not _is_local(options.host):
         _say(
             f"anybody who reaches {options.host} may read, write and delete: this server has no passwords."
-            " Put a proxy before it that has (nginx.conf), or leave out --host"
+            " Put a proxy with passwords in front of it (nginx.conf), or leave out --host"
         )
     headers = []
     if settings.allowed_origin is not None:
@@ -207,7 +219,7 @@ def _check(settings: Settings, *, whole: bool) -> None:
 
 def _port(text: str) -> int:
     if not text.isdecimal() or not 0 <= int(text) <= 65535:
-        raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, not {text}")
+        raise argparse.ArgumentTypeError(f"must be a port from 0 to 65535, not {text}")
     return int(text)
 
 

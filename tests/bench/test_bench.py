@@ -130,7 +130,7 @@ class TestTheCommand:
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            (["nonsense"], "there is no scenario 'nonsense', but: memory, callback, "),
+            (["nonsense"], "there is no scenario 'nonsense': choose from memory, callback, "),
             (["--rounds", "0"], "--rounds"),
             (["--rounds", "many"], "--rounds"),
             (["--cores", "--baseline", str(ROOT)], "not allowed with argument"),
@@ -142,6 +142,13 @@ class TestTheCommand:
         with pytest.raises(SystemExit, match="2"):
             main(["bench", *arguments])
         assert said in capsys.readouterr().err
+
+    def test_help_has_a_line_for_each_scenario(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit, match="0"):
+            main(["bench", "--help"])
+        lines = capsys.readouterr().out.splitlines()
+        for name in (*LIBRARY, *SERVER):
+            assert len([line for line in lines if line.startswith(f"  {name} ")]) == 1
 
     def test_directory_that_cannot_be_written_is_refused_at_the_start(self, tmp_path: Path) -> None:
         (tmp_path / "taken").write_text("")

@@ -32,10 +32,10 @@ def refused(*options: str) -> str:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--port", "65536"], "a port is a number from 0 to 65535"),
+        (["--port", "65536"], "must be a port from 0 to 65535, not 65536"),
         (["--workers", "2"], "--workers needs a --database"),
         (["--demo", "--workers", "2", "--database", "postgresql://127.0.0.1:1/x"], "--demo is for one process"),
-        (["--check", "--database", "postgresql://127.0.0.1:1/x"], "--check is for SQLite: PostgreSQL has pg_amcheck"),
+        (["--check", "--database", "postgresql://127.0.0.1:1/x"], "--check is for SQLite: check PostgreSQL with"),
         (["--database", "mysql://x"], "must be like postgresql://"),
         (["--url", "ftp://x"], "must be like https://streams.example.org, not ftp://x"),
         (["--allowed-host", "foo:80"], "must be a host name without scheme and port, or *, not foo:80"),
