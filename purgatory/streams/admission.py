@@ -239,7 +239,7 @@ class Quotas:
         delay = max(0.0, next_due - now - 1.0) if self._due.get(client, 0.0) > now else 0.0
         if delay > _DELAY:
             after = (b"retry-after", b"%d" % math.ceil(delay - _DELAY))
-            raise Refusal(429, f"the client appends more than {self._rate:g} times a second", [after])
+            raise Refusal(429, f"a client must not append more than {self._rate:g} times a second", [after])
         self._due[client] = next_due
         self._clients.touch(client)
         return now + delay
@@ -295,7 +295,7 @@ class Guard:
             and (forwarded or not self._trusts_remote or _is_local(scope))
         ):
             added = "add it to allowed_hosts (`purgatory serve`: --allowed-host)"
-            raise Refusal(400, f"{_name(host)[:100]!r} is no host name of this server: {added}")
+            raise Refusal(400, f"{_name(host)[:100]!r} is not a host name of this server: {added}")
         if scope["method"] == "OPTIONS" or self._origin == "*" or (origin is not None and origin == self._origin):
             return
         if destination == b"document" and scope["path"] == "/":
@@ -305,7 +305,7 @@ class Guard:
         else:
             foreign = origin is not None and origin.partition("://")[2].lower() != (host or "").lower()
         if foreign:
-            allowed = "allowed_origin (`purgatory serve`: --allowed-origin) allows an origin"
+            allowed = "allow one by allowed_origin (`purgatory serve`: --allowed-origin)"
             raise Refusal(403, f"pages of other origins may not use this server: {allowed}")
 
     def _is_known(self, name: str) -> bool:

@@ -136,7 +136,7 @@ class TestOverHttp:
                 assert "pending must be an integer from 0 to 10000" in response.json()["error"]["message"]
         for body in (b"", b"{", b"\xff", b"[" * 900):
             response = http.put("/v1/demo", content=body)
-            assert (response.status_code, response.json()["error"]["message"]) == (400, "the body is not JSON")
+            assert (response.status_code, response.json()["error"]["message"]) == (400, "the body must be JSON")
         assert http.put("/v1/demo", content=b"x" * 2000).status_code == 413
         assert worker_of(http)["demo"] == FIRST  # as if nothing had been asked for
 

@@ -43,7 +43,7 @@ def test_the_depth_of_forks_is_bounded() -> None:
     transaction = Transaction(Memory(), 0.0)
     streams = chain(transaction, 65)
     assert [len(stream.lineage) for stream in streams] == list(range(65))
-    with pytest.raises(Forbidden, match="at most 64 streams: copy the data to a stream of its own"):
+    with pytest.raises(Forbidden, match="more than 64 streams: copy the data to a stream of its own"):
         Create("65", None, body=b"x", fork=Fork("64")).apply(transaction)
     assert "65" not in [stream.path for stream in transaction.added.values()]
     assert transaction.stream("64") == streams[64]

@@ -37,9 +37,9 @@ async def connected(server: Listening, sent: bytes = b"") -> AsyncIterator[tuple
 
 
 TOO_LONG = "the request line and the headers must not be longer than 16384 bytes"
-NOT_HTTP = "this is not HTTP"
-NO_PROXY = "CONNECT is a request to a proxy, and this server is not a proxy"
-CODING = "chunked is the only Transfer-Encoding that this server knows"
+NOT_HTTP = "the request must be HTTP"
+NO_PROXY = "CONNECT must be sent to a proxy, which this server is not"
+CODING = "Transfer-Encoding must be chunked"
 REFUSED: dict[str, tuple[bytes, int, str]] = {
     "long header": (HEAD + b"X: " + b"x" * 16_400 + b"\r\n\r\n", 431, TOO_LONG),
     "long path": (b"GET /" + b"x" * 16_400 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", 431, TOO_LONG),

@@ -104,7 +104,7 @@ class TestBadRequests:
 
     def test_repeated_header_is_refused(self, http: httpx.Client) -> None:
         response = http.put("/v1/stream/twice", headers=[("Stream-TTL", "1"), ("Stream-TTL", "2")])
-        assert (response.status_code, problem(response)) == (400, "the header stream-ttl is repeated")
+        assert (response.status_code, problem(response)) == (400, "the header stream-ttl must not be repeated")
 
     @pytest.mark.parametrize("text", ["[" * 100_000, "[1] 2", "NaN", "\ufeff1", b'"\xff"', b'"\xed\xa0\x80"'])
     def test_text_that_is_not_json_is_refused(self, http: httpx.Client, messages: str, text: str | bytes) -> None:

@@ -222,7 +222,7 @@ class TestBytes:
                 for body in (b"x" * 11, chunks(b"x" * 6, b"x" * 5)):
                     response = await client.put(f"{ROOT}/large", content=body)
                     assert response.status_code == 413
-                    assert response.json()["error"]["message"] == "the body has more than 10 bytes"
+                    assert response.json()["error"]["message"] == "the body must not have more than 10 bytes"
                 assert (await client.put(f"{ROOT}/large", content=b"x" * 10)).status_code == 201
                 assert server.application.limits.memory.bytes == 0
 
@@ -332,7 +332,7 @@ class TestQuotas:
                 response = await client.post(f"{ROOT}/quota", content="y")
                 assert response.status_code == 429
                 assert 100 < int(response.headers["retry-after"]) <= 169
-                assert response.json()["error"]["message"] == "the client appends more than 0.01 times a second"
+                assert response.json()["error"]["message"] == "a client must not append more than 0.01 times a second"
                 assert await poll(client, "quota") == "x"
 
     async def test_delays_are_those_of_the_generic_cell_rate_algorithm(self, monkeypatch: pytest.MonkeyPatch) -> None:

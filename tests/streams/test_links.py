@@ -153,7 +153,7 @@ class TestBounds:
     def test_a_subscription_has_no_more_streams_than_it_may(self, counted: Counted) -> None:
         counted.run(*(create(f"e/{number}") for number in range(4)))
         for refused in (subscribe("**"), subscribe(None, *"abcd"), subscribe("e/[01]", *"abcd")):
-            with pytest.raises(core.TooManyLinks, match="3 streams at most: use several"):
+            with pytest.raises(core.TooManyLinks, match="must not have more than 3 streams: use several"):
                 counted.run(refused)
         counted.run(subscribe("f/*", "a", "b"))
         with pytest.raises(core.TooManyLinks):
@@ -376,7 +376,7 @@ class TestGlobs:
     def test_segments_of_new_streams_are_bounded(self) -> None:
         transaction = Transaction(Memory(), 0.0)
         create("/".join("a" * MAX_SEGMENTS)).apply(transaction)
-        with pytest.raises(Invalid, match="64 segments at most"):
+        with pytest.raises(Invalid, match="more than 64 segments"):
             create("/".join("a" * (MAX_SEGMENTS + 1))).apply(transaction)
 
     @pytest.mark.parametrize("pattern", ["**/a/" * 31 + "b", "**/*/" * 31 + "b", "**/" * 500 + "b", "*/" * 63 + "b"])

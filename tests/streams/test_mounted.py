@@ -139,7 +139,7 @@ class TestPage:
             assert page.create("news") == "Created news."
             page.follow("news")
             page.until_followed("news", [])
-            assert page.append("news", "hello") == "Stored in news, which has 5 bytes now."
+            assert page.append("news", "hello") == "Appended to news, which now has 5 bytes."
             page.until_followed("news", ["hello"])
             page.until(lambda: ["news", "text/plain", "5 bytes", "open"] in page.listed())
             page.until(lambda: page.text("#centre-count") == "1")
@@ -343,7 +343,7 @@ class TestGuard:
             async with client(streams, address, "rebound.example") as http:
                 answer = await http.get("/health", headers=headers)
                 assert answer.status_code == (400 if refused else 200)
-                message = "'rebound.example' is no host name of this server: add it to allowed_hosts"
+                message = "'rebound.example' is not a host name of this server: add it to allowed_hosts"
                 assert (message in answer.text) is refused
             for known in ("localhost", "192.0.2.9", *(allowed or [])):
                 async with client(streams, address, known) as http:

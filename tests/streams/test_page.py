@@ -62,10 +62,10 @@ def test_a_visitor_of_the_demo_sees_wheels_that_are_not_empty(chrome: Chrome, tm
         page.until(lambda: page.number("[data-counter=expired]") > 0)
         assert re.fullmatch("by checks( and [0-9,]+ purges?)?", page.text("[data-counter=purged] + small"))
         assert page.texts(".side .legend li") == ["by condition", "by deadline", "cancelled, closed or failed"]
-        page.until(lambda: re.fullmatch("operations in a bar: up to [0-9,]+", page.text("#histogram-most")))
+        page.until(lambda: re.fullmatch("operations per bar: up to [0-9,]+", page.text("#histogram-most")))
         legend = " ".join(page.texts(".wheel .legend li"))
-        assert "the hand of a ring, with the time that has just passed in grey" in legend
-        assert "how much time one bucket of the ring spans" in legend
+        assert "the hand of a ring, with the time just passed in gray" in legend
+        assert "the time that one bucket of the ring spans" in legend
 
 
 def test_the_page_names_the_project_its_version_and_its_documentation(page: Page) -> None:
@@ -97,16 +97,16 @@ def test_no_violation_of_accessibility_is_found(page: Page, page_http: httpx.Cli
 def test_stream_is_created_appended_to_and_followed(page: Page) -> None:
     path = next(PATHS)
     assert page.create(path) == f"Created {path}."
-    assert page.create(path) == f"{path} is there already."
+    assert page.create(path) == f"{path} already exists."
     page.follow(path)
     page.until_followed(path, [])
     first = page.driver.current_window_handle
     page.driver.switch_to.new_window("tab")
     page.open()
-    assert page.append(path, "hello from there") == f"Stored in {path}, which has 16 bytes now."
-    assert page.append(path, "Grüße") == f"Stored in {path}, which has 23 bytes now."
+    assert page.append(path, "hello from there") == f"Appended to {path}, which now has 16 bytes."
+    assert page.append(path, "Grüße") == f"Appended to {path}, which now has 23 bytes."
     page.until(lambda: [path, "text/plain", "23 bytes", "open"] in page.listed())
-    assert page.append(path, "", close=True) == f"Closed {path}, which has 23 bytes now."
+    assert page.append(path, "", close=True) == f"Closed {path}, which now has 23 bytes."
     page.driver.switch_to.window(first)
     page.until_followed(path, ["Grüße", "hello from there"])
     page.until(lambda: page.of_card(path, ".bar ~ .note") == ["closed"])
@@ -118,8 +118,8 @@ def test_messages_of_json_are_shown_one_by_one(page: Page) -> None:
     page.create(path, "application/json")
     page.follow(path)
     page.until_followed(path, [])
-    assert page.append(path, '{"a": [1, null]}') == f"Stored in {path}, which has 1 message now."
-    assert page.append(path, '["b", 12345678901234567890]') == f"Stored in {path}, which has 3 messages now."
+    assert page.append(path, '{"a": [1, null]}') == f"Appended to {path}, which now has 1 message."
+    assert page.append(path, '["b", 12345678901234567890]') == f"Appended to {path}, which now has 3 messages."
     page.until_followed(path, ["12345678901234567890", "b", '{"a":[1,null]}'])
     assert page.of_card(path, "li > span:first-child") == ["2", "1", "0"]
 
@@ -129,14 +129,14 @@ def test_data_that_is_no_text_is_shown_as_bytes(page: Page, page_http: httpx.Cli
     page_http.post(f"/v1/stream/{path}", headers={"Content-Type": "application/octet-stream"}, content=b"\xff\x00\x01")
     page.follow(path)
     page.until_followed(path, ["ff 00 01"])
-    assert page.of_card(path, "li .note") == ["3 of 3 bytes, no text"]
+    assert page.of_card(path, "li .note") == ["3 of 3 bytes, not text"]
 
 
 def test_list_is_brought_up_to_date_and_filtered(page: Page, page_http: httpx.Client) -> None:
     prefix = f"{next(PATHS)}/"
     page.driver.execute_script("document.querySelector('#list-prefix').focus()")
     page.driver.switch_to.active_element.send_keys(prefix)
-    page.until(lambda: page.text("#list-note") == "No path begins with that.")
+    page.until(lambda: page.text("#list-note") == "No path begins with this text.")
     for number in range(25):
         page_http.put(f"/v1/stream/{prefix}{number:02}", headers=JSON)
     expected = [[f"{prefix}{number:02}", "application/json", "0 messages", "open"] for number in range(25)]
@@ -266,7 +266,7 @@ def test_messages_that_are_not_shown_are_not_made(page: Page, page_http: httpx.C
     """An append of a million messages is two MB."""
     path = create(page_http, JSON)
     page.follow(path)
-    page.until(lambda: "nothing yet" in page.of_card(path, ".note"))
+    page.until(lambda: "no messages yet" in page.of_card(path, ".note"))
     page.run(
         "const make = document.createElement; window.made = 0;"
         "document.createElement = function (...a) { window.made++; return make.apply(this, a); }"
@@ -282,7 +282,7 @@ def test_more_streams_are_followed_than_a_browser_has_connections(page: Page, pa
     for path in paths:
         page.follow(path)
     for path in paths:
-        assert page.append(path, f"for {path}").startswith("Stored")
+        assert page.append(path, f"for {path}").startswith("Appended")
         # Three: the other connections of six are free.
         assert delayed(page_http) <= 3
     for path in paths:
@@ -433,18 +433,18 @@ def test_keyboard_does_everything(page: Page) -> None:
     page.until(lambda: page.text("#create-answer") == f"Created {path}.")
     use("#append-path", Keys.CONTROL, "a", Keys.NULL, path)
     use("#append-value", '"typed', Keys.ENTER, 'text"', Keys.CONTROL, Keys.ENTER, Keys.NULL)
-    page.until(lambda: page.text("#append-answer").startswith("Refused: this is not JSON"))
+    page.until(lambda: page.text("#append-answer").startswith("Refused: the data must be JSON"))
     press(Keys.CONTROL, "a", Keys.NULL, '"typed"', Keys.CONTROL, Keys.ENTER, Keys.NULL)
-    page.until(lambda: page.text("#append-answer") == f"Stored in {path}, which has 1 message now.")
+    page.until(lambda: page.text("#append-answer") == f"Appended to {path}, which now has 1 message.")
     use("#append-close", Keys.SPACE)
     use("#append button", Keys.ENTER)
-    page.until(lambda: page.text("#append-answer") == f"Closed {path}, which has 1 message now.")
+    page.until(lambda: page.text("#append-answer") == f"Closed {path}, which now has 1 message.")
     use("#follow-path", Keys.CONTROL, "a", Keys.NULL, path, Keys.ENTER)
     page.until_followed(path, ["typed"])
     use("#list-prefix", path)
     page.until(lambda: page.listed() == [[path, "application/json", "1 message", "closed"]])
     use("#list-body button", Keys.ENTER)
-    page.until(lambda: page.text("#follow-answer") == "You follow it already.")
+    page.until(lambda: page.text("#follow-answer") == "You already follow this stream.")
     use(".stream button", Keys.ENTER)
     assert page.texts(".stream") == []
     assert page.run("return document.activeElement.id") == "follow-path"

@@ -56,7 +56,7 @@ PATHS_OF_OTHERS = [
 def test_hostile_paths_are_shown_as_text(page: Page) -> None:
     for path in PATHS_OF_OTHERS:
         assert page.create(path) == f"Created {path}."
-        assert page.append(path, MARKUP).startswith(f"Stored in {path}, which has ")
+        assert page.append(path, MARKUP).startswith(f"Appended to {path}, which now has ")
         page.follow(path)
     for comes_back in (False, True):
         if comes_back:  # they are in the page's address now
@@ -90,7 +90,7 @@ def test_halves_of_characters_are_refused(page: Page) -> None:
         page.run(f"document.querySelector('#{form} button').click()")
     for form in ("create", "append"):
         page.until(partial(page.text, f"#{form}-answer"))
-        assert page.text(f"#{form}-answer") == "Refused: a stream's path has no halves of characters"
+        assert page.text(f"#{form}-answer") == "Refused: a path must not have halves of characters"
     page.until(lambda: page.texts(".stream .error"))
     calm(page)
 

@@ -310,7 +310,7 @@ class TestAddresses:
     def test_public_https_and_local_http_urls_are_accepted(self, url: str) -> None:
         check_url(url, local=True)
         if url.startswith("http:"):
-            with pytest.raises(UrlRejected, match=r"local_webhooks .* allows http to this machine"):
+            with pytest.raises(UrlRejected, match=r"to allow http to this machine, set local_webhooks"):
                 check_url(url)
 
     @pytest.mark.parametrize("url", ["http://localhost:4437/", "http://127.0.0.3/v1/stream/a"])
@@ -320,7 +320,7 @@ class TestAddresses:
             check_url(url, local=True, own={4437, 80})
 
     def test_http_to_other_machines_is_refused(self) -> None:
-        with pytest.raises(UrlRejected, match="http is for localhost"):
+        with pytest.raises(UrlRejected, match="or http to localhost"):
             check_url("http://hooks.example/", local=True)
 
     @pytest.mark.parametrize(

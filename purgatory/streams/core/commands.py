@@ -153,19 +153,19 @@ class Create:
         if existing is not None:
             return self._confirm(existing)
         if self.path.count("/") >= MAX_SEGMENTS:
-            raise Invalid(f"a new stream's path has {MAX_SEGMENTS} segments at most")
+            raise Invalid(f"a new stream's path must not have more than {MAX_SEGMENTS} segments")
         source = None if self.fork is None else self._source(transaction, self.fork)
         content_type = self.content_type or (DEFAULT_TYPE if source is None else source.content_type)
         media = messages.media_type(content_type)
         position = 0
         if source is not None and self.fork is not None:
             if media != source.media_type:
-                raise Conflict(f"the source's content type is {source.media_type}")
+                raise Conflict(f"Content-Type must be {source.media_type}, as of the source")
             position = self._position(transaction, source, self.fork)
         lineage = () if source is None else _until(source, position)
         if len(lineage) > _SPANS:
             raise Forbidden(
-                f"a fork may have the data of at most {_SPANS} streams: copy the data to a stream of its own"
+                f"a fork must not have the data of more than {_SPANS} streams: copy the data to a stream of its own"
             )
         rows, units = messages.parse(media, self.body) if self.body else ([], 0)
         if self.most is not None and transaction.source.count() + len(transaction.added) >= self.most:
@@ -217,11 +217,11 @@ class Create:
     def _position(self, transaction: Transaction, source: Stream, fork: Fork) -> int:
         position = source.tail if fork.position is None else fork.position
         if position > source.tail:
-            raise Invalid("the fork's offset is beyond the end of its source")
+            raise Invalid("Stream-Fork-Offset must not be beyond the end of the source")
         if fork.units:
             end = transaction.append_end(source, position)
             if end is None or position + fork.units > end:
-                raise Invalid("the fork's sub-offset is beyond the append at its offset")
+                raise Invalid("Stream-Fork-Sub-Offset must not be beyond the append at Stream-Fork-Offset")
         return position + fork.units
 
 
@@ -293,25 +293,25 @@ class Append(OfStream):
             return self._to_closed(transaction, stream)
         if self.body:
             if self.content_type is None:
-                raise Invalid("Content-Type is missing")
+                raise Invalid("an append must have a Content-Type")
             if messages.media_type(self.content_type) != stream.media_type:
-                raise Conflict(f"the stream's content type is {stream.media_type}")
+                raise Conflict(f"Content-Type must be {stream.media_type}, as of the stream")
         elif not self.close:
-            raise Invalid("the body is empty")
+            raise Invalid("the body must not be empty")
         if self.producer is not None:
             last = self._accepted(transaction, stream, self.producer)
             if last is not None:
                 return Appended(stream.tail, False, False, last)
         if self.seq is not None and stream.seq is not None and self.seq.encode() <= stream.seq.encode():
-            raise Conflict("Stream-Seq must be greater than that of the last append")
+            raise Conflict("Stream-Seq must be greater than in the last append")
         rows: list[tuple[bytes, int]] = []
         units = 0
         if self.body:
             rows, units = messages.parse(stream.media_type, self.body)
             if not units:
-                raise Invalid("an empty JSON array has no message")
+                raise Invalid("the JSON array must not be empty")
             if self.most is not None and stream.tail + units > self.most:
-                raise Full(f"the stream would have more than {self.most} bytes or messages")
+                raise Full(f"the stream must not have more than {self.most} bytes or messages")
 
         stream = transaction.change(stream)
         touch(transaction, stream)
@@ -349,7 +349,7 @@ class Append(OfStream):
             if producer.seq:
                 if known is None:
                     raise SequenceGap(0, producer.seq)
-                raise Invalid("a new epoch begins with sequence number 0")
+                raise Invalid("Producer-Seq must be 0 at the beginning of an epoch")
             return None
         if producer.seq <= known.seq:
             return known.seq

@@ -54,7 +54,7 @@ class StaleEpoch(StreamsError):
     """Another producer has taken the producer's name with a later epoch."""
 
     def __init__(self, epoch: int) -> None:
-        super().__init__(f"the producer's current epoch is {epoch}")
+        super().__init__(f"Producer-Epoch must be at least {epoch}: a newer instance of the producer has appended")
         self.epoch = epoch
 
 
@@ -62,6 +62,6 @@ class SequenceGap(Conflict):
     """An earlier append of the producer is missing."""
 
     def __init__(self, expected: int, received: int) -> None:
-        super().__init__(f"the producer's next sequence number is {expected}, not {received}")
+        super().__init__(f"Producer-Seq must be {expected}, not {received}: send the missing appends first")
         self.expected = expected
         self.received = received

@@ -68,9 +68,9 @@ def parse(media: str, body: bytes) -> tuple[list[tuple[bytes, int]], int]:
             return [(text[begin:end].encode(), 1)], 1
         messages = list(islice(_elements(text, begin + 1, end - 1), MOST + 1))
     except RecursionError:
-        raise Invalid("the JSON is nested too deeply") from None
+        raise Invalid("the JSON must not be nested so deeply") from None
     except ValueError as error:
-        raise Invalid(f"the body is not JSON: {error}") from None
+        raise Invalid(f"the body must be JSON: {error}") from None
     if len(messages) > MOST:
         raise Full(f"an append must not have more than {MOST} messages")
     return _group(messages, len(body)), len(messages)

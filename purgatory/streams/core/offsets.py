@@ -29,5 +29,5 @@ def encode(position: int) -> str:
 def parse(offset: str) -> int:
     """The position of an offset that `encode` has made. Raises `Invalid` for another string."""
     if _OFFSET.fullmatch(offset) is None:
-        raise Invalid(f"{offset[:40]!r} is no offset of this server")
+        raise Invalid(f"an offset must be one that this server has returned, -1 or now, not {offset[:40]!r}")
     return int(offset[len(_PREFIX) :])

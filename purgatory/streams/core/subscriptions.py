@@ -91,7 +91,7 @@ class TooManyLinks(Forbidden):
     """A subscription would have more streams than it may."""
 
     def __init__(self, limit: str = "") -> None:
-        limit = limit or f"a subscription has {wakes.MAX_LINKS} streams at most"
+        limit = limit or f"a subscription must not have more than {wakes.MAX_LINKS} streams"
         super().__init__(f"{limit}: use several, with narrower patterns")
 
 
@@ -170,7 +170,7 @@ class Subscribe(_OfSubscription):
         if len(matched | explicit) > wakes.MAX_LINKS:
             raise TooManyLinks
         if sum(map(len, matched | explicit)) > _PATHS:
-            raise TooManyLinks(f"the paths of a new subscription's streams have {_PATHS} characters at most")
+            raise TooManyLinks(f"the paths of a new subscription's streams must not have more than {_PATHS} characters")
         subscription = Subscription(
             self.id,
             digest,
@@ -266,7 +266,7 @@ class Claim(_OfSubscription):
         """Raises `SubscriptionNotFound`, `Invalid`, `AlreadyClaimed` or `NoPendingWork`."""
         subscription = _find(transaction, self.id)
         if subscription.type != "pull-wake":
-            raise Invalid("the subscription is not of type pull-wake")
+            raise Invalid("the subscription must be of type pull-wake")
         if subscription.holder is not None and (subscription.lease_until or 0.0) <= transaction.now:
             wakes.end(transaction, subscription)  # before the look for what is due
             subscription = _find(transaction, self.id)
@@ -332,9 +332,9 @@ class Acknowledge(_OfWake):
             if link is None:
                 raise InvalidOffset(f"{path} is no stream of the subscription")
             if position < acked.get(path, link.acked):
-                raise InvalidOffset(f"the offset of {path} is before the one that is acknowledged")
+                raise InvalidOffset(f"the offset of {path} must not be before the one already acknowledged")
             if position > tails.get(path, 0):
-                raise InvalidOffset(f"the offset of {path} is beyond its end")
+                raise InvalidOffset(f"the offset of {path} must not be beyond its end")
             acked[path] = position
         for path, position in acked.items():
             transaction.change_link(self.id, path, links[path], links[path]._replace(acked=position))

@@ -41,12 +41,12 @@ def check_url(url: str, local: bool = False, own: Collection[int] = ()) -> None:
     address = _address(host)
     if parts.scheme == "http" and local:
         if host != "localhost" and not (isinstance(address, IPv4Address) and address.is_loopback):
-            raise UrlRejected("webhook.url must be https; http is for localhost and 127.0.0.x alone")
+            raise UrlRejected("webhook.url must be https, or http to localhost or 127.0.0.x")
         if (80 if port is None else port) in own:
             raise UrlRejected("webhook.url must not be this server's own port")
         return
     if parts.scheme != "https":
-        more = "; local_webhooks (`purgatory serve`: --local-webhooks) allows http to this machine"
+        more = ": to allow http to this machine, set local_webhooks (`purgatory serve`: --local-webhooks)"
         raise UrlRejected(f"webhook.url must be https{'' if local else more}")
     if host.rstrip(".").endswith("localhost") or (address is not None and not is_public(address)):
         raise UrlRejected("webhook.url must not point into a private network")

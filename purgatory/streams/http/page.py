@@ -104,13 +104,13 @@ class PageEndpoint(Endpoint):
 
     async def _keep(self, scope: Scope, receive: Receive) -> Reply:
         if self.live.demo is None:
-            raise Refusal(403, "the server makes no demo traffic unless it is started with --demo")
+            raise Refusal(403, "demo traffic is off: start the server with --demo")
         with self.limits.memory.hold(scope["purgatory.client"]) as hold:
             body = await requests.body(receive, Headers(scope), _BODY, hold)
         try:
             given: Any = json.loads(body)
         except (ValueError, RecursionError):
-            raise Invalid("the body is not JSON") from None
+            raise Invalid("the body must be JSON") from None
         pending = given.get("pending") if isinstance(given, dict) else None
         if type(pending) is not int or not 0 <= pending <= MAX_PENDING:
             raise Invalid(f"pending must be an integer from 0 to {MAX_PENDING}, not {str(pending)[:20]!r}")

@@ -86,7 +86,7 @@ class BoundedProtocol(ParkingProtocol):
         """What these have of the body, by chunks."""
         self._num_trailers = 0
         self._is_deaf = False
-        self._refusal = HTTPStatus.BAD_REQUEST, "this is not HTTP"
+        self._refusal = HTTPStatus.BAD_REQUEST, "the request must be HTTP"
         self._deadline: asyncio.TimerHandle | None = None
         self._hold: Hold | None = None
 
@@ -304,8 +304,8 @@ def _is_busy(cycle: RequestResponseCycle | None) -> bool:
     return cycle is not None and not cycle.response_complete
 
 
-_NO_TUNNEL: Final = HTTPStatus.BAD_REQUEST, "CONNECT is a request to a proxy, and this server is not a proxy"
-_UNKNOWN_CODING: Final = HTTPStatus.NOT_IMPLEMENTED, "chunked is the only Transfer-Encoding that this server knows"
+_NO_TUNNEL: Final = HTTPStatus.BAD_REQUEST, "CONNECT must be sent to a proxy, which this server is not"
+_UNKNOWN_CODING: Final = HTTPStatus.NOT_IMPLEMENTED, "Transfer-Encoding must be chunked"
 _HEAD_TOO_LONG: Final = (
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
     f"the request line and the headers must not be longer than {MAX_HEAD_BYTES} bytes",

@@ -59,7 +59,7 @@ class Headers:
         values: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
             if name in values and name.startswith((b"stream-", b"producer-", b"content-type")):
-                raise Invalid(f"the header {name.decode('latin-1')} is repeated")
+                raise Invalid(f"the header {name.decode('latin-1')} must not be repeated")
             values[name] = value
         self._all = scope["headers"]
         self._values = values
@@ -78,7 +78,7 @@ class Headers:
         """The value of a header that is kept. Raises `Invalid` if it is too long."""
         value = self.get(name)
         if value is not None and len(value) > _TEXT:
-            raise Invalid(f"{name.decode()} is longer than {_TEXT} characters")
+            raise Invalid(f"{name.decode()} must have at most {_TEXT} characters, not {len(value)}")
         return value
 
     def is_true(self, name: bytes) -> bool:
@@ -91,13 +91,13 @@ def stream_path(path: str) -> str:
     """The path of a stream, relative to the root. Raises `Invalid`."""
     # Not by loops over characters: a request may have a thousand paths.
     if _UNFIT.search(path):
-        raise Invalid("a stream's path is UTF-8 without NUL")
+        raise Invalid("a stream's path must be UTF-8 without NUL")
     if not path or len(path.encode()) > _PATH:
-        raise Invalid(f"a stream's path has 1 to {_PATH} bytes")
+        raise Invalid(f"a stream's path must have 1 to {_PATH} bytes")
     if _ODD_SEGMENT.search(path):
-        raise Invalid("a stream's path has no segments that are empty, . or ..")
+        raise Invalid("the segments of a stream's path must not be empty, . or ..")
     if path.partition("/")[0] == RESERVED:
-        raise Invalid(f"paths that begin with {RESERVED} are reserved")
+        raise Invalid(f"a stream's path must not begin with {RESERVED}, which is reserved")
     return path
 
 
@@ -107,7 +107,7 @@ def segments(scope: Scope) -> list[str]:
     try:
         return [unquote_to_bytes(each).decode() for each in raw.split(b"/")]
     except UnicodeDecodeError:
-        raise Invalid("the path is not UTF-8") from None
+        raise Invalid("the path must be UTF-8") from None
 
 
 def query(scope: Scope) -> Mapping[str, Sequence[str]]:
@@ -121,7 +121,7 @@ def _query(text: bytes) -> Mapping[str, Sequence[str]]:
     try:
         pairs = parse_qsl(text.decode("latin-1"), keep_blank_values=True, max_num_fields=100)
     except ValueError:
-        raise Invalid("there are too many query parameters") from None
+        raise Invalid("a request must not have more than 100 query parameters") from None
     parameters: dict[str, list[str]] = {}
     for name, value in pairs:
         parameters.setdefault(name, []).append(value)
@@ -132,7 +132,7 @@ def page_limit(parameters: Mapping[str, Sequence[str]]) -> int:
     """`limit`: how many streams an answer has. Raises `Invalid`."""
     text = parameters.get("limit", ["100"])[-1]
     if not text.isdecimal() or not 0 < len(text) < 9 or not 0 < int(text) <= MAX_PAGE:
-        raise Invalid(f"limit must be an integer from 1 to {MAX_PAGE}")
+        raise Invalid(f"limit must be an integer from 1 to {MAX_PAGE}, not {text[:20]!r}")
     return int(text)
 
 
@@ -155,7 +155,7 @@ def expiry(headers: Headers) -> tuple[str, float] | None:
         moment = datetime.fromisoformat(f"{day}T{time}{(fraction or '')[:7]}{zone.upper().replace('Z', '+00:00')}")
         return text, moment.timestamp()
     except (ValueError, OverflowError):
-        raise Invalid("Stream-Expires-At must be a time like 2030-01-01T00:00:00Z") from None
+        raise Invalid(f"Stream-Expires-At must be a time like 2030-01-01T00:00:00Z, not {text[:40]!r}") from None
 
 
 def producer(headers: Headers) -> Identity | None:
@@ -164,7 +164,7 @@ def producer(headers: Headers) -> Identity | None:
     if name is None and epoch is None and seq is None:
         return None
     if name is None or epoch is None or seq is None:
-        raise Invalid("Producer-Id, Producer-Epoch and Producer-Seq belong together")
+        raise Invalid("Producer-Id, Producer-Epoch and Producer-Seq must be sent together")
     if not name:
         raise Invalid("Producer-Id must not be empty")
     return Identity(name, _integer("Producer-Epoch", epoch), _integer("Producer-Seq", seq))
@@ -200,7 +200,7 @@ async def body(receive: Receive, headers: Headers, most: int, hold: Hold) -> byt
     """
     length = headers.get(b"content-length")
     if length is not None and length.isdecimal() and int(length) > most:
-        raise Refusal(413, f"the body has more than {most} bytes")
+        raise Refusal(413, f"the body must not have more than {most} bytes")
     chunks: list[bytes] = []
     size = head = 0
     while True:
@@ -213,7 +213,7 @@ async def body(receive: Receive, headers: Headers, most: int, hold: Hold) -> byt
         chunk = message.get("body", b"")
         size += len(chunk)
         if size > most:
-            raise Refusal(413, f"the body has more than {most} bytes")
+            raise Refusal(413, f"the body must not have more than {most} bytes")
         if message.get("more_body", False):
             head = head or headers.size
         hold.resize(head + size)
@@ -225,5 +225,5 @@ async def body(receive: Receive, headers: Headers, most: int, hold: Hold) -> byt
 
 def _integer(name: str, text: str) -> int:
     if _INTEGER.fullmatch(text) is None or int(text) > _LARGEST:
-        raise Invalid(f"{name} must be an integer from 0 to {_LARGEST}")
+        raise Invalid(f"{name} must be an integer from 0 to {_LARGEST}, not {text[:20]!r}")
     return int(text)

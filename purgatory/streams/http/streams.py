@@ -142,12 +142,12 @@ class StreamEndpoint(Endpoint):
         parameters = requests.query(scope)
         live = parameters.get("live", [""])[0]
         if live not in ("", "long-poll", "sse"):
-            raise errors.Invalid("live must be long-poll or sse")
+            raise errors.Invalid(f"live must be long-poll or sse, not {live[:20]!r}")
         given = parameters.get("offset")
         if given is not None and len(given) > 1:
-            raise errors.Invalid("the parameter offset is repeated")
+            raise errors.Invalid("the parameter offset must not be repeated")
         if live and given is None:
-            raise errors.Invalid("a live read needs an offset")
+            raise errors.Invalid("a live read must have an offset: -1 for the beginning, or now")
         offset = offsets.BEFORE_ALL if given is None else given[0]
         position = None if offset == offsets.NOW else 0 if offset == offsets.BEFORE_ALL else offsets.parse(offset)
         cursor = known_cursor(parameters.get("cursor", [None])[0])
@@ -158,7 +158,9 @@ class StreamEndpoint(Endpoint):
         known = await self.streams.find(path)
         stream = known.stream
         if position is not None and position > stream.tail:
-            raise errors.Invalid("the offset is beyond the end of the stream")
+            raise errors.Invalid(
+                "the offset must not be beyond the end of the stream: pass one that this stream has returned"
+            )
         self.streams.touch(known)
         if live == "sse":
             return self._events(known, stream.tail if position is None else position, cursor, address)

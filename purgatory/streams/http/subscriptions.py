@@ -83,7 +83,7 @@ class SubscriptionEndpoint(Endpoint):
             raise Refusal(404, "the server has no resource at this path")
         name, *rest = rest
         if not 0 < len(name) <= MAX_NAME or "\0" in name:
-            raise Invalid(f"a subscription's id has 1 to {MAX_NAME} characters")
+            raise Invalid(f"a subscription's id must have 1 to {MAX_NAME} characters")
         if not rest:
             return await self._of_one(scope, receive, name)
         action = "/".join(rest)
@@ -186,7 +186,7 @@ class SubscriptionEndpoint(Endpoint):
         given = await self._body(scope, receive)
         acks = given.get("acks", [])
         if not isinstance(acks, list) or len(acks) > MAX_STREAMS:
-            raise Invalid(f"acks must be an array of at most {MAX_STREAMS}")
+            raise Invalid(f"acks must be an array of at most {MAX_STREAMS} acks")
         pairs = []
         for ack in acks:
             path = ack.get("stream", ack.get("path")) if isinstance(ack, dict) else None
@@ -216,7 +216,7 @@ class SubscriptionEndpoint(Endpoint):
                         given = json.loads(text)
                         await asyncio.sleep(0)
             except (ValueError, RecursionError):
-                raise Invalid("the body is not JSON") from None
+                raise Invalid("the body must be JSON") from None
         if not isinstance(given, dict):
             raise Invalid("the body must be a JSON object")
         return given
@@ -267,16 +267,16 @@ def _is_text(text: str) -> bool:
 def _subscribe(name: str, given: dict[str, Any], settings: Settings, own: Collection[int]) -> core.Subscribe:
     kind = given.get("type")
     if kind not in ("webhook", "pull-wake"):
-        raise Invalid("type must be webhook or pull-wake")
+        raise Invalid(f"type must be webhook or pull-wake, not {str(kind)[:20]!r}")
     pattern = (_text(given, "pattern") or "").strip("/") or None
     if pattern is not None and Glob(pattern).num_segments > MAX_SEGMENTS:
-        raise Invalid(f"a pattern has {MAX_SEGMENTS} segments at most")
+        raise Invalid(f"a pattern must not have more than {MAX_SEGMENTS} segments")
     streams = _streams(given, "streams") if given.get("streams") else ()
     if pattern is None and not streams:
         raise Invalid("a subscription must have a pattern or streams")
     lease = given.get("lease_ttl_ms", DEFAULT_LEASE)
     if type(lease) is not int or not LEASE[0] <= lease <= LEASE[1]:
-        raise Invalid(f"lease_ttl_ms must be an integer from {LEASE[0]} to {LEASE[1]}")
+        raise Invalid(f"lease_ttl_ms must be an integer from {LEASE[0]} to {LEASE[1]}, not {str(lease)[:20]!r}")
     url = wake_stream = None
     if kind == "webhook":
         webhook = given.get("webhook")

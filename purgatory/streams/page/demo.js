@@ -31,10 +31,10 @@ export class Demo {
   update(pending) {
     this.slider.disabled = pending === null;
     if (pending === null) {
-      say(this.note, "This server makes none: purgatory serve --demo, as one process, has this switched on.");
+      say(this.note, "Off. To use it, start one process with: purgatory serve --demo");
       return;
     }
-    if (!this.failed) say(this.note, "It ends by itself after ten seconds without a viewer.");
+    if (!this.failed) say(this.note, "It stops ten seconds after the last viewer has left.");
     if (this.asked === pending) this.asked = null;
     if (this.timer !== null || this.asked !== null) return;
     const steps = Number(this.slider.max) - 1;

@@ -9,9 +9,9 @@ import { count, make, say } from "./text.js";
 import { Workers, idOf, inOrder, nameOf, sum } from "./workers.js";
 
 const NOTES = {
-  read: "Reads that wait for appends: long polls, and streams of events. This page's polls for figures are not among them.",
-  throttle: "Appends of clients that are faster than --append-rate, and wait for their answers.",
-  demo: "Made-up operations: half meet their condition, half their deadline.",
+  read: "Reads that wait for appends: long polls and event streams. The polls of this page for its figures are not included.",
+  throttle: "Appends of clients above --append-rate, whose answers are delayed.",
+  demo: "Made-up operations: half are completed by their condition, and half expire.",
 };
 
 const $ = (id) => document.getElementById(id);
@@ -80,10 +80,10 @@ function show() {
   const most = Math.max(0, ...purgatory.wheels.flatMap(({ counts }) => counts));
   const stands = Math.round(rings.particles.stands);
   say($("ramp-text"), `operations in a bucket: 0 to ${count(most)}`);
-  say($("note"), `${NOTES[chosen] ?? ""}${stands > 1 ? ` A moving dot stands for ${count(stands)}.` : ""}`);
+  say($("note"), `${NOTES[chosen] ?? ""}${stands > 1 ? ` Each moving dot is ${count(stands)} operations.` : ""}`);
   $("rings").setAttribute(
     "aria-label",
-    `Timing wheels of the purgatory ${chosen}, ${rings.levels} rings; the table says what they hold`,
+    `Timing wheels of the purgatory ${chosen}, ${rings.levels} rings: the table of levels has their operations`,
   );
 }
 
@@ -113,7 +113,7 @@ async function followStatistics() {
       }
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
-      tell("away", `the statistics are refused: ${error.message}`);
+      tell("away", `the server refuses the statistics: ${error.message}`);
       await sleep(5, signal);
     }
     document.removeEventListener("visibilitychange", hide);

@@ -9,9 +9,9 @@ const COUNTERS = [
   { key: "satisfied", name: "By condition", swatch: "satisfied" },
   { key: "expired", name: "By deadline", swatch: "expired" },
   { key: "cancelled", name: "Cancelled" },
-  { key: "completed_at_once", name: "Never waited" },
+  { key: "completed_at_once", name: "Completed at once" },
   { key: "failed", name: "Failed" },
-  { key: "closed", name: "By a close" },
+  { key: "closed", name: "Closed" },
   { key: "missed", name: "Missed", remark: () => "found only at the deadline" },
   { key: "cascaded", name: "Cascaded" },
   { key: "wake_ups", name: "Timer wake-ups" },
@@ -54,7 +54,7 @@ export class Counters {
     const seconds = time - oldest.time;
     for (const { key, remark, value, note } of this.cells) {
       say(value, count(values[key]));
-      const passed = seconds > 0.5 ? `${rate((values[key] - oldest.values[key]) / seconds)} a second` : "";
+      const passed = seconds > 0.5 ? `${rate((values[key] - oldest.values[key]) / seconds)} per second` : "";
       say(note, remark ? remark(purgatory) : passed);
     }
   }
@@ -125,12 +125,12 @@ export class Histogram {
         `${this.bars[bar].name}: ${count(met)} by condition, ${count(late)} by deadline${rest}`,
       );
     });
-    say(this.scale, all ? `operations in a bar: up to ${count(most)}` : "operations in a bar");
-    if (!all) say(this.caption, "Nothing has waited yet.");
+    say(this.scale, all ? `operations per bar: up to ${count(most)}` : "operations per bar");
+    if (!all) say(this.caption, "No operation has waited yet.");
     else
       say(
         this.caption,
-        `${count(all)} have waited: 50 % ${within(totals, bounds, 0.5 * all)}, 99 % ${within(totals, bounds, 0.99 * all)}.`,
+        `${count(all)} operations have waited: 50 % ${within(totals, bounds, 0.5 * all)}, 99 % ${within(totals, bounds, 0.99 * all)}.`,
       );
   }
 

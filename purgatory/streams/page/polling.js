@@ -45,7 +45,7 @@ export async function ask(path, options = {}) {
   }
   throw new Refused(
     response.status,
-    String(message || `the server has answered ${response.status}`),
+    String(message || `the server answered ${response.status}`),
     Number(response.headers.get("retry-after")),
   );
 }
@@ -57,7 +57,7 @@ export async function askJson(path, options = {}) {
     return parse(await response.text());
   } catch (error) {
     if (!(error instanceof SyntaxError)) throw error;
-    throw new Refused(502, `the answer (${response.status}) is not JSON`);
+    throw new Refused(502, `the answer (${response.status}) must be JSON: is this the right server?`);
   }
 }
 
@@ -65,12 +65,12 @@ export async function askJson(path, options = {}) {
 export function address(path, parameters = {}) {
   const segments = path.split("/");
   if (segments.some((segment) => segment === "" || segment === "." || segment === ".."))
-    throw new Refused(400, "a stream's path has no segments that are empty, . or ..");
+    throw new Refused(400, "the segments of a path must not be empty, . or ..");
   const query = new URLSearchParams(parameters).toString();
   try {
     return `v1/stream/${segments.map(encodeURIComponent).join("/")}${query && `?${query}`}`;
   } catch {
-    throw new Refused(400, "a stream's path has no halves of characters");
+    throw new Refused(400, "a path must not have halves of characters");
   }
 }
 

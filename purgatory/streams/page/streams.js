@@ -31,7 +31,7 @@ async function head(path, signal) {
   try {
     return (await ask(address(path), { method: "HEAD", signal })).headers;
   } catch (error) {
-    if (error.status === 404 || error.status === 410) throw new Refused(error.status, "there is no such stream");
+    if (error.status === 404 || error.status === 410) throw new Refused(error.status, "no stream has this path");
     throw error;
   }
 }
@@ -65,7 +65,7 @@ export class Streams {
     await report($("create-answer"), async () => {
       const headers = { "content-type": $("create-type").value };
       const response = await ask(address(path), { method: "PUT", headers });
-      return response.status === 201 ? `Created ${path}.` : `${path} is there already.`;
+      return response.status === 201 ? `Created ${path}.` : `${path} already exists.`;
     });
     this.list.refresh();
   }
@@ -82,7 +82,7 @@ export class Streams {
       $("append-value").value = "";
       $("append-close").checked = false;
       const tail = amount(unitsAt(response.headers.get("stream-next-offset")), type);
-      return `${closing ? "Closed" : "Stored in"} ${path}, which has ${tail} now.`;
+      return `${closing ? "Closed" : "Appended to"} ${path}, which now has ${tail}.`;
     });
     this.list.refresh();
   }
@@ -94,7 +94,7 @@ export class Streams {
 
   /** Follow the stream at `path`, unless it is followed. */
   follow(path) {
-    say($("follow-answer"), this.followed.has(path) ? "You follow it already." : "");
+    say($("follow-answer"), this.followed.has(path) ? "You already follow this stream." : "");
     if (this.followed.has(path)) return;
     const followed = new Followed(path, () => {
       this.followed.delete(path);
@@ -149,7 +149,7 @@ function check(text) {
   try {
     JSON.parse(text);
   } catch (error) {
-    throw new Refused(400, `this is not JSON: ${error.message}`);
+    throw new Refused(400, `the data must be JSON: ${error.message}`);
   }
 }
 
@@ -214,8 +214,8 @@ class List {
         say(found.cells[cell], text),
       );
     });
-    const none = prefix ? "No path begins with that." : "There are no streams yet.";
-    say($("list-note"), streams.length ? (streams.length === MOST ? `The first ${count(MOST)} are shown.` : "") : none);
+    const none = prefix ? "No path begins with this text." : "There are no streams yet. Create one.";
+    say($("list-note"), streams.length ? (streams.length === MOST ? `Only the first ${count(MOST)} streams are shown.` : "") : none);
   }
 
   add(path) {
@@ -287,7 +287,7 @@ class Followed {
         place.offset = next;
         cursor = headers.get("stream-cursor");
         const closed = headers.has("stream-closed");
-        this.tell(closed ? "closed" : this.messages.childElementCount ? "" : "nothing yet");
+        this.tell(closed ? "closed" : this.messages.childElementCount ? "" : "no messages yet");
         if (closed) return;
         if (headers.has("stream-up-to-date") && !fresh) {
           fresh = true;
@@ -309,7 +309,7 @@ class Followed {
     const recent = isJson(headers.get("content-type")) ? SHOWN : RECENT;
     const position = Math.max(0, unitsAt(tail) - recent);
     // At the end, an answer would come with the next message only.
-    if (position === unitsAt(tail)) this.tell(headers.has("stream-closed") ? "closed" : "nothing yet");
+    if (position === unitsAt(tail)) this.tell(headers.has("stream-closed") ? "closed" : "no messages yet");
     return { offset: offsetAt(tail, position) };
   }
 
@@ -339,7 +339,7 @@ function text(bytes) {
     return shortened(new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(bytes));
   } catch {
     const shown = Array.from(bytes.slice(0, BYTES), (byte) => byte.toString(16).padStart(2, "0")).join(" ");
-    return { text: shown, note: `${count(Math.min(BYTES, bytes.length))} of ${amount(bytes.length, "")}, no text` };
+    return { text: shown, note: `${count(Math.min(BYTES, bytes.length))} of ${amount(bytes.length, "")}, not text` };
   }
 }
 
