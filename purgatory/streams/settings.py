@@ -27,7 +27,7 @@ class Settings:
     local_webhooks: bool = False
     """Whether webhooks to this machine are allowed, over http, as in development."""
     allowed_hosts: tuple[str, ...] | None = ()
-    """Host names of the server, beside localhost and IP addresses; `*` allows every name.
+    """Host names of the server, besides localhost and IP addresses; `*` allows every name.
 
     With `None`, only clients on this machine, or behind a proxy, must use one of these names.
     """
@@ -36,7 +36,7 @@ class Settings:
     cache: str | None = None
     """Who may keep data for a minute: `public` is every cache, `private` the client's own, `no-store` none.
 
-    With `None`, it is `public` if `allowed_origin` is `*`, so that the server is open to all, and `private` else.
+    With `None`, it is `public` if `allowed_origin` is `*`, so that the server is open to all, and `private` otherwise.
     """
     long_poll_timeout: float = 30.0
     """Longest wait of a long poll, in seconds."""
