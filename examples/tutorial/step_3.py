@@ -15,7 +15,8 @@ async def poll(
     after: int = Query(0, ge=0),
     wait: float = Query(30.0, ge=0, le=60),
 ) -> list[str]:
-    return await purgatory.wait_for(lambda: topics.get(topic, [])[after:], topic, timeout=wait)
+    news = purgatory.wait_for(lambda: topics.get(topic, [])[after:], topic, timeout=wait)
+    return await news
 
 
 @app.post("/topics/{topic}", status_code=204)

@@ -32,7 +32,7 @@ async def start_poll(client: httpx.AsyncClient) -> asyncio.Task[httpx.Response]:
     return poll
 
 
-async def test_poll_gets_the_next_message(clock: VirtualClock, client: httpx.AsyncClient) -> None:
+async def test_next_message(clock: VirtualClock, client: httpx.AsyncClient) -> None:
     poll = await start_poll(client)
     await client.post("/topics/weather", params={"text": "rain"})
     await client.post("/topics/news", params={"text": "hello"})
@@ -40,7 +40,7 @@ async def test_poll_gets_the_next_message(clock: VirtualClock, client: httpx.Asy
     assert (await poll).json() == ["hello"]
 
 
-async def test_poll_is_empty_at_its_deadline(clock: VirtualClock, client: httpx.AsyncClient) -> None:
+async def test_deadline(clock: VirtualClock, client: httpx.AsyncClient) -> None:
     poll = await start_poll(client)
     clock.advance(29.0)
     assert app.state.purgatory.num_delayed == 1
@@ -48,7 +48,7 @@ async def test_poll_is_empty_at_its_deadline(clock: VirtualClock, client: httpx.
     assert (await poll).json() == []
 
 
-async def test_poll_beyond_the_limit_is_refused(clock: VirtualClock, client: httpx.AsyncClient) -> None:
+async def test_limit(clock: VirtualClock, client: httpx.AsyncClient) -> None:
     poll = await start_poll(client)
     refused = await client.get("/topics/news")
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")

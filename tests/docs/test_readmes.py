@@ -19,8 +19,8 @@ PAGES = sorted(
     for path in ROOT.glob(pattern)
     if not {"measured", "node_modules"} & set(path.parts)
 )
-ON_SPARK = ROOT / "purgatory" / "spark" / "README.md"
-"""Its code runs in `tests/pipeline/test_stream_source.py`."""
+ELSEWHERE = [ROOT / "purgatory" / "spark" / "README.md", ROOT / "examples" / "tutorial" / "README.md"]
+"""Their code runs in `tests/pipeline/test_stream_source.py` and in `tests/examples/test_tutorial.py`."""
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -39,7 +39,12 @@ def test_each_block_is_code_or_a_command_or_text(page: Path) -> None:
 
 @pytest.mark.parametrize(
     ("page", "block"),
-    [pytest.param(page, each, id=name(page)) for page in PAGES if page != ON_SPARK for each in blocks(page, "python")],
+    [
+        pytest.param(page, each, id=name(page))
+        for page in PAGES
+        if page not in ELSEWHERE
+        for each in blocks(page, "python")
+    ],
 )
 def test_code_runs_as_a_file_and_prints_its_comments(page: Path, block: str, tmp_path: Path) -> None:
     file = tmp_path / "readme.py"
