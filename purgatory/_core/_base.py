@@ -1,14 +1,14 @@
-"""The base classes of operations and of their purgatory: what is called for every operation.
+"""The base classes of operations and of their purgatory: the code that runs for every operation.
 
-This is the reference. `purgatory._speedups` has the same classes in C, and they take the place of these where it could
-be built, as with CPython's `random.Random` and `_random.Random`. The classes that users see inherit from the ones here
-and add what is rare, in Python. They rely on the public methods and on these:
+This is the reference. `purgatory._speedups` contains the same classes in C, which replace these if it was built, as
+with CPython's `random.Random` and `_random.Random`. The classes that users see inherit from these and add the methods
+that are called seldom, in Python. They rely on the public methods and on these:
 
     Entry.operation, Watchers.key, .entries, .head
     WatcherLists: len, at, find, keys, compact, replace; watched, dead, peak, purged
     OwnerBase: all but at_deadline, depth, deferred, finish_deferred, try_all
     OperationBase._purgatory_owner           the owner, from the hand-over until it is done
-    OperationBase._purgatory_timeout         the timeout it was made with, in seconds; infinity if there is none
+    OperationBase._purgatory_timeout         the timeout it was made with, in seconds, or infinity
     OperationBase._purgatory_outcome         the result, or the `Failure`
     OperationBase._purgatory_state_name      the state's name in the table of `states.py`
     OperationBase._purgatory_entry           its entry in watcher lists, once it has waited
@@ -16,7 +16,7 @@ and add what is rare, in Python. They rely on the public methods and on these:
     OperationBase._purgatory_add_waiter(waiter), _purgatory_remove_waiter(waiter), _purgatory_taken()
     PurgatoryBase._owner
 
-They define these for the base to call:
+They define these methods, which the base calls:
 
     Owner.note_end(operation, is_missed), log_missed(operation), report_key(exception), bind(purgatory)
     DelayedOperation.result(), _purgatory_failure(exception), _purgatory_misuse(), _purgatory_report(exception, owner),
@@ -24,8 +24,8 @@ They define these for the base to call:
         _purgatory_undeliver()
     DelayedOperationPurgatory._refuse(operation), _refuse_new(operation), _check_limited(key, limit)
 
-Change the state first, then call out: whatever an operation's method, a waiter, a listener or the clock calls finds
-the structure whole. After a call out, what it may have changed is looked at once more.
+Change the state first, then call out: so a method of an operation, a waiter, a listener or the clock finds the
+structure whole, whatever it calls. After a call out, the code looks again at everything that may have changed.
 """
 
 import math
@@ -49,30 +49,37 @@ __all__ = ["NESTING", "Entry", "OperationBase", "OwnerBase", "PurgatoryBase", "W
 Operation = TypeVar("Operation", bound="OperationBase")
 
 NESTING: Final = 16
-"""How deep operations end inside each other. The ends further in are made by the outermost, one after the other."""
+"""How deep operations may end inside each other. The outermost end makes all deeper ones, one after the other."""
 
 
 class Waiter(Protocol):
-    """What is told that an operation is done: a future, or any object with these methods of one."""
+    """An object that is notified when an operation is done: a future, or any object with these methods of a future.
+
+    For example:
+
+        waiter = asyncio.get_running_loop().create_future()
+        if add_waiter(operation, waiter):
+            await waiter
+    """
 
     def done(self) -> bool:
-        """Return whether it needs to be told no more."""
+        """Return whether it no longer needs a notification."""
 
     def set_result(self, result: None, /) -> None:
-        """The operation is done: take its result in a later iteration of the loop."""
+        """Take note that the operation is done. Fetch its result in a later iteration of the loop."""
 
     def get_loop(self) -> AbstractEventLoop:
         """Return the event loop that it belongs to."""
 
 
 class Entry:
-    """An operation in watcher lists, shared by all that watch it."""
+    """An operation in watcher lists, shared by all lists that watch it."""
 
     __slots__ = ("lists", "operation")
 
     def __init__(self, operation: "OperationBase | None", lists: int) -> None:
         self.operation: OperationBase | None = operation
-        """`None` if it is dead: the operation has finished."""
+        """`None` if the entry is dead, because the operation has finished."""
         self.lists: int = lists
         """How many lists it is in."""
 
@@ -87,7 +94,7 @@ class Watchers:
         self.entries: list[Entry] = []
         """In watch order. Replaced as a whole, and never shortened."""
         self.head: int = 0
-        """So many entries at the front are dead: a check with a limit begins behind them."""
+        """The number of dead entries at the front, which a check with a limit skips."""
         self.index: int = index
         """Its place among all lists."""
 
@@ -100,22 +107,22 @@ class WatcherLists:
     def __init__(self) -> None:
         self._by_key: dict[Hashable, Watchers] = {}
         self._lists: list[Watchers] = []
-        """The same lists in a row, for walks in slices: a dict cannot be walked while it changes."""
+        """The same lists in a row, for walks in slices, because a dict must not change during an iteration."""
         self.watched: int = 0
-        """Entries in all lists, dead ones included."""
+        """Entries in all lists, including dead ones."""
         self.dead: int = 0
         """Entries of operations that have finished."""
         self.peak: int = 0
-        """The most entries at a time, as of the last removal."""
+        """The largest number of entries at a time, as of the last removal."""
         self.purged: int = 0
         """Dead entries removed so far."""
 
     def __len__(self) -> int:
-        """How many keys have a list."""
+        """Return how many keys have a list."""
         return len(self._lists)
 
     def at(self, index: int) -> Watchers:
-        """Return the list at a place, from 0 on. Places change when lists are dropped."""
+        """Return the list at an index. Indexes change when lists are dropped."""
         return self._lists[index]
 
     def find(self, key: Hashable) -> Watchers | None:
@@ -127,7 +134,7 @@ class WatcherLists:
         return list(self._by_key)
 
     def watch(self, entry: Entry, keys: tuple[Hashable, ...]) -> None:
-        """Put `entry` at the end of the lists of `keys`. If a key raises, nothing has changed."""
+        """Append `entry` to the lists of `keys`. If a key raises, nothing has changed."""
         found: list[Watchers] = []
         try:
             for key in keys:
@@ -154,7 +161,7 @@ class WatcherLists:
             self.replace(watchers, alive)
 
     def replace(self, watchers: Watchers, alive: list[Entry]) -> None:
-        """Put `alive` in the place of the entries of a list, of which the others are dead."""
+        """Replace the entries of a list with those that are alive."""
         removed = len(watchers.entries) - len(alive)
         if self.watched > self.peak:
             self.peak = self.watched
@@ -176,9 +183,9 @@ class WatcherLists:
 
 
 class OwnerBase:
-    """What the operations of a purgatory know of it: the timer, the loop that may call, the lists, the counts.
+    """The part of a purgatory that its operations refer to: the timer, the loop that may call, the lists, the counts.
 
-    It is an object of its own: a purgatory that the program has dropped is freed, and the deadlines in it run.
+    It is a separate object so that a purgatory is freed when the program drops it, while its deadlines still run.
     """
 
     __slots__ = (
@@ -204,7 +211,7 @@ class OwnerBase:
     def __init__(self, timer: WheelTimer, live: bool, purge_interval: int, max_pending: int) -> None:
         self.timer: WheelTimer = timer
         self.time: Callable[[], float] = timer.time
-        """The clock's, which is asked in fewer steps once it is known."""
+        """`clock.time`, bound directly once the loop is known."""
         self.live: bool = live
         """Whether this belongs to an event loop, rather than to a clock of another kind."""
         self.loop: AbstractEventLoop | None = None
@@ -223,21 +230,21 @@ class OwnerBase:
         self.finished: dict[Outcome, int] = dict.fromkeys(OUTCOMES, 0)
         """Operations finished, by outcome."""
         self.missed: int = 0
-        """Satisfied operations whose condition only the last try found to hold."""
+        """Satisfied operations that only the last try at the deadline completed."""
         self.at_deadline: OperationBase | None = None
         """The operation whose last try is under way."""
         self.depth: int = 0
-        """How many operations are being ended, each inside the one before."""
+        """How many operations are being ended, each inside the end of another."""
         self.deferred: deque[OperationBase] = deque()
-        """Operations whose end the outermost of these makes."""
+        """Operations that the outermost end will end."""
 
     def is_purge_due(self) -> bool:
-        """Return whether there are too many dead entries, unless a purge is under way."""
+        """Return whether there are too many dead entries and no purge is under way."""
         lists = self.lists
         return lists.dead > self.purge_interval and 2 * lists.dead > lists.watched and not self.purging
 
     def try_each(self, entries: list[Entry], exits: ExitRequests) -> int:
-        """Try the operations of `entries` that are alive. Returns how many of them completed.
+        """Try the operations of `entries` that are alive. Return how many of them completed.
 
         Requests to exit are kept in `exits`.
         """
@@ -251,11 +258,11 @@ class OwnerBase:
                     exits.keep(exception)
                 if operation._purgatory_state.outcome == "satisfied":
                     completed += 1
-                del operation  # the traceback of another one's exception would keep it, by this frame
+                del operation  # the traceback of another one's exception keeps this frame, and would keep it
         return completed
 
     def finish_deferred(self) -> None:
-        """Make the ends that were put off, in their order."""
+        """End the operations whose ends were deferred, in their order."""
         exits = ExitRequests()
         while self.deferred:
             with exits:
@@ -263,7 +270,7 @@ class OwnerBase:
         exits.raise_first()
 
     def try_all(self, watchers: Watchers) -> int:
-        """Try the operations of a list in one go, and compact it. Returns how many of them completed.
+        """Try the operations of a list in one go, and compact it. Return how many of them completed.
 
         A request to exit is raised at the end.
         """
@@ -275,26 +282,26 @@ class OwnerBase:
         return completed
 
     def compact(self, watchers: Watchers) -> None:
-        """Remove the dead entries of a list. A key that cannot be looked up is reported."""
+        """Remove the dead entries of a list. If looking up its key raises, that is reported."""
         try:
             self.lists.compact(watchers)
         except Exception as exception:
             self.report_key(exception)
 
     def note_end(self, operation: "OperationBase", is_missed: bool) -> None:
-        """Call the listeners, and begin to remove dead entries if there are many. Raises requests to exit alone."""
+        """Call the listeners, and start a purge if there are many dead entries. Raise only requests to exit."""
         raise NotImplementedError
 
     def log_missed(self, operation: "OperationBase") -> None:
-        """In debug mode, log an operation that its last try completes. Raises requests to exit alone."""
+        """In debug mode, log an operation that its last try completes. Raise only requests to exit."""
         raise NotImplementedError
 
     def report_key(self, exception: Exception) -> None:
-        """Report a key that cannot be looked up."""
+        """Report a key whose `__hash__` or `__eq__` raised."""
         raise NotImplementedError
 
     def bind(self, purgatory: object) -> None:
-        """Belong to the running loop, if to none yet. Raises on another loop."""
+        """Belong to the running loop, unless this belongs to a loop already. Raise if that is another one."""
         raise NotImplementedError
 
 
@@ -313,10 +320,11 @@ class OperationBase(TimerEntry):
     _purgatory_outcome: Any
 
     def __init__(self, timeout: float | None) -> None:
-        """Make an operation. A subclass with a constructor of its own calls `super().__init__(timeout)`.
+        """Make an operation. If a subclass defines its own constructor, it must call `super().__init__(timeout)`.
 
         Args:
-            timeout: Seconds to wait at most, counted from the hand-over to a purgatory. `None` means no limit.
+            timeout: Seconds to wait at most, from when the operation is handed to a purgatory. `None` means no
+                deadline.
 
         Raises:
             ValueError: `timeout` is negative, NaN or infinite.
@@ -329,8 +337,8 @@ class OperationBase(TimerEntry):
         self._purgatory_entry: Entry | None = None
         """Set when the operation is watched, and kept."""
         self._purgatory_waiters: list[Waiter] | None = None
-        """The futures of the tasks that await, and other waiters. `None` again when one of them has taken the result;
-        an empty list if all have left while `on_complete` was running."""
+        """The futures of the awaiting tasks, and other waiters. `None` again after one of them has taken the result. An
+        empty list if all have left while `on_complete` was running."""
 
     def try_complete(self) -> bool:
         raise NotImplementedError
@@ -342,22 +350,22 @@ class OperationBase(TimerEntry):
         raise NotImplementedError
 
     def on_done(self) -> None:
-        """Release what the operation has acquired. Called exactly once, however the operation ends.
+        """Release whatever the operation has acquired. Called exactly once, however the operation ends.
 
-        If it completes, expires or is closed, that is after `on_complete` and `on_expiration`. It is called too if the
-        operation fails or is cancelled; `outcome` says which. Awaiting tasks take the result afterwards, so don't
-        release what the result hands over. An exception goes to the event loop's exception handler.
+        It is called after `on_complete` and `on_expiration`, and also if the operation fails or is cancelled. `outcome`
+        tells which. Awaiting tasks receive the result later, so don't release anything that the result contains. An
+        exception goes to the event loop's exception handler.
 
-        Acquire in `try_complete`. An operation that a purgatory refuses before its first try has not ended: `cancel()`
-        it if its constructor has acquired something.
+        Acquire in `try_complete`. If a purgatory refuses an operation before its first try, the operation has not
+        ended, so call `cancel()` if its constructor has acquired something.
         """
 
     @property
     def outcome(self) -> Outcome | None:
-        """How it has ended, a `str`; in `on_complete`, how it is ending; `None` while it is pending.
+        """The outcome, which is already set in `on_complete`, or `None` while the operation is pending.
 
-        It is one of `completed_at_once` (by its first try), `satisfied` (later), `expired`, `closed` (by a close or
-        `complete_all` of its purgatory), `cancelled` and `failed`.
+        It is one of the strings `completed_at_once` (by its first try), `satisfied` (later), `expired`, `closed` (its
+        purgatory was closed, or completed all), `cancelled` and `failed`.
         """
         return self._purgatory_state.outcome
 
@@ -366,22 +374,24 @@ class OperationBase(TimerEntry):
         return self._purgatory_state.name
 
     def done(self) -> bool:
-        """Return whether the operation has its outcome: a result, an exception, or that it was cancelled."""
+        """Return whether the operation has a result or an exception, or was cancelled."""
         return self._purgatory_state.is_done
 
     def expired(self) -> bool:
-        """Return whether the deadline completed it; in `on_complete`, whether it is the deadline that does."""
+        """Return whether the deadline completed the operation. It is true in `on_complete` already."""
         return self._purgatory_state.outcome == "expired"
 
     def cancelled(self) -> bool:
-        """Return whether it was cancelled."""
+        """Return whether the operation was cancelled."""
         return self._purgatory_state.outcome == "cancelled"
 
     def force_complete(self) -> bool:
-        """Complete the operation whether its condition holds or not. Returns whether it was this call that did.
+        """Complete the operation, whether its condition holds or not.
 
-        Called more than 16 deep inside the `on_complete` of others, it returns before its own `on_complete` has run,
-        which happens before the outermost of these calls returns.
+        If completions nest more than 16 deep, `on_complete` is deferred: it runs before the outermost call returns.
+
+        Returns:
+            Whether this call completed the operation. It is `False` if the operation was done or being completed.
 
         Raises:
             PurgatoryMisuse: The purgatory belongs to another event loop or thread.
@@ -395,10 +405,12 @@ class OperationBase(TimerEntry):
         return True
 
     def cancel(self) -> bool:
-        """Finish without a result and without `on_complete`. Returns whether the operation was pending.
+        """End the operation without a result and without `on_complete`. Awaiting tasks get `OperationCancelled`.
 
-        Tasks that await it get `OperationCancelled`. Called more than 16 deep inside the ends of others, it returns
-        before `on_done` has run, as `force_complete` does.
+        If ends nest more than 16 deep, `on_done` is deferred: it runs before the outermost call returns.
+
+        Returns:
+            Whether this call cancelled the operation. It is `False` if the operation was done or being completed.
 
         Raises:
             PurgatoryMisuse: The purgatory belongs to another event loop or thread.
@@ -412,7 +424,7 @@ class OperationBase(TimerEntry):
         return True
 
     def _purgatory_fail(self, failure: object) -> bool:
-        """Let the operation fail, with this outcome. Returns whether this call did: `False` if it has an outcome."""
+        """Let the operation fail with `failure`. Return `False` if it has an outcome already."""
         if not self._purgatory_step("fail"):
             return False
         self._purgatory_outcome = failure
@@ -426,7 +438,7 @@ class OperationBase(TimerEntry):
             if self._purgatory_add_waiter(waiter):
                 try:
                     yield from waiter
-                except GeneratorExit:  # the coroutine is closed, by the collector perhaps, or in another thread
+                except GeneratorExit:  # the coroutine is closed, perhaps by the collector or in another thread
                     self._purgatory_leave_soon(waiter)
                     raise
                 except BaseException:  # the task was cancelled
@@ -439,10 +451,10 @@ class OperationBase(TimerEntry):
             del self  # the traceback of an exception holds this frame
 
     def _purgatory_step(self, event: str) -> bool:
-        """Make the step of the table for `event`. Returns `False` if there is none.
+        """Make the step of the table for `event`. Return `False` if there is none.
 
-        When an operation ceases to be pending it leaves the timer and the watcher lists at once: nothing of the
-        purgatory's holds it after that. Its entry stays in the lists, dead.
+        An operation that is no longer pending leaves the timer and the watcher lists at once, so that the purgatory no
+        longer holds it. Its entry stays in the lists, dead.
         """
         before = self._purgatory_state
         after = before.steps.get(event)
@@ -460,7 +472,7 @@ class OperationBase(TimerEntry):
         return True
 
     def _purgatory_try(self) -> bool:
-        """Call `try_complete`. Returns whether that has completed the operation. It fails if that raises."""
+        """Call `try_complete`, and let the operation fail if it raises. Return whether it completed the operation."""
         owner = self._purgatory_owner
         try:
             if not self.try_complete():
@@ -480,7 +492,7 @@ class OperationBase(TimerEntry):
             return False
 
     def _purgatory_finish(self) -> None:
-        """Complete the operation or end it, for the winner of the compare-and-set, and then those that were put off."""
+        """Complete or end the operation, for the winner of the compare-and-set, and then the deferred ones."""
         owner = self._purgatory_owner
         if owner is None:  # it was never handed over
             self._purgatory_run(None)
@@ -575,14 +587,14 @@ class OperationBase(TimerEntry):
                     self._purgatory_wake_failed(waiter, exception)
 
     def _purgatory_close(self) -> bool:
-        """Complete the operation because its purgatory is closed, or completes all. Returns whether this call did."""
+        """Complete the operation because its purgatory is closed or completes all. Return whether this call did."""
         if not self._purgatory_step("close"):
             return False
         self._purgatory_finish()
         return True
 
     def _timer_expire(self) -> None:
-        """The deadline has come: try once more, and expire if that does not complete the operation."""
+        """Try once more at the deadline, and expire if that does not complete the operation."""
         owner, deadline = self._purgatory_owner, self._timer_deadline
         assert owner is not None, "it is pending"
         before, owner.at_deadline = owner.at_deadline, self
@@ -595,7 +607,7 @@ class OperationBase(TimerEntry):
             self._purgatory_finish()
 
     def _purgatory_add_waiter(self, waiter: Waiter) -> bool:
-        """Let `waiter` be told when the operation is done. Returns whether it waits: `False` if it is done already."""
+        """Notify `waiter` when the operation is done. Return `False` if the operation is done already."""
         if self._purgatory_state.is_done:
             return False
         if self._purgatory_waiters is None:
@@ -605,9 +617,9 @@ class OperationBase(TimerEntry):
         return True
 
     def _purgatory_remove_waiter(self, waiter: Waiter) -> None:
-        """Let `waiter` leave, as a cancelled task does.
+        """Remove a waiter, as when its task is cancelled.
 
-        The last one to leave cancels the operation, or leaves its result undelivered.
+        The last one that is removed cancels the operation, or leaves its result undelivered.
         """
         waiters = self._purgatory_waiters
         if waiters is None:
@@ -624,8 +636,8 @@ class OperationBase(TimerEntry):
         # Else it is being completed, and finds the empty list at its end.
 
     def _purgatory_taken(self) -> None:
-        """Note that the result is delivered, even if the other waiters leave."""
-        if self._purgatory_owner is None:  # else they have not been told yet
+        """Note that the result was delivered, even if the other waiters leave."""
+        if self._purgatory_owner is None:  # otherwise they have not been notified yet
             self._purgatory_waiters = None
 
     def result(self) -> Any:
@@ -640,19 +652,19 @@ class OperationBase(TimerEntry):
         raise NotImplementedError
 
     def _purgatory_report(self, exception: BaseException, owner: OwnerBase | None) -> None:
-        """Report `exception`, because the operation has its outcome without it. A request to exit is raised."""
+        """Report `exception`, because the operation already has an outcome. Raise it if it is a request to exit."""
         raise NotImplementedError
 
     def _purgatory_wake_failed(self, waiter: Waiter, exception: BaseException) -> None:
-        """Report `exception` of a waiter, unless its loop is closed: no task of that will run."""
+        """Report `exception` of a waiter, unless its loop is closed and so none of its tasks will run."""
         raise NotImplementedError
 
     def _purgatory_new_waiter(self) -> Any:
-        """Return a future that may wait. Raises if nothing would ever complete the operation, or on another loop."""
+        """Return a new future. Raise if nothing would ever complete the operation, or if it is the wrong loop."""
         raise NotImplementedError
 
     def _purgatory_leave_soon(self, waiter: Any) -> None:
-        """Let a waiter leave on the next iteration of its loop."""
+        """Remove a waiter on the next iteration of its loop."""
         raise NotImplementedError
 
     def _purgatory_undeliver(self) -> None:
@@ -661,7 +673,7 @@ class OperationBase(TimerEntry):
 
 
 class PurgatoryBase:
-    """A purgatory: the hand-over of operations, and the check of a key."""
+    """The hot part of a purgatory: the hand-over of operations, and the check of a key."""
 
     __slots__ = ("_owner",)
 
@@ -671,23 +683,23 @@ class PurgatoryBase:
     def try_complete_else_watch(self, operation: Operation, keys: Iterable[Hashable]) -> Operation:
         """Complete `operation` if its condition holds, else keep it until it does or its deadline comes.
 
-        Tries it, watches it on every key, tries it again and starts its timer, all in this call: if the condition
-        becomes true and one of the keys is checked after that, at any moment, it is not missed. The timeout counts
-        from this call.
+        This call tries the operation. If that doesn't complete it, it is registered under each key and tried once more,
+        and its timer starts. So no change is missed if you check one of the keys after the change, whenever that is.
+        The timeout counts from this call.
 
         Args:
             operation: An operation that was not handed over before.
-            keys: Hashable objects that name the state its condition is about, at least one.
+            keys: Hashable objects that name the state its condition depends on, at least one.
 
         Returns:
-            The operation, to be awaited or not.
+            The operation, which you may await.
 
         Raises:
             PurgatoryClosed: The purgatory takes no more operations.
             PurgatoryFull: `max_pending` operations are pending, and this one would have to wait.
             PurgatoryMisuse: The operation was handed over before, or this is another event loop or thread.
-            TypeError: `operation` is no operation, `keys` is no iterable of keys or a key is not hashable.
-            ValueError: There are no keys.
+            TypeError: `operation` is not an operation, `keys` is not an iterable of keys, or a key is not hashable.
+            ValueError: `keys` is empty.
         """
         owner = self._owner
         if owner.closed:
@@ -699,7 +711,7 @@ class PurgatoryBase:
         now = 0.0 if listeners is None else owner.time()
         try:
             is_new = operation._purgatory_step("hand over")
-        except (AttributeError, TypeError):  # no operation, a class, or one whose constructor was not called
+        except (AttributeError, TypeError):  # not an operation, a class, or an instance without super().__init__()
             is_new = False
         if not is_new:
             self._refuse_new(operation)
@@ -716,7 +728,7 @@ class PurgatoryBase:
         return operation
 
     def _watch(self, operation: "OperationBase", keys: tuple[Hashable, ...], owner: OwnerBase) -> None:
-        """Let the operation, which the first try has not completed, wait."""
+        """Let an operation wait that the first try has not completed."""
         deadline = owner.time() + operation._purgatory_timeout
         if operation._purgatory_state is not ARRIVING:
             return
@@ -737,14 +749,17 @@ class PurgatoryBase:
                 operation._timer_leave()  # the clock has completed it
 
     def check_and_complete(self, key: Hashable, limit: int | None = None) -> int:
-        """Try the operations that watch `key`, in watch order. Returns how many of them completed.
+        """Try the operations that watch `key`, in watch order.
 
-        Call it after whatever may have made a condition true.
+        Call it after each change that may have made a condition true.
 
         Args:
             key: One of the keys that operations were handed over with.
-            limit: Complete at most this many, first come first served. The cost depends on how many are tried. `None`
-                means no limit.
+            limit: The most operations to complete, first come, first served. The cost depends on how many are tried.
+                `None` means no limit.
+
+        Returns:
+            How many of them completed.
 
         Raises:
             ValueError: `limit` is less than 1.
@@ -759,11 +774,11 @@ class PurgatoryBase:
         return 0 if watchers is None else owner.try_all(watchers)
 
     def _refuse(self, operation: "OperationBase | None") -> NoReturn:
-        """Raise, because the purgatory is closed, or full."""
+        """Raise, because the purgatory is closed or full."""
         raise NotImplementedError
 
     def _refuse_new(self, operation: object) -> NoReturn:
-        """Raise, because this is no operation, or one that was handed over before."""
+        """Raise, because this is not an operation, or was handed over before."""
         raise NotImplementedError
 
     def _check_limited(self, key: Hashable, limit: int) -> int:

@@ -1,4 +1,4 @@
-"""Checks of one key in slices or with a limit, and the queue of those that are due on the next iteration."""
+"""Checks of one key in slices or with a limit, and the queue of the checks for the next iteration."""
 
 import math
 from collections import deque
@@ -15,7 +15,7 @@ __all__ = ["Check", "CheckQueue"]
 
 _NO_LIMIT: Final = math.inf
 _TRIES: Final = 50
-"""Tries between two looks at the time: one takes a fraction of a microsecond, unless it completes the operation."""
+"""Tries between two looks at the time. A try takes well under a microsecond, unless it completes the operation."""
 
 
 class Check:
@@ -26,18 +26,18 @@ class Check:
     def __init__(self, key: Hashable, limit: float = 0) -> None:
         self.key = key
         self.limit = limit
-        """The most operations that may complete in this pass; infinity without a limit."""
+        """The most operations that may complete in this pass, or infinity."""
         self.completed = 0
         """The operations that have completed in this pass."""
         self.steps: Iterator[int] | None = None
         """The rest of the pass, if it has begun."""
         self.requested: float = 0
-        """The limit of the next pass: the sum of those requested since the last one began."""
+        """The limit of the next pass: the sum of the limits requested since the last pass began."""
         self.queued = False
         """Whether it is in the queue."""
 
     def run(self, owner: Owner) -> Iterator[int]:
-        """Try the operations that watch the key now; yield after each part how many entries it had.
+        """Try the operations that watch the key now. After each part, yield how many entries it had.
 
         A request to exit is raised at the end.
         """
@@ -71,7 +71,7 @@ class CheckQueue:
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
-        # The checks that were requested, in the order in which they go on, and by key.
+        # The requested checks, in the order in which they go on, and by key.
         self._queue: deque[Check] = deque()
         self._checks: dict[Hashable, Check] = {}
         self._is_due = False
@@ -81,7 +81,7 @@ class CheckQueue:
         """Keys from `check_and_complete_threadsafe`."""
 
     def request(self, key: Hashable, limit: int | None = None) -> None:
-        """Check `key` on the next iteration. Calls for the same key make one pass, whose limit is the sum of theirs."""
+        """Check `key` on the next iteration. Calls for the same key make one pass with the sum of their limits."""
         check = self._checks.get(key)
         if check is None:
             if self._owner.lists.find(key) is None:
@@ -112,11 +112,11 @@ class CheckQueue:
             raise
 
     def _run(self) -> None:
-        """Go on with the checks, a slice of each, so that a long one does not hold up the others."""
+        """Go on with the checks, a slice of each, so that a long check does not hold up the others."""
         self._is_due = False
         self._handle = None
         slice_ = self._owner.timer.new_slice()
-        left = len(self._queue)  # those requested meanwhile come after this slice
+        left = len(self._queue)  # checks that are requested meanwhile come after this slice
         exits = ExitRequests()
         is_over = False
         try:

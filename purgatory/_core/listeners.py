@@ -1,6 +1,6 @@
-"""Listeners: called with a record of every finished operation, to count it, to journal it, to find slow ones.
+"""Listeners: called with a record of every finished operation, for example to count it or to write it to a journal.
 
-The arrival, timeout and keys of an operation are noted here and not in the operation: without listeners, operations are
+The arrival and the keys of an operation are noted here and not in the operation. So without listeners, operations are
 no larger and their completion takes no longer.
 """
 
@@ -19,7 +19,16 @@ Outcome: TypeAlias = Literal["completed_at_once", "satisfied", "expired", "close
 
 
 class FinishedOperation(NamedTuple):
-    """The record of one operation for a listener. It does not hold the operation, so it may be kept."""
+    """The record of one operation for a listener. You may keep it, because it does not hold the operation.
+
+    For example:
+
+        def log_slow(finished: FinishedOperation) -> None:
+            if finished.waited > 10.0:
+                print(finished.operation, finished.keys, finished.outcome)
+
+        purgatory.add_listener(log_slow)
+    """
 
     purgatory: str
     """The purgatory's name."""
@@ -28,17 +37,18 @@ class FinishedOperation(NamedTuple):
     keys: tuple[Hashable, ...]
     """The keys that it was watched on, without repetitions."""
     arrived: float
-    """The time at which it was handed to the purgatory, by the purgatory's clock."""
+    """The time at which it was handed to the purgatory, in seconds of the purgatory's clock."""
     timeout: float | None
-    """Seconds that it waits at most, from its arrival or its last reschedule on; `None` is no limit."""
+    """The most seconds that it could wait since its arrival or its last reschedule. `None` means no limit."""
     waited: float
-    """Seconds from its arrival until it had its outcome, `on_complete` included; 0.0 if it completed at once."""
+    """Seconds from its arrival until it had its outcome, including `on_complete`. 0.0 if it completed at once."""
     outcome: Outcome
     """How it has ended."""
     late: float | None
-    """Seconds from its deadline until it had its outcome, if that is *expired*."""
+    """Seconds from its deadline until it had its outcome, if the outcome is *expired*, else `None`."""
     deadline: float | None
-    """Seconds from its arrival to its last deadline: the timeout, unless it was rescheduled; `None` is no limit."""
+    """Seconds from its arrival to its last deadline, which is its timeout unless it was rescheduled. `None` means no
+    deadline."""
     missed: bool = False
     """Whether it is *satisfied*, but only the last try at its deadline found that its condition held. A check of its
     keys is missing, had a limit, or was still queued."""
@@ -49,14 +59,14 @@ Listener: TypeAlias = Callable[[FinishedOperation], object]
 
 
 class _Timed(Protocol):
-    """An operation, as it is read here."""
+    """The attributes of an operation that are read here."""
 
     _purgatory_timeout: float
     _timer_deadline: float
 
 
 class Listeners:
-    """The listeners of one purgatory, and the arrivals of the operations that will have a record."""
+    """The listeners of one purgatory, and the arrivals of the operations that they will be called for."""
 
     __slots__ = ("_arrivals", "_calling", "_clock", "_name", "_rescheduled", "_waiting", "all")
 
@@ -66,15 +76,15 @@ class Listeners:
         self.all: tuple[Listener, ...] = (listener,)
         """The listeners, in the order in which they were added. Replaced as a whole."""
         self._arrivals: dict[int, tuple[float, tuple[Hashable, ...]]] = {}
-        """The time and keys of the operations that will have a record, by `id`."""
+        """The arrival time and the keys of the pending operations, by `id`."""
         self._rescheduled: dict[int, tuple[float | None, float | None]] = {}
-        """The timeout of those that were rescheduled, and their deadline in seconds from the time."""
+        """The new timeout of rescheduled operations, and their deadline in seconds from the arrival, by `id`."""
         self._calling = False
         self._waiting: deque[FinishedOperation] = deque()
         """Records that the listeners have not been called with yet."""
 
     def remove(self, listener: Listener) -> bool:
-        """Call `listener` no more. Returns whether it was a listener."""
+        """Stop calling `listener`. Return whether it was a listener."""
         remaining = list(self.all)
         if listener not in remaining:
             return False
@@ -115,7 +125,7 @@ class Listeners:
                 self._calling = False
 
     def _call_listeners(self) -> None:
-        """Call the listeners. Exceptions go to the exception handler of the clock, requests to exit are raised last."""
+        """Call the listeners. Exceptions go to the clock's exception handler, and requests to exit are raised last."""
         exits = ExitRequests()
         while self._waiting:
             finished = self._waiting.popleft()

@@ -1,9 +1,9 @@
 """Delayed operations: pending in a purgatory until their condition or their deadline completes them.
 
-`states.py` has the table of an operation's states and steps, and `_base.py` what happens for every operation. Here is
-the rest: what a subclass defines, and what happens once in a while.
+`states.py` contains the table of an operation's states and steps, and `_base.py` the code that runs for every
+operation. This module contains the rest: the methods that subclasses define, and the code that runs seldom.
 
-Names of the internals begin with `_purgatory_`, or `_timer_` for the timer's: all other names are a subclass's own.
+Names of the internals begin with `_purgatory_` or `_timer_`, so subclasses may use all other names.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ __all__ = ["AWAIT_FROM_THREADS", "DelayedOperation", "Failure", "check_exception
 T = TypeVar("T")
 
 AWAIT_FROM_THREADS: Final = (
-    "asyncio.run_coroutine_threadsafe() with a coroutine that awaits it; in a web framework, make the handler async def"
+    "asyncio.run_coroutine_threadsafe() with a coroutine that awaits it. In a web framework, make the handler async def"
 )
 
 
 class Failure:
-    """The exception that made operations fail, until one of them is asked for it or all are collected."""
+    """The exception that made operations fail. It is reported if all of them are collected and nobody retrieved it."""
 
     __slots__ = ("clock", "exception", "message", "retrieved", "traceback")
 
@@ -41,7 +41,7 @@ class Failure:
         self.retrieved = isinstance(exception, (SystemExit, KeyboardInterrupt))  # these are raised at once
         self.exception = exception
         self.traceback = exception.__traceback__
-        """It is raised with this one each time, or else it would grow with each task that it is raised in."""
+        """The traceback with which it is raised each time, because its own grows with each task that raises it."""
         self.message = message
         self.clock = clock
 
@@ -64,14 +64,14 @@ def check_exception(exception: object) -> None:
 
 
 class _NoFuture:
-    """The right call for those who pass an operation to `asyncio.wait`, which looks for this method of a future."""
+    """Names the right call if an operation is passed to `asyncio.wait`, which looks for this method of a future."""
 
     def __get__(self, operation: object, owner: object = None) -> NoReturn:
-        raise AttributeError(f"{operation!r} is no future: pass asyncio.ensure_future(operation)")
+        raise AttributeError(f"{operation!r} is not a future: pass asyncio.ensure_future(operation)")
 
 
 class _Signature:
-    """That of classes without a constructor of their own: from CPython 3.14 on, `inspect` can't read one that C has."""
+    """The signature of classes that inherit the constructor, because `inspect` on CPython 3.14 can't read C's."""
 
     def __get__(self, operation: object, owner: type) -> inspect.Signature:
         if owner.__init__ is not OperationBase.__init__:  # type: ignore[misc]
@@ -81,7 +81,7 @@ class _Signature:
 
 
 class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
-    """Something that completes when its condition holds or when its deadline comes, exactly once, whichever is first.
+    """An operation that completes exactly once: when its condition holds, or else when its deadline comes.
 
         class Reaches(DelayedOperation[int]):
             def __init__(self, counter: Counter, value: int, timeout: float | None) -> None:
@@ -94,19 +94,17 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
             def on_complete(self) -> int:
                 return self.counter.value
 
-    A subclass defines the condition (`try_complete`) and the result (`on_complete`) in plain methods: defining them
-    `async` raises `TypeError`. Hand it to `DelayedOperationPurgatory.try_complete_else_watch`, then `await` it, or do
-    not. It serves once.
+    Define the condition (`try_complete`) and the result (`on_complete`) in a subclass. They are plain methods: if one
+    is `async`, defining the class raises `TypeError`. You may also define `on_expiration`, `on_undelivered` and
+    `on_done`, which releases whatever the operation has acquired, however it ends.
 
-    Several tasks may await the same operation. Cancelling one of them doesn't affect the others. Cancelling the last
-    one cancels the operation.
+    Hand each instance to `DelayedOperationPurgatory.try_complete_else_watch` once, and `await` it if you need its
+    result. Several tasks may await the same operation. Cancelling one of them doesn't affect the others. Cancelling
+    the last one cancels the operation.
 
-    It may also define `on_expiration`, `on_undelivered` and `on_done`, which releases what the operation has acquired
-    however it ends.
-
-    An operation fails if `try_complete` or `on_complete` raises, or by `fail`. The exception comes out of `await`. As
-    with `asyncio.Future`, it goes to the event loop's exception handler if nobody has retrieved it when the operation
-    is collected.
+    An operation fails if `try_complete` or `on_complete` raises, or if you call `fail`. The exception comes out of
+    `await`. As with `asyncio.Future`, it goes to the event loop's exception handler if nobody has retrieved it when
+    the operation is collected.
     """
 
     __slots__ = ()
@@ -148,46 +146,53 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
     def try_complete(self) -> bool:
         """Return `self.force_complete()` if the condition holds, else `False`.
 
-        Keep it cheap, because it is called often. At the deadline it is called a last time: if it completes the
-        operation, that has not expired.
+        Keep it cheap, because it is called often: twice at the hand-over, whenever one of the keys is checked, and a
+        last time at the deadline. If the last try completes the operation, it counts as satisfied and not as expired.
+
+        Returns:
+            Whether this call completed the operation.
         """
 
     @abstractmethod
     def on_complete(self) -> T:
-        """Return the result, which `await` yields. Called exactly once, by whatever completes the operation.
+        """Return the result, which `await` yields. Called exactly once, when the operation completes.
 
-        The condition may not hold: `outcome` tells whether it is the deadline or a close that completes it. An
-        operation that is cancelled or fails does not come here.
+        The condition doesn't hold if the deadline or a close completes the operation, which `outcome` tells. It is not
+        called if the operation fails or is cancelled.
         """
 
     def on_expiration(self) -> None:
-        """Do what an expiry needs. Called after `on_complete` when it was the deadline that completed the operation.
+        """Handle an expiry. Called after `on_complete` if the deadline completed the operation.
 
-        An exception goes to the event loop's exception handler; the result stays.
+        An exception goes to the event loop's exception handler, and the result stays.
         """
 
     def on_undelivered(self, result: T, /) -> None:
-        """Take `result` back, for example put a job into its queue again.
+        """Take back a result that no task has received, for example to return a job to its queue.
 
-        Called when every awaiting task was cancelled before it could take the result, and not if no task has ever
-        awaited the operation.
+        Called if every awaiting task was cancelled before it could receive the result. It is not called if no task has
+        ever awaited the operation.
+
+        Args:
+            result: The result of `on_complete`.
         """
 
     def fail(self, exception: Exception) -> bool:
-        """End the operation with `exception` and without `on_complete`: tasks that await it get the exception.
+        """End the operation with an exception, which awaiting tasks get, and without `on_complete`.
 
-        It is like `asyncio.Future.set_exception`, but accepts an instance only, and returns `False` if the operation is
-        being completed or done. In `try_complete` you may `return self.fail(...)`: it does not count as completed.
+        It is like `asyncio.Future.set_exception`, but it accepts only an instance and returns `False` if the operation
+        is done or being completed. You may `return self.fail(...)` in `try_complete`, because a failed operation
+        doesn't count as completed.
 
         Args:
-            exception: An instance of `Exception`, other than a `StopIteration` or a `CancelledError`, which mean
+            exception: An instance of `Exception`. `StopIteration` and `CancelledError` are refused, because they mean
                 something else to an awaiting task.
 
         Returns:
             Whether this call ended the operation.
 
         Raises:
-            TypeError: `exception` is anything else.
+            TypeError: `exception` is not such an instance.
             PurgatoryMisuse: The purgatory belongs to another event loop or thread.
         """
         check_exception(exception)
@@ -200,13 +205,13 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
         """Move the deadline, earlier or later.
 
         Args:
-            timeout: Seconds from now; `None` is never.
+            timeout: Seconds from now. `None` means no deadline.
 
         Raises:
             ValueError: `timeout` is negative, NaN or infinite.
             TypeError: `timeout` is not a number.
-            PurgatoryMisuse: The operation does not wait in a purgatory, or that belongs to another event loop or
-                thread.
+            PurgatoryMisuse: The operation is not pending in a purgatory, or the purgatory belongs to another event
+                loop or thread.
         """
         if timeout is not None:
             timeout = seconds("timeout", timeout, none=True)
@@ -217,7 +222,7 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
             if timeout is not None:
                 deadline = owner.time() + timeout
         if owner is None or self._purgatory_state_name != "pending":
-            raise PurgatoryMisuse(f"only an operation that waits in a purgatory is rescheduled, not {self!r}")
+            raise PurgatoryMisuse(f"cannot reschedule {self!r}: it is not pending in a purgatory")
         owner.timer.reschedule(self, deadline)
         if self._purgatory_state_name != "pending":
             self._timer_leave()  # the clock has completed it
@@ -229,8 +234,8 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
 
         Raises:
             asyncio.InvalidStateError: The operation is not done.
-            OperationCancelled: It was cancelled.
-            Exception: It failed with this one.
+            OperationCancelled: The operation was cancelled.
+            Exception: The operation failed with this exception.
         """
         exception = self.exception()
         if exception is None:
@@ -245,10 +250,10 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
 
         Raises:
             asyncio.InvalidStateError: The operation is not done.
-            OperationCancelled: It was cancelled.
+            OperationCancelled: The operation was cancelled.
         """
         if not self.done():
-            raise asyncio.InvalidStateError(f"{self!r} is not done")
+            raise asyncio.InvalidStateError(f"{self!r} is not done: await it first")
         if self.cancelled():
             raise OperationCancelled(f"{type(self).__qualname__} was cancelled")
         if self.outcome != "failed":
@@ -263,14 +268,16 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
     def _purgatory_failure(self, exception: BaseException) -> object:
         name = type(self).__qualname__
         if isinstance(exception, (asyncio.CancelledError, StopIteration)):
-            # To the awaiting task these mean something else.
+            # These mean something else to the awaiting task.
             wrapped = PurgatoryError(f"{name} raised {type(exception).__qualname__}")
             wrapped.__cause__ = exception
             exception = wrapped
         return Failure(exception, f"{name} failed, and its exception was never retrieved", self._purgatory_clock())
 
     def _purgatory_misuse(self) -> NoReturn:
-        raise PurgatoryMisuse(f"try_complete() of {self!r} returned true, but did not force_complete()")
+        raise PurgatoryMisuse(
+            f"try_complete() of {self!r} returned true, but did not force_complete(): return self.force_complete()"
+        )
 
     def _purgatory_report(self, exception: BaseException, owner: OwnerBase | None) -> None:
         if isinstance(exception, (SystemExit, KeyboardInterrupt)):
@@ -285,7 +292,7 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
         report(_get_running_loop(), f"{type(waiter).__qualname__} could not be told that {self!r} is done", exception)
 
     def _purgatory_check_await(self) -> asyncio.AbstractEventLoop:
-        """Return the running loop. Raises if nothing would ever complete the operation, or on another loop."""
+        """Return the running loop. Raise if nothing would ever complete the operation, or if it is the wrong loop."""
         owner = self._purgatory_owner
         if owner is None:
             raise PurgatoryMisuse(f"{self!r} would never complete: hand it to try_complete_else_watch() first")
@@ -300,7 +307,7 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
         return waiter
 
     def _purgatory_leave_soon(self, waiter: "asyncio.Future[None]") -> None:
-        # By the mailbox of the loop: a coroutine may be closed by the collector, in the middle of anything.
+        # Through the loop's mailbox, because the collector may close a coroutine in the middle of anything.
         with suppress(RuntimeError):  # its loop is closed
             waiter.get_loop().call_soon_threadsafe(self._purgatory_remove_waiter, waiter, context=Context())
 

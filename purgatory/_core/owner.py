@@ -1,4 +1,4 @@
-"""The owner of operations: the part of it that is called seldom, and the purge of dead entries."""
+"""The owner of operations: its methods that are called seldom, and the purge of dead entries."""
 
 import sys
 from asyncio import AbstractEventLoop, BaseEventLoop, _get_running_loop
@@ -19,20 +19,20 @@ __all__ = ["Owner"]
 
 _FROM_THREADS = (
     "loop.call_soon_threadsafe(purgatory.try_complete_else_watch, operation, keys), or to wait for its result "
-    "asyncio.run_coroutine_threadsafe(); in a web framework, make the handler async def"
+    "asyncio.run_coroutine_threadsafe(). In a web framework, make the handler async def"
 )
 
 
 class Owner(OwnerBase):
     """The owner of the operations of one purgatory.
 
-    A purge starts when the dead entries are more than `purge_interval`, and more than the living ones. So it looks at
-    no more than two entries for each that it removes, however many operations are pending.
+    A purge starts when there are more dead entries than `purge_interval` and more than living ones. So it looks at no
+    more than two entries for each that it removes, however many operations are pending.
 
-    Kafka's purgatory, and the proposal that this one began with, decide by an *estimate* of the entries: the operations
-    that were ever watched, minus those that have finished. It is off as soon as operations have several keys, and for
-    the time between the end of an operation and its removal from each list. Counting costs one addition where an
-    operation ends and one where a list is compacted, and is exact.
+    Kafka's purgatory decides by an *estimate* of the entries: the operations that were ever watched, minus the finished
+    ones. The estimate is wrong if operations have several keys, and from the end of an operation until its entry is
+    removed from each list. Counting is exact, and costs one addition when an operation ends and one when a list is
+    compacted.
     """
 
     __slots__ = ("_purge_handle", "purges", "scanned")
@@ -51,10 +51,10 @@ class Owner(OwnerBase):
             self._belong_to(clock)
 
     def bind(self, purgatory: object) -> None:
-        """Belong to the running loop, if to none yet.
+        """Belong to the running loop, unless this belongs to a loop already.
 
         Raises:
-            PurgatoryMisuse: `purgatory` belongs to another loop, or that runs in another thread.
+            PurgatoryMisuse: `purgatory` belongs to another loop, or its loop runs in another thread.
             RuntimeError: No loop runs.
         """
         loop = self.loop
@@ -67,7 +67,7 @@ class Owner(OwnerBase):
         loop = running_loop(purgatory, None, "")
         clock = self.timer.clock
         if clock is not loop and isinstance(clock, AbstractEventLoop):
-            running_loop(purgatory, clock, "")  # it raises
+            running_loop(purgatory, clock, "")  # which raises
         self._belong_to(loop)
 
     def _belong_to(self, loop: AbstractEventLoop) -> None:
@@ -77,21 +77,23 @@ class Owner(OwnerBase):
         self.time = monotonic if is_plain else loop.time
 
     def loop_for_threads(self, purgatory: object) -> AbstractEventLoop | None:
-        """Return the event loop that another thread may call; `None` if there is none yet, or after a close.
+        """Return the event loop that another thread may call, or `None` if there is none yet, or after a close.
 
         Raises:
-            PurgatoryMisuse: `purgatory` runs on a clock that is no event loop.
+            PurgatoryMisuse: `purgatory` runs on a clock that is not an event loop.
         """
         if not self.live:
-            raise PurgatoryMisuse(f"{purgatory!r} has no event loop that another thread could call")
+            raise PurgatoryMisuse(
+                f"{purgatory!r} has no event loop that another thread could call: it runs on another kind of clock"
+            )
         return None if self.closed else self.loop
 
     def report_key(self, exception: Exception) -> None:
-        """Report a key that cannot be looked up."""
-        report(self.timer.clock, "a watch key cannot be looked up", exception)
+        """Report a key whose `__hash__` or `__eq__` raised."""
+        report(self.timer.clock, "looking up a watched key raised", exception)
 
     def log_missed(self, operation: OperationBase) -> None:
-        """In debug mode, log an operation that its last try completes. Raises requests to exit alone."""
+        """In debug mode, log an operation that its last try completes. Raise requests to exit, and nothing else."""
         try:
             loop = self.loop or _get_running_loop()
             if loop is None or not loop.get_debug():
@@ -109,7 +111,7 @@ class Owner(OwnerBase):
             report(self.timer.clock, "an operation that nobody checked could not be logged", exception)
 
     def note_end(self, operation: OperationBase, is_missed: bool) -> None:
-        """Call the listeners, and begin to remove dead entries if there are many. Raises requests to exit alone."""
+        """Call the listeners, and start a purge if there are many dead entries. Raise only requests to exit."""
         try:
             if self.listeners is not None:
                 self.listeners.finish(operation, cast(Outcome, operation.outcome), is_missed, self.time())
@@ -130,7 +132,7 @@ class Owner(OwnerBase):
         self.purges += 1
 
     def stop_purging(self) -> None:
-        """Leave a purge that is under way where it is."""
+        """Stop a purge that is under way, and leave the other entries where they are."""
         handle, self._purge_handle = self._purge_handle, None
         self.purging = False
         if handle is not None:
@@ -140,11 +142,11 @@ class Owner(OwnerBase):
         self._purge_handle = call_next(self.timer.clock, self._purge_slice, purge, added)
 
     def _purge_slice(self, purge: Iterator[int], added: int) -> None:
-        """Go on with a purge; `added` is how many entries had been added up to the last slice."""
+        """Go on with a purge. `added` is the number of entries that had ever been added before the last slice."""
         self._purge_handle = None
         lists = self.lists
         now = lists.watched + lists.purged
-        # At least twice as fast as new entries come, or else the purge would never catch up.
+        # At least twice as fast as new entries come, because otherwise the purge would never catch up.
         slice_ = self.timer.new_slice(max(SLICE, 2 * (now - added)))
         is_over = False
         try:
@@ -158,7 +160,7 @@ class Owner(OwnerBase):
                 self.scanned += entries
                 is_over = slice_.is_over_cheaply(entries)
             self._purge_soon(purge, now)
-        except BaseException:  # the clock does not call back: the next completion begins again
+        except BaseException:  # the clock does not call back, so the next completion begins again
             self.purging = False
             raise
         finally:

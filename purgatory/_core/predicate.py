@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class DelayedPredicate(DelayedOperation[T], Generic[T]):
-    """Waits until a predicate is true. Yields its last value."""
+    """Waits until a predicate is true. The result is its last value."""
 
     __slots__ = ("__weakref__", "_predicate", "_value")
 
@@ -65,7 +65,7 @@ def check_predicate(predicate: Callable[[], object], keys: tuple[Hashable, ...],
 
 
 def _is_timeout(keys: tuple[Hashable, ...]) -> bool:
-    """Whether one of the keys is meant as a timeout: any `float`, or an `int` behind keys that are none."""
+    """Return whether a key looks like a timeout: it is a `float`, or an `int` behind keys that are not integers."""
     *others, last = keys
     is_int = isinstance(last, int) and not isinstance(last, bool)
     return any(isinstance(key, float) for key in keys) or (is_int and any(not isinstance(key, int) for key in others))

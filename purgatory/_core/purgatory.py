@@ -39,16 +39,17 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
         log.append(message)                       # elsewhere: change the state first,
         purgatory.check_and_complete(topic)       # then check its key
 
-    An operation is tried when it is handed over, when one of its keys is checked, and at its deadline; nothing polls.
-    So each change needs a check. `statistics().missed` counts operations whose condition only the last try found to
-    hold, because no check came, and in asyncio's debug mode the logger `purgatory` names them.
+    An operation is tried when it is handed over, when one of its keys is checked, and at its deadline. Nothing polls,
+    so check a key after each change. If a check was missing and only the last try found that a condition held, the
+    operation counts in `statistics().missed`. In asyncio's debug mode, the logger `purgatory` names it.
 
-    A purgatory belongs to one event loop and its thread. The methods of operations, listeners and all other callbacks
-    may call anything. Other threads, handlers of `signal.signal` and finalizers have `check_and_complete_threadsafe`;
-    other calls from the wrong thread raise `PurgatoryMisuse`. Use it as an async context manager, or call `aclose`.
+    A purgatory belongs to one event loop and its thread. Methods of operations, listeners and all other callbacks may
+    call anything. From other threads, handlers of `signal.signal` and finalizers, call `check_and_complete_threadsafe`.
+    Any other call from the wrong thread raises `PurgatoryMisuse`. Use a purgatory as an async context manager, or call
+    `aclose` at the end.
 
-    Deferred work runs in an empty context (`contextvars.Context()`), never in that of the request that caused it:
-    deadlines, `check_and_complete_soon` and `_threadsafe`, and purges.
+    Deferred work (deadlines, `check_and_complete_soon` and `_threadsafe`, purges) runs in an empty context
+    (`contextvars.Context()`), and never in the context of the request that caused it.
     """
 
     __slots__ = ("__weakref__", "_name", "_queue")
@@ -68,14 +69,14 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
         """Make a purgatory.
 
         Args:
-            name: For statistics and messages.
+            name: The name in statistics and messages.
             tick: How exact deadlines are, in seconds.
             wheel_size: The number of buckets on each level of the timer.
-            purge_interval: A purge starts when the dead entries in the watcher lists are more than this, and more than
-                the living ones.
-            max_pending: More operations than this are refused; `None` is no limit.
-            clock: What tells the time; by default the purgatory belongs to the event loop that runs when it is first
-                used.
+            purge_interval: A purge starts when there are more dead entries in the watcher lists than this, and more
+                than living ones.
+            max_pending: At most this many operations may be pending. `None` means no limit.
+            clock: The clock for deadlines. By default, the purgatory belongs to the event loop that runs when it is
+                first used.
 
         Raises:
             ValueError: A value is out of range.
@@ -95,14 +96,14 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
 
     async def __aenter__(self) -> Self:
         if self.closed:
-            raise PurgatoryClosed(f"{self!r} is closed")
+            raise PurgatoryClosed(f"{self!r} is closed: make a new one")
         if self._owner.live:
             self._owner.bind(self)
         return self
 
     @property
     def name(self) -> str:
-        """The name given to it."""
+        """The name in statistics and messages."""
         return self._name
 
     @property
@@ -112,30 +113,30 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more operations."""
+        """Whether it accepts no more operations."""
         return self._owner.closed
 
     @property
     def num_delayed(self) -> int:
-        """How many operations are pending, exactly."""
+        """The exact number of pending operations."""
         return self._owner.num_delayed
 
     @property
     def watched(self) -> int:
-        """How many entries the watcher lists have, those of finished operations included, exactly."""
+        """The exact number of entries in the watcher lists, including the dead entries of finished operations."""
         return self._owner.lists.watched
 
     def watched_keys(self) -> list[Hashable]:
         """Return the keys that operations are watched on, each once.
 
-        As in `watched`, those of finished operations stay until a check or a purge removes their entries.
+        The keys of finished operations stay until a check or a purge removes their entries.
         """
         return self._owner.lists.keys()
 
     def each_watched_key(self) -> Iterator[Hashable]:
-        """Yield `watched_keys` one at a time: while the iteration is suspended, operations may come and go.
+        """Yield the watched keys one at a time, in no order. Operations may come and go during the iteration.
 
-        Keys that are watched throughout are not missed. Keys may come twice, and without an order.
+        A key that is watched throughout is not missed. A key may be yielded twice.
         """
         for watchers in each_list(self._owner.lists):
             yield watchers.key
@@ -172,7 +173,12 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
     def wait_for(
         self, predicate: Callable[[], T], *keys: Hashable, timeout: float | None = None
     ) -> DelayedOperation[T]:
-        """Wait until `predicate()` is true: the short form, without a class.
+        """Wait until `predicate()` is true, in the short form without a class.
+
+        As with `threading.Condition.wait_for`, the result is the last value of the predicate: true if the condition
+        held, and false if the deadline or a close came first. The predicate is called twice in this call, so that no
+        change is missed. Then it is called whenever one of the keys is checked, and once at the deadline, but not at a
+        close. If it raises, the exception comes out of `await`.
 
             if await purgatory.wait_for(lambda: len(messages) > offset, "topic-1", timeout=30.0):
                 return messages[offset:]
@@ -180,24 +186,19 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
             messages.append(message)                   # elsewhere
             purgatory.check_and_complete("topic-1")
 
-        As `threading.Condition.wait_for`, it yields the last value of the predicate: true if the condition held, false
-        if the deadline or a close came first, so nothing is raised then. The predicate is called twice now, so that no
-        change in between is lost, whenever one of the keys is checked, and once at the deadline. A close does not call
-        it again. If it raises, the exception comes out of `await`.
-
         Args:
             predicate: A function without arguments that tells whether the condition holds. Keep it cheap.
-            keys: Hashable objects that name the state the condition is about, at least one, each an argument of its
-                own. `check_and_complete(key)` checks them.
+            keys: Hashable objects that name the state the condition depends on, at least one. Pass each as an argument
+                of its own. `check_and_complete(key)` checks them.
             timeout: Seconds to wait at most, counted from this call. `None` means no limit.
 
         Returns:
-            An operation whose wait has begun. Don't forget to await it: like any object, it is always true.
+            An operation whose wait has begun. Don't forget to await it, because the operation itself is always true.
 
         Raises:
             TypeError: `predicate` is not callable or is `async`, a key is not hashable, `timeout` is not a number.
             ValueError: There are no keys, or `timeout` is negative, NaN or infinite.
-            PurgatoryClosed: The purgatory takes no more operations.
+            PurgatoryClosed: The purgatory accepts no more operations.
             PurgatoryFull: `max_pending` operations are pending, and this one would have to wait.
             PurgatoryMisuse: The purgatory belongs to another event loop or thread.
             RuntimeError: No event loop runs.
@@ -209,12 +210,20 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
     def check_and_complete_soon(self, key: Hashable, limit: int | None = None) -> None:
         """Try the operations that watch `key` on the next iteration of the loop, in slices if there are many.
 
-        Calls for the same key in one iteration make one pass, whose limit is the sum of theirs. Arguments and errors
-        are those of `check_and_complete`.
+        Calls for the same key in one iteration make one pass, and their limits are added.
 
-        Between two slices the state may change, and the pass goes on with whoever comes next, although others have
-        waited longer. Where operations compete for what they wait for, and their order counts, use
-        `check_and_complete`, which makes its pass in one go.
+        Between two slices the state may change, and then the pass may complete an operation although others have waited
+        longer. If operations compete for something and their order counts, use `check_and_complete`, which makes its
+        pass in one go.
+
+        Args:
+            key: One of the keys that operations were handed over with.
+            limit: The most operations to complete, first come, first served. `None` means no limit.
+
+        Raises:
+            ValueError: `limit` is less than 1.
+            TypeError: `limit` is not an `int`, or `key` is not hashable.
+            PurgatoryMisuse: The purgatory belongs to another event loop or thread.
         """
         self._check_loop("check_and_complete_soon(key)", "check_and_complete_threadsafe()")
         if limit is not None:
@@ -224,27 +233,23 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
     def check_and_complete_threadsafe(self, key: Hashable) -> None:
         """Do `check_and_complete_soon` from another thread, a signal handler or a finalizer.
 
-        Many calls wake the loop once.
+        However many calls come, the loop wakes up once.
 
         Raises:
             TypeError: `key` is not hashable.
-            PurgatoryMisuse: The purgatory runs on a clock that is no event loop.
-            RuntimeError: Its loop is closed, and the purgatory is not.
+            PurgatoryMisuse: The purgatory runs on a clock that is not an event loop.
+            RuntimeError: The event loop is closed, and the purgatory is not.
         """
         hash(key)
-        # Without a loop no operation is pending: one that comes later finds the condition true at its first try.
+        # Without a loop no operation is pending, and one that comes later finds the condition true at its first try.
         loop = self._owner.loop_for_threads(self)
         if loop is not None:
             self._queue.mailbox.put(key, loop)
 
     def cancel_for_key(self, key: Hashable) -> list[DelayedOperation[Any]]:
-        """Cancel the operations that watch `key`. Returns them, in watch order.
+        """Cancel the operations that watch `key`, even if they watch other keys too. Return them, in watch order.
 
-        They are finished, whatever other keys they watch. (Kafka's `cancelForKey` removes the key's watchers and stops
-        the timers, but another key may still complete the operations.)
-
-        Raises:
-            PurgatoryMisuse: The purgatory belongs to another event loop or thread.
+        Kafka's `cancelForKey` differs, because another key may still complete the operations.
         """
         self._check_loop("purgatory.cancel_for_key(key)")
         operations = self.watching(key)
@@ -261,34 +266,30 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
         return cancelled
 
     def complete_all(self) -> int:
-        """Complete every pending operation whether its condition holds or not. Returns how many completed.
-
-        Their outcome is *closed*.
-
-        Raises:
-            PurgatoryMisuse: The purgatory belongs to another event loop or thread.
-        """
+        """Complete every pending operation with the outcome *closed*. Return how many completed."""
         self._check_loop("purgatory.complete_all()")
         return self._end_all(methodcaller("_purgatory_close"))
 
     def cancel_all(self) -> int:
-        """Cancel every pending operation. Returns how many this has cancelled.
-
-        Raises:
-            PurgatoryMisuse: The purgatory belongs to another event loop or thread.
-        """
+        """Cancel every pending operation. Return how many were cancelled."""
         self._check_loop("purgatory.cancel_all()")
         return self._end_all(methodcaller("cancel"))
 
     def fail_all(self, exception: Exception) -> int:
-        """Fail every pending operation with `exception`. Returns how many failed.
+        """Fail every pending operation with the same exception.
 
-        All get the same object, so make one for each call. It is raised with the traceback that it has now, however
-        many tasks get it, and goes to the event loop's exception handler once if nobody retrieves it. The operations'
-        own `fail` is not called: release things in `on_done`.
+        It is always raised with the traceback that it has now, however many tasks get it. If nobody retrieves it, it
+        goes to the event loop's exception handler once. The method `fail` of the operations is not called, so release
+        resources in `on_done`.
+
+        Args:
+            exception: An instance of `Exception`, as for `DelayedOperation.fail`. Make a new one for each call.
+
+        Returns:
+            How many operations failed.
 
         Raises:
-            TypeError: As `DelayedOperation.fail`.
+            TypeError: `exception` is not such an instance.
             PurgatoryMisuse: The purgatory belongs to another event loop or thread.
         """
         self._check_loop("purgatory.fail_all(exception)")
@@ -302,12 +303,9 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
         return failed
 
     async def aclose(self) -> None:
-        """Take no more operations and complete every pending one, in slices: no awaiting task is left waiting.
+        """Refuse new operations and complete the pending ones, in slices, so that no task is left waiting.
 
-        Their outcome is *closed*. Harmless when repeated.
-
-        Raises:
-            PurgatoryMisuse: The purgatory belongs to another event loop or thread.
+        Their outcome is *closed*. A second call does nothing.
         """
         self._check_loop("purgatory.aclose()", "asyncio.run_coroutine_threadsafe(purgatory.aclose(), loop)")
         owner = self._owner
@@ -327,11 +325,7 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
             exits.raise_first()
 
     def close(self) -> None:
-        """Do as `aclose`, in one go: for code that cannot await, inside an operation or on a `VirtualClock`.
-
-        Raises:
-            PurgatoryMisuse: The purgatory belongs to another event loop or thread.
-        """
+        """Do the same as `aclose`, but in one go, for code that cannot await."""
         self._check_loop("purgatory.close()")
         owner = self._owner
         owner.closed = True
@@ -345,17 +339,18 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
                 owner.compact(watchers)
 
     def add_listener(self, listener: Listener) -> None:
-        """Call `listener` with a `FinishedOperation` for each operation that has finished.
+        """Call `listener` once for each operation that is handed over from now on, when it finishes.
 
-        A listener sees operations handed over after it was added. Keep it quick, because it is called in the middle of
-        the call that completes an operation. Its exceptions go to the loop's exception handler.
+        Args:
+            listener: A function that is called with a `FinishedOperation`. Keep it quick, because it runs in the middle
+                of the call that completes an operation. Its exceptions go to the event loop's exception handler.
 
         Raises:
             TypeError: `listener` is not callable, or is `async`.
             PurgatoryMisuse: The purgatory belongs to another event loop or thread.
         """
         self._check_loop("purgatory.add_listener(listener)")
-        check_callback("a listener", listener)
+        check_callback("listener", listener)
         owner = self._owner
         if owner.listeners is None:
             owner.listeners = Listeners(self._name, owner.timer, listener)
@@ -363,10 +358,10 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
             owner.listeners.all += (listener,)
 
     def remove_listener(self, listener: Listener) -> None:
-        """Call `listener` no more.
+        """Stop calling `listener`.
 
         Raises:
-            ValueError: It is not a listener of this purgatory.
+            ValueError: `listener` is not a listener of this purgatory.
             PurgatoryMisuse: The purgatory belongs to another event loop or thread.
         """
         self._check_loop("purgatory.remove_listener(listener)")
@@ -380,8 +375,8 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
         """Refuse a call from the wrong thread, for classes that are built on a purgatory.
 
         Args:
-            call: The method that was called, as code.
-            instead: The right call for other threads, if it is not `call_soon_threadsafe` of this one.
+            call: The call, as code, for example `values.set(key, value)`.
+            instead: The right call for other threads, unless it is `call_soon_threadsafe` with this one.
 
         Raises:
             PurgatoryMisuse: The purgatory belongs to another event loop or thread.
@@ -400,11 +395,11 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
 
     def _refuse(self, operation: OperationBase | None) -> NoReturn:
         if operation is None:
-            raise PurgatoryClosed(f"{self!r} takes no more operations")
+            raise PurgatoryClosed(f"{self!r} takes no more operations: make a new purgatory")
         if self.closed:
             raise PurgatoryClosed(f"{self!r} was closed while {operation!r} was being tried")
         limit = self._owner.max_pending
-        raise PurgatoryFull(f"{self!r} holds {limit} operations, as many as it may by max_pending")
+        raise PurgatoryFull(f"{self!r} already holds max_pending={limit} operations: hand over a new one later")
 
     def _refuse_new(self, operation: object) -> NoReturn:
         if isinstance(operation, type):
@@ -421,22 +416,22 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
         raise TypeError(f"operation must be a DelayedOperation, not {operation!r}")
 
     def _end_all(self, end: Callable[[OperationBase], bool]) -> int:
-        """Call `end` with each pending operation. Returns how many of them it has ended."""
+        """Call `end` with each pending operation. Return how many of them it has ended."""
         lists = self._owner.lists
         ended = 0
         exits = ExitRequests()
         for watchers in [lists.at(index) for index in range(len(lists))]:
             for entry in watchers.entries.copy():
-                if entry.operation is not None:  # by no variable: the traceback of one that fails keeps this frame
+                if entry.operation is not None:  # no variable, because a failing one's traceback keeps this frame
                     with exits:
                         ended += end(entry.operation)
         exits.raise_first()
         return ended
 
     def _close_each(self, exits: ExitRequests) -> Iterator[tuple[bool, int]]:
-        """Complete each pending operation and empty the lists. Yields for a slice what was done.
+        """Complete each pending operation and empty the lists.
 
-        That is whether it ran callbacks, and how many entries it had.
+        After each step, yield whether it ran callbacks and how many entries it had.
         """
         for watchers in each_list(self._owner.lists):
             for entry in watchers.entries:

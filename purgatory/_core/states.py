@@ -1,8 +1,8 @@
 """The life of an operation, as data: its states, and the steps between them.
 
-Every step is a compare-and-set. Of all calls that try one, in any order and from inside of each other, the first finds
-a row for its event and the others find none. `OperationBase._purgatory_step` makes all of them by this table, the core
-in C has a constant copy, and a test compares the two.
+Every step is a compare-and-set. However many calls try one, in any order and nested in each other, the first finds a
+row for its event and the others find none. `OperationBase._purgatory_step` makes every step by this table. The core in
+C has a constant copy, and a test compares the two.
 
     event       made by
     hand over   try_complete_else_watch
@@ -57,7 +57,7 @@ class State:
     def __init__(self, name: str, outcome: Outcome | None, is_done: bool) -> None:
         self.name: str = name
         self.outcome: Outcome | None = outcome
-        """How the operation has finished, or is finishing."""
+        """The outcome of the operation, which `on_complete` sees already."""
         self.is_done: bool = is_done
         """Whether it has finished."""
         self.steps: dict[str, State] = {}

@@ -7,21 +7,27 @@ __all__ = ["PurgatoryStatistics"]
 
 @dataclass(frozen=True, slots=True)
 class PurgatoryStatistics:
-    """The contents of a purgatory now, and its counts since it was made."""
+    """The contents of a purgatory now, and its counts since it was made.
+
+    For example:
+
+        statistics = purgatory.statistics()
+        assert statistics.missed == 0, "a call of check_and_complete is missing"
+    """
 
     name: str
     num_delayed: int
     """Operations pending now."""
     watched: int
-    """Entries in the watcher lists now, the dead ones of finished operations included."""
+    """Entries in the watcher lists now, including the dead entries of finished operations."""
     completed_at_once: int
     """Operations whose condition held on arrival, so that they never waited."""
     satisfied: int
-    """Operations that waited and were completed before their deadline, or by a last try at it: by their condition or by
-    `force_complete`."""
+    """Operations that waited and were completed before their deadline or by the last try at it, because their condition
+    held or by `force_complete`."""
     missed: int
-    """Of these, the operations whose condition was found to hold only by the last try at the deadline. For each
-    one a check is missing, had a limit, or was still queued."""
+    """Satisfied operations whose condition was found to hold only by the last try at the deadline. For each of them a
+    check is missing, had a limit, or was still queued."""
     expired: int
     """Operations completed by their deadline."""
     closed: int
@@ -37,9 +43,9 @@ class PurgatoryStatistics:
     scanned: int
     """Entries of the watcher lists that purges have looked at."""
     peak_delayed: int
-    """The most operations pending at a time."""
+    """The largest number of operations that were pending at a time."""
     peak_watched: int
-    """The most entries in the watcher lists at a time."""
+    """The largest number of entries that the watcher lists had at a time."""
     longest_slice: float = field(compare=False)
-    """Seconds of the longest slice of work so far (expiry, cascade, purge, `check_and_complete_soon`, `aclose`): the
-    longest time for which the purgatory has held up the loop on its own."""
+    """Seconds of the longest slice of work so far (expiry, cascade, purge, `check_and_complete_soon`, `aclose`). It is
+    the longest time for which the purgatory has held up the loop on its own."""

@@ -26,8 +26,8 @@ def seconds(name: str, value: float, bound: Bound = "not negative", *, none: boo
     Args:
         name: The argument's name, for the message.
         value: An `int` or a `float`.
-        bound: What it must be besides finite.
-        none: Whether the messages mention that `None` is possible too.
+        bound: The condition besides finite.
+        none: Whether the messages mention that `None` is allowed too.
 
     Raises:
         TypeError: `value` is neither an `int` nor a `float`, for example a `Decimal`.
@@ -76,10 +76,10 @@ def check_callable(name: str, callback: Callable[..., object]) -> None:
 
 
 def check_callback(name: str, callback: Callable[..., object]) -> None:
-    """Raise `TypeError` unless `callback` is callable, and not `async`."""
+    """Raise `TypeError` unless `callback` is callable and not `async`."""
     check_callable(name, callback)
     call = type(callback).__call__
-    # Functions, methods and partials have a call in C, which tells nothing and takes a microsecond to look at.
+    # Functions, methods and partials are called by C, which tells nothing and takes a microsecond to look at.
     if is_async(callback) or (type(call) is not WrapperDescriptorType and is_async(call)):
         raise TypeError(f"{name} must not be async, because its result is not awaited: {callback!r}")
 
@@ -88,7 +88,7 @@ def distinct_keys(keys: Iterable[Hashable]) -> tuple[Hashable, ...]:
     """Return the keys to watch an operation on, each once.
 
     Raises:
-        TypeError: `keys` is no iterable, or a `str` or `bytes`, or a key is not hashable.
+        TypeError: `keys` is not an iterable, or is a `str` or `bytes`, or a key is not hashable.
         ValueError: There are no keys.
     """
     if isinstance(keys, (str, bytes)):
@@ -107,14 +107,16 @@ def distinct_keys(keys: Iterable[Hashable]) -> tuple[Hashable, ...]:
             f"keys must be an iterable of keys, not {keys!r}: call try_complete_else_watch(operation, [key])"
         ) from None
     if not distinct:
-        raise ValueError("an operation needs at least one key to be watched on, because nothing polls")
+        raise ValueError(
+            "an operation needs at least one key, because nothing polls: call try_complete_else_watch(operation, [key])"
+        )
     return distinct
 
 
 def refuse_task(task: object) -> NoReturn:
-    """Raise `TypeError`, because `task` is no task of a timer."""
+    """Raise `TypeError`, because `task` is not a task that a timer can run."""
     if isinstance(task, type):
-        raise TypeError(f"task must be a TimerTask, not the class {task.__qualname__}")
+        raise TypeError(f"task must be a TimerTask, not the class {task.__qualname__}: pass {task.__qualname__}(...)")
     if hasattr(task, "_timer_expire"):
         raise TypeError(f"{type(task).__qualname__}.__init__ must call super().__init__()")
     raise TypeError(f"task must be a TimerTask, not {task!r}")

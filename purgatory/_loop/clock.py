@@ -25,30 +25,39 @@ log: Final = logging.getLogger("purgatory")
 
 
 class Handle(Protocol):
-    """The handle that `Clock.call_at` returns."""
+    """The handle that `Clock.call_at` returns, such as an `asyncio.TimerHandle`.
+
+    For example:
+
+        clock.call_at(clock.time() + 5.0, print, "never").cancel()
+    """
 
     def cancel(self) -> object:
-        """Forget the callback. Harmless when it has run or has been cancelled before."""
+        """Cancel the call. Does nothing if the callback has run or was cancelled before."""
 
 
 class Clock(Protocol):
-    """Gives the time and calls back at a time. `asyncio.AbstractEventLoop` has both methods.
+    """Tells the time and calls back at a time: an event loop, a `VirtualClock` or a `WheelTimer`.
 
-    A wake-up is a hint: a clock may call back somewhat early or late (uvloop rounds to whole milliseconds), so each
-    callback looks at `time()`. A callback never runs inside the `call_at` that asks for it.
+    A call may come somewhat early or late, because for example uvloop rounds to whole milliseconds. So each callback
+    looks at `time()`. A callback never runs inside the `call_at` that asks for it.
+
+        clock: Clock = asyncio.get_running_loop()
+        clock.call_at(clock.time() + 5.0, print, "five seconds later")
     """
 
     def time(self) -> float:
-        """Now, in seconds; never decreases."""
+        """Return the time in seconds. It never decreases."""
 
     def call_at(self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts) -> Handle:
-        """Call `callback(*args)` at about `when`, as soon as possible if that has passed."""
+        """Call `callback(*args)` at about `when`, a time in seconds, or as soon as possible if that has passed."""
 
 
 def report(clock: Clock | None, message: str, exception: BaseException, **context: Any) -> None:
-    """Hand an exception that has no caller to the clock's exception handler (a loop has one), else to the log.
+    """Hand an exception that has no caller to the clock's exception handler (a loop has one), or else to the log.
 
-    Raises requests to exit alone, of the handler.
+    `context` contains more entries for the handler's dictionary. Of the handler's own exceptions, only requests to exit
+    come out.
     """
     handler = getattr(clock, "call_exception_handler", None)
     try:
@@ -65,7 +74,7 @@ def report(clock: Clock | None, message: str, exception: BaseException, **contex
 def _log_error(*arguments: Any, **options: Any) -> None:
     try:
         log.error(*arguments, **options)
-    except Exception:  # a filter raises: what logging does when a handler does
+    except Exception:  # of a filter: do as logging does when a handler raises
         print_exc()
 
 
@@ -89,13 +98,18 @@ class _VirtualHandle:
 
 
 class VirtualClock(Unique):
-    """A `Clock` whose time moves only by `advance` and `advance_to`: for tests, simulation and replay.
+    """A `Clock` whose time moves only by `advance` and `advance_to`, for tests, simulation and replay.
 
-    Callbacks run inside the call that moves the time, in order of their `when` (first come, first served among
-    equals), each at its own time. A callback for a time that has passed runs at the next move, `advance(0)` included.
+    Callbacks run inside the call that moves the time, each at its own time and in the order of their `when` (first
+    come, first served among equals). A callback for a time that has passed runs at the next move, even at `advance(0)`.
 
-    A task that awaits an operation hangs until another one moves the time: after five real seconds without a move there
-    is a `RuntimeWarning`, once for each clock. Where warnings are errors, the task gets it.
+    A task that awaits an operation waits until other code moves the time. After five real seconds without a move there
+    is a `RuntimeWarning`, once for each clock. If warnings are errors, it is raised in the task.
+
+        clock = VirtualClock()
+        delay = DelayedOperationPurgatory(clock=clock).try_complete_else_watch(Delay(60.0), ["client 1"])
+        clock.advance(60.0)
+        assert delay.expired()
     """
 
     __slots__ = (
@@ -111,7 +125,7 @@ class VirtualClock(Unique):
     )
 
     def __init__(self, start: float = 0.0) -> None:
-        """Start at `start` seconds. Raises `ValueError` unless it is finite, `TypeError` if it is not a number."""
+        """Start at the time `start`, in seconds. Raises `ValueError` if it is not finite."""
         self._now = check_seconds("start", start, "")
         self._heap: list[tuple[float, int, _VirtualHandle]] = []
         self._calls = 0
@@ -120,7 +134,7 @@ class VirtualClock(Unique):
         """Entries of the heap that have been cancelled."""
         self._advancing = False
         self._standstill: Standstill | None = None
-        """Set from the first `await` of an operation on."""
+        """Set by the first `await` of an operation."""
         self._moves = 0
         """Moves so far."""
         self._warned = False
@@ -130,7 +144,7 @@ class VirtualClock(Unique):
         return f"time={self._now!r} scheduled={len(self._heap) - self._cancelled}"
 
     def time(self) -> float:
-        """Now, in seconds."""
+        """Return the time in seconds."""
         return self._now
 
     def call_at(self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts) -> Handle:
@@ -138,7 +152,7 @@ class VirtualClock(Unique):
 
         Raises:
             ValueError: `when` is NaN.
-            TypeError: `when` is no number, or `callback` is not callable.
+            TypeError: `when` is not a number, or `callback` is not callable.
         """
         check_time("when", when)
         check_callable("callback", callback)
@@ -148,24 +162,29 @@ class VirtualClock(Unique):
         return handle
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Take an exception that has no caller, as an event loop does: it goes to the log. Override to see it."""
+        """Log an exception that has no caller. Override it to see such exceptions, for example in a test."""
         log.error(context["message"], exc_info=context["exception"])
 
     def advance(self, seconds: float) -> None:
-        """Let `seconds` pass. Raises as `advance_to`."""
+        """Let `seconds` pass, at least 0, and run the callbacks of that time. Raises as `advance_to`."""
         self.advance_to(self._now + check_seconds("seconds", seconds, ""))
 
     def advance_to(self, when: float) -> None:
-        """Move the time to `when`, and run the callbacks that are due by then.
+        """Move the time to `when`, in seconds, and run the callbacks up to that time.
 
-        An exception of a callback is raised here, with the time at that callback; the rest stays scheduled. Raises
-        `ValueError` if `when` is not finite or lies in the past, `RuntimeError` if called from one of its callbacks.
+        If a callback raises, the exception comes out of this call, the time stays at that callback and the other
+        callbacks stay scheduled.
+
+        Raises:
+            ValueError: `when` is in the past, NaN or infinite.
+            TypeError: `when` is not a number.
+            RuntimeError: A callback of this clock made the call.
         """
         when = check_seconds("when", when, "")
         if when < self._now:
-            raise ValueError(f"time does not move backwards, from {self._now!r} to {when!r}")
+            raise ValueError(f"when must be at least {self._now!r}, not {when!r}: time does not move backwards")
         if self._advancing:
-            raise RuntimeError("the clock is being advanced already: its callbacks cannot move the time")
+            raise RuntimeError(f"{self!r} is being advanced already: its callbacks must not move the time")
         self._advancing = True
         self._moves += 1
         try:
@@ -179,7 +198,7 @@ class VirtualClock(Unique):
                     continue
                 self._now = max(self._now, at)
                 context.run(callback, *args)
-                # A traceback that is kept would keep this frame, and with it these objects.
+                # A traceback that is kept would keep this frame, and these objects with it.
                 del handle, callback, args, context
             self._now = when
         finally:
@@ -189,7 +208,7 @@ class VirtualClock(Unique):
         return len(self._heap) > self._cancelled
 
     def _await(self, waiter: Future[None], loop: AbstractEventLoop) -> None:
-        """A task begins to await an operation, by `waiter`: check that the clock moves."""
+        """Check from now on that the clock moves, because a task awaits an operation with `waiter`."""
         if self._warned:
             return
         check = self._standstill

@@ -1,4 +1,4 @@
-"""What there is only one of, and what is closed at the end of `async with`."""
+"""Base classes of objects that cannot be copied, and of those that `async with` closes."""
 
 from types import TracebackType
 from typing import NoReturn
@@ -7,7 +7,7 @@ __all__ = ["Closing", "Unique"]
 
 
 class Unique:
-    """What can be neither copied nor pickled, because there must be no second one. Its `repr` never raises."""
+    """An object that can be neither copied nor pickled, because there must be no second one. `repr` never raises."""
 
     __slots__ = ()
 
@@ -20,7 +20,7 @@ class Unique:
             return f"<{type(self).__qualname__}, whose repr raised {type(exception).__qualname__}>"
 
     def _purgatory_describe(self) -> str:
-        """Return what `repr` says behind the type's name."""
+        """Return the text that `repr` shows behind the type's name."""
         raise NotImplementedError
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
@@ -28,7 +28,7 @@ class Unique:
 
 
 class Closing(Unique):
-    """What is closed at the end of `async with`. Subclasses define `__aenter__`."""
+    """An object that the end of `async with` closes. Subclasses define `__aenter__`."""
 
     __slots__ = ()
 
@@ -38,5 +38,5 @@ class Closing(Unique):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close it, in slices. Harmless when repeated."""
+        """Close it, in slices. Does nothing if it was closed before."""
         raise NotImplementedError

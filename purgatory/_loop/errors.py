@@ -1,7 +1,7 @@
 """The errors of the purgatory.
 
-Wrong values raise `ValueError` and wrong types `TypeError`, as everywhere in Python; a wrong state of a purgatory or an
-operation raises one of these. Tracebacks and logs name them by the module that users import them from.
+Wrong values raise `ValueError` and wrong types `TypeError`, as everywhere in Python. If a purgatory or an operation is
+in the wrong state for a call, one of these is raised. Tracebacks and logs show the module that users import them from.
 """
 
 import sys
@@ -17,33 +17,62 @@ if getattr(sys.modules["purgatory"], "__distribution__", None) != "asyncio-purga
 
 
 class PurgatoryError(RuntimeError):
-    """Base of all errors of this package."""
+    """Base of all errors of this package.
+
+    For example:
+
+        with suppress(PurgatoryError):  # closed, full, cancelled, or a misuse
+            result = await purgatory.try_complete_else_watch(operation, keys)
+    """
 
     __module__ = "purgatory"
 
 
 class PurgatoryMisuse(PurgatoryError):
-    """A bug of the caller: an operation is used twice, the wrong event loop or thread calls."""
+    """The caller has a bug: it uses an operation twice, or calls from the wrong event loop or thread.
+
+    The message names the right call, so don't catch it.
+
+        purgatory.try_complete_else_watch(operation, ["topic"])
+        purgatory.try_complete_else_watch(operation, ["topic"])  # PurgatoryMisuse: was already handed to a purgatory
+    """
 
     __module__ = "purgatory"
 
 
 class PurgatoryClosed(PurgatoryError):
-    """The purgatory has been closed and takes no new operations."""
+    """The purgatory was closed and accepts no more operations.
+
+    For example:
+
+        with suppress(PurgatoryClosed):  # the server shuts down
+            await purgatory.wait_for(is_ready, "job 7")
+    """
 
     __module__ = "purgatory"
 
 
 class PurgatoryFull(PurgatoryError):
-    """`max_pending` operations are pending already. The refused one is cancelled: hand over a new one later."""
+    """The purgatory refuses an operation because `max_pending` operations are pending.
+
+    The refused operation is cancelled. Hand over a new one later.
+
+        try:
+            operation = purgatory.wait_for(is_ready, "job 7", timeout=30.0)
+        except PurgatoryFull:
+            return Response(status_code=503)
+    """
 
     __module__ = "purgatory"
 
 
 class OperationCancelled(PurgatoryError):
-    """The operation was cancelled by another party than the task that awaits it.
+    """The operation was cancelled, and not by the task that awaits it.
 
-    An ordinary exception on purpose: `asyncio.CancelledError` is only ever the awaiting task's own.
+    It is an ordinary exception, because `asyncio.CancelledError` means that the awaiting task itself is cancelled.
+
+        with suppress(OperationCancelled):  # other code called operation.cancel()
+            result = await operation
     """
 
     __module__ = "purgatory"

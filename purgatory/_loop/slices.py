@@ -1,12 +1,12 @@
 """Work in slices, the next iteration of the loop, and requests to exit in the middle of many callbacks.
 
-Work that grows with what is pending is cut into *slices*: after each of them the loop runs an iteration, with other
-I/O. A slice ends after `SLICE` entries or, on an event loop, after `SLICE_SECONDS`, whichever comes first. On a clock
-of another kind it ends by entries alone, so that a simulation does the same steps in each run.
+Work that grows with the number of pending operations is cut into *slices*. After each slice the loop runs an iteration,
+so that other I/O goes on. A slice ends after `SLICE` entries or, on an event loop, after `SLICE_SECONDS`, whichever
+comes first. On other clocks it ends by entries alone, so that a simulation takes the same steps in each run.
 
 Work of a later iteration runs in an empty context (`contextvars.Context()`), in which every context variable has its
-default. In the context of the request that happened to come first it would lend that request's variables to others,
-and keep them alive.
+default. If it ran in the context of the request that happened to come first, it would show that request's variables to
+other requests and keep them alive.
 """
 
 from collections.abc import Callable
@@ -32,31 +32,38 @@ _CHEAP: Final = 64
 
 
 class Slice:
-    """The measure of one slice of work."""
+    """A slice of work, which is over after a number of entries or after some time.
+
+    For example:
+
+        slice_ = Slice(bounded=True)
+        while queue and not slice_.is_over():
+            handle(queue.popleft())
+    """
 
     __slots__ = ("_look", "began", "bounded", "left")
 
     def __init__(self, bounded: bool, entries: int = SLICE) -> None:
-        """Begin a slice of so many `entries`, which ends after a time too if it is `bounded`."""
+        """Begin a slice of at most `entries`, which ends after `SLICE_SECONDS` too if it is `bounded`."""
         self.bounded: bool = bounded
-        """Whether it ends after a time too."""
+        """Whether it ends after `SLICE_SECONDS` too."""
         self.began: float = perf_counter()
-        """By `time.perf_counter`."""
+        """The time of its beginning, by `time.perf_counter`, in seconds."""
         self.left: int = entries
         """Entries that may still be worked on."""
         self._look: int = entries - _CHEAP
 
     def seconds(self) -> float:
-        """Return the seconds that it has taken so far."""
+        """Return how long it has taken so far, in seconds."""
         return perf_counter() - self.began
 
     def is_over(self, entries: int = 1) -> bool:
-        """Count `entries`, each of which ran callbacks, and return whether the slice is over."""
+        """Count `entries` more, each of which ran callbacks, and return whether the slice is over."""
         self.left -= entries
         return self.left <= 0 or (self.bounded and self.seconds() >= SLICE_SECONDS)
 
     def is_over_cheaply(self, entries: int = 1) -> bool:
-        """Do as `is_over`, for entries that take less time than a look at the clock."""
+        """Do the same as `is_over`, for entries that take less time than a look at the clock."""
         self.left -= entries
         if self.left > 0 and self._look < self.left:
             return False
@@ -65,19 +72,21 @@ class Slice:
 
 
 class ExitRequests(list[BaseException]):
-    """`SystemExit` and `KeyboardInterrupt` out of many callbacks: the first is raised when the others have run.
+    """Requests to exit (`SystemExit`, `KeyboardInterrupt`) of many callbacks, kept until all callbacks have run.
 
-    exits = ExitRequests()
-    for callback in callbacks:
-        with exits:
-            callback()
-    exits.raise_first()
+    For example:
+
+        exits = ExitRequests()
+        for callback in callbacks:
+            with exits:
+                callback()
+        exits.raise_first()
     """
 
     __slots__ = ()
 
     def keep(self, exception: BaseException) -> bool:
-        """Return whether `exception` is a request to exit. It is kept then."""
+        """Keep `exception` if it is a request to exit. Return whether it is."""
         if not isinstance(exception, (SystemExit, KeyboardInterrupt)):
             return False
         self.append(exception)
@@ -91,7 +100,7 @@ class ExitRequests(list[BaseException]):
         return exception is not None and self.keep(exception)
 
     def raise_first(self) -> None:
-        """Raise the first exception that was kept, if there is one."""
+        """Raise the first request that was kept, if there is one, and forget the others."""
         if self:
             try:
                 raise self[0]
@@ -100,7 +109,7 @@ class ExitRequests(list[BaseException]):
 
 
 def call_neutral(clock: Clock, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts) -> Handle:
-    """Do `clock.call_at(when, callback, *args)` in a fresh empty context: a context cannot be entered twice."""
+    """Do `clock.call_at(when, callback, *args)` in an empty context, a new one because none can be entered twice."""
     call_at: Callable[..., Handle] = clock.call_at
     return Context().run(call_at, when, callback, *args)
 
@@ -110,10 +119,10 @@ def call_next(clock: Clock, callback: Callable[[Unpack[Ts]], object], *args: *Ts
 
     Args:
         clock: The event loop, or another clock.
-        callback: What to call.
+        callback: The function to call.
         args: Its arguments.
 
     Returns:
-        A handle with `cancel()`.
+        A handle to cancel the call.
     """
     return call_neutral(clock, clock.time(), callback, *args)

@@ -1,8 +1,9 @@
-"""A warning where a task awaits an operation on a `VirtualClock` that no code moves: it would hang without a word.
+"""A warning if a task awaits an operation on a `VirtualClock` that nothing advances, because it would hang silently.
 
-Two mistakes lead there, and look the same: no code calls `advance`, or it was called before the task had begun. The
-check looks once a second, each time in another iteration of the loop: a test that is merely slow moves the clock
-meanwhile. It measures real time. On a loop whose own time is virtual it finds that the second was none, and ends.
+Two mistakes look the same here: no code calls `advance`, or it was called before the task had begun to wait. The check
+runs once a second, each time in another iteration of the loop. So a test that is merely slow moves the clock between
+two checks. It measures real time. On a loop whose own time is virtual, less than a second of real time has passed, and
+the check ends.
 """
 
 import warnings
@@ -21,11 +22,11 @@ _SECONDS: Final = 1.0
 """Between two checks."""
 
 _CHECKS: Final = 5
-"""The warning comes with this check in a row for which a task has waited and the clock has not moved."""
+"""The warning comes with this check in a row that finds a waiting task and a clock that has not moved."""
 
 
 class Standstill:
-    """The check of one clock on one loop, while there is something to check."""
+    """The check of one clock on one loop, as long as tasks wait."""
 
     __slots__ = ("__weakref__", "_clock", "_last", "_moves", "_since", "checks", "loop", "waiters")
 
@@ -36,7 +37,7 @@ class Standstill:
         self._moves = clock._moves
         """The moves of the clock up to then."""
         self._since = 0
-        """The check that has seen the last move."""
+        """The number of the check that found the last move."""
         self.checks: int = 0
         """Checks so far."""
         self.loop: ref[AbstractEventLoop] = ref(loop)
@@ -70,7 +71,7 @@ class Standstill:
 
 
 def _warn(clock: "VirtualClock", pending: list[Future[None]]) -> None:
-    """Warn; where warnings are errors, the tasks get it."""
+    """Warn. If warnings are errors, raise this one in the tasks."""
     try:
         warnings.warn(
             f"a task awaits an operation, and {clock!r} has not been moved for {_CHECKS * _SECONDS:g} seconds: no code "

@@ -1,12 +1,12 @@
-"""Which event loop and which thread may call, and the mailbox, the one door for all other callers.
+"""The check of the calling event loop and thread, and the mailbox, which is the one door for all other callers.
 
 A purgatory belongs to one event loop. Callbacks of that loop may call everything. Other threads, handlers of
-`signal.signal`, finalizers and weakref callbacks may interrupt the loop's thread in the middle of a change, so they
-have one door, as with asyncio's `call_soon_threadsafe` and trio's `run_sync_soon`: they append to a mailbox, and the
-loop takes out what is in it when it comes round.
+`signal.signal`, finalizers and weakref callbacks may interrupt the loop's thread in the middle of a change. So they
+have one door, as with asyncio's `call_soon_threadsafe` and trio's `run_sync_soon`. They append to a mailbox, and the
+loop takes the values out on its next iteration.
 
-A call through another door is refused where that can be seen: if the purgatory's loop runs in another thread, or if
-another loop runs in this one. While the loop does not run, for example before it is closed, anybody may call.
+A call that does not use the door is refused if the purgatory's loop runs in another thread, or if another loop runs in
+this one. While the loop does not run, for example before it is closed, every thread may call.
 """
 
 from asyncio import AbstractEventLoop, _get_running_loop
@@ -24,38 +24,41 @@ T = TypeVar("T")
 
 
 def running_loop(what: object, loop: AbstractEventLoop | None, call: str, instead: str = "") -> AbstractEventLoop:
-    """Return the running loop, which must be `loop` unless that is `None`.
-
-    Args:
-        what: The object that was called, for the message.
-        loop: The loop that it belongs to, if it belongs to one yet.
-        call: The call, as code.
-        instead: The right call for other threads, if it is not `call_soon_threadsafe` of this one.
+    """Return the running loop, which must be `loop` unless that is `None`. The arguments are those of `check_loop`.
 
     Raises:
         PurgatoryMisuse: `loop` is closed, another loop runs in this thread, or no loop runs in it.
         RuntimeError: No loop runs in this thread and `loop` is `None`.
     """
     if loop is not None and loop.is_closed():
-        raise PurgatoryMisuse(f"{what!r} belongs to an event loop that is closed")
+        raise PurgatoryMisuse(f"{what!r} belongs to an event loop that is closed: make one for each loop")
     running = _get_running_loop()
     if running is None:
         if loop is None:
             raise RuntimeError(
-                "no running event loop: call it in a coroutine; in a web framework, make the handler async def"
+                "no running event loop: call it in a coroutine. In a web framework, make the handler async def"
             )
         raise _wrong_thread(call, instead)
     if loop is not None and running is not loop:
         if loop.is_running():
             raise _wrong_thread(call, instead)
-        raise PurgatoryMisuse(f"{what!r} belongs to another event loop than the running one")
+        raise PurgatoryMisuse(f"{what!r} belongs to another event loop than the running one: make one for each loop")
     return running
 
 
 def check_loop(what: object, loop: AbstractEventLoop | None, call: str, instead: str = "") -> None:
     """Refuse a call from the wrong thread: `loop` runs in another one, or another loop runs in this one.
 
-    Unlike `running_loop` it lets callers pass while no loop runs. Arguments and errors are the same.
+    While no loop runs, every thread may call.
+
+    Args:
+        what: The object that was called, for the message.
+        loop: The loop that it belongs to, if it belongs to one yet.
+        call: The call, as code, for example `tracker.touch(key)`.
+        instead: The right call for other threads, unless it is `call_soon_threadsafe` with this one.
+
+    Raises:
+        PurgatoryMisuse: The call comes from the wrong thread or event loop, or `loop` is closed.
     """
     running = _get_running_loop()
     if running is not loop and loop is not None and (running is not None or loop.is_running()):
@@ -67,36 +70,42 @@ def _wrong_thread(call: str, instead: str) -> PurgatoryMisuse:
     if not instead:
         instead = f"loop.call_soon_threadsafe({', '.join(filter(None, (called, arguments)))})"
     return PurgatoryMisuse(
-        f"{called.rpartition('.')[2]}() is not for other threads than that of its event loop: use {instead}"
+        f"{called.rpartition('.')[2]}() must be called from its event loop's thread: from other threads use {instead}"
     )
 
 
 class Mailbox(Generic[T]):
-    """Values from any thread, handler or finalizer, for a callback of the event loop."""
+    """Values from any thread, signal handler or finalizer, for a callback of the event loop.
+
+    For example:
+
+        mailbox: Mailbox[str] = Mailbox(lambda: handle_all(mailbox.values))
+        mailbox.put("topic-1", loop)  # from any thread
+    """
 
     __slots__ = ("_is_due", "_take", "values")
 
     def __init__(self, take: Callable[[], object]) -> None:
-        """Call `take()` on the loop when there are values. It takes them out of `values`."""
+        """Call `take()` on the loop when there are values, which it must take out of `values`."""
         self.values: Final[deque[T]] = deque()
         self._take = take
         self._is_due = False
 
     def put(self, value: T, loop: AbstractEventLoop) -> None:
-        """Append `value`, and wake `loop` unless it has been woken for an earlier one.
+        """Append `value`, unless it is the last one in the mailbox, and wake `loop` if that is needed.
 
         Raises:
-            RuntimeError: `loop` is closed. The mailbox is empty then.
+            RuntimeError: `loop` is closed, and the mailbox is empty now.
         """
         with suppress(IndexError):
             if self.values[-1] is value:  # it has not been taken yet
-                self.wake(loop)  # whoever put it may have been interrupted before that
+                self.wake(loop)  # the call that put it may have been interrupted before that
                 return
         self.values.append(value)
         self.wake(loop)
 
     def wake(self, loop: AbstractEventLoop) -> None:
-        """Wake `loop`, unless it has been woken already. Raises as `put`."""
+        """Wake `loop`, unless it was woken already. Raises as `put`."""
         # The flag is set before the loop is called, and reset before values are taken: no value stays behind.
         if not self._is_due or loop.is_closed():
             self._is_due = True

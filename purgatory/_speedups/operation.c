@@ -131,7 +131,7 @@ make(Operation *self, PyObject *timeout)
         Py_DECREF(checked);
     }
     if (self->base.state > NEW) {
-        PyErr_SetString(PyExc_RuntimeError, "an operation that was handed over is not made anew");
+        PyErr_SetString(PyExc_RuntimeError, "cannot initialize an operation again after it was handed to a purgatory");
         return -1;
     }
     self->timeout = seconds;

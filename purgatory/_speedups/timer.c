@@ -279,7 +279,7 @@ current_tick(Timer *self, long long *found)
     if (now == -1.0 && PyErr_Occurred())
         return -1;
     if (!(fabs(now * self->rate) < 4.6e18)) {
-        PyErr_SetString(isnan(now) ? PyExc_ValueError : PyExc_OverflowError, "the time of the clock is beyond that of any timer");
+        PyErr_SetString(isnan(now) ? PyExc_ValueError : PyExc_OverflowError, "the clock's time is too large for a timer");
         return -1;
     }
     long long tick = (long long)(now * self->rate) + 1;
@@ -363,7 +363,7 @@ timer_place(Timer *self, TimerEntry *entry, double deadline, bool is_new)
             return -1;
     }
     if (is_new && entry->bucket != NULL) {
-        PyErr_Format(PyExc_ValueError, "%R waits in a timer already", entry);
+        PyErr_Format(PyExc_ValueError, "%R waits in a timer already: call reschedule() to move it", entry);
         return -1;
     }
     if (tick >= LAST) {
@@ -691,7 +691,7 @@ timer_init(Timer *self, PyObject *args, PyObject *kwargs)
         return -1;
     }
     if (self->heap_length > 0 || is_draining(self)) {
-        PyErr_SetString(PyExc_RuntimeError, "a timer with tasks is not made anew");
+        PyErr_SetString(PyExc_RuntimeError, "cannot initialize a timer again while tasks wait in it");
         return -1;
     }
     int is_loop = 0;

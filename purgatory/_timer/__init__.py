@@ -1,11 +1,11 @@
 """Hierarchical timing wheels: a timer whose inserts and cancels cost the same whether it holds ten tasks or millions.
 
 Ideas and names come from G. Varghese and A. Lauck, "Hashed and Hierarchical Timing Wheels" (1987), and from Apache
-Kafka's use of them; this is how it works here.
+Kafka, which uses them for its purgatories. This is how it works here.
 
 Time is counted in *ticks*, integers from the clock's origin, because sums of floats drift. A *wheel* is a ring of
-`wheel_size` *buckets*; a bucket holds the tasks whose deadlines fall into its span of time. Level 1 has buckets of one
-tick; each further level, the *overflow wheel* of the one below, has buckets as wide as the whole wheel below:
+`wheel_size` *buckets*, and a bucket holds the tasks whose deadlines fall into its span of time. Level 1 has buckets of
+one tick. Each further level is the *overflow wheel* of the level below, with buckets as wide as the whole wheel below:
 
     tick 1 ms, wheel size 20    a bucket spans    the wheel reaches
     level 1                     1 ms              20 ms
@@ -16,7 +16,7 @@ tick; each further level, the *overflow wheel* of the one below, has buckets as 
     level 6                     53 min 20 s       17 h 46 min 40 s     and so on, made when first needed
 
 A task goes into the lowest level that reaches its deadline. When the time gets to the start of a bucket on a higher
-level, its tasks *cascade*: each is put in again, and now a lower level reaches it. On level 1 they run.
+level, its tasks *cascade*: each is inserted again, and now a lower level reaches it. On level 1 they run.
 
 Tick 1, wheel size 10, the time is 0, tasks due at 9, 88 and 222:
 
@@ -28,15 +28,15 @@ Tick 1, wheel size 10, the time is 0, tasks due at 9, 88 and 222:
     220     level 2 bucket 2 cascades: 222 goes to level 1 bucket 2
     222     222 runs
 
-Six wake-ups, and none in between: a heap holds the buckets that have tasks (never the tasks), and *one* `call_at` on
-the clock is armed for the earliest. With nothing to do, nothing happens.
+There are six wake-ups and none in between. A heap holds the buckets that have tasks (never the tasks), and *one*
+`call_at` on the clock is armed for the earliest bucket. With nothing to do, nothing happens.
 
 A bucket is one `dict`, because a `dict` keeps insertion order and inserts and deletes in C. A linked list in Python was
-several times slower. Its keys are `id(task)`, so a task may define what equality it likes, and the snapshot of keys
-that is walked while a bucket is drained keeps no task alive. (In the core in C a bucket is a linked list.)
+several times slower. Its keys are `id(task)`, so a task may define any equality, and the snapshot of keys that is
+walked while a bucket is drained keeps no task alive. (In the core in C a bucket is a linked list.)
 
-`_base.py` has the wheels, their heap and the tasks, and `timer.py` the one `call_at` that drives them. `entry.py` has
-the tasks that users make, and `wheel.py` the view of one level. None of them knows what an operation is.
+`_base.py` contains the wheels, their heap and the tasks, and `timer.py` the one `call_at` that drives them. `entry.py`
+contains the tasks that users make, and `wheel.py` the view of one level. None of them knows what an operation is.
 """
 
 from purgatory._timer.entry import TimerTask

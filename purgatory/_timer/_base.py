@@ -1,13 +1,13 @@
-"""The base classes of the timer: what is called for every task and every bucket.
+"""The base classes of the timer: the code that runs for every task and every bucket.
 
-This is the reference. `purgatory._speedups` has the same classes in C, and they take the place of these where it could
-be built, as with CPython's `heapq` and `_heapq`. The classes that users see inherit from the ones here and add what is
-rare, in Python. They rely on the methods and on these attributes:
+This is the reference. `purgatory._speedups` contains the same classes in C, which replace these if it was built, as
+with CPython's `heapq` and `_heapq`. The classes that users see inherit from these and add the methods that are called
+seldom, in Python. They rely on the methods and on these attributes:
 
-    TimerEntry._timer_deadline   the time at which it is due, in seconds of the clock
+    TimerEntry._timer_deadline   its deadline, in seconds of the clock
     TimerEntry._timer_leave()    leave the timer, at once
-    TimerBase._clock, _loop      the clock, and the same if it is an event loop; `None` until it is known
-    TimerBase._rate, _current    ticks per second; the tick up to which everything has been run
+    TimerBase._clock, _loop      the clock, and the same if it is an event loop, `None` until it is known
+    TimerBase._rate, _current    ticks per second, and the tick up to which everything has been run
     TimerBase._armed             the tick for which the clock will call back, `NOT_ARMED` or `AWAKE`
     TimerBase._drain(now, slice, exits), _next_tick(), _levels(), _forget_all()
     TimerBase._cascaded, _drained_buckets
@@ -15,7 +15,7 @@ rare, in Python. They rely on the methods and on these attributes:
 They define `_arm(tick)`, `_renew()` and `_report_task(task, exception)` for the base to call.
 
 The order of steps is always the same. A change reads the clock first, then it changes the structure without a call to
-the outside, and it arms the clock last. So whatever the clock or a task calls finds the structure whole.
+the outside, and it arms the clock last. So the clock and the tasks find the structure whole, whatever they call.
 """
 
 import asyncio
@@ -37,24 +37,24 @@ AWAKE: Final = -math.inf
 """The timer is running tasks. It arms the clock when it has finished."""
 
 LAST: Final = 2**52
-"""Ticks are counted up to this one. Beyond it, times as `float` are no longer finer than ticks of any length."""
+"""The last tick that is counted. Beyond it, a `float` can no longer tell two ticks of any length apart."""
 
 LATE: Final = 0.0001
 """Seconds after which a call of the clock counts as lost."""
 
 
 class TimerEntry:
-    """Something that can wait in a timer. Its names begin with `_timer_`, because subclasses are users'."""
+    """An object that can wait in a timer. Its names begin with `_timer_`, because users write subclasses."""
 
     __slots__ = ("_timer_bucket", "_timer_deadline")
 
     def __init__(self) -> None:
         self._timer_bucket: Bucket | None = None
-        """The bucket that it is in, if it is in a timer."""
+        """The bucket that contains it, if it is in a timer."""
         self._timer_deadline: float = math.inf
 
     def _timer_leave(self) -> bool:
-        """Leave the timer, at once. Returns whether it was in one."""
+        """Leave the timer, at once. Return whether it was in one."""
         bucket = self._timer_bucket
         if bucket is None:
             return False
@@ -63,19 +63,19 @@ class TimerEntry:
         return True
 
     def _timer_expire(self) -> None:
-        """Do what is due. Called by the timer, with the entry taken out."""
+        """Run the entry at its deadline. Called by the timer, which has taken the entry out."""
         raise NotImplementedError
 
 
 class Bucket(dict[int, TimerEntry]):
-    """The entries of one bucket by `id`, in the order in which they came. A task may define what equality it likes."""
+    """The entries of one bucket by `id`, in the order of arrival. A task may define any equality."""
 
     __slots__ = ("loop",)
 
     def __init__(self, loop: AbstractEventLoop | None) -> None:
         super().__init__()
         self.loop: AbstractEventLoop | None = loop
-        """The loop of its timer: a task is taken out in its thread, whoever does it."""
+        """The loop of its timer, in whose thread a task must be taken out."""
 
 
 class Wheel:
@@ -92,11 +92,11 @@ class Wheel:
         self.turn(current)
 
     def turn(self, current: int) -> None:
-        """Let the hand point at the bucket of tick `current`. The buckets that it passes must have been emptied."""
+        """Move the hand to the bucket of tick `current`. The buckets that it passes must be empty."""
         self.limit = (current // self.unit + self.size) * self.unit
 
     def slot(self, tick: int) -> int:
-        """Return the place of the bucket for `tick`, which must lie between the hand and `limit`."""
+        """Return the index of the bucket for `tick`, which must lie between the hand and `limit`."""
         return tick // self.unit % self.size
 
 
@@ -127,10 +127,10 @@ class TimerBase:
         if clock is not None:
             self._current = self._now()
         self._lowest = Wheel(1, 1, wheel_size, self._current)
-        # (first tick, minus the level, the wheel) of each bucket in a ring. Of two that start together the one on the
+        # (first tick, minus the level, the wheel) of each bucket in a ring. If two start together, the bucket on the
         # higher level comes first, because its tasks cascade into the other one.
         self._heap: list[tuple[int, int, Wheel]] = []
-        # The bucket that is being emptied, which is in no ring any more, and what is left of its keys, the last first.
+        # The bucket that is being emptied, which is in no ring any more, and its remaining keys in reverse order.
         self._drained: Bucket = Bucket(None)
         self._keys: list[int] = []
         self._drained_level = 1
@@ -138,16 +138,16 @@ class TimerBase:
         self._cascaded = 0
 
     def add(self, task: TimerEntry, deadline: float) -> None:
-        """Run `task` at `deadline`, on the clock's next iteration if that has passed.
+        """Run `task` at `deadline`, or on the clock's next iteration if that has passed.
 
         Args:
             task: A task that waits in no timer.
-            deadline: A time of the clock, in seconds. One of 2**52 ticks or more (140,000 years at 1 ms) never comes,
-                and the task does not wait for it.
+            deadline: A time of the clock, in seconds. A time of 2**52 ticks or more (140,000 years at 1 ms) never
+                comes, and the task does not wait for it.
 
         Raises:
             ValueError: `deadline` is NaN, or the task waits in a timer already.
-            TypeError: `task` is no `TimerTask`, or its `__init__` did not call `super().__init__()`.
+            TypeError: `task` is not a `TimerTask`, or its `__init__` did not call `super().__init__()`.
             PurgatoryMisuse: The timer belongs to another event loop or thread.
         """
         check_loop(self, self._loop, "timer.add(task, deadline)")
@@ -156,10 +156,10 @@ class TimerBase:
         self._place(task, deadline, is_new=True)
 
     def cancel(self, task: TimerEntry) -> bool:
-        """Take `task` out, at once. Returns whether it was waiting.
+        """Take `task` out of the timer, at once. Return whether it was waiting.
 
         Raises:
-            TypeError: `task` is no `TimerTask`, or its `__init__` did not call `super().__init__()`.
+            TypeError: `task` is not a `TimerTask`, or its `__init__` did not call `super().__init__()`.
             PurgatoryMisuse: The timer belongs to another event loop or thread.
         """
         check_loop(self, self._loop, "timer.cancel(task)")
@@ -168,9 +168,9 @@ class TimerBase:
         return task._timer_leave()
 
     def reschedule(self, task: TimerEntry, deadline: float) -> None:
-        """Move `task` to `deadline`, earlier or later than before, whether it was waiting or not. Raises as `add`.
+        """Move `task` to `deadline`, earlier or later than before, whether it waits or not. Raises as `add`.
 
-        Within its bucket nothing moves.
+        The deadline is a time of the clock, in seconds.
         """
         check_loop(self, self._loop, "timer.reschedule(task, deadline)")
         _check_task(task)
@@ -192,9 +192,9 @@ class TimerBase:
             if self._armed != AWAKE:
                 self._catch_up()
             start, bucket = self._find(tick, make=True)
-        # The clock was the last to be called: nothing changes any more until it is armed.
+        # The clock was the last call out, so nothing else changes until it is armed.
         if is_new and task._timer_bucket is not None:
-            raise ValueError(f"{task!r} waits in a timer already")
+            raise ValueError(f"{task!r} waits in a timer already: call reschedule() to move it")
         task._timer_deadline = deadline
         if task._timer_bucket is not bucket:
             if not is_new:
@@ -210,7 +210,7 @@ class TimerBase:
                 raise
 
     def _tick(self, deadline: float) -> int:
-        """Return the first tick whose time is not before `deadline`; `LAST` or more if it never comes."""
+        """Return the first tick whose time is not before `deadline`, or at least `LAST` if it never comes."""
         try:
             tick = int(deadline * self._rate)
         except OverflowError:
@@ -237,9 +237,9 @@ class TimerBase:
         return wheel
 
     def _find(self, tick: int, make: bool = False) -> tuple[int, Bucket | None]:
-        """Return the first tick of the bucket for `tick`, and the bucket if it is there, or after it was made.
+        """Return the first tick of the bucket for `tick`, and the bucket if it exists or is made now.
 
-        The bucket for a tick that has passed is that of the present one.
+        The bucket for a tick that has passed is the present one.
         """
         if tick < self._current:
             tick = self._current
@@ -253,7 +253,7 @@ class TimerBase:
         return start, bucket
 
     def _catch_up(self) -> None:
-        """Let the hands follow the clock. They are far behind if nothing has been due for a while."""
+        """Move the hands to the clock's time. They are far behind if no task has run for a while."""
         now = self._now()
         if self._armed < now - LATE * self._rate and self._armed != AWAKE:
             self._renew()
@@ -270,7 +270,7 @@ class TimerBase:
     def _drain(self, now: int, slice_: Slice, exits: ExitRequests) -> None:
         """Empty the buckets up to tick `now` in the order of their starts, until the slice ends.
 
-        Requests to exit of tasks are kept in `exits`, to be raised when the clock is armed again.
+        The tasks' requests to exit are kept in `exits`, to be raised when the clock is armed again.
         """
         is_over = False
         while not is_over:
@@ -298,7 +298,7 @@ class TimerBase:
                 slot = wheel.slot(start)
                 self._drained = wheel.buckets[slot] or Bucket(None)
                 wheel.buckets[slot] = None
-                # A snapshot: to take the first one out of a dict again and again is quadratic.
+                # A snapshot, because taking the first one out of a dict again and again is quadratic.
                 self._keys = list(reversed(self._drained))
                 self._drained_level = wheel.level
                 self._drained_buckets += 1
@@ -309,7 +309,7 @@ class TimerBase:
                 is_over = True
 
     def _next_tick(self) -> int | None:
-        """Return the tick for which to arm the clock, if there are tasks. Empty buckets in front of it are dropped."""
+        """Return the tick for which to arm the clock, if there are tasks. Drop the empty buckets before it."""
         if self._drained:
             return self._current
         while self._heap:
@@ -333,7 +333,7 @@ class TimerBase:
         return levels
 
     def _forget_all(self) -> None:
-        """Forget all tasks, and be as new."""
+        """Forget all tasks, and return to the initial state."""
         buckets = [self._drained]
         buckets += [wheel.buckets[wheel.slot(start)] or Bucket(None) for start, _, wheel in self._heap]
         self._lowest = Wheel(1, 1, self._lowest.size, self._current)
@@ -347,11 +347,11 @@ class TimerBase:
             bucket.clear()
 
     def _arm(self, tick: int) -> None:
-        """Have the clock call back at `tick`."""
+        """Arm the clock for `tick`."""
         raise NotImplementedError
 
     def _renew(self) -> None:
-        """Have the clock call back again, because its call is late."""
+        """Arm the clock again, because its call is late."""
         raise NotImplementedError
 
     def _report_task(self, task: TimerEntry, exception: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""The tasks of a timer, and the handle of a call that a timer was asked for."""
+"""The tasks of a timer, and the handle that `call_at` and `call_later` return."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -13,13 +13,15 @@ __all__ = ["TimerHandle", "TimerTask"]
 
 
 class TimerTask(TimerEntry, Unique, ABC):
-    """Something that runs at a deadline unless it is cancelled first. Subclasses define it in `run`.
+    """A task that runs at a deadline unless it is cancelled first. Subclasses define `run`.
 
-    class Ping(TimerTask):
-        def run(self) -> None:
-            print("ping")
+    For example:
 
-    timer.add_later(Ping(), 5.0)
+        class Ping(TimerTask):
+            def run(self) -> None:
+                print("ping")
+
+        timer.add_later(Ping(), 5.0)
     """
 
     __slots__ = ()
@@ -29,14 +31,14 @@ class TimerTask(TimerEntry, Unique, ABC):
 
     @abstractmethod
     def run(self) -> None:
-        """Do what is due. The timer calls it once, at the deadline or after it, never before."""
+        """Do the work of the task. The timer calls it once, at the deadline or after it, and never before."""
 
     def _timer_expire(self) -> None:
         self.run()
 
 
 class TimerHandle(TimerEntry, Unique):
-    """A callback asked for by `WheelTimer.call_at` or `call_later`, with the methods of `asyncio.TimerHandle`."""
+    """The handle returned by `WheelTimer.call_at` and `call_later`, with the methods of `asyncio.TimerHandle`."""
 
     __slots__ = ("__weakref__", "_args", "_callback", "_context", "_timer")
 
@@ -53,19 +55,15 @@ class TimerHandle(TimerEntry, Unique):
         return "cancelled" if self.cancelled() else f"when={self._timer_deadline!r}"
 
     def when(self) -> float:
-        """Return the time asked for, in seconds of the clock."""
+        """Return the time of the call, in seconds of the clock."""
         return self._timer_deadline
 
     def cancelled(self) -> bool:
-        """Return whether it was cancelled."""
+        """Return whether the call was cancelled."""
         return self._callback is None
 
     def cancel(self) -> None:
-        """Forget the callback, at once. Harmless when it has run or has been cancelled before.
-
-        Raises:
-            PurgatoryMisuse: The timer belongs to another event loop or thread.
-        """
+        """Cancel the call and drop the callback at once. Does nothing if it has run or was cancelled before."""
         check_loop(self, self._timer._loop, "handle.cancel()")
         self._timer_leave()
         self._callback = None

@@ -1,4 +1,4 @@
-"""The timer that users see, and the one `call_at` that drives it."""
+"""The timer that users see, and the single `call_at` that drives it."""
 
 import asyncio
 from asyncio import AbstractEventLoop
@@ -33,36 +33,44 @@ def is_of_a_loop(clock: Clock | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TimerStatistics:
-    """The contents of a `WheelTimer`, and its counts since it was made."""
+    """The contents of a `WheelTimer` now, and its counts since it was made.
+
+    For example:
+
+        statistics = purgatory.timer.statistics()
+        print(statistics.tasks, statistics.wake_ups)
+    """
 
     tasks: int
     """Tasks waiting now."""
     levels: tuple[int, ...]
-    """Tasks waiting now on each level, the lowest first."""
+    """Tasks waiting now on each level, from the lowest up."""
     wake_ups: int
-    """How often the clock called back."""
+    """How often the clock has called back."""
     buckets: int
-    """Buckets emptied because their time had come."""
+    """Buckets emptied at their time."""
     cascaded: int
     """Tasks moved down from a higher level, once for each move."""
 
 
 class WheelTimer(TimerBase, Unique):
-    """Runs `TimerTask`s at their deadlines: hierarchical timing wheels on a `Clock`, and a `Clock` itself.
+    """Runs tasks at their deadlines, on a single timer of a `Clock`. It is a `Clock` itself.
+
+    It uses the hierarchical timing wheels of G. Varghese and A. Lauck (1987), so `add`, `cancel` and `reschedule` cost
+    the same however many tasks wait.
 
         timer = WheelTimer()
         handle = timer.call_later(5.0, print, "five seconds later")
         handle.cancel()
 
-    Tick `n` comes when the clock says `n / (1 / tick)`, exactly as these floats come out: for a tick of 0.001, tick 9
-    comes at 0.009, where the product would be 0.009000000000000001. A deadline is a time of the clock in seconds and
-    rounds up to a tick. So a task never runs early, and it is late by less than a tick plus the loop's own lag.
+    Tick `n` comes at the clock's time `n / (1 / tick)`, computed with floats. So for a tick of 0.001, tick 9 comes at
+    0.009, while the product would be 0.009000000000000001. A deadline is a time of the clock in seconds, and rounds up
+    to a tick. So a task never runs early, and it runs less than one tick late, plus the loop's lag.
 
-    Tasks run in the order of their ticks, those of one tick mostly in the order in which they came, in slices: after
-    about a thousand tasks or a millisecond the loop gets an iteration. `add`, `cancel` and `reschedule` cost the same
-    however many tasks wait.
+    Tasks run in the order of their ticks, and mostly in the order of their arrival within a tick. They run in slices:
+    after about a thousand tasks or a millisecond, the loop gets an iteration.
 
-    A timer belongs to one event loop and its thread, like everything on an event loop.
+    A timer belongs to one event loop and its thread. Calls from another one raise `PurgatoryMisuse`.
     """
 
     __slots__ = ("__weakref__", "_handle", "_tick_seconds", "_wake_ups", "longest_slice")
@@ -71,55 +79,57 @@ class WheelTimer(TimerBase, Unique):
         """Make a timer.
 
         Args:
-            clock: What tells the time; by default the event loop that runs when the first task is added.
-            tick: Seconds of a tick, at least a microsecond.
+            clock: The clock. By default, the event loop that runs when the first task is added.
+            tick: The length of a tick in seconds, at least a microsecond.
             wheel_size: The number of buckets on each level, at least 2.
 
         Raises:
             ValueError: A value is out of range.
-            TypeError: A value is no number, or `clock` is no clock.
+            TypeError: A value is of the wrong type.
         """
         self._tick_seconds = seconds("tick", tick, "positive")
         if self._tick_seconds < 1e-6:
-            raise ValueError(f"tick must be a microsecond or more, in seconds, not {tick!r}")
+            raise ValueError(f"tick must be at least 1e-06 seconds, not {tick!r}")
         check_count("wheel_size", wheel_size, 2)
         if clock is not None and not (hasattr(clock, "time") and hasattr(clock, "call_at")):
-            raise TypeError(f"clock must have time() and call_at(), as an event loop has: {clock!r} does not")
+            raise TypeError(f"clock must be an object with time() and call_at(), such as an event loop, not {clock!r}")
         if isinstance(clock, type):
-            raise TypeError(f"clock must be an instance of a clock, not the class {clock.__qualname__}")
+            raise TypeError(
+                f"clock must be an instance, not the class {clock.__qualname__}: pass {clock.__qualname__}(...)"
+            )
         self._handle: Handle | None = None
         self._wake_ups = 0
         self.longest_slice: float = 0.0
-        """Seconds of the longest slice of work so far."""
+        """The longest slice of work so far, in seconds."""
         super().__init__(clock, 1 / self._tick_seconds, wheel_size)
 
     def _purgatory_describe(self) -> str:
         return f"tick={self.tick!r} tasks={len(self)} levels={len(self._levels())}"
 
     def __len__(self) -> int:
-        """How many tasks wait."""
+        """Return how many tasks wait."""
         return sum(tasks for _, _, tasks in self._levels())
 
     @property
     def tick(self) -> float:
-        """Seconds of a tick."""
+        """The length of a tick, in seconds."""
         return self._tick_seconds
 
     @property
     def clock(self) -> Clock:
-        """The clock; the running event loop, for good, if none was given. `RuntimeError` if there is none."""
+        """The clock. Defaults to the running loop, fixed on first use. Raises `RuntimeError` if no loop runs."""
         if self._clock is None:
             self._clock = self._loop = asyncio.get_running_loop()
         return self._clock
 
     @property
     def wheels(self) -> tuple[TimingWheel, ...]:
-        """The levels as they are now, the lowest first."""
+        """The levels as they are now, from the lowest up."""
         levels = enumerate(self._levels(), start=1)
         return tuple(TimingWheel(level, unit, tuple(counts)) for level, (unit, counts, _) in levels)
 
     def statistics(self) -> TimerStatistics:
-        """Return the contents of the timer, and its counts so far."""
+        """Return the contents of the timer now, and its counts so far."""
         tasks = tuple(tasks for _, _, tasks in self._levels())
         return TimerStatistics(sum(tasks), tasks, self._wake_ups, self._drained_buckets, self._cascaded)
 
@@ -128,11 +138,11 @@ class WheelTimer(TimerBase, Unique):
         return self.clock.time()
 
     def add_later(self, task: TimerEntry, delay: float) -> None:
-        """Run `task` in `delay` seconds. Else as `add`, which takes a time of the clock.
+        """Run `task` in `delay` seconds, as `add` does at a time of the clock.
 
         Raises:
             ValueError: `delay` is NaN, or the task waits in a timer already.
-            TypeError: `task` is no `TimerTask`, or `delay` no number.
+            TypeError: `task` is not a `TimerTask`, or `delay` is not a number.
             PurgatoryMisuse: The timer belongs to another event loop or thread.
         """
         check_loop(self, self._loop, "timer.add_later(task, delay)")
@@ -146,15 +156,16 @@ class WheelTimer(TimerBase, Unique):
 
         Args:
             when: A time of the clock, in seconds.
-            callback: What to call.
+            callback: The function to call.
             args: Its arguments.
-            context: The context that it runs in; by default a copy of the present one.
+            context: The context to run it in. By default, a copy of the present one.
 
         Returns:
-            A handle to cancel it.
+            A handle to cancel the call.
 
         Raises:
             ValueError: `when` is NaN.
+            TypeError: `when` is not a number, or `callback` is not callable.
             PurgatoryMisuse: The timer belongs to another event loop or thread.
         """
         check_loop(self, self._loop, "timer.call_at(when, callback)")
@@ -164,7 +175,10 @@ class WheelTimer(TimerBase, Unique):
     def call_later(
         self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> TimerHandle:
-        """Call `callback(*args)` in `delay` seconds, as `loop.call_later` does but never early. Else as `call_at`."""
+        """Call `callback(*args)` in `delay` seconds, as `loop.call_later` does but never early.
+
+        The other arguments, the handle and the errors are those of `call_at`.
+        """
         check_loop(self, self._loop, "timer.call_later(delay, callback)")
         check_time("delay", delay)
         return self._call_at(self.time() + delay, callback, args, context)
@@ -182,19 +196,15 @@ class WheelTimer(TimerBase, Unique):
         report(self._clock, **context)
 
     def new_slice(self, entries: int = SLICE) -> Slice:
-        """Begin a slice of work, which ends by time too on an event loop."""
+        """Begin a slice of work of at most `entries`. On an event loop, it ends after some time too."""
         return Slice(is_of_a_loop(self._clock), entries)
 
     def note_slice(self, slice_: Slice) -> None:
-        """Note that a slice of work has ended, for `longest_slice`."""
+        """Note the end of a slice of work, for `longest_slice`."""
         self.longest_slice = max(self.longest_slice, slice_.seconds())
 
     def close(self) -> None:
-        """Forget all tasks and leave the clock alone. The timer can be used again.
-
-        Raises:
-            PurgatoryMisuse: The timer belongs to another event loop or thread.
-        """
+        """Forget all tasks and cancel the call of the clock. The timer can be used again."""
         check_loop(self, self._loop, "timer.close()")
         handle = None
         if self._armed != AWAKE:
@@ -208,9 +218,9 @@ class WheelTimer(TimerBase, Unique):
         report(self._clock, f"{type(task).__qualname__} raised at its deadline", exception, task=task)
 
     def _arm(self, tick: int, not_before: float = -float("inf")) -> None:
-        """Have the clock call back at `tick`, unless it will earlier."""
+        """Arm the clock for `tick`, unless it will call back earlier."""
         handle: Handle | None = call_neutral(self.clock, max(tick / self._rate, not_before), self._wake)
-        # The clock may have called anything. Of two handles the earlier one is kept.
+        # The clock may have called anything. If there are two handles, keep the earlier one.
         if tick < self._armed:
             handle, self._handle = self._handle, handle
             self._armed = tick
@@ -223,7 +233,7 @@ class WheelTimer(TimerBase, Unique):
             self._arm(tick, not_before)
 
     def _renew(self) -> None:
-        """Arm the clock anew: its call is late, or a `KeyboardInterrupt` has hit the call where it began."""
+        """Arm the clock again, because its call is late or a `KeyboardInterrupt` has hit the call at its beginning."""
         handle, self._handle = cast(Handle, self._handle), None
         armed, self._armed = self._armed, NOT_ARMED
         try:
@@ -234,7 +244,7 @@ class WheelTimer(TimerBase, Unique):
         handle.cancel()
 
     def _wake(self) -> None:
-        """Run what is due. Called by the clock."""
+        """Run the tasks whose time has come. Called by the clock."""
         not_before = -float("inf")
         exits = ExitRequests()
         try:  # around everything: a KeyboardInterrupt may come at any point, and must not stop all timers
@@ -243,8 +253,8 @@ class WheelTimer(TimerBase, Unique):
             slice_ = self.new_slice()
             now = self._now()
             if now < armed:
-                # A clock that calls early is not as fine as it was asked to be. uvloop, asked again for the rest,
-                # would call back at once, hundreds of times.
+                # A clock that calls early is coarser than the ticks. If uvloop were asked for the rest, it would call
+                # back at once, hundreds of times.
                 not_before = self.time() + _COARSE
             self._drain(now, slice_, exits)
         finally:

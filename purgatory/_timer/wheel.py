@@ -7,12 +7,18 @@ __all__ = ["TimingWheel"]
 
 @dataclass(frozen=True, slots=True)
 class TimingWheel:
-    """One level of a `WheelTimer` at one moment: a ring of `size` buckets of `unit` ticks each."""
+    """One level of a `WheelTimer` at one moment: a ring of `size` buckets of `unit` ticks each.
+
+    For example:
+
+        for wheel in timer.wheels:
+            print(wheel.level, sum(wheel.counts))
+    """
 
     level: int
-    """1 is the lowest."""
+    """The number of the level, from 1, the lowest."""
     unit: int
-    """Ticks of a bucket."""
+    """The span of a bucket, in ticks."""
     counts: tuple[int, ...]
     """Tasks in each bucket of the ring."""
 
@@ -22,9 +28,9 @@ class TimingWheel:
         return len(self.counts)
 
     def slot(self, tick: int) -> int:
-        """Return the place in the ring of the bucket for `tick`."""
+        """Return the index in the ring of the bucket for `tick`."""
         return tick // self.unit % self.size
 
     def count(self, slot: int) -> int:
-        """Return how many tasks are in the bucket at `slot`."""
+        """Return how many tasks are in the bucket at the index `slot`."""
         return self.counts[slot]

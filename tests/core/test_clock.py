@@ -54,7 +54,7 @@ def test_a_callback_cannot_move_the_time(clock: VirtualClock) -> None:
 
 @pytest.mark.parametrize(
     ("when", "message"),
-    [(math.nan, "finite"), (math.inf, "finite"), (0.5, "does not move backwards, from 1.0 to 0.5")],
+    [(math.nan, "finite"), (math.inf, "finite"), (0.5, "when must be at least 1.0, not 0.5: time does not")],
 )
 def test_a_move_backwards_or_to_no_finite_time_is_refused(when: float, message: str) -> None:
     clock = VirtualClock(1.0)

@@ -273,7 +273,7 @@ class TestKeysThatCannotBeLookedUp:
             each.cancel()
         key.sour("no hash")
         clock.advance(1)
-        assert [context["message"] for context in clock.faults] == ["a watch key cannot be looked up"]
+        assert [context["message"] for context in clock.faults] == ["looking up a watched key raised"]
         assert [type(exception) for exception in clock.exceptions] == [LookupError]
         assert purgatory.watched == 0
         key.sweeten()

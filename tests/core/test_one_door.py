@@ -366,14 +366,14 @@ class TestThreads:
         with asyncio.Runner(loop_factory=LOOPS[loop], debug=debug) as runner:
             world = runner.run(World.make())
             before = world.call(READS)
-            expected = f" is not for other threads than that of its event loop: use {CHANGING[code]}"
+            expected = f" must be called from its event loop's thread: from other threads use {CHANGING[code]}"
             with pytest.raises(PurgatoryMisuse) as refused:
                 if place == "a thread":
                     runner.run(asyncio.to_thread(world.call, code))
                 elif place == "a loop in a thread":
                     runner.run(asyncio.to_thread(asyncio.run, world.call_on_a_loop(code), debug=debug))
                 else:
-                    expected = " belongs to another event loop than the running one"
+                    expected = " belongs to another event loop than the running one: make one for each loop"
                     asyncio.run(world.call_on_a_loop(code), debug=debug)
             assert world.call(READS) == before
             assert expected in str(refused.value)
@@ -423,9 +423,9 @@ class TestThreads:
                 else:
                     timer.reschedule(operation, timer.time())
 
-            with pytest.raises(PurgatoryMisuse, match="not for other threads than that of its event loop"):
+            with pytest.raises(PurgatoryMisuse, match="must be called from its event loop's thread"):
                 await asyncio.to_thread(asyncio.run, steal())
-            with pytest.raises(PurgatoryMisuse, match="not for other threads than that of its event loop"):
+            with pytest.raises(PurgatoryMisuse, match="must be called from its event loop's thread"):
                 await asyncio.to_thread(WheelTimer().cancel, operation)
             assert len(purgatory.timer) == 1
 

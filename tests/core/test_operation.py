@@ -120,7 +120,7 @@ class TestReschedule:
         fresh = Flag(1.0)
         done = purgatory.try_complete_else_watch(Flag(1.0, ready=True), ["key"])
         for operation in (fresh, done):
-            with pytest.raises(PurgatoryMisuse, match="only an operation that waits in a purgatory is rescheduled"):
+            with pytest.raises(PurgatoryMisuse, match=r"cannot reschedule .* it is not pending in a purgatory"):
                 operation.reschedule(1.0)
         arriving = purgatory.try_complete_else_watch(Hasty(), ["key"])
         assert isinstance(arriving.exception(), PurgatoryMisuse), "it is not waiting in its first try"

@@ -213,7 +213,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("why", "error", "message"),
         [
-            ("full", PurgatoryFull, "'small' num_delayed=2> holds 2 operations, as many as it may"),
+            ("full", PurgatoryFull, "'small' num_delayed=2> already holds max_pending=2 operations"),
             ("closed meanwhile", PurgatoryClosed, "was closed while <Refused arriving> was being tried"),
             ("the time", LookupError, None),
             ("the deadline", RuntimeError, "refused"),

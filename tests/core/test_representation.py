@@ -100,12 +100,12 @@ class TestHelp:
         text = pydoc.plain(pydoc.render_doc(DelayedOperation))
         assert "__init__(self, " in text
         assert "timeout: Seconds to wait at most" in text
-        assert "Release what the operation has acquired" in text
+        assert "Release whatever the operation has acquired" in text
 
     async def test_asyncio_wait_says_what_to_pass(self, purgatory: DelayedOperationPurgatory) -> None:
         operation: Any = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
         with pytest.raises(
-            AttributeError, match=r"<Flag pending.* is no future: pass asyncio.ensure_future\(operation"
+            AttributeError, match=r"<Flag pending.* is not a future: pass asyncio.ensure_future\(operation"
         ):
             await asyncio.wait([operation])
         assert not hasattr(operation, "add_done_callback")

@@ -138,9 +138,9 @@ def test_a_purgatory_follows_its_loop_into_another_thread(
                 while not loop.is_running():
                     pass
                 for call in (second.force_complete, partial(purgatory.try_complete_else_watch, Flag(), ["key"])):
-                    with pytest.raises(PurgatoryMisuse, match="not for other threads"):
+                    with pytest.raises(PurgatoryMisuse, match="must be called from its event loop's thread"):
                         call()
-                with pytest.raises(PurgatoryMisuse, match="not for other threads"):
+                with pytest.raises(PurgatoryMisuse, match="must be called from its event loop's thread"):
                     asyncio.run(wait(second))
                 assert (purgatory.statistics().satisfied, purgatory.num_delayed) == (1, 1)
             finally:
@@ -214,7 +214,7 @@ async def test_a_purgatory_whose_timer_was_asked_on_another_loop_refuses_an_oper
 async def test_a_purgatory_on_a_timer_of_its_loop_has_wrong_threads_and_a_door() -> None:
     async with DelayedOperationPurgatory(clock=WheelTimer()) as purgatory:
         operation = purgatory.try_complete_else_watch(Flag(60.0), ["key"])
-        with pytest.raises(PurgatoryMisuse, match="not for other threads"):
+        with pytest.raises(PurgatoryMisuse, match="must be called from its event loop's thread"):
             await asyncio.to_thread(purgatory.cancel_all)
         operation.ready = True
         await asyncio.to_thread(purgatory.check_and_complete_threadsafe, "key")
