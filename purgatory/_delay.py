@@ -7,20 +7,25 @@ __all__ = ["Delay"]
 
 
 class Delay(DelayedOperation[None]):
-    """Completes when its time is over, and not by a check: for instance to throttle a client that is over its quota.
+    """Completes when its time is up, and no check completes it earlier.
 
-    It costs as much as any operation: it needs neither a task nor an entry in the loop's heap. When the client goes,
-    `cancel_for_key` cancels it. A close, which completes every pending operation, ends it early.
+    It needs neither a task nor an entry in the event loop's heap. A close of the purgatory ends it early.
+
+        # Throttle a client that exceeds its quota.
+        await purgatory.try_complete_else_watch(Delay(2.0), [client])
+
+        purgatory.cancel_for_key(client)  # elsewhere: the client has disconnected
     """
 
     __slots__ = ("__weakref__",)
 
     def __init__(self, seconds: float) -> None:
-        """Wait for `seconds`. Raises as `DelayedOperation`; a delay has an end, so `None` is a `TypeError`."""
+        """Make a delay of `seconds`, which must be finite and not negative. Raises as `DelayedOperation`."""
         super().__init__(check_seconds("seconds", seconds))
 
     def try_complete(self) -> bool:
+        """Return `False`, because only the deadline completes a delay."""
         return False
 
     def on_complete(self) -> None:
-        """Do nothing."""
+        """Return `None`, because a delay has no result."""

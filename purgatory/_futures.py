@@ -1,6 +1,6 @@
 """Waiting for futures, until a deadline.
 
-A future has one callback for all operations that wait for it: asyncio keeps the callbacks of a future in a list, and
+A future gets one callback for all operations that wait for it. asyncio keeps the callbacks of a future in a list, so
 removing one looks at all of them. When the future is done, the operations are notified in slices.
 """
 
@@ -32,7 +32,7 @@ class _Awaited:
         self.operations: dict[int, DelayedFutures[Any]] = {}
         """The operations by `id`, in the order of their arrival."""
         self._left: list[int] = []
-        """The operations that are still to be notified, by `id`, the next one last."""
+        """The operations that have not been notified yet, by `id`, in reverse order."""
 
     def done(self, future: "asyncio.Future[Any]") -> None:
         """Notify the operations: the future is done. Called by its loop."""
@@ -57,16 +57,16 @@ class _Awaited:
 
 
 _AWAITED: Final[WeakValueDictionary[int, _Awaited]] = WeakValueDictionary()
-"""The futures that are awaited, by `id`. Each is kept by its own list of callbacks."""
+"""The futures that operations wait for, by `id`. The callback of each future keeps its entry alive."""
 
 
 class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
-    """Completes when all of its futures are done or its deadline comes. Yields the done ones and the others.
+    """Completes when all of its futures are done or its deadline comes, with the done futures and the late ones.
+
+    Any `asyncio.Future` works, including tasks. As with `asyncio.wait`, the exceptions of the futures are not raised.
+    It completes without a check, and its key serves to cancel it. Kafka's `DelayedFuture` is the model.
 
         done, late = await purgatory.try_complete_else_watch(DelayedFutures(futures, 5.0), ["request 7"])
-
-    As `asyncio.wait`, it does not raise the exceptions of the futures. Any `asyncio.Future` works, for example a task.
-    It completes without a check; its keys serve to cancel it. (Kafka's `DelayedFuture`.)
     """
 
     __slots__ = ("__weakref__", "_awaits", "_callback", "_cancel_late", "_futures")
@@ -79,34 +79,41 @@ class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
         callback: Callable[[Futures[T], Futures[T]], object] | None = None,
         cancel_late: bool = False,
     ) -> None:
-        """Wait for `futures` for at most `timeout` seconds; `None` means no deadline.
+        """Make an operation that waits for futures.
 
-        `callback(done, late)` is called once when the operation completes; an exception of it makes the operation fail.
-        With `cancel_late`, futures that are not done when the wait ends are cancelled, however it ends; else they
-        are left alone. Raises `TypeError` or `ValueError` as `DelayedOperation`, and
-        `TypeError` if one of `futures` is no future of asyncio's, `ValueError` if they belong to another event loop.
+        Args:
+            futures: The futures to wait for, all of the running event loop.
+            timeout: Seconds to wait at most. `None` means no deadline.
+            callback: Called as `callback(done, late)` when the operation completes. If it raises, the operation fails.
+            cancel_late: Whether to cancel the futures that are not done when the wait ends, however it ends.
+
+        Raises:
+            ValueError: `timeout` is negative, NaN or infinite, or a future belongs to another event loop.
+            TypeError: `futures` is not an iterable of futures, `timeout` is not a number, or `callback` is not callable
+                or is `async`.
         """
         super().__init__(timeout)
         if asyncio.isfuture(futures):
-            raise TypeError(f"futures must be an iterable of futures, not {futures!r} alone")
+            raise TypeError(f"futures must be an iterable of futures, not {futures!r}: pass [future]")
         if callback is not None:
             check_callback("callback", callback)
         self._futures = set(futures)
         for future in self._futures:
             if not asyncio.isfuture(future):
-                raise TypeError(f"each future must be an asyncio.Future or a task, not {future!r}")
+                raise TypeError(f"each future must be an asyncio.Future, for example a task, not {future!r}")
         loops = {future.get_loop() for future in self._futures}
         if len(loops) > 1:
-            raise ValueError("the futures belong to several event loops")
+            raise ValueError(f"futures must belong to the running event loop, not to {len(loops)} different ones")
         running = _get_running_loop()
         if loops and running is not None and running not in loops:
-            raise ValueError("the futures belong to another event loop than the running one")
+            raise ValueError("futures must belong to the running event loop, not to another one")
         self._callback = callback
         self._cancel_late = cancel_late
         self._awaits: dict[int, _Awaited] | None = None
         """The futures that are not done, by `id`, once they are being waited for."""
 
     def try_complete(self) -> bool:
+        """Complete the operation if all futures are done, else wait for the others from now on."""
         if all(future.done() for future in self._futures):
             return self.force_complete()
         if self._awaits is None:
@@ -114,6 +121,7 @@ class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
         return False
 
     def on_complete(self) -> tuple[Futures[T], Futures[T]]:
+        """Return the set of done futures and the set of late ones, after a call of `callback`."""
         late = {future for future in self._futures if not future.done()}
         done = self._futures - late
         callback = self._callback
@@ -123,7 +131,7 @@ class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
         return done, late
 
     def on_done(self) -> None:
-        """Let go of the futures, however the wait ended. A subclass that defines it calls `super().on_done()`."""
+        """Release the futures, however the wait ended. If a subclass overrides it, it must call this one."""
         self._let_go()
 
     def _wait(self) -> None:
@@ -139,7 +147,7 @@ class DelayedFutures(DelayedOperation[tuple[Futures[T], Futures[T]]]):
                 self._awaits[id(future)] = awaited
 
     def _note(self, future: "asyncio.Future[Any]") -> None:
-        """`future` is done."""
+        """Note that `future` is done, and complete the operation if it was the last one."""
         awaits = self._awaits or {}
         awaits.pop(id(future), None)
         if not awaits:

@@ -1,8 +1,8 @@
 """Finding keys that have been idle for too long: connections, sessions, members.
 
 Each tracked key has one task in a timer. A touch notes the time and leaves the task where it is. When the task runs,
-it reads the time of the last touch, and waits for the rest of the timeout. So there is timer work once in a timeout,
-and none in a touch.
+it reads the time of the last touch, and waits for the rest of the timeout. So the timer works once per timeout, and not
+at each touch.
 """
 
 import asyncio
@@ -39,15 +39,15 @@ class _Tracked(TimerTask, Generic[K]):
 
 
 class IdleTracker(Unique, Generic[K]):
-    """Finds the keys that have not been touched for `timeout` seconds: connections, sessions, leases.
+    """Finds the keys that have not been touched for `timeout` seconds, such as connections, sessions and leases.
 
         tracker = IdleTracker(30.0, on_idle=close_it)
-        tracker.touch(connection)      # begins to track it; then for each sign of life
-        tracker.discard(connection)    # it has left by itself
+        tracker.touch(connection)      # on arrival, and at each sign of life
+        tracker.discard(connection)    # it has left on its own
 
-    Without `on_idle`, iterate by `async for key in tracker`, which ends when the tracker is closed. A key that has
-    become idle is not tracked any more. It is found never early, and late by less than a tick plus the loop's own lag.
-    A tracker belongs to one event loop and its thread.
+    Without `on_idle`, iterate with `async for key in tracker`, which ends when the tracker is closed. A key that has
+    become idle is no longer tracked. It is never found early, and less than one tick late, plus the loop's lag. A
+    tracker belongs to one event loop and its thread.
     """
 
     __slots__ = (
@@ -71,12 +71,17 @@ class IdleTracker(Unique, Generic[K]):
         tick: float | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Track keys that become idle after `timeout` seconds.
+        """Make a tracker without keys.
 
-        `on_idle(key)` is called for each; its exceptions go to the loop's exception handler. `tick` bounds the
-        lateness, in seconds; by default it is a hundredth of the timeout. Without a `clock` the tracker belongs to the
-        event loop that runs at the first touch. Raises `ValueError` unless `timeout` is positive and finite,
-        `TypeError` for wrong types, and as `WheelTimer` for the tick.
+        Args:
+            timeout: Seconds without a touch after which a key is idle.
+            on_idle: Called with each idle key. Its exceptions go to the event loop's exception handler.
+            tick: The bound of the lateness, in seconds. By default, a hundredth of the timeout.
+            clock: The clock. By default, the tracker belongs to the event loop that runs at the first touch.
+
+        Raises:
+            ValueError: `timeout` is not positive and finite, or `tick` is less than a microsecond.
+            TypeError: A value is of the wrong type, or `on_idle` is `async`.
         """
         self._timeout = seconds("timeout", timeout, "positive")
         if on_idle is not None:
@@ -84,13 +89,13 @@ class IdleTracker(Unique, Generic[K]):
         # With a tick of a hundredth one wheel reaches as far as the timeout, so that nothing cascades.
         tick = max(self._timeout / 100, 1e-6) if tick is None else tick
         self.timer: WheelTimer = WheelTimer(clock, tick=tick, wheel_size=128)
-        """The timer: for its statistics."""
+        """The timer, for its statistics."""
         self._on_idle = on_idle
         self._time = self.timer.time
         self._loop = clock if isinstance(clock, AbstractEventLoop) else None
         self._tracked: dict[K, _Tracked[K]] = {}
         self._idle: OrderedDict[K, None] = OrderedDict()
-        """Idle keys that the iteration has not yielded yet, the first one first."""
+        """Idle keys that the iteration has not yielded yet, in order."""
         self._waiters: list[asyncio.Future[None]] = []
         """The futures of the iterations that wait for an idle key, or for the end."""
         self._closed = False
@@ -99,7 +104,7 @@ class IdleTracker(Unique, Generic[K]):
         return f"timeout={self._timeout!r} tracked={len(self)}{' closed' * self._closed}"
 
     def __len__(self) -> int:
-        """The number of tracked keys."""
+        """Return the number of tracked keys."""
         return len(self._tracked)
 
     @property
@@ -108,7 +113,7 @@ class IdleTracker(Unique, Generic[K]):
         return self._timeout
 
     def __iter__(self) -> Iterator[K]:
-        """The tracked keys, the longest tracked one first."""
+        """Iterate over the tracked keys, from the longest tracked on."""
         return iter(self._tracked)
 
     def __contains__(self, key: object) -> bool:
@@ -117,8 +122,10 @@ class IdleTracker(Unique, Generic[K]):
     def touch(self, key: K) -> None:
         """Note a sign of life of `key`, and track it if it is new.
 
-        Raises `TypeError` if it is not hashable, `PurgatoryClosed` after `close`, and `PurgatoryMisuse` from another
-        event loop or thread.
+        Raises:
+            TypeError: `key` is not hashable.
+            PurgatoryClosed: The tracker is closed.
+            PurgatoryMisuse: The tracker belongs to another event loop or thread.
         """
         tracked = self._tracked.get(key)
         if tracked is None:
@@ -128,7 +135,7 @@ class IdleTracker(Unique, Generic[K]):
             tracked.seen = self._time()
 
     def discard(self, key: K) -> bool:
-        """Stop tracking `key`. Returns whether it was tracked, or idle and not yielded yet."""
+        """Stop tracking `key`. Return whether it was tracked, or idle and not yielded yet."""
         check_loop(self, self._loop, "tracker.discard(key)")
         tracked = self._tracked.get(key)
         if tracked is not None:
@@ -146,7 +153,7 @@ class IdleTracker(Unique, Generic[K]):
 
     async def __anext__(self) -> K:
         if self._on_idle is not None:
-            raise RuntimeError("idle keys are passed to on_idle: make a tracker without it to iterate")
+            raise RuntimeError("idle keys are passed to on_idle: make a tracker without on_idle to iterate over it")
         check_loop(self, self._loop, "tracker.__anext__()", "asyncio.run_coroutine_threadsafe()")
         loop = self._loop = asyncio.get_running_loop()
         while not self._idle:
@@ -163,7 +170,7 @@ class IdleTracker(Unique, Generic[K]):
         return key
 
     def close(self) -> None:
-        """Stop tracking all keys, and end the iteration after those already idle. Harmless when repeated."""
+        """Stop tracking all keys, and end the iteration after the keys that are already idle."""
         check_loop(self, self._loop, "tracker.close()")
         self.timer.close()
         self._closed = True
@@ -185,7 +192,7 @@ class IdleTracker(Unique, Generic[K]):
         now = clock.time()
         # The clock may have called anything.
         if self._closed:
-            raise PurgatoryClosed(f"{self!r} is closed")
+            raise PurgatoryClosed(f"{self!r} is closed: make a new one")
         if key in self._tracked:
             self._tracked[key].seen = now
             return
@@ -200,7 +207,7 @@ class IdleTracker(Unique, Generic[K]):
             self.timer.cancel(tracked)  # the clock has discarded it
 
     def _look(self, tracked: _Tracked[K]) -> None:
-        """Pass the key on as idle, unless it was touched since the timer was set."""
+        """Report the key as idle, unless it was touched since the timer was set."""
         key = tracked.key
         now = self._time()
         due = tracked.seen + self._timeout
@@ -209,7 +216,7 @@ class IdleTracker(Unique, Generic[K]):
                 return  # the clock has discarded it
             if due <= now:
                 del self._tracked[key]
-        except BaseException:  # of the key's own __hash__: tried again after another timeout
+        except BaseException:  # of the key's own __hash__: try again after another timeout
             self.timer.add(tracked, now + self._timeout)
             raise
         if due > now:

@@ -1,16 +1,15 @@
 """Waiting until a value that only grows has passed a threshold: an index, an offset, a revision.
 
-This is the blocking query of Consul and etcd ("answer when the index has passed n"), and Kafka's Raft layer waits
-for its high watermark by it; names and meaning are those of its `ThresholdPurgatory`.
+This is the blocking query of Consul and etcd ("answer when the index has passed n"). Kafka's Raft layer waits for its
+high watermark with a `ThresholdPurgatory` too, and the names and their meaning come from there.
 
-The waits are operations in a purgatory, watched on their threshold. Beside it, a heap has each threshold once, for any
-number of waits. So an advance looks at the lowest thresholds, up to the first that it does not pass, and at no
-operation that waits for a higher one.
+The waits are operations in a purgatory, watched on their threshold. In addition, a heap contains each threshold once,
+however many waits it has. So an advance looks at the lowest thresholds, up to the first that it does not pass, and at
+no operation that waits for a higher one.
 
-A threshold whose waits have all expired or been cancelled stays in the heap until it is passed or swept out. When
-there are too many of these, the heap is put aside as the *old* one and a new one is begun. Each further threshold then
-removes a few from the end of the old one, which leaves the order of the heap as it is. Thresholds that still have a
-wait move into the new one. So no iteration of the loop looks at all of them.
+A threshold whose waits have all expired or been cancelled stays in the heap until it is passed or swept out. When there
+are too many of these, the heap becomes the *old* heap and a new one begins. Each further threshold then removes a few
+from the end of the old heap, which does not change its order. Thresholds that still have a wait move into the new one.
 """
 
 from heapq import heappop, heappush
@@ -26,14 +25,14 @@ __all__ = ["ThresholdPurgatory"]
 Number = TypeVar("Number", bound=float)
 
 _SWEPT: Final = 4
-"""Old thresholds that each new one sweeps: the old heap is gone before the new one can be as long."""
+"""Old thresholds that each new one sweeps, so that the old heap is gone before the new one can be as long."""
 
 _SPARED: Final = 1000
 """Thresholds without a wait that are not worth a sweep."""
 
 
 class DelayedReach(DelayedOperation[Number]):
-    """Waits until the value exceeds the threshold. Yields the value."""
+    """Waits until the value exceeds the threshold. The result is the value."""
 
     __slots__ = ("__weakref__", "of", "threshold")
 
@@ -53,10 +52,11 @@ class ThresholdPurgatory(Closing, Generic[Number]):
     """A value that only grows, and the waits until it exceeds a threshold or a deadline comes.
 
         index = ThresholdPurgatory(0)
-        value = await index.reach(41, timeout=30.0)   # 42 or more; at the deadline, the value then
+        value = await index.reach(41, timeout=30.0)   # 42 or more, or the value at the deadline
         index.advance(42)                             # elsewhere
 
-    Like every purgatory it belongs to one event loop and its thread. It is an async context manager, or call `aclose`.
+    It belongs to one event loop and its thread, like every purgatory. Use it as an async context manager, or call
+    `aclose` at the end.
     """
 
     __slots__ = (
@@ -71,9 +71,15 @@ class ThresholdPurgatory(Closing, Generic[Number]):
     )
 
     def __init__(self, value: Number, purgatory: DelayedOperationPurgatory | None = None) -> None:
-        """Start at `value`. `purgatory` holds the waits, and no other operations; by default it is a new one.
+        """Make a value without waits.
 
-        Raises `TypeError` or `ValueError` if `value` is not a number, `TypeError` if `purgatory` is not one.
+        Args:
+            value: The value at first.
+            purgatory: The purgatory that holds the waits. It must not contain other operations. By default, a new one.
+
+        Raises:
+            ValueError: `value` is NaN.
+            TypeError: `value` is not a number, or `purgatory` is not a `DelayedOperationPurgatory`.
         """
         _check_number("value", value)
         if purgatory is None:
@@ -82,9 +88,7 @@ class ThresholdPurgatory(Closing, Generic[Number]):
             raise TypeError(f"purgatory must be a DelayedOperationPurgatory, not {purgatory!r}")
         self._value = value
         self.purgatory: DelayedOperationPurgatory = purgatory
-        """The purgatory that holds the waits: for its statistics, metrics and listeners, and
-        `cancel_for_key(threshold)`.
-        """
+        """The purgatory that holds the waits. Use it for statistics, metrics and `cancel_for_key(threshold)`."""
         self._thresholds: set[Number] = set()
         """The thresholds in the two heaps."""
         self._heap: list[Number] = []
@@ -104,7 +108,7 @@ class ThresholdPurgatory(Closing, Generic[Number]):
 
     @property
     def value(self) -> Number:
-        """The value now: the highest that it has been given."""
+        """The value now, which is the highest that was ever set."""
         return self._value
 
     @property
@@ -113,11 +117,20 @@ class ThresholdPurgatory(Closing, Generic[Number]):
         return self.purgatory.num_delayed
 
     def reach(self, threshold: Number, timeout: float | None) -> DelayedOperation[Number]:
-        """Wait until the value exceeds `threshold`, for at most `timeout` seconds; `None` means no deadline.
+        """Wait until the value exceeds `threshold`. The wait begins with this call, whether you await it or not.
 
-        Waits from this call on, whether the operation that it returns is awaited or not. The operation yields the value
-        at that time. If the deadline has come first, or the purgatory is closed, it is not above the threshold. Raises
-        `ValueError` or `TypeError` for a bad threshold or timeout, `PurgatoryClosed` and `PurgatoryFull`.
+        Args:
+            threshold: A number. If the value exceeds it already, the operation is done at once.
+            timeout: Seconds to wait at most. `None` means no deadline.
+
+        Returns:
+            An operation whose result is the value. At a deadline or a close, that is not above the threshold.
+
+        Raises:
+            ValueError: `threshold` is NaN, or `timeout` is negative, NaN or infinite.
+            TypeError: `threshold` or `timeout` is not a number.
+            PurgatoryClosed: The purgatory accepts no more waits.
+            PurgatoryFull: `max_pending` waits are pending.
         """
         _check_number("threshold", threshold)
         operation = self.purgatory.try_complete_else_watch(DelayedReach(self, threshold, timeout), (threshold,))
@@ -128,14 +141,19 @@ class ThresholdPurgatory(Closing, Generic[Number]):
                 self.purgatory.check_and_complete(threshold)
             if self._old or len(self._heap) > 2 * self.num_waiting + _SPARED:
                 self._sweep()
-        if self._mailbox.values:  # from a time when no loop was known
+        if self._mailbox.values:  # from a time when the loop was not known yet
             self._take_mail()
         return operation
 
     def advance(self, value: Number) -> int:
-        """Set the value to `value`, if that is more. Returns how many waits completed, lowest thresholds first.
+        """Raise the value, and complete the waits that it passes, from the lowest threshold up. Return how many.
 
-        Raises `ValueError` or `TypeError` if it is not a number.
+        A lower value than the present one changes nothing.
+
+        Raises:
+            ValueError: `value` is NaN.
+            TypeError: `value` is not a number.
+            PurgatoryMisuse: The purgatory belongs to another event loop or thread.
         """
         self._grow_to(value, "advance")
         completed = 0
@@ -149,46 +167,48 @@ class ThresholdPurgatory(Closing, Generic[Number]):
         return completed
 
     def advance_soon(self, value: Number) -> None:
-        """As `advance`, but the waits complete from the next iteration of the loop on, in slices if there are
-        many."""
+        """Raise the value as `advance` does, but complete the waits in slices, from the next iteration on."""
         self._grow_to(value, "advance_soon")
         if not self._advancing and self._passed():
             self._advance_next_iteration()
 
     def advance_threadsafe(self, value: Number) -> None:
-        """`advance_soon` for other threads, and for signal handlers. Many calls wake the loop once.
+        """Do `advance_soon` from another thread or a signal handler. However many calls come, the loop wakes up once.
 
-        The value grows on the next iteration of the loop, to the highest of those given until then. If there is no loop
-        yet, it grows at the first `reach`. Returns `None`, as the waits complete later; after a close it does nothing.
+        The value grows on the next iteration of the loop, or at the first `reach` if there is no loop yet. After a
+        close, the call does nothing.
 
-        Raises `ValueError` or `TypeError` if `value` is not a number, `PurgatoryMisuse` if the purgatory runs on a
-        clock that is no event loop, `RuntimeError` if its loop is closed and the purgatory is not.
+        Raises:
+            ValueError: `value` is NaN.
+            TypeError: `value` is not a number.
+            PurgatoryMisuse: The purgatory runs on a clock that is not an event loop.
+            RuntimeError: The event loop is closed, and the purgatory is not.
         """
         _check_number("value", value)
         loop_for_threads(self.purgatory)
         if self.purgatory.closed:
             return
         self._mailbox.values.append(value)
-        # After the value is there: a reach that makes the loop known finds the value, or this call finds the loop.
+        # Look after the append: so a reach that makes the loop known finds the value, or this call finds the loop.
         loop = loop_for_threads(self.purgatory)
         if loop is not None:
             self._mailbox.wake(loop)
 
     def complete_all(self) -> int:
-        """Complete all waits with the value as it is. Returns their number."""
+        """Complete all waits with the present value. Return how many completed."""
         return self.purgatory.complete_all()
 
     def fail_all(self, exception: Exception) -> int:
-        """Fail all waits with `exception`, as `DelayedOperationPurgatory.fail_all` does. Returns how many failed."""
+        """Fail all waits with `exception`, as `DelayedOperationPurgatory.fail_all`. Return how many failed."""
         return self.purgatory.fail_all(exception)
 
     async def aclose(self) -> None:
-        """Refuse further waits and complete all pending ones, in slices. Harmless when repeated."""
+        """Refuse new waits and complete the pending ones, in slices. A second call does nothing."""
         await self.purgatory.aclose()
         self.close()
 
     def close(self) -> None:
-        """As `aclose`, in one go."""
+        """Do the same as `aclose`, but in one go."""
         self.purgatory.close()
         self._thresholds.clear()
         self._heap.clear()
@@ -209,14 +229,14 @@ class ThresholdPurgatory(Closing, Generic[Number]):
         self.advance_soon(highest)
 
     def _passed(self) -> list[Number]:
-        """The heap with the lowest threshold, if the value exceeds that; else an empty one."""
+        """Return the heap with the lowest threshold, or an empty list if the value does not exceed that."""
         heap = self._heap
         if self._old and (not heap or self._old[0] < heap[0]):
             heap = self._old
         return heap if heap and heap[0] < self._value else []
 
     def _forget(self, heap: list[Number], threshold: Number) -> None:
-        if heap and heap[0] == threshold:  # not if a callback has advanced it meanwhile
+        if heap and heap[0] == threshold:  # unless a callback has advanced the value meanwhile
             heappop(heap)
             self._thresholds.discard(threshold)
 

@@ -1,15 +1,14 @@
-"""Values with versions by key, and the waits until one of many keys is newer, or until a value has a state.
+"""Values with versions by key, and the waits until one of many keys is newer, or until a value satisfies a predicate.
 
-Long polls of configurations are built on this: a client sends the versions that it has seen, and is answered when one
-of them is old. By hand, each key of each client takes a task and an event.
+Long polls of configurations are built on this: a client sends the versions that it has seen, and gets an answer when
+one of them is old. Without this, each key of each client takes a task and an event.
 
-All versions come from one counter. So a wait for many keys is an operation with one number, the last version that was
-given before it: each key that is set after that has a higher one. And a key that was deleted leaves nothing behind,
-for when it is set again its version is higher than all that were seen of it. A version is given in the same step in
-which its value is stored.
+All versions come from one counter. So a wait for many keys is an operation with one number, the latest version at its
+start: each key that is set later has a higher version. And a deleted key leaves nothing behind, because when it is set
+again its version is higher than all earlier ones. A version is issued in the step in which its value is stored.
 
-A set tries the waits of its keys, in the same call, with the value that it sets. A wait therefore sees each value that
-is set while it waits, also one that is replaced before its task runs, or in the middle of the set.
+A set tries the waits of its keys, in the same call, with the value that it sets. So a wait sees each value that is set
+while it waits, even if the value is replaced before its task runs.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -34,11 +33,11 @@ class _Current(Generic[V]):
 
     def __init__(self) -> None:
         self.now: tuple[int, V] | None = None
-        """Replaced as a whole. `None` before it is set for the first time."""
+        """Replaced as a whole. `None` until the key is set for the first time."""
 
 
 class DelayedChange(DelayedOperation[dict[K, tuple[int, V]]], Generic[K, V]):
-    """Waits until one of its keys is set. Yields the versions and values of those that are newer."""
+    """Waits until one of its keys is set. The result maps the newer keys to their versions and values."""
 
     __slots__ = ("__weakref__", "_found", "_keys", "_of", "_since")
 
@@ -68,7 +67,7 @@ class DelayedChange(DelayedOperation[dict[K, tuple[int, V]]], Generic[K, V]):
 
 
 class DelayedUntil(DelayedOperation[tuple[int, V] | None], Generic[K, V]):
-    """Waits until a key has a value that satisfies a predicate. Yields its version and the value."""
+    """Waits until a key has a value that satisfies a predicate. The result is its version and the value."""
 
     __slots__ = ("__weakref__", "_found", "_key", "_of", "_predicate", "_since")
 
@@ -94,27 +93,31 @@ class DelayedUntil(DelayedOperation[tuple[int, V] | None], Generic[K, V]):
 
 
 class VersionedValues(Closing, Generic[K, V]):
-    """Values with versions by key, and waits for newer ones.
+    """Values with versions by key, and waits for newer versions.
 
         values = VersionedValues()
-        change = await values.changed({"routes": 3, "replicas": 0}, timeout=30.0)  # {'replicas': (4, 2)}, for instance
-        values.set("replicas", 2)                                                 # elsewhere
+        change = await values.changed({"routes": 3, "replicas": 0}, timeout=30.0)  # e.g. {"replicas": (4, 2)}
+        values.set("replicas", 2)  # elsewhere
 
-    A key that was never set, or was deleted, has version 0. A key without a value that no operation waits for takes no
-    memory, but for entries of finished operations until the next purge. A close refuses further waits, and leaves the
-    values. Like every purgatory it belongs to one event loop and its thread. It is an async context manager, or call
-    `aclose`.
+    A key that was never set, or was deleted, has version 0. A key without a value takes no memory if no operation waits
+    for it, except for entries of finished operations until the next purge. A close refuses new waits, and keeps the
+    values. It belongs to one event loop and its thread, like every purgatory. Use it as an async context manager, or
+    call `aclose` at the end.
     """
 
     __slots__ = ("__weakref__", "_announced", "_values", "_version", "purgatory")
 
     def __init__(self, version: int = 0, purgatory: DelayedOperationPurgatory | None = None) -> None:
-        """Give versions above `version`. `purgatory` holds the waits, and no other operations; by default it is a new
-        one.
+        """Start without values.
 
-        A server whose clients outlive it begins each time with a higher `version`, such as `time.time_ns() // 1000`.
-        All that its clients have seen is old then. Raises `TypeError` or `ValueError` unless `version` is an `int` that
-        is not negative, `TypeError` if `purgatory` is not one.
+        Args:
+            version: The version to count from. If clients keep versions across a restart of the server, pass
+                `time.time_ns() // 1000`, so that all versions from before the restart count as old.
+            purgatory: The purgatory that holds the waits. It must not contain other operations. By default, a new one.
+
+        Raises:
+            ValueError: `version` is negative.
+            TypeError: `version` is not an `int`, or `purgatory` is not a `DelayedOperationPurgatory`.
         """
         check_count("version", version, 0)
         if purgatory is None:
@@ -122,13 +125,13 @@ class VersionedValues(Closing, Generic[K, V]):
         if not isinstance(purgatory, DelayedOperationPurgatory):
             raise TypeError(f"purgatory must be a DelayedOperationPurgatory, not {purgatory!r}")
         self._version = version
-        """The last version that was given."""
+        """The latest version that was issued."""
         self._values: dict[K, _Current[V]] = {}
         """The keys that have a value, and those that are being set for the first time."""
         self._announced: Mapping[K, tuple[int, V]] = {}
-        """The versions and values of the set whose waits are being tried; the innermost, if it is one in another."""
+        """The versions and values of the set whose waits are being tried, the innermost one if sets nest."""
         self.purgatory: DelayedOperationPurgatory = purgatory
-        """The purgatory that holds the waits: for its statistics, metrics and listeners, and `cancel_for_key(key)`."""
+        """The purgatory that holds the waits. Use it for statistics, metrics and `cancel_for_key(key)`."""
 
     def _purgatory_describe(self) -> str:
         return f"{self.purgatory.name!r} keys={len(self._values)} waiting={self.num_waiting}"
@@ -143,24 +146,27 @@ class VersionedValues(Closing, Generic[K, V]):
         return self.purgatory.num_delayed
 
     def get(self, key: K) -> tuple[int, V | None]:
-        """The version and the value of `key`; `(0, None)` if it has none. Raises `TypeError` if it is not hashable."""
+        """Return the version and the value of `key`, or `(0, None)` if it has no value."""
         current = self._values.get(key)
         return (0, None) if current is None or current.now is None else current.now
 
     def set(self, key: K, value: V) -> int:
-        """Set the value of `key`, and complete the waits that it satisfies. Returns its version.
+        """Set the value of a key, and complete the waits that it satisfies. Return the new version.
 
-        Costs by the operations that wait for `key`: each is tried in this call. Raises `TypeError` if `key` is not
-        hashable.
+        The cost grows only with the operations waiting for that key, because each of them is tried in this call.
+
+        Raises:
+            TypeError: `key` is not hashable.
+            PurgatoryMisuse: The purgatory belongs to another event loop or thread.
         """
         self.purgatory.check_thread("values.set(key, value)")
         return self._change({key: value})
 
     def update(self, values: Mapping[K, V]) -> None:
-        """Set the values of several keys, and then complete the waits that they satisfy.
+        """Set the values of several keys, and then complete the waits that they satisfy. Raises as `set`.
 
-        A wait for several of these keys yields all of them, where after a `set` of each it would yield the first. Costs
-        as a `set` of each. Raises `TypeError` if `values` is not a mapping.
+        A wait for several of these keys gets all of them, while with one `set` after the other it would get only the
+        first. The cost is the same.
         """
         self.purgatory.check_thread("values.update(values)")
         if not isinstance(values, Mapping):
@@ -168,9 +174,9 @@ class VersionedValues(Closing, Generic[K, V]):
         self._change(dict(values))
 
     def delete(self, key: K) -> bool:
-        """Forget the value of `key`. Returns whether it had one. Operations that wait for `key` go on waiting.
+        """Forget the value of `key`. Return whether it had one. Raises as `set`.
 
-        Raises `TypeError` if `key` is not hashable.
+        This doesn't wake anyone. If clients must learn that a key is gone, set a value that says so first.
         """
         self.purgatory.check_thread("values.delete(key)")
         try:
@@ -180,21 +186,29 @@ class VersionedValues(Closing, Generic[K, V]):
         return True
 
     def changed(self, seen: Mapping[K, int], timeout: float | None) -> DelayedOperation[dict[K, tuple[int, V]]]:
-        """Wait until one of the keys of `seen` has a newer version than that, for at most `timeout` seconds.
+        """Wait until one of several keys has a newer version. The wait begins with this call, awaited or not.
 
-        `seen` has the versions that were seen last, 0 for none; a `timeout` of `None` is no deadline. Waits from this
-        call on, whether the operation that it returns is awaited or not: one operation for all keys. It yields the
-        versions and values of the newer ones, at once if there are any. If the deadline comes first, or the purgatory
-        is closed, it yields an empty `dict`. A change between two calls is not missed if the second one has the
-        versions that the first one has yielded.
+        A change between two calls is not missed if you pass the versions from the first result to the second call.
 
-        Raises `TypeError` if `seen` is not a mapping or a version is not an `int`, `ValueError` if `seen` is empty or
-        has a version that was never given, both for a bad timeout, `PurgatoryClosed` and `PurgatoryFull`.
+        Args:
+            seen: A mapping of keys to the versions that were seen last, 0 for none.
+            timeout: Seconds to wait at most. `None` means no deadline.
+
+        Returns:
+            One operation for all keys, whose result maps the newer keys to their versions and values. It is done at
+            once if there are any. At a deadline or a close, the result is an empty `dict`.
+
+        Raises:
+            ValueError: `seen` is empty or contains a version that was never issued, or `timeout` is negative, NaN or
+                infinite.
+            TypeError: `seen` is not a mapping to versions, or `timeout` is not a number.
+            PurgatoryClosed: The purgatory accepts no more waits.
+            PurgatoryFull: `max_pending` waits are pending.
         """
         if not isinstance(seen, Mapping):
             raise TypeError(f"seen must be a mapping of keys to versions, not {seen!r}")
         if not seen:
-            raise ValueError("seen must have at least one key")
+            raise ValueError("seen must not be empty")
         since = self._version
         found: dict[K, tuple[int, V]] = {}
         for key, version in seen.items():
@@ -210,28 +224,38 @@ class VersionedValues(Closing, Generic[K, V]):
     def until(
         self, key: K, predicate: Callable[[V], object], timeout: float | None
     ) -> DelayedOperation[tuple[int, V] | None]:
-        """Wait until `predicate(value)` is true for a value of `key`, for at most `timeout` seconds.
+        """Wait until a key has a value that satisfies a predicate. The wait begins with this call, awaited or not.
 
-        Looks at the value now, and at each that is set from this call on: one that comes and goes is not missed, even
-        before the awaiting task runs. The operation yields the version and the value; `None` if the deadline comes
-        first, or the purgatory is closed. An exception of `predicate` makes it fail.
+        The present value counts, and so does each value that is set from now on, even if it is replaced before the
+        awaiting task runs.
 
-        Raises `TypeError` if `key` is not hashable, `predicate` is not callable or is `async`, `ValueError` or
-        `TypeError` for a bad timeout, `PurgatoryClosed` and `PurgatoryFull`.
+        Args:
+            key: The key to wait for.
+            predicate: Called with each value. If it raises, the operation fails.
+            timeout: Seconds to wait at most. `None` means no deadline.
+
+        Returns:
+            An operation whose result is the version and the value. At a deadline or a close, it is `None`.
+
+        Raises:
+            ValueError: `timeout` is negative, NaN or infinite.
+            TypeError: `key` is not hashable, `predicate` is not callable or is `async`, or `timeout` is not a number.
+            PurgatoryClosed: The purgatory accepts no more waits.
+            PurgatoryFull: `max_pending` waits are pending.
         """
         check_callback("predicate", predicate)
         return self.purgatory.try_complete_else_watch(DelayedUntil(self, key, predicate, timeout), (key,))
 
     async def aclose(self) -> None:
-        """Refuse further waits and complete all pending ones, in slices. Harmless when repeated."""
+        """Refuse new waits and complete the pending ones, in slices. A second call does nothing."""
         await self.purgatory.aclose()
 
     def close(self) -> None:
-        """As `aclose`, in one go."""
+        """Do the same as `aclose`, but in one go."""
         self.purgatory.close()
 
     def _change(self, values: dict[K, V]) -> int:
-        """Set values, and try the waits of their keys. Returns the last version."""
+        """Set values, and try the waits of their keys. Return the last version."""
         changes: dict[K, tuple[int, V]] = {}
         fault: Exception | None = None
         try:
@@ -261,9 +285,9 @@ class VersionedValues(Closing, Generic[K, V]):
         return version
 
     def _now(self, key: K, since: int) -> tuple[int, V] | None:
-        """The version and value of `key` that a wait looks at which came when `since` was the last version.
+        """Return the version and value that a wait created at version `since` must see.
 
-        They are those that are being announced, even if a later set, from inside that, has replaced them already.
+        That is the value that is being announced, even if a later set inside the announcement has replaced it already.
         """
         change = self._announced.get(key)
         if change is not None and change[0] > since:
@@ -272,7 +296,7 @@ class VersionedValues(Closing, Generic[K, V]):
         return None if current is None else current.now
 
     def _newer(self, keys: tuple[K, ...], since: int) -> dict[K, tuple[int, V]]:
-        """The versions and values of those of `keys` that were set after `since`."""
+        """Return the versions and values of the keys that were set after the version `since`."""
         if self._version == since:
             return {}
         return {key: now for key in keys if (now := self._now(key, since)) is not None and now[0] > since}
@@ -280,6 +304,6 @@ class VersionedValues(Closing, Generic[K, V]):
 
 def _check_version(key: object, version: int, latest: int) -> None:
     if not isinstance(version, int):
-        raise TypeError(f"the version seen of {key!r} must be an int, not {version!r}")
+        raise TypeError(f"version of {key!r} must be an int, not {version!r}")
     if not 0 <= version <= latest:
-        raise ValueError(f"the version seen of {key!r} must be from 0 to {latest}, the last one given, not {version!r}")
+        raise ValueError(f"version of {key!r} must be between 0 and {latest} (the latest issued), not {version!r}")

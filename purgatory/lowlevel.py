@@ -1,12 +1,12 @@
-"""What the parts of this package are built on, and other libraries may be: responses, servers, relays.
+"""Building blocks for libraries on top of purgatories, such as responses, servers and relays.
 
-A `Waiter` is told that an operation is done without a task that awaits it:
+A `Waiter` is notified that an operation is done, without a task that awaits it:
 
     if not add_waiter(operation, waiter):  # it is done already
         waiter.set_result(None)
     ...
     result = take_result(operation)        # in a later iteration, after waiter.set_result() was called
-    remove_waiter(operation, waiter)       # or before: its client has left
+    remove_waiter(operation, waiter)       # or earlier, if the client has left
 """
 
 from asyncio import AbstractEventLoop
@@ -48,10 +48,14 @@ T = TypeVar("T")
 
 
 def add_waiter(operation: DelayedOperation[Any], waiter: Waiter) -> bool:
-    """Let `waiter` be told when `operation` is done, as a future of an awaiting task is.
+    """Notify a waiter when an operation is done, as the future of an awaiting task is.
+
+    Args:
+        operation: An operation that was handed to a purgatory.
+        waiter: A future, or an object with the methods of `Waiter`.
 
     Returns:
-        Whether it waits: `False` if the operation is done already.
+        Whether it waits. `False` means that the operation is done already, and that no notification follows.
 
     Raises:
         PurgatoryMisuse: The operation was not handed to a purgatory, or belongs to another event loop or thread.
@@ -65,27 +69,27 @@ def add_waiter(operation: DelayedOperation[Any], waiter: Waiter) -> bool:
 
 
 def remove_waiter(operation: DelayedOperation[Any], waiter: Waiter) -> None:
-    """Let `waiter` leave, as a task that is cancelled does. The last one to leave cancels the operation.
+    """Remove a waiter, as when its task is cancelled. If it is the last one, the operation is cancelled.
 
-    If that is done already, its result goes to `on_undelivered`, unless another waiter has taken it.
+    If the operation is done already, its result goes to `on_undelivered`, unless another waiter has taken it.
 
     Raises:
         PurgatoryMisuse: The operation belongs to another event loop or thread.
-        ValueError: `waiter` is none of the operation's.
+        ValueError: `waiter` does not wait for the operation.
     """
     _check(operation, "remove_waiter(operation, waiter)")
     operation._purgatory_remove_waiter(waiter)
 
 
 def take_result(operation: DelayedOperation[T]) -> T:
-    """Return the result of `operation`, which counts as delivered. Raises as `DelayedOperation.result`."""
+    """Return the result of `operation`, which counts as delivered now. Raises as `DelayedOperation.result`."""
     result = operation.result()
     operation._purgatory_taken()
     return result
 
 
 def close_operation(operation: DelayedOperation[Any]) -> bool:
-    """Complete `operation` as a close of its purgatory would. Returns whether this call did.
+    """Complete `operation` as a close of its purgatory would. Return whether this call completed it.
 
     Raises:
         PurgatoryMisuse: The operation belongs to another event loop or thread.
@@ -95,10 +99,10 @@ def close_operation(operation: DelayedOperation[Any]) -> bool:
 
 
 def loop_for_threads(purgatory: DelayedOperationPurgatory) -> AbstractEventLoop | None:
-    """Return the event loop that another thread may call; `None` if there is none yet, or after a close.
+    """Return the event loop that another thread may call, or `None` if there is none yet, or after a close.
 
     Raises:
-        PurgatoryMisuse: `purgatory` runs on a clock that is no event loop.
+        PurgatoryMisuse: `purgatory` runs on a clock that is not an event loop.
     """
     return purgatory._owner.loop_for_threads(purgatory)
 

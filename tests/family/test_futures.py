@@ -207,9 +207,9 @@ async def test_bad_arguments_are_refused() -> None:
     coroutine, other = asyncio.sleep(0), asyncio.new_event_loop()
     make: Any = DelayedFutures
     calls: list[tuple[Callable[[], object], type[Exception], str]] = [
-        (lambda: make([coroutine], 1.0), TypeError, r"each future must be an asyncio\.Future or a task, not <cor"),
-        (lambda: make([other.create_future(), *_futures(1)], 1.0), ValueError, "several event loops"),
-        (lambda: make([other.create_future()], 1.0), ValueError, "another event loop than the running one"),
+        (lambda: make([coroutine], 1.0), TypeError, r"each future must be an asyncio\.Future, for"),
+        (lambda: make([other.create_future(), *_futures(1)], 1.0), ValueError, "not to 2 different ones"),
+        (lambda: make([other.create_future()], 1.0), ValueError, "not to another one"),
         (lambda: make(_futures(1)[0], 1.0), TypeError, "futures must be an iterable of futures, not <Future"),
         (lambda: make(_futures(1), 1.0, callback=3), TypeError, "callback must be callable, not 3"),
         (lambda: make(_futures(1), -1.0), ValueError, "finite and not negative"),

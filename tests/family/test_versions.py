@@ -245,11 +245,11 @@ class TestArguments:
         ("seen", "error", "message"),
         [
             (["a"], TypeError, r"seen must be a mapping of keys to versions, not \['a'\]"),
-            ({"a": "1"}, TypeError, "the version seen of 'a' must be an int, not '1'"),
-            ({"a": 0, "b": None}, TypeError, "the version seen of 'b' must be an int, not None"),
-            ({"a": -1}, ValueError, "the version seen of 'a' must be from 0 to 1, the last one given, not -1"),
-            ({"a": 2}, ValueError, "the version seen of 'a' must be from 0 to 1, the last one given, not 2"),
-            ({}, ValueError, "seen must have at least one key"),
+            ({"a": "1"}, TypeError, "version of 'a' must be an int, not '1'"),
+            ({"a": 0, "b": None}, TypeError, "version of 'b' must be an int, not None"),
+            ({"a": -1}, ValueError, "version of 'a' must be between 0 and 1 .the latest issued., not -1"),
+            ({"a": 2}, ValueError, "version of 'a' must be between 0 and 1 .the latest issued., not 2"),
+            ({}, ValueError, "seen must not be empty"),
         ],
     )
     def test_bad_versions_are_refused(self, values: Values, seen: Any, error: type[Exception], message: str) -> None:
