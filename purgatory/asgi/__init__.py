@@ -1,9 +1,9 @@
 """Long polls and event streams on any ASGI server and framework.
 
-`DelayedResponse` is a response that is sent when an operation is done, and `EventStream` one of server-sent events.
-Behind a server with the ASGI extension `purgatory.parking` a client that waits costs no task.
-`unless_disconnected` awaits an operation in a handler, and leaves it when the client disconnects.
-`closing_on_shutdown` closes purgatories when shutdown begins: a server notifies its application only when all
+`DelayedResponse` is a response that is sent when an operation is done, and `EventStream` a response of server-sent
+events. On a server with the ASGI extension `purgatory.parking`, a client that waits costs no task.
+`unless_disconnected` awaits an operation in a handler, and stops waiting when the client disconnects.
+`closing_on_shutdown` closes purgatories when shutdown begins, because a server notifies its application only when all
 connections have closed, and the application's own long polls keep them open.
 """
 

@@ -1,4 +1,4 @@
-"""Leaving an operation when the client disconnects."""
+"""Awaiting an operation until the client disconnects."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,21 +13,34 @@ T = TypeVar("T")
 
 
 class ClientDisconnected(OperationCancelled):
-    """The operation was cancelled because its client has disconnected."""
+    """The wait ended because its client has disconnected.
+
+    For example:
+
+        with suppress(ClientDisconnected):
+            result = await unless_disconnected(request.receive, operation)
+    """
 
 
 async def unless_disconnected(receive: Receive, operation: DelayedOperation[T]) -> T:
-    """Await `operation`, but leave it as soon as the client disconnects.
+    """Await an operation, but stop waiting as soon as the client disconnects.
 
-    The last task that leaves cancels the operation: of several requests that share one, the others get their answers.
+    If several requests share an operation, the others still get their answers. The last one that stops waiting cancels
+    the operation. When this returns or raises, `receive` is no longer running, unless the task is cancelled a second
+    time while `receive` still cleans up.
 
-    To be called when the request's body has been read: all messages of `receive` but `http.disconnect` are skipped.
-    When this returns or raises, `receive` is not running any more, unless the task is cancelled a second time while
-    `receive` still cleans up.
+    Args:
+        receive: ASGI's `receive`. Read the request's body first, because other messages are skipped.
+        operation: The operation to await.
 
-    Raises the exceptions of awaiting the operation; `ClientDisconnected` if the client has disconnected before the
-    operation was done; the exceptions of `receive`, and so `RuntimeError` if `receive` yields the end of the body once
-    more, as it does behind a middleware that replays bodies: a disconnect could not be seen.
+    Returns:
+        The result of the operation.
+
+    Raises:
+        ClientDisconnected: The client has disconnected before the operation was done.
+        RuntimeError: `receive` yields the end of the body again, as behind a middleware that replays bodies, so that a
+            disconnect could not be detected. Other exceptions of `receive` come out too.
+        Exception: The operation failed with this exception.
     """
     if operation.done():
         return operation.result()
@@ -49,7 +62,7 @@ async def unless_disconnected(receive: Receive, operation: DelayedOperation[T]) 
     try:
         return await operation
     except asyncio.CancelledError:
-        # As `asyncio.timeout` does: if all other cancellations were there before, this one is that of `watch`.
+        # As `asyncio.timeout` does: if all other cancellations were there before, this one comes from `watch`.
         if not interrupted or task.uncancel() > cancelling:
             raise
         if watching.cancelled():
@@ -63,7 +76,7 @@ async def unless_disconnected(receive: Receive, operation: DelayedOperation[T]) 
 
 
 async def until_disconnected(receive: Receive, is_over: Callable[[], bool] = lambda: False) -> None:
-    """Return when the client has disconnected, or after a message if `is_over()` is true then."""
+    """Return when the client has disconnected, or after a message if `is_over()` is true by then."""
     ended = False
     while (message := await receive())["type"] != "http.disconnect":
         if message["type"] == "http.request" and not message.get("more_body", False):
@@ -71,4 +84,4 @@ async def until_disconnected(receive: Receive, is_over: Callable[[], bool] = lam
                 raise RuntimeError("receive() repeats the end of the body, so a disconnect cannot be detected")
             ended = True
         if is_over():
-            return  # `watch` was cancelled, perhaps, and `receive` has suppressed that
+            return  # perhaps `watch` was cancelled, and `receive` has suppressed that

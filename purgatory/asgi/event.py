@@ -19,37 +19,42 @@ COMMENT: Final = b":\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A server-sent event."""
+    """A server-sent event.
+
+    For example:
+
+        Event(json.dumps({"offset": 42}), id="42", event="message")
+    """
 
     data: str
-    """The text that the client gets as `event.data`. Line ends become those of the format."""
+    """The text that the client gets as `event.data`. Line ends are converted to the format's."""
     id: str | None = None
-    """Sent back as `Last-Event-ID` when the client connects again. Not empty, without line ends and NUL."""
+    """The id that the client sends back as `Last-Event-ID` when it connects again. Not empty, no line ends, no NUL."""
     event: str | None = None
-    """The event's type, if it is not `message`. Not empty, without line ends."""
+    """The event's type, if it is not `message`. Not empty, no line ends."""
     retry: int | None = None
-    """Milliseconds after which the client is to connect again when it has lost the connection."""
+    """Milliseconds after which the client must connect again if it has lost the connection."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.data, str):
-            raise TypeError(f"data must be a str, not {self.data!r}: Event(json.dumps(value))")
+            raise TypeError(f"data must be a str, not {self.data!r}: pass json.dumps(value)")
         for name, value in (("id", self.id), ("event", self.event)):
             if value is not None and not isinstance(value, str):
                 raise TypeError(f"{name} must be a str, not {value!r}")
         if self.id is not None and (not self.id or re.search("[\r\n\0]", self.id)):
-            raise ValueError(f"id must neither be empty nor have a line end or NUL: {self.id!r}")
+            raise ValueError(f"id must be a non-empty str without line ends and NUL, not {self.id!r}")
         if self.event is not None and (not self.event or re.search("[\r\n]", self.event)):
-            raise ValueError(f"event must neither be empty nor have a line end: {self.event!r}")
+            raise ValueError(f"event must be a non-empty str without line ends, not {self.event!r}")
         if self.retry is not None and self.retry < 0:
-            raise ValueError(f"retry must not be negative: {self.retry!r}")
+            raise ValueError(f"retry must be at least 0 milliseconds, not {self.retry!r}")
 
     def encode(self) -> bytes:
-        """The event as it is sent."""
+        """Return the bytes of the event as they are sent."""
         return _encode(self) if len(self.data) <= _KEPT else _encode.__wrapped__(self)
 
 
 _KEPT: Final = 64 * 1024
-"""Characters of the data of an event that is kept with its bytes."""
+"""Characters of data up to which an event is kept with its bytes."""
 
 
 @lru_cache(16)  # a broadcast gives the same few events to very many streams
@@ -65,25 +70,21 @@ def _encode(event: Event) -> bytes:
 
 
 def data_lines(text: str) -> str:
-    """The lines of an event that have its data."""
-    # No loop over the lines: there may be millions. The format takes one space away.
+    """Return the lines of an event that contain its data."""
+    # No loop over the lines, because there may be millions. The format removes one space.
     data = "\n" + text.replace("\r\n", "\n").replace("\r", "\n")
     return data.replace("\n", "\ndata:").replace("\ndata: ", "\ndata:  ").removeprefix("\n")
 
 
 def encoded(events: Iterable[Event]) -> tuple[bytes, str | None]:
-    """The bytes that are sent for `events`, and the last id that they have.
-
-    Raises:
-        TypeError: `events` are none.
-    """
+    """Return the bytes that are sent for `events`, and their last id. Raise `TypeError` if they are not events."""
     if isinstance(events, (str, Event)) or not isinstance(events, Iterable):
-        raise TypeError(f"render must return a list of events, not {_a(events)}: [{_suggested(events)}]")
+        raise TypeError(f"render must return a list of events, not {_a(events)}: return [{_suggested(events)}]")
     chunks = []
     last_event_id = None
     for event in events:
         if not isinstance(event, Event):
-            raise TypeError(f"render must return a list of events, not of {_a(event)}: [{_suggested(event)}, …]")
+            raise TypeError(f"render must return a list of events, not of {_a(event)}: return [{_suggested(event)}, …]")
         chunks.append(event.encode())
         if event.id is not None:
             last_event_id = event.id
@@ -100,14 +101,14 @@ def _suggested(value: object) -> str:
     return "Event(text)" if isinstance(value, str) else "Event(json.dumps(value))"
 
 
-# New messages each time: a middleware may change them in place.
+# New messages each time, because a middleware may change them in place.
 
 
 def end() -> Message:
-    """The last message of a response."""
+    """Return the last message of a response."""
     return {"type": "http.response.body", "body": b""}
 
 
 def chunk(body: bytes) -> Message:
-    """A message with a part of a response."""
+    """Return a message with a part of a response."""
     return {"type": "http.response.body", "body": body, "more_body": True}

@@ -32,7 +32,7 @@ _HEADERS: Final = [
 class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is installed
     """A response of server-sent events. A handler returns it like any other response.
 
-    It is made of operations, one after the other, or of an async iterator:
+    It is made of operations, one after the other, or of an async iterator.
 
         async def events(request):
             def follow(last_event_id):
@@ -44,25 +44,24 @@ class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is insta
         async def tokens(request):
             return EventStream(model.generate(prompt))  # it yields strings, or events
 
-    *Operations*: when one is done, its events are sent and the next one is asked for. If there are none, as at the
-    operation's deadline, a comment is sent, so the operation's timeout is the interval of heartbeats. The stream ends
-    when `follow` returns `None` or raises `PurgatoryClosed`. When the client disconnects, the operation is left as by
-    an awaiting task that is cancelled.
+    *Operations*: when an operation is done, its events are sent and `follow` is called for the next one. If there are
+    no events, as at a deadline, a comment is sent, so the timeout is the interval of heartbeats. The stream ends when
+    `follow` returns `None` or raises `PurgatoryClosed`. When the client disconnects, the operation is cancelled unless
+    others await it.
 
-    *An iterator* is asked by the task of the request, which is cancelled when the client disconnects. The stream ends
-    with the iterator.
+    *An iterator* runs in the task of the request, which is cancelled when the client disconnects. The stream ends with
+    the iterator.
 
-    In both cases the request is parked as with `DelayedResponse`, and nothing is asked for while the client does not
-    take what was sent. When the server shuts down, the operation is completed as by a close of its purgatory, and the
-    task of the iterator cancelled; the events that they have then are the last ones. If `follow`, `render` or the
-    iterator raises, or the operation has failed, the exception is logged to `purgatory.asgi` and the connection closed:
-    the client connects again.
+    In both cases the request is parked as with `DelayedResponse`, and the stream pauses while the client doesn't read.
+    When the server shuts down, the operation is closed, or the iterator's task is cancelled. The stream ends after
+    their events. If `follow`, `render` or the iterator raises, or the operation has failed, the exception is logged to
+    `purgatory.asgi`. Then the connection is closed, so that the client connects again.
     """
 
     if not TYPE_CHECKING:
 
         def __class_getitem__(cls, _: object) -> "type[EventStream]":
-            """The class itself, because FastAPI takes an annotation for a response only if it is a class."""
+            """Return the class itself, because FastAPI accepts only a class as the annotation of a response."""
             return cls
 
     def __init__(
@@ -75,25 +74,24 @@ class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is insta
         headers: Iterable[tuple[bytes, bytes]] = (),
         heartbeat: float = 15.0,
     ) -> None:
-        """Send the events of what `follow` returns, or yields. Functions are plain ones, called in an empty context.
+        """Make a stream from operations or from an iterator. Functions must not be `async`, and get an empty context.
 
         Args:
             follow: A function that hands an operation to its purgatory and returns it. It is called with
                 `last_event_id` at first, and later with the id of the last event that had one. Or an async iterator.
-            render: Returns the events of an operation's result, or of an item of the iterator. It can be left out if
+            render: Returns the events of an operation's result, or of an item of the iterator. You can leave it out if
                 the iterator yields events or strings.
-            last_event_id: The header of the request, for `follow`.
-            key: Equal for results of which the events are equal, among all that have a key: the events of many streams
-                that are sent in one iteration of the loop are rendered once. It is for operations; equal events of
-                iterators are encoded once anyway.
-            headers: Names, in lower case, and values. Those with the name of a usual one take its place.
-            heartbeat: Seconds after which a comment is sent if the iterator has yielded nothing. Operations have their
-                timeouts.
+            last_event_id: The request's header `Last-Event-ID`, for `follow`.
+            key: Results with equal keys get the same events, which are rendered once per loop iteration. Only for
+                operations, because equal events of iterators are encoded once anyway.
+            headers: Pairs of a name in lower case and a value. They replace the usual headers of the same name.
+            heartbeat: Seconds without an event after which a comment is sent. Only for iterators, because operations
+                have their timeouts.
 
         Raises:
-            TypeError: `follow` is neither of the two, `render` is missing, a function cannot be called or is async, or
-                a header is no pair of bytes.
-            ValueError: `heartbeat` is not a positive number.
+            TypeError: `follow` is neither of the two, `render` is missing, a function is not callable or is `async`, or
+                a header is not a pair of bytes.
+            ValueError: `heartbeat` is not positive and finite.
         """
         if render is not None:
             check_callback("render", render)
@@ -102,9 +100,9 @@ class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is insta
                 raise TypeError(f"follow must be an async iterator, not the function that makes one: call {follow!r}")
             check_callback("follow", follow)
             if render is None:
-                raise TypeError("render is needed for the results of operations: EventStream(follow, render)")
+                raise TypeError("render must be given for the results of operations: pass EventStream(follow, render)")
         elif key is not None:
-            raise TypeError("key is for operations: the events of an iterator are shared if they are equal")
+            raise TypeError("key must be None for an iterator, because its equal events are shared anyway")
         if key is not None:
             check_callback("key", key)
         self.follow: Follow[T] | AsyncIterable[T] = follow
@@ -147,12 +145,12 @@ class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is insta
                 await self.background()
 
     def waiting_stream(self, follow: Follow[T]) -> "WaitingStream[T]":
-        """The state of the response while the request is parked."""
+        """Return the state of the response while the request is parked."""
         assert self.renderer is not None
         return _Following(follow, self.renderer, self.last_event_id, self.key)
 
     async def _chunks(self, follow: Follow[T]) -> AsyncGenerator[bytes, None]:
-        """What is sent for each operation, by a task that awaits it."""
+        """Yield the bytes for each operation, in a task that awaits it."""
         assert self.renderer is not None
         last_event_id = self.last_event_id
         with suppress(OperationCancelled):
@@ -170,21 +168,21 @@ class WaitingStream(Waiting, Generic[T]):
     def __init__(self) -> None:
         super().__init__(answers())
         self.pauses: int = 0
-        """How many have paused the stream: the server, and a middleware that waits."""
+        """The number of pauses: of the server, and of a middleware that waits."""
         self.ending: bool = False
         self.sent: int = 0
-        """Bytes of the last events: of a paused stream, those that the client has not taken yet."""
+        """Bytes of the last events. If the stream is paused, the client has not read these yet."""
 
     @abstractmethod
     def follow(self) -> DelayedOperation[T] | None:
-        """The next operation. `None` ends the stream."""
+        """Return the next operation, or `None` to end the stream."""
 
     @abstractmethod
     def render(self, result: T) -> bytes:
-        """The events of an operation's result, as they are sent."""
+        """Return the events of an operation's result as they are sent."""
 
     def begin(self, scope: Scope, send: Send, start: Message) -> bool:
-        """Park the request and send the head. Returns whether the server could park it."""
+        """Park the request and send the head. Return whether the server could park it."""
         parked = park(scope, send, self)
         if parked is None:
             return False
@@ -239,7 +237,7 @@ class WaitingStream(Waiting, Generic[T]):
     def shutdown(self) -> None:
         self.ending = True
         if self.operation is None:
-            if self.parked is not None:  # else a middleware still waits with the end
+            if self.parked is not None:  # otherwise a middleware still delays the end
                 self.end()
         else:
             super().shutdown()
@@ -253,7 +251,7 @@ class WaitingStream(Waiting, Generic[T]):
 
 
 class _Following(WaitingStream[T]):
-    """That of the functions of an `EventStream`."""
+    """The stream of the functions of an `EventStream`."""
 
     __slots__ = ("_follow", "_key", "_last_event_id", "_render")
 
@@ -281,7 +279,7 @@ class _Following(WaitingStream[T]):
 
 
 def _followed(follow: Callable[[], Any]) -> DelayedOperation[Any] | None:
-    """The next operation of a stream. `None` ends the stream."""
+    """Return the next operation of a stream, or `None` at its end."""
     try:
         operation = follow()
     except PurgatoryClosed:

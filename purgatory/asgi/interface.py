@@ -19,38 +19,38 @@ logger: Final = logging.getLogger("purgatory.asgi")
 if TYPE_CHECKING:
     from starlette.responses import Response as BaseResponse
 else:
-    try:  # FastAPI takes an object for a response only if it is one of Starlette's
+    try:  # FastAPI accepts an object as a response only if it is one of Starlette's
         from starlette.responses import Response as BaseResponse
     except ImportError:
 
         class BaseResponse:
-            """Nothing is needed of it."""
+            """A placeholder if Starlette is not installed."""
 
 
 class Parked(Protocol):
     """A parked request, as the application sees it."""
 
     def send(self, *messages: Message) -> None:
-        """Write messages of ASGI's `send`, those of one call together. Raises an exception for a wrong message."""
+        """Write messages of ASGI's `send`, all messages of a call together. Raise if one of them is wrong."""
 
     def close(self) -> None:
         """Close the connection without the rest of the response."""
 
 
 class Listener(Protocol):
-    """The application's side of a parked request. Nothing is called any more after the last message."""
+    """The application's side of a parked request. The server calls nothing after the last message."""
 
     def returned(self) -> None:
-        """The application has returned: what the listener still holds of the request may be let go."""
+        """Drop the objects of the request, because the application has returned."""
 
     def disconnected(self) -> None:
-        """The client has disconnected."""
+        """Take note that the client has disconnected."""
 
     def shutdown(self) -> None:
-        """The server shuts down: the response is to be sent now."""
+        """Send the response now, because the server shuts down."""
 
     def pause_writing(self) -> None:
-        """The client does not take what was sent: no more is to be sent."""
+        """Send nothing more for now, because the client doesn't read."""
 
     def resume_writing(self) -> None:
-        """More may be sent."""
+        """Go on with sending."""

@@ -1,4 +1,4 @@
-"""The events of an async iterator, which the task of the request asks for. The request is parked meanwhile."""
+"""The events of an async iterator, which runs in the task of the request while the request is parked."""
 
 import asyncio
 import math
@@ -18,7 +18,7 @@ __all__ = ["IteratedStream", "chunks", "send_chunks"]
 async def chunks(
     items: AsyncIterable[Any], render: Callable[[Any], Iterable[Event]] | None
 ) -> AsyncGenerator[bytes, None]:
-    """What is sent for each item of `items`, which is closed at the end."""
+    """Yield the bytes for each item of `items`, which is closed at the end."""
     try:
         async for item in items:
             yield encoded(_events(item) if render is None else render(item))[0]
@@ -33,7 +33,7 @@ def _events(item: object) -> list[Event]:
         return [Event(item)]
     if isinstance(item, Event):
         return [item]
-    raise TypeError(f"the iterator must yield events or strings, not a {type(item).__name__}: give a render function")
+    raise TypeError(f"the iterator must yield events or strings, not a {type(item).__name__}: pass a render function")
 
 
 class IteratedStream(Answering):
@@ -56,10 +56,9 @@ class IteratedStream(Answering):
         self._task: Task[None] | None = None
 
     async def send(self, scope: Scope, send: Send, start: Message) -> bool:
-        """Park the request and send all events, in its own task: FastAPI's dependencies stay open as long.
+        """Park the request and send all events. Return whether the server could park it.
 
-        Returns:
-            Whether the server could park it.
+        It runs in the request's own task, so that FastAPI's dependencies stay open until the end.
         """
         self.parked = park(scope, send, self)
         if self.parked is None:
@@ -89,7 +88,7 @@ class IteratedStream(Answering):
         return True
 
     async def _forward(self) -> None:
-        # What comes after a cancellation is the last event.
+        # The event that comes after a cancellation is the last one.
         while not self._cancelled and (data := await anext(self._chunks, None)) is not None:
             self._send(chunk(data))
             self._sent = True
@@ -134,7 +133,7 @@ class IteratedStream(Answering):
 async def send_chunks(
     chunks: AsyncGenerator[bytes, None], receive: Receive, send: Send, heartbeat: float = math.inf
 ) -> bool:
-    """Send `chunks` by a task that waits. Returns whether all have been sent before the client disconnected."""
+    """Send `chunks` in a task that waits. Return whether all were sent before the client disconnected."""
 
     async def forward() -> None:
         async with aclosing(chunks):

@@ -1,16 +1,16 @@
 """Parking behind middlewares that wrap `send`.
 
-A middleware that wraps `send` only to change or read messages can be called after its own `__call__` has returned. So a
-request behind it can be parked: the answer is given to the outermost wrapper, each wrapper calls the next one, and the
-server's own `send` at the end accepts it without a task.
+If a middleware wraps `send` only to change or read messages, the wrapper can be called after the middleware's own
+`__call__` has returned. So a request behind it can be parked. The outermost wrapper gets the answer, each wrapper calls
+the next one, and the server's own `send` at the end accepts the answer without a task.
 
-A middleware that works after `await self.app(...)`, such as a compressor that closes its buffer there or a tracer that
-ends its span, would take a parked request for an answered one. A wrapper of `send` doesn't tell which kind it is, so
-the safe ones have to be known: they are in the table below, or the application has declared them by `park_through`, or
-they say so themselves by the attribute `MARK`.
+A middleware that works after `await self.app(...)` would mistake a parked request for an answered one. A compressor
+closes its buffer there, for example, and a tracer ends its span. A wrapper of `send` doesn't tell which kind it is, so
+the safe ones must be known. They are in the table below, or the application has declared them with `park_through`, or
+they have the attribute `MARK`.
 
-The wrappers are found from the outermost inwards, because each one holds the next by the name that it has in ASGI,
-`send`: as a variable of a function, as a keyword of a partial, or as an attribute of a method's object.
+The wrappers are found from the outermost inwards, because each one holds the next by its name in ASGI, `send`. It is a
+variable of a function, a keyword of a partial, or an attribute of a method's object.
 """
 
 import sys
@@ -38,24 +38,24 @@ _BASE: Final = "starlette.middleware.base"
 
 @dataclass(frozen=True, slots=True)
 class _Safe:
-    """What is known of a safe wrapper."""
+    """The properties of a safe wrapper."""
 
     only_notes: bool = False
     """Whether it only notes that a response has started, for its handling of exceptions. Every application has some of
-    these. The outermost ones are left out: nothing is lost without them, and each takes a third of a KiB."""
+    these. The outermost ones are skipped, because nothing is lost without them and each takes a third of a KiB."""
     lighten: Callable[[Any], None] | None = None
-    """Lets go of what the wrapper holds of the request and doesn't need."""
+    """Drops the parts of the request that the wrapper holds and doesn't need."""
 
 
 def _keep_origin(wrapper: Any) -> None:
-    """Let go of the other headers of the request, of which a browser sends two KiB."""
+    """Drop the other headers of the request, because a browser sends two KiB of them."""
     headers = wrapper.keywords["request_headers"]
     origin = [header for header in headers.raw if header[0] == b"origin"]
     wrapper.keywords["request_headers"] = type(headers)(raw=origin)
 
 
 def _keep_session(wrapper: Any) -> None:
-    """Let go of the rest of the request's scope, where FastAPI keeps two KiB."""
+    """Drop the rest of the request's scope, where FastAPI keeps two KiB."""
     cell = wrapper.__closure__[wrapper.__code__.co_freevars.index("scope")]
     cell.cell_contents = {name: value for name, value in cell.cell_contents.items() if name == "session"}
 
@@ -70,13 +70,13 @@ _KNOWN: Final[dict[str, dict[str, _Safe]]] = {
     "starlette.middleware.errors": {"ServerErrorMiddleware": _NOTES},
     "starlette.middleware.sessions": {"SessionMiddleware": _Safe(lighten=_keep_session)},
 }
-"""The safe middlewares of others, by module and name."""
+"""The safe middlewares of other libraries, by module and name."""
 
 _codes: Final[dict[CodeType, tuple[_Safe, set[type]]]] = {}
-"""The safe wrappers, by the code that all closures of a function share, with the classes that were declared: one that
-is derived from them may work afterwards."""
+"""The safe wrappers, by the code that all closures of a function share, with the declared classes, because a class that
+is derived from them may work after `await self.app(...)`."""
 _warned: Final[WeakKeyDictionary[Any, set[str]]] = WeakKeyDictionary()
-"""The wrappers that an application has been warned of."""
+"""The wrappers that an application was warned of."""
 
 
 class UnsafeWrapper(Exception):
@@ -93,14 +93,14 @@ class UnsafeWrapper(Exception):
         if module == _BASE:
             self.advice = "write the middleware as a pure ASGI one: this base handles each request in another task"
         elif is_declared:
-            self.advice = "it is declared, but what it wraps isn't found: let it have that by the name `send`"
+            self.advice = "it is declared, but the `send` that it wraps isn't found: store that by the name `send`"
 
 
 def park_through(middleware: M) -> M:
-    """Let requests be parked behind a middleware, because it wraps `send` only to change or read messages.
+    """Declare that requests may be parked behind a middleware, because it wraps `send` only to change or read messages.
 
     Its wrapper is then called after the middleware's own `__call__` has returned, in the request's context (of
-    `contextvars`), and outside of a task unless it waits. It can be used as a decorator.
+    `contextvars`), and outside of a task unless it waits. You can use this as a decorator.
 
     Args:
         middleware: The class of the middleware, or the function in which the wrapper is defined.
@@ -113,9 +113,9 @@ def park_through(middleware: M) -> M:
             request in another task.
     """
     if isclass(middleware) and any(base.__module__ == _BASE for base in middleware.__mro__):
-        raise TypeError(f"{middleware!r} cannot be parked behind: write it as a pure ASGI middleware")
+        raise TypeError(f"requests cannot be parked behind {middleware!r}: write it as a pure ASGI middleware")
     if not (isclass(middleware) or isfunction(middleware)):
-        raise TypeError(f"the class or function of a middleware is needed, not {middleware!r}")
+        raise TypeError(f"middleware must be a class or a function, not {middleware!r}")
     for base in middleware.__mro__ if isclass(middleware) else ():
         _add_known(base.__module__)
     _add(middleware, _Safe())
@@ -135,7 +135,7 @@ class Wrappers:
         """
         self._safe: list[tuple[Any, _Safe]] = []
         self.outer: Send = own
-        """The one that is given the messages; the server's own `send` if there is none that matters."""
+        """The wrapper that gets the messages, or the server's own `send` if no wrapper matters."""
         while send is not own:
             function, owner, wrapped = _opened(send)
             safe = _safety(function, owner)
@@ -148,10 +148,10 @@ class Wrappers:
             self.outer = self._safe[0][0]
 
     def release(self) -> None:
-        """Let go of what the known ones hold of the request, and don't need when they are called."""
+        """Drop the parts of the request that the known wrappers hold and don't need when they are called."""
         for wrapper, safe in self._safe:
             if safe.lighten is not None:
-                # Another version may keep it in another way, and then it does keep it.
+                # Another version may hold them in another way, and then it keeps them.
                 with suppress(AttributeError, KeyError, TypeError, ValueError):
                     safe.lighten(wrapper)
 
@@ -167,21 +167,21 @@ def warn_once(app: Any, unsafe: UnsafeWrapper) -> None:
         return
     warned.add(name)
     logger.warning(
-        "the waiting requests of %s are not parked, because %s wraps send: each keeps its task; %s. "
+        "the waiting requests of %s are not parked, because %s wraps send, so each keeps its task: %s. "
         "See 'Middlewares' in purgatory/uvicorn/PARKING.md",
         "an application" if app is None else type(app).__name__, name, unsafe.advice,
     )  # fmt: skip
 
 
 def _absent() -> None:
-    """In the place of a middleware that another version does not have."""
+    """Stand in for a middleware that the installed version does not have."""
 
 
 def _add(middleware: Callable[..., Any], safe: _Safe) -> None:
     functions: list[Any] = [middleware]
     if isclass(middleware):
         functions = [function for _, function in getmembers(middleware, isfunction)]
-        # What is overridden may be called by super(), and counts if it is known to be safe.
+        # An overridden method may be called by super(), and counts if it is known to be safe.
         inherited = (value for base in middleware.__mro__ for value in vars(base).values() if isfunction(value))
         functions += [function for function in inherited if function.__code__ in _codes]
     codes = [function.__code__ for function in functions]
@@ -201,7 +201,7 @@ def _add_known(module: str) -> None:
 
 
 def _opened(send: Any) -> tuple[Any, Any, Any]:
-    """The function of a wrapper, the object that it belongs to, and what it wraps; the latter two may be `None`."""
+    """Return the function of a wrapper, its object or `None`, and the wrapped `send` or `None`."""
     variables: dict[str, Any] = {}
     if isinstance(send, partial):
         variables.update(send.keywords)
@@ -219,7 +219,7 @@ def _opened(send: Any) -> tuple[Any, Any, Any]:
 
 
 def _safety(function: Any, owner: Any) -> _Safe | None:
-    """What is known of a wrapper; `None` if it is not known to be safe."""
+    """Return the properties of a wrapper, or `None` if it is not known to be safe."""
     if _is_marked(function) or _is_marked(owner):
         return _Safe()
     _add_known(_module(function))
@@ -236,5 +236,5 @@ def _module(function: Any) -> str:
 
 
 def _is_marked(wrapper: Any) -> bool:
-    # functools.wraps copies the mark, too, of what is wrapped.
+    # functools.wraps copies the mark of the wrapped function, too.
     return bool(getattr(wrapper, MARK, False)) and not hasattr(wrapper, "__wrapped__")

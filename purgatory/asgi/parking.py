@@ -1,8 +1,8 @@
 """Parked requests, on the application's side of the ASGI extension `purgatory.parking`.
 
-A request that waits for an operation keeps no task: the server drops it, and the operation tells an object of this
-module when it is done. Answers are written in slices, so that a change which completes very many operations holds up
-the loop no longer than others do.
+A request that waits for an operation keeps no task: the server drops it, and the operation notifies an object of this
+module when it is done. Answers are written in slices, so that a change that completes very many operations holds up the
+loop no longer than others.
 """
 
 import asyncio
@@ -30,22 +30,27 @@ Way: TypeAlias = Literal["parked", "background", "middleware", "request", "serve
 
 @dataclass(frozen=True, slots=True)
 class ParkingStatistics:
-    """How the waiting requests of this process have been handled since it started: parked, or by a task that waits."""
+    """The waiting requests of this process since its start, by how they were handled: parked, or by a task that waits.
+
+    For example:
+
+        assert parking_statistics().not_parked == 0
+    """
 
     parked: int
-    """Without a task."""
+    """Requests that wait without a task."""
     background: int
-    """By a task, because the response has a background task."""
+    """Requests that keep a task because the response has a background task."""
     middleware: int
-    """By a task, because a middleware wraps `send` that is not known to be safe. The log says which."""
+    """Requests that keep a task because a middleware wraps `send` and is not known to be safe. The log names it."""
     request: int
-    """By a task, because the request was not complete, or the client's next one had come with it."""
+    """Requests that keep a task because they were not complete, or the client's next one had come with them."""
     server: int
-    """By a task, because the server parks no requests. `python -m purgatory.uvicorn` does."""
+    """Requests that keep a task because the server cannot park them. `python -m purgatory.uvicorn` can."""
 
     @property
     def not_parked(self) -> int:
-        """By a task, for any reason."""
+        """Requests that keep a task, for any reason."""
         return self.background + self.middleware + self.request + self.server
 
 
@@ -53,21 +58,17 @@ _counts: Final[Counter[Way]] = Counter()
 
 
 def parking_statistics() -> ParkingStatistics:
-    """Return how the waiting requests of this process have been handled."""
+    """Return how the waiting requests of this process were handled so far."""
     return ParkingStatistics(**{way: _counts[way] for way in get_args(Way)})
 
 
 def count(way: Way) -> None:
-    """Count a request that waits."""
+    """Count a waiting request."""
     _counts[way] += 1
 
 
 def park(scope: Scope, send: Send, listener: "Answering") -> Parked | None:
-    """Park the request of `scope`, and count it.
-
-    Returns:
-        The parked request; `None`, and nothing has changed, if the server or a middleware doesn't let it be parked.
-    """
+    """Park the request of `scope`, and count it. Return `None` if the server or a middleware doesn't allow that."""
     offered = (scope.get("extensions") or {}).get(EXTENSION)
     if not offered:
         count("server")
@@ -93,13 +94,13 @@ class Answering(ABC):
     __slots__ = ("parked",)
 
     parked: Parked | None
-    """`None` when nothing more is to be sent."""
+    """`None` when nothing more must be sent."""
 
     def __init__(self) -> None:
         self.parked = None
 
     def fail(self) -> None:
-        """Close the connection, as no response can be sent."""
+        """Close the connection, because no response can be sent."""
         parked, self.parked = self.parked, None
         if parked is not None:
             parked.close()
@@ -122,7 +123,7 @@ class Answering(ABC):
 
 
 class Waiting(Answering):
-    """A parked request that waits for an operation: a `Waiter` of the operation, too."""
+    """A parked request that waits for an operation. It is also a `Waiter` of the operation."""
 
     __slots__ = ("answers", "operation")
 
@@ -136,22 +137,22 @@ class Waiting(Answering):
 
     @abstractmethod
     def answer(self) -> None:
-        """The operation is done: send what it yields."""
+        """Send the result of the operation, which is done."""
 
     def wait(self, operation: DelayedOperation[Any]) -> None:
-        """Let `answer` be called when `operation` is done. Raises `PurgatoryMisuse` if it cannot be awaited here."""
+        """Call `answer` when `operation` is done. Raise `PurgatoryMisuse` if it cannot be awaited here."""
         self.operation = operation
         if not add_waiter(operation, self):
             self.answers.add(self)
 
     def take(self) -> DelayedOperation[Any]:
-        """The operation, which is done. Its result counts as delivered when `take_result` was called."""
+        """Return the operation, which is done. Its result counts as delivered after `take_result`."""
         operation, self.operation = self.operation, None
         assert operation is not None
         return operation
 
     def leave(self) -> None:
-        """Stop waiting, as a task does that is cancelled."""
+        """Stop waiting, as a cancelled task does."""
         operation, self.operation = self.operation, None
         if operation is not None:
             remove_waiter(operation, self)
@@ -179,7 +180,7 @@ class Waiting(Answering):
 
 
 class Answers:
-    """The parked requests of an event loop whose operations are done, the first one first."""
+    """The parked requests of an event loop whose operations are done, in order."""
 
     __slots__ = ("_due", "_loop", "_shared")
 
@@ -189,7 +190,7 @@ class Answers:
         self._shared: dict[Hashable, Any] = {}
 
     def get_loop(self) -> AbstractEventLoop:
-        """The event loop."""
+        """Return the event loop."""
         loop = self._loop()
         assert loop is not None, "the connection holds its loop"
         return loop
@@ -201,7 +202,7 @@ class Answers:
         self._due.append(waiting)
 
     def shared(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The object that `make()` returned for the first one with `key` in this slice."""
+        """Return the object that `make()` made for the first request with `key` in this slice."""
         try:
             made: T = self._shared[key]
         except KeyError:
@@ -235,7 +236,7 @@ _OF_LOOP: Final[WeakKeyDictionary[AbstractEventLoop, Answers]] = WeakKeyDictiona
 
 
 def answers() -> Answers:
-    """Those of the running event loop."""
+    """Return the answers of the running event loop."""
     loop = asyncio.get_running_loop()
     try:
         return _OF_LOOP[loop]

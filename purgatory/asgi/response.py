@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Answer(Protocol):
-    """The object that `render` returns: Starlette's `Response`, for one."""
+    """The object that `render` returns, for example Starlette's `Response`."""
 
     status_code: int
     raw_headers: list[tuple[bytes, bytes]]
@@ -32,19 +32,19 @@ class DelayedResponse(BaseResponse, Generic[T]):  # Starlette's, where that is i
             operation = purgatory.try_complete_else_watch(Fetch(...), ["topic"])
             return DelayedResponse(operation, JSONResponse)
 
-    Behind a server with the ASGI extension `purgatory.parking` (`python -m purgatory.uvicorn`) the request is *parked*:
-    its task ends, and with it everything that is tied to the request. The server keeps the connection and the
-    operation. Behind another server, or a middleware that wraps `send`, the task waits: the client gets the same
-    response. When the client disconnects, the operation is left as by an awaiting task that is cancelled.
+    On a server with the ASGI extension `purgatory.parking` (`python -m purgatory.uvicorn`), the request is *parked*.
+    Its task ends, and the server keeps only the connection and the operation. On another server, or behind a middleware
+    that wraps `send`, the task waits, and the client gets the same response. When the client disconnects, the operation
+    is cancelled unless others await it.
 
-    If the operation was cancelled, the response is a 503; if it has failed or `render` raises, a 500, and the exception
-    is logged to `purgatory.asgi`.
+    If the operation was cancelled, the response is a 503. If it has failed or `render` raises, the response is a 500
+    and the exception is logged to `purgatory.asgi`.
     """
 
     if not TYPE_CHECKING:
 
         def __class_getitem__(cls, _: object) -> "type[DelayedResponse]":
-            """The class itself, because FastAPI takes an annotation for a response only if it is a class."""
+            """Return the class itself, because FastAPI accepts only a class as the annotation of a response."""
             return cls
 
     def __init__(
@@ -54,15 +54,17 @@ class DelayedResponse(BaseResponse, Generic[T]):  # Starlette's, where that is i
         *,
         key: Callable[[T], Hashable] | None = None,
     ) -> None:
-        """Send `render(result)` when `operation` is done, which was handed to its purgatory.
+        """Make a response from an operation.
 
-        `render` is a plain function that returns an object with `status_code`, `raw_headers` and `body`, as Starlette's
-        `Response` has them. It is called in an empty context.
+        Args:
+            operation: An operation that was handed to its purgatory.
+            render: Called with the result, in an empty context. It returns an object with `status_code`, `raw_headers`
+                and `body`, such as Starlette's `Response`.
+            key: Called with the result. Results with equal keys get the same response, which is rendered once per loop
+                iteration.
 
-        `key(result)` is equal for results of which the responses are equal, among all that have a key: of many parked
-        requests that are answered in one iteration of the loop, the first one with a key is rendered for all.
-
-        Raises `TypeError` if `operation` is no operation, and if `render` or `key` cannot be called or is async.
+        Raises:
+            TypeError: `operation` is not an operation, or `render` or `key` is not callable or is `async`.
         """
         if not isinstance(operation, DelayedOperation):
             raise TypeError(f"operation must be a DelayedOperation, not {operation!r}")
@@ -86,7 +88,7 @@ class DelayedResponse(BaseResponse, Generic[T]):  # Starlette's, where that is i
         try:
             await unless_disconnected(receive, operation)
         except ClientDisconnected:
-            # Nobody gets it, but a middleware that awaits a response has one: nginx's status for this.
+            # Nobody gets it, except for a middleware that awaits a response. 499 is nginx's status for this.
             for message in _messages(_LEFT):
                 await send(message)
             return
@@ -99,15 +101,15 @@ class DelayedResponse(BaseResponse, Generic[T]):  # Starlette's, where that is i
             await self.background()
 
     def waiting_response(self) -> "WaitingResponse[T]":
-        """The state of the response while the request is parked."""
+        """Return the state of the response while the request is parked."""
         return WaitingResponse(answers(), self.renderer, self.key)
 
 
 Rendered: TypeAlias = tuple[int, Sequence[tuple[bytes, bytes]], bytes | memoryview]
-"""Status, headers and body of a response. It is never changed: many may be sent the same one."""
+"""Status, headers and body of a response. It is never changed, because many requests may share it."""
 
 _FAULTS: Final = (Exception, asyncio.CancelledError)
-"""The latter is raised by `result()` of a cancelled future, for one, and would end no task here."""
+"""`result()` of a cancelled future raises the latter, for example, and it would end no task here."""
 
 
 def _text(status: int, text: str) -> Rendered:
@@ -121,7 +123,7 @@ _LEFT: Final = _text(499, "Client Closed Request")
 
 
 def _rendered(operation: DelayedOperation[T], render: Callable[[T], Answer]) -> Rendered:
-    """The response for the outcome of `operation`, which is done."""
+    """Return the response for the outcome of `operation`, which is done."""
     try:
         answer = render(take_result(operation))
         try:
@@ -140,11 +142,11 @@ def _rendered(operation: DelayedOperation[T], render: Callable[[T], Answer]) -> 
 def _wrong(answer: object) -> str:
     if isinstance(answer, BaseResponse):
         return f"render must return a response that has its body at once, not a {type(answer).__name__}"
-    return f"render must return a response, not a {type(answer).__name__}: JSONResponse(value)?"
+    return f"render must return a response, not a {type(answer).__name__}: return JSONResponse(value)"
 
 
 def _messages(rendered: Rendered) -> tuple[Message, Message]:
-    """The messages of a response, new ones: a middleware may change them in place."""
+    """Return the messages of a response, new each time because a middleware may change them in place."""
     status, headers, body = rendered
     return (
         {"type": "http.response.start", "status": status, "headers": list(headers)},
@@ -163,7 +165,7 @@ class WaitingResponse(Waiting, Generic[T]):
         self.key: Callable[[T], Hashable] | None = key
 
     def begin(self, scope: Scope, send: Send, operation: DelayedOperation[T]) -> bool:
-        """Park the request. Returns whether the server could."""
+        """Park the request. Return whether the server could."""
         parked = park(scope, send, self)
         if parked is None:
             return False
@@ -186,7 +188,7 @@ class WaitingResponse(Waiting, Generic[T]):
             self.send(_FAILED)
 
     def send(self, rendered: Rendered) -> None:
-        """Send the response, or close the connection and raise if that is wrong."""
+        """Send the response, or close the connection and raise if the response is wrong."""
         assert self.parked is not None
         try:
             self.parked.send(*_messages(rendered))
@@ -197,10 +199,10 @@ class WaitingResponse(Waiting, Generic[T]):
         self.parked = None
 
     def pause_writing(self) -> None:
-        """Nothing more is sent anyway."""
+        """Do nothing, because nothing more is sent."""
 
     def resume_writing(self) -> None:
-        """Nothing more is sent anyway."""
+        """Do nothing, because nothing more is sent."""
 
     def _rendered(self, operation: DelayedOperation[T]) -> Rendered:
         if self.key is None or operation.cancelled() or operation.exception() is not None:
@@ -214,7 +216,7 @@ class WaitingResponse(Waiting, Generic[T]):
 
 
 def _is_outcome(operation: DelayedOperation[Any], exception: Exception) -> bool:
-    """Whether awaiting `operation` has raised `exception`, and not `receive`."""
+    """Return whether `exception` comes from awaiting `operation`, and not from `receive`."""
     if operation.cancelled():
         return isinstance(exception, OperationCancelled)
     return operation.done() and operation.exception() is exception

@@ -1,4 +1,4 @@
-"""Completing operations when a server begins to shut down, and not when it has done so."""
+"""Completing operations when a server begins to shut down, and not when it has shut down."""
 
 import asyncio
 import signal
@@ -25,20 +25,25 @@ class Closeable(Protocol):
 
 @asynccontextmanager
 async def closing_on_shutdown(*purgatories: Closeable) -> AsyncIterator[None]:
-    """Call `aclose()` of each of `purgatories` when shutdown begins, or else when the context ends.
+    """Call `aclose()` of purgatories when shutdown begins, or else when the context ends.
 
-    It is for the lifespan of the application. Shutdown begins with SIGTERM or SIGINT: their handlers are wrapped,
-    and called as ever, until the context ends. The end of the context closes them where a signal has no handler,
-    outside the main thread, and where a server stops without a signal: on uvicorn's `--limit-max-requests`, and in
+    Use it in the lifespan of the application. Shutdown begins with SIGTERM or SIGINT, whose handlers are wrapped until
+    the context ends. If a signal has no handler, or outside the main thread, only the end of the context closes the
+    purgatories. The same is true if a server stops without a signal, as on uvicorn's `--limit-max-requests` and in
     hypercorn's worker processes (with `--workers 0` it has none).
 
-    All are closed at once, and a failure of one does not stop the others. Operations completed by that have the outcome
-    *closed*. Raises `TypeError` if an argument has no `aclose`, before anything is done, and when the context ends an
-    `ExceptionGroup` of all exceptions of the closing.
+    All are closed at once, and a failure of one does not stop the others. Their operations get the outcome *closed*.
+
+    Args:
+        purgatories: Purgatories, or other objects with `aclose()`.
+
+    Raises:
+        TypeError: An argument has no `aclose`. Nothing is done then.
+        ExceptionGroup: Closing has failed, when the context ends.
     """
     for purgatory in purgatories:
         if not callable(getattr(purgatory, "aclose", None)):
-            raise TypeError(f"an object with aclose() is needed, not {purgatory!r}")
+            raise TypeError(f"each argument must be an object with aclose(), such as a purgatory, not {purgatory!r}")
     loop = asyncio.get_running_loop()
     closing: asyncio.Task[None] | None = None
 
@@ -73,7 +78,7 @@ def _before_handlers(callback: Callable[[], object]) -> Iterator[None]:
 
     wrapped = []
     for number in SIGNALS:
-        # The default action cannot be called, and an ignored signal shuts nothing down.
+        # The default action cannot be called, and an ignored signal doesn't shut anything down.
         if callable(handler := signal.getsignal(number)):
             wrapper = partial(_handle, callback, handler)
             signal.signal(number, wrapper)

@@ -24,8 +24,8 @@ class Through:
     """A parked request whose messages go through the middlewares that have wrapped `send`.
 
     Their coroutines are driven to their end at once, so no task is needed. If one really waits, a task does the rest:
-    the messages that are sent meanwhile follow it, and the response is told to pause. What is sent from a task, such as
-    the head of an event stream, gets a task, too.
+    later messages follow it, and the response pauses. Messages that are sent from a task, such as the head of an event
+    stream, get a task too.
     """
 
     __slots__ = ("_answering", "_context", "_parked", "_send", "_unsent", "_wrappers")
@@ -41,7 +41,7 @@ class Through:
         """The messages of the task."""
 
     def send(self, *messages: Message) -> None:
-        """Send messages of ASGI's `send`. Raises the exceptions of the middlewares, and of the server."""
+        """Send messages of ASGI's `send`. Raise the exceptions of the middlewares and of the server."""
         if self._unsent is not None:
             self._unsent += messages
             return
@@ -53,7 +53,7 @@ class Through:
             except StopIteration:
                 return
             sending = _rest(sending, awaited)
-        # Else it would begin in a task that is not its own, and a time limit that it sets would be for that one.
+        # Otherwise it would begin in a task that is not its own, and a time limit that it sets would apply to that.
         self._unsent = unsent
         task = asyncio.get_running_loop().create_task(sending, context=self._context)
         _tasks.add(task)
@@ -61,7 +61,7 @@ class Through:
         self._answering.pause_writing()
 
     def release(self) -> None:
-        """Let go of what the wrappers hold of the request, and don't need any more."""
+        """Drop the parts of the request that the wrappers hold and no longer need."""
         assert self._wrappers is not None, "the application has returned once"
         self._wrappers.release()
         self._wrappers = None
@@ -91,7 +91,7 @@ async def _rest(started: Coroutine[Any, Any, None], awaited: Any) -> None:
 
 @coroutine
 def _driven(started: Coroutine[Any, Any, None], awaited: Any) -> Generator[Any, Any, None]:
-    """Drive a coroutine on, in a task, which was started outside of one and then awaited `awaited`."""
+    """Drive a coroutine on in a task. It was started outside of one, and then awaited `awaited`."""
     while True:
         try:
             result = yield awaited

@@ -1,7 +1,4 @@
-"""uvicorn with requests that are parked while they wait: `python -m purgatory.uvicorn app:app`.
-
-`ParkingProtocol` is the protocol class: `uvicorn.Config(app, http=ParkingProtocol)`.
-"""
+"""uvicorn with requests that are parked while they wait: `python -m purgatory.uvicorn app:app`."""
 
 from purgatory._extras import missing
 

@@ -22,20 +22,19 @@ __all__ = ["QuietConnection"]
 logger: Final = logging.getLogger("uvicorn.error")
 
 _HELD: Final = 65_536
-"""Bytes behind a parked request from which on no more are read."""
+"""Bytes behind a parked request at which reading pauses."""
 
 _LARGE: Final = 16_384
-"""Bytes of a body from which on it is not copied, because many connections may be sent the same one."""
+"""Bytes of a body from which it is not copied, because many connections may get the same body."""
 
 
 class QuietConnection(asyncio.Protocol, TimerTask):
     """A connection that is idle or has a parked request, in few bytes.
 
-    As a timer's entry it waits for one of two: the end of keep-alive, or of the patience with a client that does not
-    take what was sent.
+    As a timer's entry it waits for the end of keep-alive, or for the timeout of a client that doesn't read.
     """
 
-    # Few slots, as there are very many of these: what is true or false is a bit of `flags`.
+    # Few slots, because there are very many of these, so each boolean is a bit of `flags`.
     __slots__ = ("buffered", "client", "flags", "held", "listener", "remaining", "request", "shared", "transport")
 
     def __init__(self, shared: Shared, transport: asyncio.Transport, paused: bool) -> None:
@@ -44,13 +43,13 @@ class QuietConnection(asyncio.Protocol, TimerTask):
         self.transport: asyncio.Transport | ColdTransport = transport
         self.flags: int = 0
         self.buffered: int = 0
-        """Bytes that the transport held when the client was last looked at."""
+        """Bytes in the transport's buffer at the last look."""
         self.held: bytes = b""
         """Data that has come behind a parked request."""
         self.listener: Listener | None = None
         """The application's side of the parked request, until the last message."""
         self.remaining: int | None = None
-        """Bytes left of those that the head of the response has promised."""
+        """Bytes of the body that the head of the response has promised and that were not sent yet."""
         self.client: tuple[str, int] | None = None
         """The client of the parked request, for the access log."""
         self.request: str | None = None
@@ -59,7 +58,7 @@ class QuietConnection(asyncio.Protocol, TimerTask):
             self.pause_writing()
 
     def park(self, cycle: RequestResponseCycle, listener: Listener) -> None:
-        """Take what is needed of the request for its response."""
+        """Copy the parts of the request that its response needs."""
         scope = cycle.scope
         self.listener = listener
         if scope["method"] == "HEAD":
@@ -166,7 +165,7 @@ class QuietConnection(asyncio.Protocol, TimerTask):
             self._close()
 
     def _close(self) -> None:
-        """Close the connection when what was sent has been taken, or else when the patience is over."""
+        """Close the connection when the client has read everything, or else after the timeout."""
         self.transport.close()
         self.buffered = self.transport.get_write_buffer_size()
         if self.buffered:
@@ -188,7 +187,7 @@ class QuietConnection(asyncio.Protocol, TimerTask):
             return
         self.flags &= PAUSED
         if self.held:
-            # Not here: the next request is none of the one that has completed this one.
+            # Deferred, because the next request must not run in this one's context.
             asyncio.get_running_loop().call_soon(self._resume, context=self.shared.context)
         elif not self.flags:
             self.keep_alive_for(self.shared.config.timeout_keep_alive)
@@ -196,7 +195,7 @@ class QuietConnection(asyncio.Protocol, TimerTask):
     # As uvicorn's server sees it.
 
     def shutdown(self) -> None:
-        """The server shuts down."""
+        """Answer or close, because the server shuts down."""
         self.shared.is_stopping = True
         if self.listener is None:
             self._close()
@@ -211,14 +210,14 @@ class QuietConnection(asyncio.Protocol, TimerTask):
     # As the transport sees it.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """The connection was cold and is to have this transport now."""
+        """Take a new transport, because the connection was cold."""
         cold = self.transport
         assert isinstance(cold, ColdTransport)
         self.transport = transport
         self.shared.protocol_class.limit_buffer(transport)
         cold.hand_over(transport)
         _, high = transport.get_write_buffer_limits()
-        # With more than that in its buffer, the transport is to say when.
+        # With more in its buffer, the transport itself calls back.
         if self.flags & PAUSED and transport.get_write_buffer_size() <= high and not transport.is_closing():
             try:
                 self.resume_writing()
@@ -283,7 +282,7 @@ class QuietConnection(asyncio.Protocol, TimerTask):
             self.transport.abort()
 
     def _resume(self) -> None:
-        """Hand over the data that has come behind a request, which is answered now."""
+        """Hand over the data that has come behind a request, after its answer."""
         data, self.held = self.held, b""
         if not self.transport.is_closing():
             if len(data) >= _HELD:
@@ -291,7 +290,7 @@ class QuietConnection(asyncio.Protocol, TimerTask):
             self._wake(data).wait_for_more()
 
     def _wake(self, data: bytes) -> "ParkingProtocol":
-        """Give way to uvicorn's protocol."""
+        """Let uvicorn's protocol replace this one."""
         shared = self.shared
         self._forget()
         protocol = shared.protocol_class(shared.config, shared.server_state, shared.app_state)

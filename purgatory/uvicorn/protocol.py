@@ -18,37 +18,39 @@ __all__ = ["ParkingProtocol"]
 
 
 def _cool_after() -> float:
-    """The setting of the environment, which worker processes inherit."""
+    """Return the setting of the environment, which worker processes inherit."""
     text = os.environ.get("PURGATORY_COOL_AFTER", "3")
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
     if not seconds >= 0.0:
-        raise ValueError(f"PURGATORY_COOL_AFTER must be seconds, or inf for never, not {text!r}")
+        raise ValueError(f"PURGATORY_COOL_AFTER must be a number of seconds, or inf for never, not {text!r}")
     return seconds
 
 
 class ParkingProtocol(HttpToolsProtocol):
     """uvicorn's own httptools protocol, with the ASGI extension `purgatory.parking`.
 
-    When a request is parked, and when the connection has been idle for `settle_after` seconds, a small
-    `QuietConnection` takes its place (`transport.set_protocol`, as uvicorn does for a WebSocket). When data comes, a
-    new one of these takes the place back.
+    When a request is parked, or the connection has been idle for `settle_after` seconds, a small `QuietConnection`
+    replaces this protocol (`transport.set_protocol`, as uvicorn does for a WebSocket). When data comes, a new one of
+    these protocols replaces the `QuietConnection`.
+
+        uvicorn.Server(uvicorn.Config(app, http=ParkingProtocol)).run()
     """
 
     settle_after: ClassVar[float] = 0.1
-    """Seconds. A connection that is used more often keeps its parser."""
+    """Seconds of idleness after which a connection drops its parser."""
     cool_after: ClassVar[float] = _cool_after()
-    """Seconds after which a quiet connection is cold: it gives its transport away, and takes a kibibyte less. With
-    infinity it never is. A client that then sends something costs a new transport."""
+    """Seconds after which a quiet connection is cold: it drops its transport, and takes a kibibyte less. If its client
+    then sends something, it gets a new transport. Infinity means never."""
     first_request_timeout: ClassVar[float | None] = None
-    """Seconds after which a connection without a request is closed. With `None` it is not, as with uvicorn alone."""
+    """Seconds after which a connection without a request is closed. `None` means never, as with uvicorn alone."""
     most_behind: ClassVar[int | None] = None
-    """Bytes that may come behind a parked request. If there are more, none is kept, and the connection is closed after
-    the answer, as a server may do (RFC 9112, 9.3.2). With `None` the client is held back instead."""
+    """The most bytes that may come behind a parked request. If there are more, none is kept, and the connection is
+    closed after the answer, as a server may do (RFC 9112, 9.3.2). With `None`, reading pauses instead."""
     write_timeout: ClassVar[float] = 30.0
-    """Seconds in which the client of a parked request takes something of what was sent. Else it is disconnected."""
+    """Seconds after which the client of a parked request is disconnected if it has read nothing of the response."""
 
     def __init__(
         self,
@@ -72,10 +74,10 @@ class ParkingProtocol(HttpToolsProtocol):
 
     @staticmethod
     def limit_buffer(transport: asyncio.Transport) -> None:
-        """Set the size of a new transport's buffer at which a response pauses. It is the transport's own."""
+        """Set the buffer size of a new transport at which a response pauses. By default, the transport decides."""
 
     def take_over(self, transport: asyncio.Transport) -> None:
-        """Take the place of a quiet connection, on which data has come."""
+        """Replace a quiet connection, because data has come."""
         super().connection_made(transport)
         transport.set_protocol(self)
 
@@ -88,7 +90,7 @@ class ParkingProtocol(HttpToolsProtocol):
         self._withdraw()
         self._let_go()
 
-    # For each request: not by way of super(), which is a tenth of a microsecond.
+    # These run for each request, so they avoid super(), which takes a tenth of a microsecond.
 
     def on_message_begin(self) -> None:
         HttpToolsProtocol.on_message_begin(self)
@@ -100,7 +102,7 @@ class ParkingProtocol(HttpToolsProtocol):
             self.shared.settling.touch(self)
 
     def park(self, send: Send, listener: Listener) -> QuietConnection | None:
-        """Park the request that is being handled. As the extension says."""
+        """Park the request that is being handled, as the extension specifies. Return `None` if that is impossible."""
         cycle: RequestResponseCycle | None = self.cycle
         if (
             cycle is None
@@ -126,7 +128,7 @@ class ParkingProtocol(HttpToolsProtocol):
         return quiet
 
     def shutdown(self) -> None:
-        """The server shuts down."""
+        """Answer or close, because the server shuts down."""
         self.shared.is_stopping = True
         super().shutdown()
 
@@ -138,7 +140,7 @@ class ParkingProtocol(HttpToolsProtocol):
             self.shared.settling.touch(self)
 
     def settle(self) -> None:
-        """Called when the connection has been idle for some time, or has a request again."""
+        """Become quiet if the connection is idle. Called when it has been idle, or has a request again."""
         cycle: RequestResponseCycle | None = self.cycle
         if (
             self.scope is (None if cycle is None else cycle.scope)  # else the parser has begun with a request
@@ -155,7 +157,7 @@ class ParkingProtocol(HttpToolsProtocol):
             self._retire(quiet)
 
     def _withdraw(self) -> None:
-        """Take the extension out of the request's scope, which others may keep, and must not keep this object with."""
+        """Remove the extension from the request's scope, because other code may keep the scope, and so this object."""
         if self.scope is not None:
             (self.scope.get("extensions") or {}).pop(EXTENSION, {}).clear()
 
@@ -171,6 +173,6 @@ class ParkingProtocol(HttpToolsProtocol):
         self._let_go()
 
     def _let_go(self) -> None:
-        """Drop what refers to this object, so that no garbage collection is needed to free it."""
+        """Drop the references to this object, so that it is freed without a garbage collection."""
         own: Any = cast(HttpToolsProtocol, self)
         own.parser = own.cycle = own.scope = own.headers = None

@@ -416,7 +416,7 @@ class TestClosingOnShutdown:
     ) -> None:
         handler = signal.getsignal(signal.SIGTERM)
         recorder = Recorder()
-        with pytest.raises(TypeError, match=r"an object with aclose\(\) is needed, not"):
+        with pytest.raises(TypeError, match=r"each argument must be an object with aclose\(\)"):
             async with closing_on_shutdown(recorder, wrong):
                 raise AssertionError
         assert signal.getsignal(signal.SIGTERM) is handler

@@ -306,9 +306,9 @@ SCRIPT = "import purgatory.uvicorn; print(purgatory.uvicorn.ParkingProtocol.cool
         (None, "3.0\n"),
         ("0", "0.0\n"),
         ("inf", "inf\n"),
-        ("never", "PURGATORY_COOL_AFTER must be seconds, or inf for never, not 'never'"),
-        ("-1", "PURGATORY_COOL_AFTER must be seconds, or inf for never, not '-1'"),
-        ("nan", "PURGATORY_COOL_AFTER must be seconds, or inf for never, not 'nan'"),
+        ("never", "PURGATORY_COOL_AFTER must be a number of seconds, or inf for never, not 'never'"),
+        ("-1", "PURGATORY_COOL_AFTER must be a number of seconds, or inf for never, not '-1'"),
+        ("nan", "PURGATORY_COOL_AFTER must be a number of seconds, or inf for never, not 'nan'"),
     ],
 )
 def test_environment_has_the_time(setting: str | None, says: str) -> None:

@@ -122,10 +122,10 @@ class TestStreams:
         ("events", "text"),
         [
             (None, "a bad note"),
-            ("text", "render must return a list of events, not a str: [Event(text)]"),
-            (Event("a"), "render must return a list of events, not a Event: [event]"),
-            (5, "render must return a list of events, not a int: [Event(json.dumps(value))]"),
-            ([{"a": 1}], "render must return a list of events, not of a dict: [Event(json.dumps(value)), …]"),
+            ("text", "render must return a list of events, not a str: return [Event(text)]"),
+            (Event("a"), "render must return a list of events, not a Event: return [event]"),
+            (5, "render must return a list of events, not a int: return [Event(json.dumps(value))]"),
+            ([{"a": 1}], "render must return a list of events, not of a dict: return [Event(json.dumps(value)), …]"),
         ],
     )
     async def test_failing_operation_or_wrong_events_close_the_connection(
@@ -248,10 +248,10 @@ async def _items() -> AsyncGenerator[str, None]:
         ({"follow": _items}, "must be an async iterator, not the function that makes one: call"),
         ({"render": 5}, "render must be callable, not 5"),
         ({"render": _async}, "render must not be async"),
-        ({"render": None}, "render is needed for the results of operations"),
+        ({"render": None}, "render must be given for the results of operations"),
         ({"key": 5}, "key must be callable, not 5"),
         ({"key": _async}, "key must not be async"),
-        ({"follow": _items(), "key": hash}, "key is for operations"),
+        ({"follow": _items(), "key": hash}, "key must be None for an iterator"),
         ({"headers": {"x-a": "b"}}, "headers must be pairs of bytes, such as"),
         ({"headers": [("x-a", "b")]}, "headers must be pairs of bytes, such as"),
         ({"headers": [(b"x-a", b"b", b"c")]}, "headers must be pairs of bytes, such as"),

@@ -47,7 +47,7 @@ async def test_bad_answer_is_a_500_and_logged(
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
-        ({"a": 1}, "render must return a response, not a dict: JSONResponse(value)?"),
+        ({"a": 1}, "render must return a response, not a dict: return JSONResponse(value)"),
         (StreamingResponse([]), "must return a response that has its body at once, not a StreamingResponse"),
     ],
 )

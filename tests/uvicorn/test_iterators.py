@@ -123,7 +123,7 @@ async def test_wrong_item_is_an_error_that_says_what_to_do(
     async with reading(feed, http) as (_, client):
         feed.queue.put_nowait(item)
         assert await client.ended()
-        assert f"must yield events or strings, not a {type(item).__name__}: give a render function" in caplog.text
+        assert f"must yield events or strings, not a {type(item).__name__}: pass a render function" in caplog.text
 
 
 async def test_iterator_that_raises_closes_the_connection(http: Any, caplog: pytest.LogCaptureFixture) -> None:

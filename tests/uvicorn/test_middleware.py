@@ -90,7 +90,7 @@ def test_an_application_without_a_framework_is_warned_of(
 
 class TestWhichAreSafe:
     def test_class_or_function_is_needed(self) -> None:
-        with pytest.raises(TypeError, match=r"the class or function of a middleware is needed, not 5"):
+        with pytest.raises(TypeError, match=r"middleware must be a class or a function, not 5"):
             park_through(5)  # type: ignore[type-var]
 
     def test_base_http_middleware_is_refused(self) -> None:
@@ -130,7 +130,7 @@ class TestWhichAreSafe:
         *_, tasks = await answers(Application("starlette", around(hides)), ParkingProtocol)
         assert tasks == 2
         assert f"{__name__}.TestWhichAreSafe.test_wrapper_that_hides" in caplog.text
-        assert "what it wraps isn't found: let it have that by the name `send`" in caplog.text
+        assert "the `send` that it wraps isn't found: store that by the name `send`" in caplog.text
 
     async def test_mark_is_not_inherited_by_functools_wraps(self) -> None:
         def traces(send: Send) -> Send:
