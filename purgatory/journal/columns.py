@@ -27,13 +27,12 @@ SCHEMA: Final = pa.schema(
 )
 """The columns of a file: the fields of a `FinishedOperation`, the keys as `str`, and the wall clock's time of arrival.
 
-`timeout_s` and `deadline_s` are null for an operation without a deadline, and `late_s` for all but those that expired.
-`opened_at` is the time at which the journal was opened. It tells the rows of a process from those of the next one with
-the same instance: operations that are pending when a process is killed have no row. `missed` is null in no row that is
-written here, but readers that join older files have it so.
+`timeout_s` and `deadline_s` are null for an operation without a deadline, and `late_s` unless the operation expired.
+`opened_at` is the time at which the journal was opened. It separates the rows of a process from the rows of the next
+one with the same instance. `missed` is null only in older files that a reader joins.
 
 `outcome` is `completed_at_once`, `satisfied`, `expired`, `closed`, `cancelled` or `failed`. A satisfied operation that
-the last try at its deadline completed has waited for up to a tick longer than `deadline_s`.
+the last try at its deadline completed has waited up to a tick longer than `deadline_s`.
 """
 
 Row: TypeAlias = tuple[float, FinishedOperation]
@@ -42,11 +41,11 @@ Row: TypeAlias = tuple[float, FinishedOperation]
 _DAY: Final = 86_400
 _EPOCH: Final = date(1970, 1, 1)
 
-pa.array([])  # with its first array pyarrow imports the rest of its modules: too late when the interpreter exits
+pa.array([])  # the first array makes pyarrow import the rest of its modules, which fails at the interpreter's exit
 
 
 def columns_by_day(rows: Sequence[Row], opened: float) -> list[tuple[date, pa.RecordBatch]]:
-    """Return the columns of `rows` for each day of arrival. Raises any exception if one of them is no row.
+    """Return the columns of `rows` for each day of arrival. Raise any exception if one of them is not a row.
 
     `opened` is the time at which the journal was opened, by the wall clock.
     """

@@ -6,8 +6,20 @@ __all__ = ["JournalError", "JournalFull"]
 
 
 class JournalError(PurgatoryError):
-    """Rows could not be written."""
+    """Rows could not be written, or the journal is closed.
+
+    For example:
+
+        with suppress(JournalError):  # with when_full="raise"
+            journal.close()
+    """
 
 
 class JournalFull(JournalError):
-    """The queue has `max_queued` rows: the disk is slow or full."""
+    """The queue has `max_queued` rows, because the disk is slow or full.
+
+    For example:
+
+        with suppress(JournalFull):  # with when_full="raise"
+            journal.write(finished)
+    """

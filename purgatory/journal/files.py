@@ -1,4 +1,4 @@
-"""The directory of a journal, in which a file is whole or absent."""
+"""The directory of a journal, in which each file is whole or absent."""
 
 import os
 from collections.abc import Sequence
@@ -21,7 +21,8 @@ class Files:
     def __init__(self, directory: Path, instance: str) -> None:
         """Make the directory, and remove the unfinished files of a killed process.
 
-        Raises `OSError` if the directory cannot be written to.
+        Raises:
+            OSError: The directory is not writable.
         """
         self.directory = directory
         self._instance = instance
@@ -33,7 +34,7 @@ class Files:
             unfinished.unlink(missing_ok=True)
 
     def write(self, day: date, batches: Sequence[pa.RecordBatch]) -> None:
-        """Write one more file of that day. It is on disk when this returns, and absent if this raises."""
+        """Write another file of that day. It is on disk when this returns, and absent if this raises."""
         directory = self.directory / f"date={day}" / f"instance={self._instance}"
         directory.mkdir(parents=True, exist_ok=True)
         name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{uuid4().hex}.parquet"

@@ -26,7 +26,7 @@ from purgatory.lowlevel import check_callback, check_count, seconds
 __all__ = ["Journal", "JournalStatistics"]
 
 _CHUNK: Final = 1000
-"""The rows made into columns in one go, which holds the interpreter, and so the loop, for about a millisecond."""
+"""Rows that are made into columns in one go, which holds up the interpreter, and the loop, for about a millisecond."""
 
 _RETRY: Final = 1.0
 """Seconds from one attempt to write a file to the next."""
@@ -40,7 +40,12 @@ _log = logging.getLogger("purgatory")
 
 @dataclass(frozen=True, slots=True)
 class JournalStatistics:
-    """The contents of a journal, and its counts since it was opened."""
+    """The contents of a journal, and its counts since it was opened.
+
+    For example:
+
+        assert journal.statistics().dropped == 0
+    """
 
     rows: int
     """Rows on disk."""
@@ -49,15 +54,18 @@ class JournalStatistics:
     queued: int
     """Rows that are not on disk yet."""
     dropped: int
-    """Rows lost, because the queue was full or because the journal was closed."""
+    """Rows lost because the queue was full or the journal was closed."""
     failures: int
-    """Failures to write a file; its rows are tried again."""
+    """Failures to write a file, whose rows are tried again."""
 
 
 class Journal:
-    """Writes the finished operations of any number of purgatories. `write` is a listener; it may be called anywhere.
+    """Writes the finished operations of any number of purgatories to Parquet files.
 
-    Use it as a context manager, of either kind, or call `close` or `aclose`. The interpreter's exit closes it too.
+    Use it in `with` or `async with`, or call `close` or `aclose`. The interpreter's exit closes it too.
+
+        with Journal("journal", instance="web-1") as journal:
+            purgatory.add_listener(journal.write)
     """
 
     def __init__(
@@ -71,20 +79,32 @@ class Journal:
         when_full: Literal["drop", "raise"] = "drop",
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Write to `directory`, which is made if there is none.
+        """Open a journal.
 
-        `instance` names this process among others that write there: one to 128 of the characters A-Z a-z 0-9 . _ -
-        With the disk slow or full, rows beyond `max_queued` are dropped and counted if `when_full` is "drop". If it is
-        "raise", `write` raises `JournalFull`, which a purgatory hands to its loop's exception handler. `now` returns
-        the time in seconds since 1970: with purgatories on a `VirtualClock`, that clock's `time`. Raises `ValueError`
-        or `TypeError` for values out of range, and `OSError` if the directory cannot be written to.
+        Args:
+            directory: The directory to write to. It is created if needed.
+            instance: The name of this process among others that write there, of 1 to 128 characters A-Z a-z 0-9 . _ -
+            rows_per_file: Rows after which a file is written.
+            seconds_per_file: Seconds after which a file is written, even with fewer rows.
+            max_queued: The most rows in the queue if the disk is slow or full.
+            when_full: What happens to further rows. With "drop" they are dropped and counted. With "raise", `write`
+                raises `JournalFull`, which a purgatory hands to its event loop's exception handler.
+            now: Returns the time in seconds since 1970. On a `VirtualClock`, pass its `time`.
+
+        Raises:
+            ValueError: A value is out of range, or `instance` is not such a name.
+            TypeError: A value is of the wrong type.
+            OSError: The directory is not writable.
         """
         if not isinstance(instance, str):
             raise TypeError(f"instance must be a str, not {instance!r}")
         if not _INSTANCE.fullmatch(instance):
-            raise ValueError(f"an instance is named by 1 to 128 of the characters A-Z a-z 0-9 . _ -, not {instance!r}")
+            raise ValueError(f"instance must be 1 to 128 of the characters A-Z a-z 0-9 . _ -, not {instance!r}")
         if _NUMBER.fullmatch(instance):
-            raise ValueError(f"readers would take the instance {instance!r} for a number or a date: name it otherwise")
+            raise ValueError(
+                f"instance {instance!r} looks like a number or a date, and readers would parse it as one: "
+                "choose another name"
+            )
         check_count("rows_per_file", rows_per_file, 1)
         check_count("max_queued", max_queued, 1)
         file_age = seconds("seconds_per_file", seconds_per_file, "positive")
@@ -113,7 +133,7 @@ class Journal:
         self._closing = threading.Event()
         self._ended = False
         self._lock = threading.Lock()
-        """The lock of the count of lost rows, which several threads change."""
+        """The lock for the count of lost rows, which several threads change."""
         self._files = Files(Path(directory), instance)
         self._thread = threading.Thread(target=self._run, name=f"purgatory-journal-{instance}", daemon=True)
         self._thread.start()
@@ -125,7 +145,7 @@ class Journal:
 
     def __enter__(self) -> "Journal":
         if self._closing.is_set():
-            raise JournalError(f"{self!r} is closed")
+            raise JournalError(f"{self!r} is closed: open another one")
         return self
 
     def __exit__(
@@ -143,14 +163,17 @@ class Journal:
 
     @property
     def instance(self) -> str:
-        """The name given to it."""
+        """The name of this process in the journal."""
         return self._instance
 
     def write(self, finished: FinishedOperation) -> None:
-        """Take a row. Never blocks.
+        """Add a row to the queue, or drop and count it if the queue is full or the journal is closed.
 
-        If there is no room, or the journal is closed, the row is dropped and counted, and if `when_full` is "raise",
-        that is a `JournalFull`, or a `JournalError`.
+        It is a listener for purgatories, never blocks, and any thread may call it.
+
+        Raises:
+            JournalFull: The queue is full, and `when_full` is "raise".
+            JournalError: The journal is closed, and `when_full` is "raise".
         """
         queued = len(self._queue)
         if queued >= self._max_queued or self._closing.is_set():
@@ -167,15 +190,19 @@ class Journal:
             self._count_the_lost()
 
     def statistics(self) -> JournalStatistics:
-        """The contents of the journal, and its counts so far."""
+        """Return the contents of the journal, and its counts so far."""
         queued = len(self._queue) + self._num_open
         return JournalStatistics(self._rows, self._num_files, queued, self._dropped, self._failures)
 
     def close(self, timeout: float | None = 60.0) -> None:
-        """Write all rows, and end. Harmless when repeated.
+        """Write all rows, and end. Rows that cannot be written are dropped and counted.
 
-        Rows that cannot be written are dropped and counted, or `JournalError` is raised if `when_full` is "raise".
-        Raises `TimeoutError` if it takes more than `timeout` seconds; it goes on nevertheless.
+        Args:
+            timeout: Seconds to wait at most. `None` means no limit.
+
+        Raises:
+            JournalError: Rows could not be written, and `when_full` is "raise".
+            TimeoutError: It takes longer than `timeout`. The thread goes on writing.
         """
         self._closing.set()
         self._wake.set()
@@ -189,11 +216,11 @@ class Journal:
             raise JournalError(f"{lost} rows could not be written to {self._files.directory}")
 
     async def aclose(self, timeout: float | None = 60.0) -> None:
-        """As `close`, in a thread."""
+        """Do the same as `close`, in a thread."""
         await asyncio.to_thread(self.close, timeout)
 
     def _count_the_lost(self) -> int:
-        """Drop the rows that will not be written any more. Returns their number."""
+        """Drop the rows that will never be written. Return their number."""
         with self._lock:
             lost = self._num_open + len(self._queue)
             self._num_open = 0
@@ -208,7 +235,7 @@ class Journal:
             first = not self._dropped
             self._dropped += rows
         if first:
-            _log.error("%r has to drop rows", self)
+            _log.error("%r must drop rows", self)
 
     def _run(self) -> None:
         """Write one file after the other: the work of the thread."""
@@ -219,7 +246,7 @@ class Journal:
             self._take(self._chunk)
             while not self._is_full() and not closing.is_set() and (left := due - time.monotonic()) > 0:
                 self._wake.wait(left)
-                self._wake.clear()  # before the queue is looked at: it may be set again meanwhile
+                self._wake.clear()  # before the look at the queue, because it may be set again meanwhile
                 self._take(self._chunk)
             self._take(1)
             while not self._write_files():
@@ -240,14 +267,14 @@ class Journal:
         self._asleep = False
 
     def _take(self, least: int) -> None:
-        """Take chunks into the open batch, as long as it is not full and at least so many rows are queued."""
+        """Take chunks into the open batch while it is not full and at least `least` rows are queued."""
         while len(self._queue) >= least and not self._is_full():
             count = min(self._chunk, self._rows_per_file - self._num_open, len(self._queue))
             self._num_open += count  # before they leave the queue, so that they are never nowhere
             rows = [self._queue.popleft() for _ in range(count)]
             try:
                 self._add(rows)
-            except Exception:  # one of them is no row: it is dropped alone
+            except Exception:  # one of them is not a row, and is dropped alone
                 for row in rows:
                     try:
                         self._add([row])
@@ -257,12 +284,12 @@ class Journal:
                         self._drop(1)
 
     def _add(self, rows: Sequence[Row]) -> None:
-        """Add rows to the open batch: all of them, or none if one is no row."""
+        """Add rows to the open batch: all of them, or none if one is not a row."""
         for day, columns in columns_by_day(rows, self._opened):
             self._open.setdefault(day, []).append(columns)
 
     def _write_files(self) -> bool:
-        """Write the open batch, a file for each day. Returns whether all of it has been written."""
+        """Write the open batch, a file for each day. Return whether all of it was written."""
         failure: Exception | None = None
         for day, batches in sorted(self._open.items()):
             try:

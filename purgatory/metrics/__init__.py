@@ -1,6 +1,6 @@
 """Metrics of purgatories, for Prometheus and OpenTelemetry.
 
-Both export the same figures (`measures` has the list): those of Kafka's purgatories, and others that operators need.
+Both export the same figures, listed in `measures`: the figures of Kafka's purgatories, and others that operators need.
 
     Kafka                           here, as Prometheus names it
     NumDelayedOperations            purgatory_delayed_operations
@@ -8,11 +8,11 @@ Both export the same figures (`measures` has the list): those of Kafka's purgato
     ExpiresPerSec                   rate(purgatory_operations_total{outcome="expired"}[1m])
     (none)                          purgatory_missed_operations_total
 
-The last one counts missing notifications: a condition had become true, no `check_and_complete` of one of its keys came,
-and the last try at the deadline found it. It should be 0; in Kafka such an operation is a timeout like any other.
+The last one counts missing notifications: a condition became true without a later `check_and_complete` of its keys, so
+only the last try at the deadline found it. It should be 0. In Kafka such an operation is a timeout like any other.
 
-Counts and sizes are read when they are scraped, and cost nothing in between. A listener records how long operations
-waited and how late they were, when an operation finishes. Both come with the extra `metrics`.
+Counts and sizes are read when they are scraped, and cost nothing in between. When an operation finishes, a listener
+records how long it waited and how late it was. Both need the extra `metrics`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ __all__ = ["JournalCollector", "ParkingCollector", "PurgatoryCollector", "Purgat
 
 
 def __getattr__(name: str) -> Any:
-    """Import a class when it is first used: Prometheus' client and OpenTelemetry are not needed both."""
+    """Import a class when it is first used, because it needs only one of the two client libraries."""
     if name in ("JournalCollector", "ParkingCollector", "PurgatoryCollector"):
         from purgatory.metrics import prometheus
 

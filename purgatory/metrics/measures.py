@@ -24,16 +24,16 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A figure that can be read off a purgatory at any time."""
+    """A figure that can be read from a purgatory at any time."""
 
     name: str
     kind: Literal["counter", "gauge"]
     help: str
     read: Callable[[PurgatoryStatistics, TimerStatistics], Mapping[str, float]]
-    """The values, by the value of `label`, or by an empty string if there is none."""
+    """Returns the values by the value of `label`, or by an empty string if there is no label."""
     label: str | None = None
     seconds: bool = False
-    """Whether it is a time in seconds; else it is a count."""
+    """Whether it is a time in seconds, and not a count."""
 
 
 MEASURES: Final = (
@@ -61,7 +61,7 @@ MEASURES: Final = (
     Measure(
         "watched_entries",
         "gauge",
-        "Entries in the watcher lists, those of finished operations included",
+        "Entries in the watcher lists, including those of finished operations",
         lambda purgatory, _: {"": purgatory.watched},
     ),
     Measure("purges", "counter", "Purges started", lambda purgatory, _: {"": purgatory.purges}),
@@ -74,14 +74,14 @@ MEASURES: Final = (
     Measure(
         "longest_slice",
         "gauge",
-        "The longest time for which the purgatory by itself has held up the loop",
+        "The longest time for which the purgatory has held up the loop on its own",
         lambda purgatory, _: {"": purgatory.longest_slice},
         seconds=True,
     ),
     Measure(
         "timer_tasks",
         "gauge",
-        "Operations in the timing wheels, by level, the lowest is 1",
+        "Operations in the timing wheels, by level from 1, the lowest",
         lambda _, timer: {str(level): tasks for level, tasks in enumerate(timer.levels, 1)},
         label="level",
     ),
@@ -119,32 +119,31 @@ class Exporter(ABC, Generic[L]):
         self.add(*purgatories)
 
     def add(self, *purgatories: DelayedOperationPurgatory) -> None:
-        """Export the figures of more purgatories. Raises `ValueError`, and adds none, if two have the same name."""
+        """Export the figures of more purgatories. Raise `ValueError`, and add none, if two have the same name."""
         for purgatory in purgatories:
             if not isinstance(purgatory, DelayedOperationPurgatory):
-                raise TypeError(
-                    f"a DelayedOperationPurgatory is needed (others have one as `purgatory`), not {purgatory!r}"
-                )
+                instead = ": pass its .purgatory" if hasattr(purgatory, "purgatory") else ""
+                raise TypeError(f"each purgatory must be a DelayedOperationPurgatory, not {purgatory!r}{instead}")
         names = [purgatory.name for purgatory in (*self._listened, *purgatories)]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"two purgatories are called {name!r}: their figures could not be told apart")
+                raise ValueError(f"two purgatories are called {name!r}: give each a name of its own")
         for purgatory in purgatories:
             listener = self._listener()
             purgatory.add_listener(listener)
             self._listened = {**self._listened, purgatory: listener}  # another thread may be reading it
 
     def remove(self, purgatory: DelayedOperationPurgatory) -> None:
-        """Stop exporting the figures of a purgatory. Raises `KeyError` if they are not exported."""
+        """Stop exporting the figures of a purgatory. Raise `KeyError` if they are not exported."""
         listened = dict(self._listened)
         purgatory.remove_listener(listened.pop(purgatory))
         self._listened = listened
 
     def close(self) -> None:
-        """Stop exporting all figures. Harmless when repeated."""
+        """Stop exporting all figures."""
         for purgatory in self._listened:
             self.remove(purgatory)
 
     @abstractmethod
     def _listener(self) -> L:
-        """A listener for one purgatory."""
+        """Return a listener for one purgatory."""

@@ -36,7 +36,7 @@ except ModuleNotFoundError as _error:
 __all__ = ["PurgatoryInstruments", "observe_parking"]
 
 _instrumented: "WeakSet[MeterProvider]" = WeakSet()
-"""Providers that have the instruments. If these are created again, the SDK observes nothing."""
+"""Providers that have the instruments already. If they are created again, the SDK observes nothing."""
 
 
 class PurgatoryInstruments(Exporter[Listener]):
@@ -45,14 +45,19 @@ class PurgatoryInstruments(Exporter[Listener]):
         instruments = PurgatoryInstruments(fetches, produces)
         instruments.add(another)
 
-    Every point has the attribute `purgatory`, the name. The histograms are recorded when an operation finishes; the
-    cost depends on the SDK in use.
+    Every point has the attribute `purgatory`, the name. The histograms are recorded when an operation finishes, at a
+    cost that depends on the SDK in use.
     """
 
     def __init__(self, *purgatories: DelayedOperationPurgatory, meter_provider: MeterProvider | None = None) -> None:
-        """Make the instruments of `meter_provider`, or of the global one.
+        """Make the instruments.
 
-        Raises `ValueError` if it has some already, or if two purgatories have the same name.
+        Args:
+            purgatories: The purgatories to export, each with a name of its own.
+            meter_provider: The provider of the meters. By default, the global one.
+
+        Raises:
+            ValueError: The provider has instruments already, or two purgatories have the same name.
         """
         provider = meter_provider or get_meter_provider()
         if provider in _instrumented:
@@ -91,9 +96,12 @@ class PurgatoryInstruments(Exporter[Listener]):
 
 
 def observe_parking(meter_provider: MeterProvider | None = None) -> None:
-    """Count how the HTTP requests of this process that had to wait were handled, in `meter_provider` or the global one.
+    """Count how the waiting HTTP requests of this process were handled. Call it once for each provider.
 
-    The attribute `handled` says whether they were parked, or why not. Call this once for each provider.
+    The attribute `handled` tells whether they were parked, or why not.
+
+    Args:
+        meter_provider: The provider of the meters. By default, the global one.
     """
 
     def observe(_: CallbackOptions) -> Iterable[Observation]:

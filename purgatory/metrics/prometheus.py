@@ -34,7 +34,7 @@ __all__ = ["JournalCollector", "ParkingCollector", "PurgatoryCollector"]
 
 
 class _Histogram:
-    """Counts values by bucket. An observation takes a fifth of the time of the client library's own."""
+    """Counts values by bucket, in a fifth of the time that the client library's own histogram takes."""
 
     __slots__ = ("_bounds", "_counts", "_sum")
 
@@ -71,7 +71,7 @@ class _Listener:
             wait.observe(finished.waited)
         if finished.late is not None:
             self.lateness.observe(finished.late)
-        if finished.missed:  # replaced as a whole, because a scrape may come in another thread
+        if finished.missed:  # replaced as a whole, because another thread may scrape
             self.missed = {**self.missed, finished.operation: self.missed.get(finished.operation, 0) + 1}
 
 
@@ -82,11 +82,11 @@ class PurgatoryCollector(Exporter[_Listener], Collector):
         REGISTRY.register(collector)
         collector.add(another)
 
-    Every series has the label `purgatory`, the name. It may be collected from any thread.
+    Every series has the label `purgatory`, the name. Any thread may collect.
     """
 
     def collect(self) -> Iterator[Metric]:
-        """The figures as they are now, called by the registry."""
+        """Yield the figures as they are now. The registry calls it."""
         listened = self._listened
         read = [(each.name, each.statistics(), each.timer.statistics()) for each in listened]
         for measure in MEASURES:
@@ -113,13 +113,18 @@ class PurgatoryCollector(Exporter[_Listener], Collector):
 
 
 class JournalCollector(Collector):
-    """Collects the figures of journals: rows written, rows queued, and rows lost."""
+    """Collects the figures of journals: rows written, rows queued, and rows lost.
+
+    For example:
+
+        REGISTRY.register(JournalCollector(journal))
+    """
 
     def __init__(self, *journals: "Journal") -> None:
         self._journals = journals
 
     def collect(self) -> Iterator[Metric]:
-        """The figures as they are now, called by the registry."""
+        """Yield the figures as they are now. The registry calls it."""
         read = [(journal.instance, journal.statistics()) for journal in self._journals]
         for kind, name, attribute, explanation in (
             (CounterMetricFamily, "rows", "rows", "Rows on disk"),
@@ -135,10 +140,15 @@ class JournalCollector(Collector):
 
 
 class ParkingCollector(Collector):
-    """Collects how the HTTP requests of this process that had to wait were handled: parked, or why not."""
+    """Collects how the waiting HTTP requests of this process were handled: parked, or why not.
+
+    For example:
+
+        REGISTRY.register(ParkingCollector())
+    """
 
     def collect(self) -> Iterator[Metric]:
-        """The figures as they are now, called by the registry."""
+        """Yield the figures as they are now. The registry calls it."""
         family = CounterMetricFamily(f"purgatory_{REQUESTS[0]}", REQUESTS[1], labels=["handled"])
         for way, count in asdict(parking_statistics()).items():
             family.add_metric([way], count)

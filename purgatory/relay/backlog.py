@@ -7,7 +7,7 @@ __all__ = ["Backlog"]
 
 
 class Backlog:
-    """Distinct keys, in the order in which they came. More than `max_keys` of them collapse to *everything*."""
+    """Distinct keys, in the order of arrival. More than `max_keys` of them collapse to *everything*."""
 
     __slots__ = ("_keys", "_max_keys", "everything", "waiting")
 
@@ -20,15 +20,15 @@ class Backlog:
         """Set while the backlog is not empty."""
 
     def __len__(self) -> int:
-        """The number of keys; everything counts as one."""
+        """Return the number of keys. Everything counts as one."""
         return 1 if self.everything else len(self._keys)
 
     def __contains__(self, key: object) -> bool:
-        """Whether `key` is in it by its name."""
+        """Return whether `key` waits. Everything contains no single key."""
         return key in self._keys
 
     def add(self, keys: Iterable[str] | None) -> None:
-        """Add keys; `None` is everything."""
+        """Add keys. `None` means everything."""
         if keys is None:
             self.everything = True
         elif not self.everything:
@@ -40,7 +40,7 @@ class Backlog:
             self.waiting.set()
 
     def take(self) -> Sequence[str] | None:
-        """Take out all keys; `None` is everything."""
+        """Take out all keys. `None` means everything."""
         keys = None if self.everything else list(self._keys)
         self._keys.clear()
         self.everything = False

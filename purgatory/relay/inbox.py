@@ -1,4 +1,4 @@
-"""Keys from other processes: brought up to date here, and then checked."""
+"""Keys from other processes, which are refreshed here and then checked."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Container, Hashable, Iterable, Iterator
@@ -12,13 +12,13 @@ from purgatory.relay.retries import is_cancelled, retrying
 __all__ = ["Inbox"]
 
 _GIVE_UP: Final = 16
-"""Consecutive failures after which no single key is to blame. Fewer isolate a failing key."""
+"""After this many consecutive failures, stop bisecting, because the fault is not one key's."""
 
 Refresh = Callable[[Collection[str]], Awaitable[None]]
 
 
 class _Pace:
-    """The slices of a piece of work; the loop gets an iteration between two of them."""
+    """The slices of a piece of work. The loop gets an iteration between two slices."""
 
     __slots__ = ("slice",)
 
@@ -36,7 +36,7 @@ class _Pace:
 
 
 class Inbox:
-    """Brings added keys up to date and checks them, in slices. Keys that fail are tried again, and delay no others."""
+    """Refreshes added keys and checks them, in slices. Keys that fail are tried again, and don't delay others."""
 
     def __init__(
         self,
@@ -58,11 +58,11 @@ class Inbox:
 
     @property
     def pending(self) -> int:
-        """Keys that wait to be checked."""
+        """The number of keys that wait to be checked."""
         return len(self._new) + len(self._failed)
 
     def add(self, keys: Iterable[str] | None) -> None:
-        """Check `keys`, soon; `None` is every watched key."""
+        """Check `keys` soon. `None` means every watched key."""
         self._new.add(keys)
 
     async def run(self) -> None:
@@ -90,13 +90,14 @@ class Inbox:
                     await self._process(self._failed)
 
     async def _process(self, backlog: Backlog, without: Container[str] = ()) -> None:
-        """Bring the keys of `backlog` up to date, and check them.
+        """Refresh the keys of `backlog`, and check them.
 
-        On failure the batch is bisected until the failing keys are isolated: they do not delay the others. They, and
-        all keys left after too many failures, are put into the backlog of failed keys before the exception is raised.
+        On failure, the batch is bisected until the failing keys are isolated, so that they don't delay the others.
+        They, and all remaining keys after too many failures, go into the backlog of failed keys, and the exception is
+        raised.
         """
         taken = backlog.take()
-        # Invalidate first: an operation watched from now on does not find an outdated state.
+        # Invalidate first, so that an operation that is handed over from now on does not find an outdated state.
         if taken is None and self._invalidate is not None:
             async with self._one_at_a_time:
                 try:
@@ -148,7 +149,7 @@ class Inbox:
             raise error
 
     async def _next(self, source: Iterator[Hashable], count: int, without: Container[str], pace: _Pace) -> list[str]:
-        """Take up to `count` keys from `source`, in slices; fewer only at its end."""
+        """Take `count` keys from `source`, in slices, or fewer at its end."""
         keys: dict[str, None] = {}
         if count > 0:
             for key in source:
@@ -169,7 +170,7 @@ class Inbox:
             pace.begin()
 
     def _watched(self) -> Iterator[Hashable]:
-        """The watched keys, one at a time; keys of several purgatories once for each."""
+        """Yield the watched keys. A key of several purgatories comes once for each."""
         for purgatory in self._purgatories:
             yield from purgatory.each_watched_key()
 

@@ -1,8 +1,8 @@
-"""The way to the other processes: one connection to the broker at a time, replaced whenever it is lost.
+"""The link to the other processes: one connection to the broker at a time, replaced whenever it is lost.
 
-Keys stay in the backlog until the broker has taken them. A lost connection ends both directions, even where a broker
-has one for each: after a failure to publish the relay subscribes again too, and misses nothing by that, as every
-watched key is checked afterwards.
+Keys stay in the backlog until the broker has taken them. A lost connection ends both directions, even if the broker has
+one for each. So after a failure to publish, the relay subscribes again too. It misses nothing, because every watched
+key is checked afterwards.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class Link:
         receive: Callable[[str | bytes], object],
         subscribed: Callable[[], object],
     ) -> None:
-        """`subscribed` is called after each subscription: earlier notifications may have been missed."""
+        """Make a link. It calls `subscribed` after each subscription, because notifications may have been missed."""
         self._broker = broker
         self._sender = sender
         self._heartbeat = heartbeat
@@ -60,7 +60,7 @@ class Link:
 
     @property
     def pending(self) -> int:
-        """Keys that wait to be published."""
+        """The number of keys that wait to be published."""
         return len(self._backlog)
 
     @property
@@ -69,25 +69,25 @@ class Link:
         return self._taken == self._given
 
     def add(self, keys: Iterable[str]) -> None:
-        """Publish `keys`, soon."""
+        """Publish `keys` soon."""
         self._backlog.add(keys)
         self._given += 1
 
     async def flush(self) -> bool:
-        """Return when the broker has taken all keys added so far, or will not take them any more."""
+        """Return when the broker has taken all keys added so far, or never will."""
         given = self._given
         async with self._progress:
             await self._progress.wait_for(lambda: self._taken >= given or self._closed)
         return self._taken >= given
 
     async def aclose(self) -> None:
-        """Let each `flush` return: nothing will be published any more."""
+        """End each `flush`, because nothing more will be published."""
         self._closed = True
         async with self._progress:
             self._progress.notify_all()
 
     async def run(self) -> None:
-        """Connect, and again whenever the connection is lost. Ends only if the first attempt fails."""
+        """Connect, and reconnect whenever the connection is lost. Return only if the first attempt fails."""
         attempts = retrying(self._report, should_retry=lambda: self.connections > 0, reset_backoff=lambda: self._lasts)
         try:
             await attempts(self._attempt)
@@ -116,7 +116,8 @@ class Link:
             try:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._listen(connection))
-                    # Not a task of the group: a task cancelled while it waits for two stays counted as cancelled.
+                    # Not a task of the group, because a task cancelled while it waits for two stays counted as
+                    # cancelled.
                     await self._talk(connection)
             finally:
                 self.connected = False

@@ -1,8 +1,8 @@
 """PostgreSQL as the broker of a relay: LISTEN and NOTIFY, on one connection for both.
 
-If the state is in PostgreSQL too, send `relay.payloads(keys)` within the transaction that changes it. A database
-has its own channels. LISTEN needs a connection of its own: one through PgBouncer in transaction mode gets nothing. The
-server commits transactions that NOTIFY one after the other.
+If the state is in PostgreSQL too, send `relay.payloads(keys)` within the transaction that changes it. Each database has
+its own channels. LISTEN needs a direct connection, because a connection through PgBouncer in transaction mode gets
+nothing. The server commits transactions that NOTIFY one after the other.
 """
 
 import asyncio
@@ -21,17 +21,27 @@ except ModuleNotFoundError as _error:
 __all__ = ["PostgresBroker"]
 
 _CLOSING: Final = 1.0
-"""The time limit for closing a connection, in seconds."""
+"""The timeout for closing a connection, in seconds."""
 
 
 class PostgresBroker:
-    """The broker on the channel `channel` of the database that `dsn` names."""
+    """Uses a channel of a PostgreSQL database as the broker of a relay.
+
+    For example:
+
+        relay = Relay(purgatory, broker=PostgresBroker("postgresql://user:password@host/database"))
+    """
 
     def __init__(self, dsn: str, channel: str = "purgatory") -> None:
-        """`dsn` is asyncpg's: `postgresql://user:password@host:port/database`, or "" for the environment's.
+        """Make a broker, without a connection yet.
 
-        Raises `TypeError` unless both are `str`, `ValueError` for a channel that PostgreSQL would not take as it is: an
-        empty one, one with a NUL, or one of more than 63 bytes.
+        Args:
+            dsn: asyncpg's DSN, `postgresql://user:password@host:port/database`. With "", the environment decides.
+            channel: The name of the channel, of 1 to 63 bytes without NUL.
+
+        Raises:
+            ValueError: PostgreSQL does not accept `channel`.
+            TypeError: An argument is not a `str`.
         """
         if not isinstance(dsn, str):
             raise TypeError(f"dsn must be a str, not {dsn!r}")
@@ -60,7 +70,7 @@ class PostgresBroker:
             await connection.add_listener(self.channel, hear)
             yield _PostgresConnection(connection, self.channel, lost)
         finally:
-            with suppress(Exception):  # a lost connection is closed by that, too
+            with suppress(Exception):  # this closes a lost connection, too
                 await connection.close(timeout=_CLOSING)
 
 

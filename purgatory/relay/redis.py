@@ -20,23 +20,34 @@ except ModuleNotFoundError as _error:
 __all__ = ["RedisBroker"]
 
 _CONNECTING: Final = 5.0
-"""The time limits for connecting and for closing, in seconds."""
+"""The timeout for connecting and for closing, in seconds."""
 
 
 class RedisBroker:
-    """The broker on the channel `channel` of the server that `url` names. All databases of a server share channels."""
+    """Uses a channel of Redis or Valkey as the broker of a relay. All databases of a server share channels.
+
+    For example:
+
+        relay = Relay(purgatory, broker=RedisBroker("redis://127.0.0.1"))
+    """
 
     def __init__(self, url: str, channel: str = "purgatory") -> None:
-        """`url` is redis-py's: `redis://user:password@host:6379`, `rediss://…` for TLS, `unix:///path`.
+        """Make a broker, without a connection yet.
 
-        Raises `TypeError` unless both are `str`, `ValueError` for another URL, or a channel that is empty.
+        Args:
+            url: redis-py's URL: `redis://user:password@host:6379`, `rediss://…` for TLS, or `unix:///path`.
+            channel: The name of the channel.
+
+        Raises:
+            ValueError: `url` is not such a URL, or `channel` is empty.
+            TypeError: An argument is not a `str`.
         """
         if not isinstance(url, str):
             raise TypeError(f"url must be a str, not {url!r}")
         if not isinstance(channel, str):
             raise TypeError(f"channel must be a str, not {channel!r}")
         if not channel:
-            raise ValueError("channel must not be empty")
+            raise ValueError("channel must not be empty: pass a name, or leave it out")
         self._url = url
         self.channel = channel
         """The channel, for `PUBLISH`, in UTF-8."""
@@ -47,7 +58,7 @@ class RedisBroker:
         return f"<{type(self).__qualname__} {self.channel!r}>"  # the URL may have a password
 
     def _client(self) -> "Redis":
-        # These win over options in the URL. Above all, it must not connect again by itself, unnoticed by the relay.
+        # These win over options in the URL. Above all, it must not reconnect on its own, unnoticed by the relay.
         options: dict[str, Any] = {
             "protocol": 2,
             "decode_responses": False,

@@ -1,4 +1,4 @@
-"""The relay: notifies other processes of changed keys, and checks here the keys of their notifications."""
+"""The relay: notifies other processes of changed keys, and checks the keys of their notifications here."""
 
 import asyncio
 import logging
@@ -25,35 +25,47 @@ __all__ = ["Relay", "RelayError", "RelayStatistics"]
 _log = logging.getLogger("purgatory")
 
 _CLOSING: Final = 5.0
-"""The seconds for which a close waits for the broker to take the last keys."""
+"""Seconds for which a close waits for the broker to take the last keys."""
 
 
 class RelayError(PurgatoryError):
-    """The broker cannot be reached at the start, or the relay is not open."""
+    """The broker cannot be reached at the start, or the relay is not open.
+
+    For example:
+
+        with suppress(RelayError):
+            await relay.flush()
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class RelayStatistics:
-    """The counts of a relay since it was opened, and the numbers of pending keys."""
+    """The counts of a relay since it was opened, and the numbers of pending keys.
+
+    For example:
+
+        if not relay.statistics().connected:
+            log.warning("other processes learn of changes later")
+    """
 
     connected: bool
     """Whether it is connected to the broker."""
     notified: int
-    """Keys given to `notify`, repetitions included."""
+    """Keys passed to `notify`, including repetitions."""
     published: int
     """Messages that the broker has taken."""
     received: int
     """Messages from other processes."""
     malformed: int
-    """Malformed messages, which were ignored."""
+    """Malformed messages, which are ignored."""
     reconnects: int
-    """Replacements of a lost connection."""
+    """Lost connections that were replaced."""
     failures: int
     """Failures of `refresh` or `invalidate`."""
     unpublished: int
-    """Keys that wait to be published; *everything* counts as one."""
+    """Keys that wait to be published. *Everything* counts as one."""
     unchecked: int
-    """Keys from other processes that wait to be checked here, or to be tried again; *everything* counts as one."""
+    """Keys from other processes that wait to be checked here or tried again. *Everything* counts as one."""
 
 
 class Relay:
@@ -63,7 +75,8 @@ class Relay:
             ...                        # change the state
             relay.notify("topic-1")    # checks the key here and in every other process
 
-    Its promises are in the docstring of the package. It belongs to one event loop and its thread, and serves once.
+    Its promises are in the docstring of `purgatory.relay`. A relay belongs to one event loop and its thread, and can be
+    opened once.
     """
 
     def __init__(
@@ -75,33 +88,37 @@ class Relay:
         heartbeat: float = 15.0,
         max_keys: int = 10_000,
     ) -> None:
-        """Check keys in `purgatories`, and in those of all relays on the same channel of `broker`.
+        """Make a relay, which connects when it is opened.
 
-        Without a broker there are no others, and no extra is needed.
+        After a lost connection, or if there were too many keys, it is not known which keys have changed. Then
+        `invalidate` is called first, and `refresh` gets all watched keys, a key of several purgatories once for each.
+        Both run in an empty context (`contextvars.Context()`), as checks do.
 
-        `refresh` is awaited with keys that have changed in another process, watched here or not, before they are
-        checked: there a process brings up to date its copy of a state that is kept in a database, say. It gets up to a
-        thousand keys at a time. A key that is notified meanwhile comes again. An exception goes to the loop's exception
-        handler; the batch is bisected until the failing keys are isolated, and these are tried again later. They delay
-        no other keys. There is one call at a time, without a time limit.
+        Args:
+            purgatories: The purgatories in which keys are checked.
+            broker: The broker that connects this relay with all relays on the same channel. Without one, there are no
+                other relays, and no extra is needed.
+            refresh: Awaited with up to a thousand keys that have changed in another process, watched here or not,
+                before they are checked. Update the process's copy of their state there. There is one call at a time,
+                without a timeout, and a key that is notified meanwhile comes again. An exception goes to the event
+                loop's exception handler. Then the batch is bisected until the failing keys are isolated, and these are
+                tried again later without delaying other keys.
+            invalidate: Called when any key may have changed. Drop the copies of all keys there, and don't keep the
+                result of a read that began before.
+            heartbeat: Seconds between two pings of the broker. The connection is given up if an answer takes as long.
+            max_keys: The most keys that wait to be published, and that wait to be checked here. More collapse to
+                "everything".
 
-        When it is not known which keys have changed, because the connection was lost or there were too many, `refresh`
-        gets all watched keys; a key that several purgatories watch, once for each. Before that, `invalidate()` is
-        called: the copies of other keys may be outdated too, and must be dropped. A read that began before that call
-        must not be remembered either.
-
-        The broker is pinged each `heartbeat` seconds, and the connection is given up if an answer takes as long. Up to
-        `max_keys` keys wait to be published, and as many to be checked here; more collapse to "everything".
-
-        Checks, `refresh` and `invalidate` run in an empty context (`contextvars.Context()`). Raises `TypeError` or
-        `ValueError` for values of the wrong type or out of range.
+        Raises:
+            ValueError: A value is out of range.
+            TypeError: A value is of the wrong type.
         """
         for purgatory in purgatories:
             if not isinstance(purgatory, DelayedOperationPurgatory):
-                within = " (has one: pass its .purgatory)" if hasattr(purgatory, "purgatory") else ""
-                raise TypeError(f"a relay needs instances of DelayedOperationPurgatory, not {purgatory!r}{within}")
+                instead = ": pass its .purgatory" if hasattr(purgatory, "purgatory") else ""
+                raise TypeError(f"each purgatory must be a DelayedOperationPurgatory, not {purgatory!r}{instead}")
         if broker is not None and not callable(getattr(broker, "connect", None)):
-            raise TypeError(f"broker must have a method connect(), unlike {broker!r}")
+            raise TypeError(f"broker must be an object with connect(), not {broker!r}")
         if refresh is not None and not callable(refresh):
             raise TypeError(f"refresh must be callable, not {refresh!r}")
         if invalidate is not None:
@@ -130,9 +147,9 @@ class Relay:
         return f"<{type(self).__qualname__} {names} {self._state}{connected}>"
 
     async def __aenter__(self) -> "Relay":
-        """Connect and subscribe. Raises `RelayError` if the broker cannot be reached, or the relay has been used."""
+        """Connect and subscribe. Raise `RelayError` if the broker cannot be reached, or the relay was opened before."""
         if self._state != "not open yet":
-            raise RelayError(f"{self!r} has been used: a relay serves once")
+            raise RelayError(f"{self!r} was opened before, and a relay serves once: make a new one")
         self._state = "opening"
         self._loop = asyncio.get_running_loop()
         if self._broker is not None:
@@ -143,7 +160,7 @@ class Relay:
     async def __aexit__(
         self, kind: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Wait some seconds for the broker to take the keys that are left, and disconnect."""
+        """Wait some seconds for the broker to take the remaining keys, and disconnect."""
         try:
             if self._link is not None:
                 with suppress(TimeoutError):
@@ -157,11 +174,11 @@ class Relay:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection to the broker: as far as known, `notify` reaches the other processes."""
+        """Whether there is a connection to the broker, so that `notify` reaches the other processes."""
         return self._link is not None and self._link.connected
 
     def statistics(self) -> RelayStatistics:
-        """The counts so far, and the numbers of pending keys."""
+        """Return the counts so far, and the numbers of pending keys."""
         link = self._link
         inbox = self._inbox
         return RelayStatistics(
@@ -177,11 +194,15 @@ class Relay:
         )
 
     def notify(self, *keys: str) -> None:
-        """The state has changed, and operations that watch `keys` may be complete now.
+        """Check keys in all processes. Call it after a change of their state, and it returns at once.
 
-        They are checked here on the next iteration of the loop, and in all other processes as soon as the broker has
-        delivered them. Returns at once. Raises, with nothing done: `TypeError` for a key that is no `str`, `ValueError`
-        for a key that is too long (7,935 bytes as JSON), `RelayError` if the relay is not open, or on another thread.
+        They are checked here on the next iteration of the loop, and in other processes as soon as the broker has
+        delivered them.
+
+        Raises:
+            ValueError: A key takes more than 7,935 bytes as JSON. No key is checked then.
+            TypeError: A key is not a `str`.
+            RelayError: The relay is not open, or belongs to another thread.
         """
         self._check_open()
         for key in keys:
@@ -193,41 +214,42 @@ class Relay:
             self._link.add(keys)
 
     def payloads(self, keys: Iterable[str]) -> list[str]:
-        """The payloads to publish on the broker's channel instead of `notify(*keys)`.
+        """Return the payloads to publish on the broker's channel instead of a call of `notify`.
 
-        In a transaction of PostgreSQL, `SELECT pg_notify(channel, payload)` for each of them is sent if and only if it
-        commits. They reach this process too, which checks the keys when they come back. Raises as `notify`.
+        In a PostgreSQL transaction, `SELECT pg_notify(channel, payload)` for each of them is sent if and only if the
+        transaction commits. This process checks the keys when the payloads come back. Raises as `notify`.
         """
         if isinstance(keys, str):
-            raise TypeError(f"keys must be an iterable of keys, not the str {keys!r}")
+            raise TypeError(f"keys must be an iterable of keys, not the str {keys!r}: pass [{keys!r}]")
         keys = list(keys)
         for key in keys:
             check_key(key)
         return list(encode(dict.fromkeys(keys)))
 
     async def flush(self) -> None:
-        """Return when the broker has taken all keys that `notify` got so far.
+        """Wait until the broker has taken all keys that `notify` got so far, even while the broker is away.
 
-        Waits while the broker is away. Raises `RelayError` if the relay is not open, or is closed meanwhile.
+        Raises:
+            RelayError: The relay is not open, or is closed meanwhile.
         """
         self._check_open()
         if self._link is not None and not await self._link.flush():
             raise RelayError(f"{self!r} was closed before the broker had taken everything")
 
     async def _connect(self, broker: Broker) -> None:
-        # Imported here, as they need the extra.
+        # Imported here, because they need the extra.
         from purgatory.relay.inbox import Inbox
         from purgatory.relay.link import Link
 
         inbox = Inbox(self._purgatories, self._max_keys, self._check, self._refresh, self._invalidate)
-        # Not earlier: a process that was forked meanwhile is another one.
+        # Not earlier, because a process that was forked meanwhile is another one.
         self._sender = uuid4().hex
         link = Link(
             broker, self._sender, self._heartbeat, self._max_keys, self._receive, subscribed=lambda: inbox.add(None)
         )
         self._inbox = inbox
         self._link = link
-        # In empty contexts: checks, `refresh` and `invalidate` never run in that of the request which opens the relay.
+        # Checks, `refresh` and `invalidate` must never run in the context of the request that opens the relay.
         self._tasks = [
             asyncio.create_task(link.run(), context=Context()),
             asyncio.create_task(inbox.run(), context=Context()),
@@ -255,14 +277,17 @@ class Relay:
         if self._state != "open":
             raise RelayError(f"{self!r} is not open: use it inside `async with`")
         if _get_running_loop() is not self._loop:
-            raise RelayError(f"{self!r} is not for other threads: use loop.call_soon_threadsafe(relay.notify, key)")
+            raise RelayError(
+                f"methods of {self!r} must be called from its event loop's thread: from other threads use "
+                "loop.call_soon_threadsafe(relay.notify, key)"
+            )
 
     def _check(self, key: str) -> None:
         for purgatory in self._purgatories:
             try:
                 purgatory.check_and_complete_soon(key)
             except Exception as exception:  # from another key's __eq__
-                report(self._loop, "a watch key cannot be looked up", exception)
+                report(self._loop, "looking up a watched key raised", exception)
 
     def _receive(self, payload: str | bytes) -> None:
         assert self._inbox is not None

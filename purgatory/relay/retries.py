@@ -14,11 +14,11 @@ except ModuleNotFoundError as _error:
 __all__ = ["LONGEST", "is_cancelled", "retrying"]
 
 LONGEST: Final = 5.0
-"""The most seconds between two attempts."""
+"""The longest pause between two attempts, in seconds."""
 
 _BACK_OFF: Final = wait_random_exponential(multiplier=0.1, max=LONGEST)
-"""The pauses. They are random, so that many processes do not connect at once: at first up to 0.1 seconds, and twice as
-much each time."""
+"""The pauses: at first up to 0.1 seconds, and each time up to twice as much. They are random so that many processes do
+not connect at once."""
 
 
 def retrying(
@@ -27,12 +27,12 @@ def retrying(
     should_retry: Callable[[], bool] = lambda: True,
     reset_backoff: Callable[[], bool] = lambda: False,
 ) -> AsyncRetrying:
-    """Repeat an attempt while it raises and `should_retry()` is true; then raise the last exception.
+    """Repeat an attempt while it raises and `should_retry()` is true. Then raise the last exception.
 
     `report` is called with the exception of an attempt, and the seconds until the next one. If `reset_backoff()` is
-    true, because the last attempt did work for a while, the pauses begin small again. A cancelled task makes no further
-    attempt, even if the cancellation has become another exception. A callback of the user's must run in a task of its
-    own: on CPython 3.11 and 3.12 a `TaskGroup` in it may leave its task counted as cancelled for ever.
+    true, because the last attempt worked for a while, the pauses begin small again. A cancelled task makes no further
+    attempt, even if the cancellation has become another exception. A callback of the user must run in a task of its
+    own. On CPython 3.11 and 3.12, a `TaskGroup` in it may leave its task counted as cancelled forever.
     """
 
     def wait(state: RetryCallState) -> float:
@@ -55,11 +55,11 @@ def retrying(
 
 
 def is_cancelled() -> bool:
-    """Whether the present task was cancelled, even if that has become another exception than `CancelledError`."""
+    """Return whether the present task was cancelled, even if the `CancelledError` has become another exception."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def _is_failure(exception: BaseException) -> bool:
-    """Whether the attempt has failed. A `CancelledError` of another task is a failure like any other."""
+    """Return whether the attempt has failed. A `CancelledError` of another task is a failure like any other."""
     return isinstance(exception, (Exception, asyncio.CancelledError))

@@ -1,8 +1,7 @@
 """The broker of relays on several event loops of one process, each loop in a thread of its own.
 
-A payload goes into the mailbox of each connection. No lock is held, so a loop that hangs holds up no other. Its
-mailbox is bounded: when that is full, the connection is lost, and the relay on it connects again and checks every
-watched key.
+A payload goes into the mailbox of each connection. No lock is held, so a loop that hangs doesn't hold up the others.
+The mailbox is bounded. When it is full, the connection is lost, and its relay reconnects and checks every watched key.
 """
 
 import asyncio
@@ -16,15 +15,21 @@ from purgatory.relay.broker import Connection
 __all__ = ["ThreadBroker"]
 
 _WAITING: Final = 4096
-"""The most payloads that wait for a loop: 32 MB at most, as much as Redis keeps for a subscriber."""
+"""The most payloads that may wait for a loop. They take up to 32 MB, as much as Redis keeps for a subscriber."""
 
 
 class ThreadBroker:
-    """The broker of the relays that it is given to, in all threads of this process."""
+    """Connects the relays that it is passed to, in all threads of this process.
+
+    For example:
+
+        broker = ThreadBroker()
+        relay = Relay(purgatory, broker=broker)  # in each thread, with a purgatory of its own
+    """
 
     def __init__(self) -> None:
         self._connections: dict[_ThreadConnection, None] = {}
-        """Those subscribed now, in the order in which they came."""
+        """The subscribed connections, in the order of arrival."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__qualname__} connections={len(self._connections)}>"

@@ -41,7 +41,7 @@ class TestASlowDisk:
             assert journal.statistics() == JournalStatistics(rows=0, files=0, queued=30, dropped=20, failures=0)
             slow_disk.set()
         assert numbers(tmp_path) == list(range(30))
-        assert caplog.text.count("has to drop rows") == 1, "said once"
+        assert caplog.text.count("must drop rows") == 1, "said once"
 
     def test_dropped_row_can_be_reported_to_exception_handler(
         self, tmp_path: Path, slow_disk: threading.Event, purgatory: DelayedOperationPurgatory, clock: FaultLog

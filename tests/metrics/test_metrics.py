@@ -239,7 +239,7 @@ def test_two_purgatories_of_the_same_name_are_refused(purgatory: DelayedOperatio
 
 def test_an_object_that_is_no_purgatory_is_refused() -> None:
     threshold: Any = ThresholdPurgatory(0)
-    with pytest.raises(TypeError, match=r"a DelayedOperationPurgatory is needed .*, not <ThresholdPurgatory"):
+    with pytest.raises(TypeError, match=r"each purgatory must be a DelayedOperationPurgatory, not <ThresholdPurgatory"):
         PurgatoryCollector(threshold)
 
 

@@ -56,9 +56,9 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("arguments", "options", "error"),
         [
-            (["purgatory"], {}, "needs instances of DelayedOperationPurgatory"),
+            (["purgatory"], {}, "each purgatory must be a DelayedOperationPurgatory"),
             ([ThresholdPurgatory(0)], {}, "pass its .purgatory"),
-            ([], {"broker": "redis://localhost"}, "broker must have a method connect"),
+            ([], {"broker": "redis://localhost"}, "broker must be an object with connect"),
             ([], {"refresh": 3}, "refresh must be callable, not 3"),
             ([], {"invalidate": 3}, "invalidate must be callable, not 3"),
             ([], {"heartbeat": "1"}, "heartbeat must be a number"),

@@ -43,7 +43,7 @@ def refused(*options: str) -> str:
         (["--max-body", "0"], "must be at least 1 and less than 2**53, not 0"),
         (["--max-body", "1e6"], "must be an integer, not 1e6"),
         (["--heartbeat", "x"], "must be a number, not x"),
-        (["--journal", "/proc/nothing", "--instance", "2026-11"], "--instance: readers would take the instance"),
+        (["--journal", "/proc/nothing", "--instance", "2026-11"], "--instance: instance '2026-11' looks like a number"),
         (["--journal", "/dev/null"], "cannot use /dev/null"),
         (["--data", "/proc/nothing"], "cannot use /proc/nothing"),
         (["--database", "postgresql://u:secret@127.0.0.1:1/x"], "cannot use the database"),
