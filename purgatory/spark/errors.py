@@ -11,13 +11,13 @@ __all__ = ["PipelineError", "first_line"]
 
 
 class PipelineError(PurgatoryError):
-    """The pipeline cannot use an argument, a file or an answer; the message names it."""
+    """The pipeline cannot use an argument, a file or an answer, which the message names."""
 
 
 def first_line(error: PySparkException | Py4JError) -> str:
-    """The reason of an error of Spark's, without the lines of Java that follow it."""
+    """Return the reason of an error of Spark, without the lines of Java that follow it."""
     if isinstance(error, PySparkException):
         return str(error).split("JVM stacktrace:")[0].strip()
     raised = re.findall(r"^(?:: |Caused by: )(.+)$", str(error), re.MULTILINE) or str(error).splitlines()
-    # The cause of all tells what is wrong with a file, but not with which one.
+    # The innermost cause tells what is wrong with a file, but not with which file.
     return str(next((line for line in raised if "FAILED_READ_FILE" in line), raised[-1]))

@@ -1,7 +1,7 @@
 """Sessions of Spark, with the settings and the code of the pipeline: on this machine, a cluster or a Connect server.
 
-A program that is connected to a Spark Connect server has no JVM and no SparkContext. This module alone uses them, and
-has for the others what they need of them.
+A program that is connected to a Spark Connect server has no JVM and no SparkContext. Only this module uses them, and it
+offers the other modules what they need of them.
 """
 
 import os
@@ -89,7 +89,7 @@ _CLUSTER_SETTINGS: Final = {
 
 
 def check_java() -> None:
-    """Raise `PipelineError`, which tells how to install it, unless there is a Java that Spark runs on."""
+    """Raise `PipelineError`, which tells how to install Java, unless there is one that Spark runs on."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     found = "there is none on the PATH"
@@ -105,28 +105,28 @@ def check_java() -> None:
             found = f"{java} is {said.splitlines()[0] if said else 'silent about its version'}"
     raise PipelineError(
         f"Spark needs Java {JAVA} or newer, and {found}. On Debian and Ubuntu: apt install openjdk-17-jre-headless; "
-        "on macOS: brew install openjdk@17; elsewhere: https://adoptium.net. JAVA_HOME says which one to take."
+        "on macOS: brew install openjdk@17; elsewhere: https://adoptium.net. JAVA_HOME chooses one of several."
     )
 
 
 def check_remote(remote: str) -> None:
-    """Raise `PipelineError` unless `remote` is the address of a Spark Connect server."""
+    """Raise `PipelineError` unless `remote` is an address of a Spark Connect server, `sc://host:port`."""
     if not remote.startswith("sc://"):
         raise PipelineError(f"remote must be like sc://127.0.0.1:15002, not {remote!r}")
 
 
 def is_local(master: str) -> bool:
-    """Whether `master` is this machine's own cores."""
+    """Return whether `master` means the cores of this machine."""
     return master == "local" or master.startswith("local[")
 
 
 def settings(master: str) -> dict[str, str]:
-    """The settings of the pipeline for Spark on `master`, or on a Connect server."""
+    """Return the settings of the pipeline for Spark on `master`, or on a Connect server."""
     return {**_SETTINGS, **(_LOCAL_SETTINGS if is_local(master) else _CLUSTER_SETTINGS)}
 
 
 def parallelism(spark: SparkSession) -> int:
-    """The number of tasks that run at once, as far as Spark knows it."""
+    """Return the number of tasks that run at once, as far as Spark knows it."""
     if not is_remote():
         return spark.sparkContext.defaultParallelism
     # By default a range is divided into as many partitions.
@@ -134,7 +134,13 @@ def parallelism(spark: SparkSession) -> int:
 
 
 class Tasks(NamedTuple):
-    """The tasks of the stages that Spark is at."""
+    """The tasks of the stages that Spark is running.
+
+    For example:
+
+        with watching(spark) as tasks:
+            print(tasks().done, tasks().total)
+    """
 
     done: int
     total: int
@@ -142,14 +148,14 @@ class Tasks(NamedTuple):
 
 
 def describe(spark: SparkSession, name: str) -> None:
-    """Give a name to the jobs that this thread starts from now on, for Spark's page. A Connect server has its own."""
+    """Set the name, on Spark's page, of the jobs that this thread starts from now on. It has no effect on Connect."""
     if not is_remote():
         spark.sparkContext.setJobDescription(name)
 
 
 @contextmanager
 def watching(spark: SparkSession) -> Iterator[Callable[[], Tasks]]:
-    """A function that looks how far Spark has come."""
+    """Return a context manager that yields a function, which returns the progress of Spark."""
     if not is_remote():
         tracker = spark.sparkContext.statusTracker()
 
@@ -180,11 +186,16 @@ def watching(spark: SparkSession) -> Iterator[Callable[[], Tasks]]:
 def session(
     master: str | None = None, extra: Mapping[str, str] | None = None, *, remote: str | None = None
 ) -> Iterator[SparkSession]:
-    """A session, ended with the context. `extra` are further settings of Spark, which win.
+    """Return a context manager that starts a session and stops it at the end.
 
-    `master` is its master, by default this machine's cores. Executors run the Python of PYSPARK_PYTHON, or else the one
-    that runs this. With `remote`, `sc://host:port`, it is a session of
-    that Spark Connect server. Raises as `check_remote` and `check_java`.
+    Args:
+        master: Spark's master. By default, the cores of this machine. Executors run the Python of PYSPARK_PYTHON, or
+            else the present one.
+        extra: More settings of Spark, which win.
+        remote: The address of a Spark Connect server, `sc://host:port`, to use instead of `master`.
+
+    Raises:
+        PipelineError: There is no suitable Java, or `remote` is not such an address or does not answer.
     """
     if remote is None:
         sessions = _started(master, extra or {})
@@ -202,7 +213,7 @@ def session(
 
 @contextmanager
 def _connected(remote: str, extra: Mapping[str, str]) -> Iterator[SparkSession]:
-    """A session of a Spark Connect server."""
+    """Yield a session of a Spark Connect server."""
     _check_reachable(remote)
     spark = SparkSession.builder.remote(remote).getOrCreate()
     try:
@@ -217,9 +228,9 @@ def _connected(remote: str, extra: Mapping[str, str]) -> Iterator[SparkSession]:
 
 
 def _check_reachable(remote: str) -> None:
-    """Raise `PipelineError` if no server answers: Spark's client would try for ten minutes, without a word."""
+    """Raise `PipelineError` if no server answers, because Spark's client would silently try for ten minutes."""
     import grpc
-    from pyspark.sql.connect.client import DefaultChannelBuilder  # it says which packages are missing
+    from pyspark.sql.connect.client import DefaultChannelBuilder  # which names the packages that are missing
 
     channel = DefaultChannelBuilder(remote).toChannel()
     try:
@@ -232,9 +243,9 @@ def _check_reachable(remote: str) -> None:
 
 @contextmanager
 def _started(master: str | None, extra: Mapping[str, str]) -> Iterator[SparkSession]:
-    """A session in a process of Spark's that belongs to this one."""
+    """Yield a session in a Spark process that belongs to this one."""
     check_java()
-    os.environ.pop("SPARK_REMOTE", None)  # else Spark would connect, in spite of the master
+    os.environ.pop("SPARK_REMOTE", None)  # otherwise Spark would connect, in spite of the master
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     where = master or "local[*]"
     builder = SparkSession.builder.appName("purgatory pipeline").master(where)
@@ -257,7 +268,7 @@ def _started(master: str | None, extra: Mapping[str, str]) -> Iterator[SparkSess
 
 @contextmanager
 def _without_noise() -> Iterator[None]:
-    """Let Spark's process, if it starts meanwhile, write to stderr without what it says at each start."""
+    """Filter the lines out of stderr that Spark's process writes at each start."""
     reading, writing = os.pipe()
     before = os.dup(2)
     threading.Thread(target=_relay, args=(reading, before), daemon=True).start()
@@ -277,7 +288,7 @@ def _relay(reading: int, writing: int) -> None:
 
 
 def _packed(directory: Path) -> str:
-    """This library in a file that executors can import from."""
+    """Return a file with this library that executors can import from."""
     package = Path(purgatory.__file__).parent
     packed = directory / "packed" / package.name
     shutil.copytree(package, packed, ignore=shutil.ignore_patterns("__pycache__", "measured"))

@@ -3,42 +3,36 @@
     register(spark)
     rows = spark.readStream.format("purgatory").option("url", "http://127.0.0.1:4437/v1/stream/news").load()
 
-The server is `purgatory serve`, or any other of the protocol. The stream is one of `application/json`. The columns:
+The server is `purgatory serve` or any other server of the protocol, and the stream has the type `application/json`. The
+columns:
 
 - `stream`: the option `url`.
-- `position`: how many messages are between `startingOffset` and this one. With `earliest`, it numbers the stream's
-  messages from 0 on, in every query alike.
-- `value`: the message, which is JSON text, as the server has it.
+- `position`: the number of messages between `startingOffset` and this one. With `earliest`, it numbers the messages of
+  the stream from 0.
+- `value`: the message as JSON text, as the server stores it.
 
 The options:
 
-- `url`: the stream to read. It must be given.
-- `startingOffset`: the first offset of a batch, or of a stream without a checkpoint: `earliest`, the default, `latest`,
-  or an offset that the server has given. Spark notes it with the first batch, and not before.
-- `wait`: seconds that a micro-batch waits for messages, at the most (10). If a query has several streams, Spark waits
-  for one after the other.
-- `maxMessagesPerBatch`: a micro-batch ends with the response of the server in which it has so many messages (100000),
-  or 64 MiB.
+- `url`: the stream to read. It is required.
+- `startingOffset`: the first offset of a batch, or of a stream without a checkpoint: `earliest` (the default),
+  `latest`, or an offset from the server. Spark notes it with the first batch.
+- `wait`: the most seconds that a micro-batch waits for messages (10). If a query has several streams, Spark waits for
+  one after the other.
+- `maxMessagesPerBatch`: a micro-batch ends with the response in which it reaches so many messages (100000), or 64 MiB.
 
-A micro-batch takes whole responses, and a task of it, or of a batch, takes so many that it has 2 MiB. The driver reads
-each response to count its messages, as offsets count nothing, and the executors read it again to make rows of it.
+A micro-batch consists of whole responses, and each of its tasks of about 2 MiB of them. The driver reads each response
+to count its messages, because offsets are opaque, and the executors read it again to make rows of it.
 
-With a checkpoint, and a sink that skips the batches it has written already, each message is read exactly once. The
-checkpoint has where each task begins, and how many messages it has: a repeated batch has the same rows.
+With a checkpoint, and a sink that skips the batches it has already written, each message is read exactly once. The
+checkpoint stores where each task begins and how many messages it has. The trigger `availableNow` reads all messages
+that the stream has when the query begins.
 
-The trigger `availableNow` reads all messages that the stream has when the query begins, in as many micro-batches as
-that takes. Messages that are appended meanwhile come with it if they are in the last response, and otherwise not.
+In the progress of a query, the query is behind unless `endOffset` and `latestOffset` have the same `offset`.
 
-The progress of a query has the stream's end as `latestOffset`, beside `endOffset`: the query is behind unless both have
-the same `offset`. Offsets of `purgatory serve` count messages.
-
-The query fails if the server refuses a request, as it does if the stream was deleted, and if the stream ends before a
-place that was read. A stream that was made anew, with at least as many messages, cannot be told from the old one. A
-server that cannot be reached, is busy or is being restarted is tried again, for about two minutes. While no message
-comes, there is one request in each wait, or whenever the server ends a poll earlier. When all messages of a closed
-stream are read, there are no more requests.
-
-A poll does not hold up the end of the query: `query.stop()` ends it, and the server forgets it.
+The query fails if the server refuses a request, for example because the stream was deleted, or if the stream ends
+before a place that was read. A new stream at the same URL, with at least as many messages, looks like the old one. If
+the server is away or busy, requests are repeated for about two minutes. While no message comes, there is one request in
+each `wait`. `query.stop()` ends a poll at once.
 """
 
 import re
@@ -77,10 +71,10 @@ _MAX_MESSAGES: Final = 2**62
 _MAX_WAIT: Final = 300.0
 
 _SILENCE: Final = 60.0
-"""Seconds of polls without an answer, after which a read that does not wait shows whether the server is there."""
+"""Seconds of polls without an answer, after which a read without a wait shows whether the server is alive."""
 
 _SILENT_WAITS: Final = 10
-"""The same in waits: with a short wait, polls may be given up for which there is an answer."""
+"""The same in waits, because with a short wait, a poll may be given up although its answer comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +89,23 @@ class _Options:
     """Messages of a micro-batch."""
 
     def start(self) -> Place:
-        """The place to begin at."""
+        """Return the place to begin at."""
         return Place(self.stream.end() if self.starting == NOW else self.starting, 0)
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format `purgatory` known to a session."""
+    """Register the format `purgatory` with a session."""
     spark.dataSource.register(StreamSource)
 
 
 class StreamSource(DataSource):
-    """The format `purgatory`. Raises `PipelineError`, which names the option, for impossible options."""
+    """The format `purgatory`, which Spark makes. Impossible options raise `PipelineError`, which names the option.
+
+    For example:
+
+        register(spark)
+        rows = spark.read.format("purgatory").option("url", "http://127.0.0.1:4437/v1/stream/news").load()
+    """
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(dict(options))
@@ -113,21 +113,21 @@ class StreamSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
+        """Return the name of the format."""
         return "purgatory"
 
     def schema(self) -> str:
-        """The columns, in Spark's words. Raises `PipelineError` if there is no such stream, or none of JSON."""
+        """Return the columns as Spark's DDL. Raise `PipelineError` if there is no such stream, or it isn't JSON."""
         self._options.stream.end()
         return _SCHEMA
 
     def reader(self, schema: StructType) -> "BatchReader":
-        """A reader up to the end that the stream has when the query is planned."""
+        """Return a reader up to the end that the stream has when the query is planned."""
         _check_schema(schema)
         return BatchReader(self._options)
 
     def streamReader(self, schema: StructType) -> "StreamReader":  # noqa: N802
-        """A reader that follows the stream."""
+        """Return a reader that follows the stream."""
         _check_schema(schema)
         return StreamReader(self._options)
 
@@ -142,10 +142,10 @@ class Range(InputPartition):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans micro-batches, in a process of its own beside the driver, and reads their tasks in the executors.
+    """Plans micro-batches, in a separate process next to the driver, and reads their tasks in the executors.
 
-    An offset of Spark's has the place behind a micro-batch, and the places at which its tasks begin: the checkpoint has
-    all that is needed to read the micro-batch again.
+    An offset of Spark contains the place behind a micro-batch, and the places at which its tasks begin. So the
+    checkpoint stores everything that is needed to read the micro-batch again.
     """
 
     def __init__(self, options: _Options) -> None:
@@ -162,21 +162,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """When it came."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """The first place of a stream without a checkpoint. Spark calls this until it has noted a batch."""
+        """Return the first place of a stream without a checkpoint. Spark calls it until it has noted a batch."""
         if self._start is None:
             self._start = _offset(Plan(self._options.start()))
         return self._start
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """The option `maxMessagesPerBatch`."""
+        """Return the option `maxMessagesPerBatch`."""
         return ReadMaxRows(self._options.most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Let the query end where the stream ends now."""
+        """End the query where the stream ends now."""
         self._until = self._stream.end()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """The place behind the next micro-batch. `start`, if no message comes within the wait."""
+        """Return the place behind the next micro-batch, or `start` if no message comes within the wait."""
         place = _place(start)
         most, until = None, self._until
         if isinstance(limit, ReadMaxRows):
@@ -190,7 +190,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         plan = Plan(place)
         self._page = plan.fill(self._stream, page, most, until)
-        # Without messages the offset must stay as it is: Spark would make a batch of a change.
+        # Without messages the offset must stay the same, because Spark would make a batch of a change.
         end = _offset(plan) if plan.tasks else start
         self._at = end["offset"]
         if self._until is not None:
@@ -198,24 +198,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """The end of the stream, as the last response or, if that did not reach it, the server has it."""
+        """Return the end of the stream, from the last response or, if that did not reach it, from the server."""
         page = self._page
         return {"offset": page.end if page is not None and page.up_to_date else self._stream.end()}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The tasks of a micro-batch."""
+        """Return the tasks of a micro-batch."""
         if start == end:
             return []
         place = _place(end)
         return _ranges([Place(*task) for task in end["tasks"].items()], place)
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
-        """The messages of a task."""
+        """Yield the messages of a task."""
         assert isinstance(partition, Range)
         return self._stream.between(partition.start, partition.end)
 
     def _next(self, offset: str) -> Page | None:
-        """The next response, with one request; `None` if there is none within the wait."""
+        """Return the next response, with one request, or `None` if there is none within the wait."""
         last = self._page if offset == self._at else None
         if last is not None and last.closed:
             time.sleep(self._options.wait)  # Spark asks again at once
@@ -237,15 +237,15 @@ class BatchReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The tasks."""
+        """Return the tasks."""
         stream = self._options.stream
         plan = Plan(self._options.start())
         until = stream.end()
         plan.fill(stream, stream.get(plan.end.offset), None, until)
-        return _ranges(plan.tasks or [plan.end], plan.end)  # Spark takes no batch without a task
+        return _ranges(plan.tasks or [plan.end], plan.end)  # Spark doesn't accept a batch without a task
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
-        """The messages of a task."""
+        """Yield the messages of a task."""
         assert isinstance(partition, Range)
         return self._options.stream.between(partition.start, partition.end)
 
@@ -255,7 +255,7 @@ def _ranges(tasks: list[Place], end: Place) -> list[Range]:
 
 
 def _offset(plan: Plan) -> dict[str, Any]:
-    """The offset of a plan that Spark notes in the checkpoint."""
+    """Return the offset of a plan that Spark notes in the checkpoint."""
     return {**plan.end._asdict(), "tasks": dict(plan.tasks)}
 
 
@@ -268,18 +268,18 @@ def _place(offset: dict[str, Any]) -> Place:
 def _check_schema(schema: StructType) -> None:
     found = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema)
     if found != _SCHEMA:
-        raise PipelineError(f"the schema must be {_SCHEMA}, and not {found}")
+        raise PipelineError(f"the schema must be {_SCHEMA}, not {found}")
 
 
 def _options(options: Mapping[str, str]) -> _Options:
-    """The options, checked. Their names are in lower case."""
+    """Check the options, whose names are in lower case."""
     known = ("url", "startingOffset", "wait", "maxMessagesPerBatch")
     for name in options:
         if name not in map(str.lower, known):
-            raise PipelineError(f"unknown option {name}; there are {', '.join(known)}")
+            raise PipelineError(f"unknown option {name}: use {', '.join(known)}")
     url = options.get("url")
     if not url:
-        raise PipelineError("the option url is missing")
+        raise PipelineError('the option url is missing: call .option("url", "http://127.0.0.1:4437/v1/stream/news")')
     _check_url(url)
     starting = options.get("startingoffset", "earliest")
     starting = _NAMED.get(starting, starting)

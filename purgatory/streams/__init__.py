@@ -1,7 +1,7 @@
-"""A Durable Streams server: append-only streams over HTTP, with reads that wait and keep no task.
+"""A Durable Streams server: append-only streams over HTTP, with reads that wait without a task.
 
-`durable_streams` is an ASGI application to mount in one of Starlette or FastAPI, and `purgatory serve` the same with a
-command line. The protocol: https://github.com/durable-streams/durable-streams. Both come with the extra `server`.
+Mount `durable_streams` in an application of Starlette or FastAPI, or run the same server with `purgatory serve`. Both
+need the extra `server`. The protocol: https://github.com/durable-streams/durable-streams.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ __all__ = ["durable_streams"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the application when it is first used: the modules below are imported without the extra too."""
+    """Import the application when it is first used, because the modules below are imported without the extra too."""
     if name == "durable_streams":
         try:
             from purgatory.streams.mounted import durable_streams

@@ -38,26 +38,25 @@ def durable_streams(
         app = FastAPI(lifespan=streams.lifespan)
         app.mount("/streams", streams)
 
-    A stream's URL is `/streams/v1/stream/PATH` then. Frameworks don't run the lifespan of a mounted application, so
-    yours must: a lifespan of your own has `async with streams.lifespan(app): yield`. Nothing is opened before, and
-    requests that come before are answered with 503. The application runs on any ASGI server, and changes no settings
-    of the process.
+    The URL of a stream is then `/streams/v1/stream/PATH`. Frameworks don't run the lifespan of a mounted application.
+    If you have a lifespan of your own, use `async with streams.lifespan(app): yield` in it. Requests that come earlier
+    are answered with 503. The application runs on any ASGI server, and doesn't change settings of the process.
 
     Args:
-        data: Folder of the SQLite database, which is for one process. It is made if it isn't there.
+        data: Folder of the SQLite database, which is for one process. It is created if needed.
         database: URL of a PostgreSQL database to use instead, also by several processes. It needs the extra
             `postgresql`.
-        url: Public URL of the mount point, for example `https://www.example.org/streams`. Webhooks are told to call
-            back there, so without it subscriptions of the type `webhook` are refused.
+        url: Public URL of the mount point, for example `https://www.example.org/streams`. Webhooks get it to call
+            back, so without it subscriptions of the type `webhook` are refused.
         local_webhooks: Whether webhooks to this machine are allowed, over http.
-        allowed_hosts: Names by which clients may call the server, besides localhost and IP addresses; `*` allows every
-            name. Unless you pass some, clients that connect from other machines may use any name. Those on this
-            machine may not, because pages of other sites could reach the server through the browser here; nor those
-            behind a proxy, whose origin isn't sure.
-        allowed_origin: Origin whose pages may use the server, besides its own; `*` allows every origin. The headers
-            that a browser needs for that are added by your application, for example by `CORSMiddleware`.
+        allowed_hosts: Names by which clients may call the server, in addition to localhost and IP addresses. `*` allows
+            every name. By default, clients from other machines may use any name. Clients on this machine may not,
+            because pages of other sites could reach the server through a browser here, and neither may clients behind
+            a proxy, because their origin isn't known.
+        allowed_origin: Origin whose pages may use the server, in addition to its own. `*` allows every origin. Your
+            application must add the headers that a browser needs for that, for example with `CORSMiddleware`.
         cache: Who may keep data for a minute: every cache (`public`), the client's (`private`) or none (`no-store`).
-            Unless you say so it is `private`, or `public` if `allowed_origin` is `*`.
+            By default, it is `private`, or `public` if `allowed_origin` is `*`.
         long_poll_timeout: Longest wait of a long poll, in seconds.
         event_stream_timeout: Longest duration of an event stream, in seconds.
         heartbeat: Interval of an event stream's heartbeats, in seconds.
@@ -69,14 +68,14 @@ def durable_streams(
         max_pending_client: Most waiting reads, and most running requests, of one client address.
         append_rate: Appends per second of one client address, above which answers are delayed.
         journal: Folder of the journal of finished reads. It needs the extra `journal`.
-        instance: Name of the server in the journal, in `/health` and in the metrics, unless it is `streams-HOSTNAME`.
+        instance: Name of the server in the journal, in `/health` and in the metrics. By default, `streams-HOSTNAME`.
 
     Returns:
         The application. It may be started again after it has ended.
 
     Raises:
-        TypeError: An argument has a wrong type.
-        ValueError: An argument is out of its bounds, or isn't written as it must be.
+        TypeError: An argument is of the wrong type.
+        ValueError: An argument is out of range or malformed.
     """
     if isinstance(allowed_hosts, str):
         raise TypeError(f"allowed_hosts must be a collection of host names, not the str {allowed_hosts!r}")
