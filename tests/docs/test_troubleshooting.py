@@ -58,7 +58,7 @@ MESSAGES: dict[str, Callable[[DelayedOperationPurgatory], object]] = {
     "needs at least one key": lambda p: p.try_complete_else_watch(Delay(1.0), []),
     "returned true, but did not force_complete()": lambda p: p.try_complete_else_watch(Liar(1.0), ["key"]).result(),
     "a coroutine was expected": make_a_task,
-    "is not for other threads": call_from_another_thread,
+    "must be called from its event loop's thread": call_from_another_thread,
     "belongs to an event loop that is closed": use_on_two_loops,
     "no running event loop": lambda p: DelayedOperationPurgatory().wait_for(lambda: False, "key"),
 }
