@@ -1,6 +1,6 @@
-"""The core in C, where it could be built: importing a name raises `ImportError` if not.
+"""The core in C. If it was not built, importing a name raises `ImportError`.
 
-With `PURGATORY_PURE=1` in the environment at the first import, the core is the one in Python.
+With `PURGATORY_PURE=1` in the environment at the first import, the core in Python is used.
 """
 
 import os

@@ -1,9 +1,9 @@
 """The build of the extension, for Hatch and by hand.
 
-pip builds the core in C with the package. Where that fails, as without a compiler, the package has the core in Python
-alone. With `PURGATORY_C=1` in the environment a failure is an error; with `PURGATORY_C=0` nothing is built, and the
-package is the same for all platforms. `python purgatory/_speedups/build.py [FLAG...]` builds the extension in place,
-beside the source; flags are the compiler's.
+pip builds the core in C with the package. If that fails, for example without a compiler, the package contains only the
+core in Python. With `PURGATORY_C=1` in the environment a failure is an error. With `PURGATORY_C=0` nothing is built,
+and the package is the same for all platforms. `python purgatory/_speedups/build.py [FLAG...]` builds the extension in
+place, next to the source, with flags for the compiler.
 """
 
 import ast
@@ -49,10 +49,10 @@ def docs() -> str:
 def build(folder: Path = HERE, flags: list[str] | None = None) -> Path:
     """Compile the extension for this Python into `folder`.
 
-    Raises what the compiler's driver raises, and `RuntimeError` on a free-threaded Python.
+    Raise the exceptions of the compiler's driver, and `RuntimeError` on a free-threaded Python.
     """
     if sysconfig.get_config_var("Py_GIL_DISABLED"):  # the import of the extension would turn the GIL on
-        raise RuntimeError("the core in C needs the GIL, which this free-threaded Python has not")
+        raise RuntimeError("the core in C needs the GIL, which this free-threaded Python doesn't have")
     from setuptools import Distribution, Extension
     from setuptools.command.build_ext import build_ext
 
@@ -82,7 +82,7 @@ class CustomBuildHook(BuildHookInterface[Any]):
     """Puts the extension into the wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build, where it can be done. Raises what the compiler's driver raises if it must be."""
+        """Build if possible. With `PURGATORY_C=1`, raise the exceptions of the compiler's driver."""
         asked = os.environ.get("PURGATORY_C", "")
         if asked == "0" or not (asked or sys.implementation.name == "cpython"):
             return

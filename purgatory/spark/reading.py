@@ -1,12 +1,12 @@
 """Reads a stream of JSON from a Durable Streams server, so that each part of it can be read again exactly.
 
-Offsets of the protocol do not suffice for that. They are opaque, so they count nothing, and at each offset a server may
+Offsets of the protocol do not suffice for that. They are opaque, so they count nothing. And at each offset a server may
 answer with more or fewer messages than before: a stream grows, and a server may cut its responses differently after a
-restart. A `Place` is an offset, and the number of messages before it: between two places are as many messages as their
-positions differ by, however responses are cut, because the messages of a stream never change.
+restart. A `Place` is an offset and the number of messages before it. The number of messages between two places is the
+difference of their positions, however responses are cut, because messages never change.
 
-A `Plan` finds such places. It reads responses, counts their messages, and keeps none: without the counts, a task could
-not tell which of the messages that it gets belong to the next one.
+A `Plan` finds such places. It reads responses, counts their messages, and keeps none of them. Without the counts, a
+task could not tell which of its messages belong to the next task.
 """
 
 import re
@@ -32,32 +32,32 @@ NOW: Final = "now"
 """The protocol's names of a stream's beginning, and of its end."""
 
 _TASK: Final = 2 * 1024 * 1024
-"""Bytes of responses after which a task takes no further one."""
+"""Bytes of responses after which the next response goes to another task."""
 
 _SIZE: Final = 64 * 1024 * 1024
-"""Bytes of responses after which a micro-batch takes no further one."""
+"""Bytes of responses after which a micro-batch ends."""
 
 _ROWS: Final = 10_000
 """Rows of a record batch, as Spark makes them."""
 
 _PATIENCE: Final = 10.0
-"""The time limit of a connection, and of an answer that does not wait, in seconds."""
+"""The timeout of connecting, and of an answer that does not wait, in seconds."""
 
 _RETRYING: Final[dict[str, Any]] = {
     "total": 30,
     "backoff_factor": 0.5,
     "backoff_max": 5,
     "status_forcelist": (429, 502, 503, 504),
-    "respect_retry_after_header": False,  # a server that says a second would have half a minute
+    "respect_retry_after_header": False,  # with a header of one second, 30 retries would last half a minute
 }
-"""About two minutes."""
+"""Retries for about two minutes."""
 
 
 class _PollRetry(Retry):
-    """The retries of a long poll, which is not repeated when its time is over."""
+    """The retries of a long poll, which is not repeated after its timeout."""
 
     def increment(self, *arguments: Any, **named: Any) -> Self:
-        """The retries that are left. Raises `ReadTimeoutError` if that was the error."""
+        """Return the remaining retries. Raise `ReadTimeoutError` if that was the error."""
         if isinstance(named.get("error"), ReadTimeoutError):
             raise named["error"]
         return super().increment(*arguments, **named)
@@ -67,9 +67,9 @@ class Place(NamedTuple):
     """A place between the messages of a stream."""
 
     offset: str
-    """An offset of the server's."""
+    """An offset from the server."""
     position: int
-    """Messages between the first place of all and this one."""
+    """The number of messages between the first place and this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +79,20 @@ class Page:
     body: bytes
     """An array of JSON."""
     cuts: NDArray[np.int32]
-    """Where its messages begin in `body`, each but the first behind a comma, and where the last one ends."""
+    """The indexes in `body` at which its messages begin, and at which the last message ends."""
     end: str
     """The offset after the messages."""
     up_to_date: bool
     """Whether that was the end of the stream."""
     closed: bool
-    """Whether it is the end for ever."""
+    """Whether the stream is closed, so that this is its final end."""
     cursor: str | None
 
     def __len__(self) -> int:
         return len(self.cuts) - 1
 
     def messages(self) -> pa.StringArray:
-        """The texts of the messages, as the server has them: no number is rounded. Raises `ValueError`."""
+        """Return the texts of the messages as the server sent them, so that no number is rounded."""
         texts = pa.StringArray.from_buffers(len(self), pa.py_buffer(self.cuts), pa.py_buffer(self.body))
         texts.validate(full=True)  # is it UTF-8?
         return pc.ascii_trim(texts, characters=" \t\r\n,")
@@ -100,23 +100,23 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class JsonStream:
-    """A stream of `application/json`. Its methods raise `PipelineError` for answers that cannot be used.
+    """A stream of `application/json`. Its methods raise `PipelineError` for unusable answers.
 
-    A server that cannot be reached, is busy or is being restarted is tried again, for about two minutes.
+    If the server is away or busy, requests are repeated for about two minutes.
     """
 
     url: str
 
     def end(self) -> str:
-        """The offset at the end."""
+        """Return the offset at the end."""
         return self.get(NOW).end
 
     def get(self, offset: str) -> Page:
-        """The messages after an offset, or the first ones of them."""
+        """Return messages after an offset, from the first one on."""
         return self._page(offset, self._request({"offset": offset}, _PATIENCE, Retry(**_RETRYING)))
 
     def poll(self, offset: str, cursor: str | None, wait: float) -> Page | None:
-        """The same after a wait for the first message; `None` if there is no answer in `wait` seconds."""
+        """Do the same as `get`, but wait for a message. Return `None` if there is no answer in `wait` seconds."""
         parameters = {"offset": offset, "live": "long-poll"}
         if cursor is not None:
             parameters["cursor"] = cursor
@@ -126,7 +126,7 @@ class JsonStream:
             return None
 
     def between(self, start: Place, end: int) -> Iterator[pa.RecordBatch]:
-        """Exactly the messages from a place to before a position: the stream's URL, their positions, their texts."""
+        """Yield exactly the messages from a place to a position: the URL, their positions, and their texts."""
         offset, position = start
         while (left := end - position) > 0:
             page = self.get(offset)
@@ -168,7 +168,7 @@ class JsonStream:
             raise PipelineError(f"{self.url} answers {response.status} at offset {offset}: {reason}")
         end = response.headers.get("Stream-Next-Offset")
         if end is None:
-            raise PipelineError(f"{self.url} is no stream: its answer has no Stream-Next-Offset")
+            raise PipelineError(f"{self.url} is not a stream: its answer has no Stream-Next-Offset")
         try:
             cuts = _cuts(body)
         except ValueError as error:
@@ -179,14 +179,14 @@ class JsonStream:
         if offset not in (BEGINNING, NOW) and end < offset:  # offsets compare as strings
             raise self.lost(f"at {end}, before {offset}")
         if end == offset and (len(page) or not up_to_date):
-            raise PipelineError(f"{self.url} is no stream: its answers do not go on from {offset}")
+            raise PipelineError(f"{self.url} is not a stream: its answers do not go on from {offset}")
         return page
 
     def _no_array(self, offset: str, error: ValueError) -> PipelineError:
-        return PipelineError(f"{self.url} answers no array of JSON at offset {offset}: {error}")
+        return PipelineError(f"{self.url} must answer with an array of JSON at offset {offset}: {error}")
 
     def lost(self, where: str) -> PipelineError:
-        """The error of a stream that ends too early."""
+        """Return the error for a stream that ends too early."""
         return PipelineError(f"{self.url} ends {where}: messages were lost")
 
 
@@ -200,10 +200,10 @@ class Plan:
     """The place at which each task begins."""
 
     def fill(self, stream: JsonStream, page: Page, most: int | None, until: str | None) -> Page:
-        """Let tasks read a response, which is the one at the offset of `end`, and those behind it. Returns the last.
+        """Plan tasks for the response `page`, at the offset of `end`, and the responses after it. Return the last one.
 
-        That is the one that reaches the offset `until`, if it is `None` the end of the stream, or, unless `most` is
-        `None`, the one with which there are `most` messages or 64 MiB. Raises `PipelineError`.
+        The last response reaches the offset `until` (the end of the stream if it is `None`), or completes `most`
+        messages or 64 MiB, unless `most` is `None`.
         """
         first = self.end.position
         size = task = 0
@@ -227,7 +227,7 @@ class Plan:
 
 @lru_cache(maxsize=1)
 def _pool() -> PoolManager:
-    """The connections of this process."""
+    """Return the connections of this process."""
     return PoolManager()
 
 
@@ -243,14 +243,14 @@ _MARKS: Final = {'"': _QUOTE, ",": _COMMA, "[": _OPEN, "{": _OPEN, "]": _CLOSE, 
 _KINDS: Final = bytes(_MARKS.get(chr(byte), 0) for byte in range(256))
 """The kind of each byte."""
 _DEPTHS: Final = np.array([0, 0, 0, 1, -1], np.int8)
-"""How much each kind adds to the depth."""
+"""The change of the depth at each kind."""
 
 
 def _cuts(body: bytes) -> NDArray[np.int32]:
-    """Where the elements of an array of JSON begin, and where the last one ends. Raises `ValueError`.
+    """Return the indexes at which the elements of an array of JSON begin, and at which the last one ends.
 
-    These are the commas at depth 1. The elements are not looked at: the server has checked them, as the protocol says.
-    In NumPy that takes 6 ns a byte; a decoder that is called for each element takes 20 to 180.
+    They are behind the commas at depth 1. The elements are not parsed, because the protocol says that the server has
+    checked them. In NumPy that takes 6 ns a byte. A decoder that is called for each element takes 20 to 180.
     """
     if len(body) > _LONGEST:
         raise ValueError(f"the response has {len(body)} bytes, and Arrow takes at most {_LONGEST}")

@@ -1,4 +1,4 @@
-"""Connections without a transport: a descriptor each, and one epoll for all, which the loop watches.
+"""Connections without a transport: each has only a descriptor, and the loop watches one epoll for all of them.
 
 A transport takes a kibibyte, for reading and writing, and a client that waits does neither.
 """
@@ -19,17 +19,17 @@ __all__ = ["ColdTransport", "Watch"]
 logger: Final = logging.getLogger("uvicorn.error")
 
 _AT_ONCE: Final = 64
-"""Clients that are looked at in one iteration of the loop."""
+"""The most clients that are handled in one iteration of the loop."""
 
 _RETRY: Final = 1.0
-"""Seconds after which a connection that has found no descriptor looks for one again."""
+"""Seconds after which a connection that found no free descriptor tries again."""
 
 _NOBODY: Final = asyncio.Protocol()
-"""The protocol of a transport that is given away."""
+"""The protocol of a transport that is dropped."""
 
 
 class _Epoll:
-    """Descriptors of which some can be read, or have hung up."""
+    """Descriptors, and the ones that can be read or have hung up."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -48,7 +48,7 @@ class _Kqueue:
     """The same, on macOS and the BSDs."""
 
     def __init__(self) -> None:
-        self._select: Any = select  # its types are those of the platform that is checked
+        self._select: Any = select  # mypy knows the types of its own platform
         self._kqueue = self._select.kqueue()
         self.fileno = self._kqueue.fileno
         self.close = self._kqueue.close
@@ -76,21 +76,21 @@ class Watch:
         self._poll: _Epoll | _Kqueue | None = None
         """Closed with the last cold connection, so that a server leaves no descriptor behind."""
         self._cold: list[ColdTransport | None] = []
-        """By descriptor: they are small numbers, and a place in a list is smaller than one in a dictionary."""
+        """The transports by descriptor, which is a small number, so that a list takes less memory than a dict."""
         self._count = 0
         self._is_short = False
-        """Whether there was no descriptor left for the last one."""
+        """Whether no descriptor was left for the last connection."""
         self._warming: set[asyncio.Task[Any]] = set()
         """The event loop keeps only weak references."""
 
     def __len__(self) -> int:
-        """The number of cold connections."""
+        """Return the number of cold connections."""
         return self._count
 
     def cool(self, connection: "QuietConnection") -> None:
-        """Take the transport of a connection that has nothing to read or to write. Its client notices nothing.
+        """Drop the transport of a connection that has nothing to read or to write. Its client notices nothing.
 
-        The connection keeps it if its socket is neither plain TCP nor Unix, and while there is no descriptor left.
+        The connection keeps the transport if its socket is neither plain TCP nor Unix, or if no descriptor is left.
         """
         transport = connection.warm
         own = transport.get_extra_info("socket")
@@ -103,7 +103,7 @@ class Watch:
             except BaseException:
                 os.close(descriptor)
                 raise
-        except NotImplementedError:  # of a loop that watches no descriptors
+        except NotImplementedError:  # of a loop that cannot watch descriptors
             return
         except OSError as error:
             if not self._is_short:
@@ -117,7 +117,7 @@ class Watch:
         transport.abort()  # it closes its own descriptor
 
     def warm(self, cold: "ColdTransport", connection: socket.socket) -> None:
-        """Let a connection have a transport again, which calls its `connection_made`."""
+        """Give a connection a transport again, which calls its `connection_made`."""
         quiet = cold.connection
 
         def done(task: asyncio.Task[Any]) -> None:
@@ -147,7 +147,7 @@ class Watch:
         return cold
 
     def remove(self, descriptor: int) -> None:
-        """Watch a descriptor no more."""
+        """Stop watching a descriptor."""
         assert self._poll is not None
         self._poll.remove(descriptor)
         self._cold[descriptor] = None
@@ -163,15 +163,15 @@ class Watch:
     def _look(self) -> None:
         for descriptor in [] if self._poll is None else self._poll.ready():
             cold = self._cold[descriptor]
-            if cold is not None:  # else the one before has ended it
+            if cold is not None:  # otherwise the one before has ended it
                 cold.look()
 
 
 class ColdTransport:
-    """What a quiet connection needs of a transport, while it is cold and until it has another one.
+    """The transport of a quiet connection while it is cold, and until it has another transport.
 
-    It is cold while it has a descriptor. Without one it is lost, or another transport is on its way: then data is kept
-    for that, as is the wish to close.
+    It is cold while it has a descriptor. Without one, it is lost or waits for another transport, for which it keeps
+    data and the request to close.
     """
 
     __slots__ = ("_descriptor", "_is_closing", "_unsent", "connection")
@@ -187,14 +187,14 @@ class ColdTransport:
             os.close(self._descriptor)
 
     def look(self) -> None:
-        """The client has sent something or hung up."""
+        """Look whether the client has sent something or hung up."""
         connection: socket.socket | None = None
         try:
             connection = socket.socket(fileno=self._descriptor)
             has_hung_up = not connection.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             has_hung_up = False
-        except OSError:  # on macOS, of the first line too
+        except OSError:  # on macOS, the first line may raise it too
             has_hung_up = True
         else:
             if not has_hung_up:
@@ -206,7 +206,7 @@ class ColdTransport:
             self.abort()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send data. What the socket does not take is left to a transport."""
+        """Send data. The data that the socket does not take is left to a transport."""
         sent = 0
         if self._descriptor >= 0:
             try:
@@ -219,7 +219,7 @@ class ColdTransport:
                 self.abort()
                 return
         if not self._is_closing:
-            # Not copied if it cannot change: very many connections may be sent the same.
+            # Not copied if it cannot change, because very many connections may get the same data.
             rest = memoryview(data if isinstance(data, bytes) else bytes(data))[sent:]
             self._unsent = (*self._unsent, rest)
             self.connection.pause_writing()
@@ -231,7 +231,7 @@ class ColdTransport:
         return self._is_closing
 
     def close(self) -> None:
-        """Close the connection when everything is sent."""
+        """Close the connection when everything was sent."""
         self._is_closing = True
         if self._descriptor >= 0:
             os.close(self._forget())
@@ -244,7 +244,7 @@ class ColdTransport:
         self.close()
 
     def hand_over(self, transport: asyncio.Transport) -> None:
-        """Leave the rest to a transport."""
+        """Leave the remaining data to a transport."""
         for part in self._unsent:
             transport.write(part)
         if self._is_closing:
@@ -261,7 +261,7 @@ class ColdTransport:
         self.connection.shared.watch.warm(self, connection)
 
     def _forget(self) -> int:
-        """Let the descriptor have another owner."""
+        """Stop watching the descriptor, and return it to another owner."""
         descriptor, self._descriptor = self._descriptor, -1
         self.connection.shared.watch.remove(descriptor)
         return descriptor

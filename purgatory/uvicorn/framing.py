@@ -1,4 +1,4 @@
-"""The head of a response, and what it says of the rest, as bits."""
+"""The head of a response, and its consequences for the rest, as bits."""
 
 from typing import Final, TypeAlias
 
@@ -18,18 +18,18 @@ STARTED: Final = 8
 CHUNKED: Final = 16
 """The response has chunks."""
 PAUSED: Final = 32
-"""The client does not take what was sent."""
+"""The client doesn't read."""
 DEAF: Final = 64
-"""Nothing that the client sends is kept any more."""
+"""Data from the client is dropped."""
 
 Encoded: TypeAlias = tuple[bytes, int, int | None]
-"""The bytes of a head, the flags then, and the length of the body if the head tells it."""
+"""The bytes of a head, the new flags, and the length of the body if the head tells it."""
 
 _WITHOUT_BODY: Final = frozenset((204, 304))
 
 
 class Framing:
-    """Encodes heads, by uvicorn's rules. The last one is kept: very many connections may be sent the same one."""
+    """Encodes heads by uvicorn's rules. It keeps the last one, because very many connections may get the same head."""
 
     __slots__ = ("_defaults", "_encoded", "_headers", "_status")
 
@@ -40,15 +40,15 @@ class Framing:
         self._encoded: Encoded = (b"", 0, None)
 
     def head(self, start: Message, defaults: list[tuple[bytes, bytes]], flags: int) -> Encoded:
-        """Encode ASGI's `http.response.start`, after the server's own headers `defaults`.
+        """Encode ASGI's `http.response.start`, with the server's own headers `defaults` first.
 
-        Raises `RuntimeError` for a wrong header, `KeyError` for a wrong status.
+        Raise `RuntimeError` for a wrong header, and `KeyError` for a wrong status.
         """
         status = start["status"]
         headers = list(start.get("headers", ()))
         if flags:
             return _encode(status, [*defaults, *headers], flags)
-        # By value, and not by identity: a middleware may have changed a message in place.
+        # By value, and not by identity, because a middleware may have changed a message in place.
         if status != self._status or headers != self._headers or defaults is not self._defaults:
             self._encoded = _encode(status, [*defaults, *headers], flags)
             self._status, self._headers, self._defaults = status, headers, defaults

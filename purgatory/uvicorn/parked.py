@@ -88,12 +88,12 @@ class QuietConnection(asyncio.Protocol, TimerTask):
         return self.transport
 
     def rest(self) -> None:
-        """Have no transport any more after a while."""
+        """Drop the transport after a while."""
         if self.shared.cooling is not None:
             self.shared.cooling.touch(self)
 
     def cool(self) -> None:
-        """Have no transport any more, unless there is something to do for it."""
+        """Drop the transport, unless there is something to do for it."""
         connections: Any = self.shared.server_state.connections
         if self not in connections or isinstance(self.transport, ColdTransport):
             return  # another protocol has taken its place, or it is cold already
@@ -107,7 +107,7 @@ class QuietConnection(asyncio.Protocol, TimerTask):
     # A parked request, as the application sees it.
 
     def send(self, *messages: Message) -> None:
-        """Write messages of ASGI's `send`. Raises an exception for wrong ones, before anything is written."""
+        """Write messages of ASGI's `send`. Raise for wrong ones, before anything is written."""
         if self.transport.is_closing():
             return  # the client has disconnected
         if self.listener is None:

@@ -14,18 +14,18 @@ __all__ = ["Sender", "parkable"]
 
 
 def parkable(app: Any) -> Callable[[Scope, Receive, Send], Awaitable[object]]:
-    """An application with a `Sender` for each request."""
+    """Return an application that passes a `Sender` with each request."""
 
     async def call(scope: Scope, receive: Receive, send: Send) -> object:
         sender = Sender(send)
-        if (offered := scope["extensions"].get(EXTENSION)) is not None:  # else the client has disconnected already
+        if (offered := scope["extensions"].get(EXTENSION)) is not None:  # otherwise the client has disconnected already
             offered["send"] = sender
         try:
             result: object = await app(scope, receive, sender)
         finally:
             sender.returned()
             if offered is not None:
-                # Else the scope, and the headers in it, would be part of a cycle and wait for the garbage collector.
+                # Otherwise the scope and its headers would be in a cycle, and wait for the garbage collector.
                 offered.clear()
         return result
 
@@ -33,7 +33,7 @@ def parkable(app: Any) -> Callable[[Scope, Receive, Send], Awaitable[object]]:
 
 
 class Sender:
-    """uvicorn's `send`. When the request is parked, that of the quiet connection, and uvicorn's objects are let go."""
+    """Calls uvicorn's `send`, or after parking the quiet connection's `send`, and then drops uvicorn's objects."""
 
     __slots__ = ("_head", "_quiet", "_send")
 
@@ -44,19 +44,19 @@ class Sender:
         """The head of the response, which is written together with the first piece of the body."""
 
     def __call__(self, message: Message) -> Awaitable[None]:
-        """ASGI's `send`."""
+        """Send a message, as ASGI's `send`."""
         if self._quiet is None:
             sent: Awaitable[None] = self._send(message)
             return sent
         return self._accept(self._quiet, message)
 
     def returned(self) -> None:
-        """The application has returned."""
+        """Notify the listener that the application has returned."""
         if self._quiet is not None and self._quiet.listener is not None:
             self._quiet.listener.returned()
 
     def is_of(self, cycle: RequestResponseCycle) -> bool:
-        """Whether it is that of this request."""
+        """Return whether it belongs to this request."""
         sent = self._send == cycle.send
         return bool(sent)
 

@@ -58,17 +58,17 @@ class Shared:
         self.settling: IdleTracker[ParkingProtocol] = IdleTracker(
             protocol_class.settle_after, on_idle=protocol_class.settle, tick=protocol_class.settle_after / 10
         )
-        """The connections that keep their parser, by the time of their last response."""
+        """The connections that still have their parser, by the time of their last response."""
         self.cooling: IdleTracker[QuietConnection] | None = None
-        """The quiet connections that have a transport. With `None` they keep it."""
-        if protocol_class.cool_after < math.inf and sys.platform != "win32":  # where nothing watches a descriptor
+        """The quiet connections that have a transport. With `None`, they keep it."""
+        if protocol_class.cool_after < math.inf and sys.platform != "win32":  # which cannot watch descriptors
             self.cooling = IdleTracker(max(protocol_class.cool_after, 0.001), on_idle=lambda quiet: quiet.cool())
         self.watch: Watch = Watch()
-        """Of the connections that have none."""
+        """The watch of the connections without a transport."""
         self.timer: WheelTimer = WheelTimer(tick=0.02, wheel_size=256)
-        """For keep-alive and for clients that do not take what was sent."""
+        """The timer for keep-alive, and for clients that don't read."""
         self.framing: Framing = Framing()
         self.is_stopping: bool = False
         """Whether the server shuts down."""
         self.context: Context = copy_context()
-        """The server's own, for requests that are begun by the end of another one."""
+        """The server's own context, for requests that begin at the end of another one."""
