@@ -106,7 +106,7 @@ class Traffic:
         return (math.log(self.upper_quartile) - self.mu) / NORMAL_75
 
     def with_changes(self, **changes: Any) -> "Traffic":
-        """A copy with `changes`, of which `None` is none. Raises as the constructor."""
+        """Return a copy with the given fields replaced. `None` leaves a field unchanged. Raises as the constructor."""
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
 

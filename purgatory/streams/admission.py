@@ -1,4 +1,4 @@
-"""Whether a request is let in: who may ask, how often, how much at once, and how many bytes it may hold in memory.
+"""The admission of requests: who may ask, how often, how much at once, and with how many bytes in memory.
 
 A client is an address. Each limit is checked before the database is asked, and before anything is changed.
 """
@@ -37,7 +37,7 @@ Scope = Any
 
 RETRY: Final = (b"retry-after", b"1")
 SMALL: Final = 4 * 1024
-"""Bytes up to which what has come of a request is not counted: it is never refused for want of memory."""
+"""Bytes of a request that are not counted, so that a small one is never refused for lack of memory."""
 SHORT: Final = 16 * 1024
 """The same for a response, of which the kernel takes at least as much."""
 _HELD: Final = 96 * 1024 * 1024
@@ -47,7 +47,7 @@ _FORWARDED: Final = frozenset((b"forwarded", b"x-forwarded-for", b"x-real-ip"))
 """Headers by which servers replace the address of a client."""
 _LOOKED_AT: Final = frozenset((b"host", b"origin", b"sec-fetch-site", b"sec-fetch-dest", *_FORWARDED))
 _DELAY: Final = 30.0
-"""Seconds. A client that would have to wait longer is told to come again."""
+"""The longest delay in seconds. A client that would have to wait longer must come again."""
 _DAY: Final = 86_400.0
 
 
@@ -73,7 +73,7 @@ class TooManyRequests(Refusal):
 
 
 def address(client: tuple[str, int] | None) -> str:
-    """The address of a scope's client, or "" if a proxy has given something else: an invented text is no client.
+    """Return the address of a scope's client, or "" if a proxy passed a text that is not an address.
 
     A network of IPv6 with a prefix of 64 bits is one address, because each of its machines has as many as it wants.
     """
@@ -97,7 +97,7 @@ def _address(host: str) -> IPv4Address | IPv6Address | None:
 
 
 def jittered(seconds: float, draw: Callable[[], float] = random.random) -> float:
-    """A little less than `seconds`, so that readers that began to wait at once do not come back at once.
+    """Return a little less than `seconds`, so that readers that began to wait at once do not come back at once.
 
     It is less by up to a sixteenth, as with Consul's blocking queries. A time below a second stays as it is.
     """
@@ -114,7 +114,7 @@ class Clients:
         self._counts: dict[str, int] = {}
 
     def __len__(self) -> int:
-        """The number of clients that have requests."""
+        """Return the number of clients that have requests."""
         return len(self._counts)
 
     def check(self, address: str) -> None:
@@ -127,7 +127,7 @@ class Clients:
         self._counts[address] = self._counts.get(address, 0) + 1
 
     def leave(self, address: str) -> None:
-        """A request has ended."""
+        """Count the end of a request."""
         count = self._counts[address] - 1
         if count:
             self._counts[address] = count
@@ -136,7 +136,7 @@ class Clients:
 
 
 class Budget:
-    """The bytes that requests hold in memory: a bound for all together, and for each client an eighth of that.
+    """The bytes that requests hold in memory, bounded for all together, and for each client by an eighth of that.
 
     So one client's stalled requests are no reason to refuse another's. What is small is neither counted nor refused.
     """
@@ -149,7 +149,7 @@ class Budget:
         """Those that are held now."""
 
     def hold(self, client: str) -> "Hold":
-        """What a request of the client holds: nothing yet."""
+        """Return an empty account for a request of the client."""
         return Hold(self, client)
 
     def check(self, client: str, more: int = 1) -> None:
@@ -161,7 +161,7 @@ class Budget:
             raise Refusal(503, f"the server has reached its limit of {self._most} bytes in memory", [RETRY])
 
     def change(self, client: str, by: int) -> None:
-        """The client holds `by` bytes more."""
+        """Count `by` more bytes of the client."""
         self.bytes += by
         self._shares[client] = self._shares.get(client, 0) + by
         if not self._shares[client]:
@@ -218,7 +218,7 @@ class Quotas:
     def __init__(self, rate: float, max_pending: int) -> None:
         """Delay `max_pending` answers at most."""
         self.purgatory = DelayedOperationPurgatory("throttle", max_pending=max_pending)
-        """Where the answers wait."""
+        """The purgatory in which the answers wait."""
         self._rate = rate
         self._loop = asyncio.get_running_loop()
         self._due: dict[str, float] = {}
@@ -226,11 +226,11 @@ class Quotas:
         self._clients = IdleTracker(2 * _DELAY + min(1 / rate, _DAY), self._due.pop)
 
     def __len__(self) -> int:
-        """The number of clients that are remembered."""
+        """Return the number of clients that are remembered."""
         return len(self._due)
 
     def take(self, client: str) -> float:
-        """Count an append. Returns the time of the loop at which it may be answered.
+        """Count an append. Return the time of the loop at which it may be answered.
 
         Raises `Refusal` if the client is too far ahead.
         """
@@ -314,7 +314,7 @@ class Guard:
 
 @lru_cache(64)
 def _name(host: str) -> str:
-    """The host without its port, in lower case."""
+    """Return the host without its port, in lower case."""
     name, colon, port = host.rpartition(":")
     return (name if colon and port.isdecimal() else host).lower()
 

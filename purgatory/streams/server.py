@@ -88,20 +88,20 @@ def _bound(kind: type[S], host: str, port: int) -> S:
 
 
 def application(settings: Settings) -> Application:
-    """The application of a process that serves nothing else."""
+    """Return the application of a process that serves nothing else."""
     BoundedProtocol.write_timeout = settings.write_timeout
     BoundedProtocol.cool_after = settings.cool_after
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     BoundedProtocol.most_connections = max(files - _FILES, files // 2)
     app = Application(settings, [Connections()])
     BoundedProtocol.memory = app.limits.memory
-    # Garbage is looked for rarely, and in all objects hardly ever. By Python's own settings each request that comes
-    # while hundreds are answered has all of these looked at again: a third of the CPU with 512 writers.
+    # Collect garbage rarely. With the default thresholds every burst of requests rescans all live responses, which
+    # takes a third of the CPU with 512 writers.
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 10, 50)
-    # The thread that writes gives the interpreter back at each statement, and then waits so long for it if the loop is
-    # busy: by Python's own 5 ms, an append took 0.4 s beside 32 clients that opened event streams.
+    # The writing thread releases the interpreter at each statement, and then waits so long for it if the loop is busy.
+    # With the default of 5 ms, an append took 0.4 s while 32 clients opened event streams.
     sys.setswitchinterval(0.0002)
     return app
 

@@ -1,4 +1,4 @@
-"""The commands that change streams. Each one looks at everything first, and changes all or nothing."""
+"""The commands that change streams. Each checks everything first, and then changes all or nothing."""
 
 import json
 from dataclasses import dataclass
@@ -37,9 +37,9 @@ __all__ = [
 T_co = TypeVar("T_co", covariant=True)
 DEFAULT_TYPE = "application/octet-stream"
 _SPANS: Final = 64
-"""Streams that the data of a fork may come from: each fork has a list of them."""
+"""The most streams that the data of a fork may come from, because each fork stores a list of them."""
 _DROPPED: Final = 64
-"""Streams of a chain of forks that a command drops at most."""
+"""The most streams of a chain of forks that a command drops."""
 
 
 class Command(Protocol, Generic[T_co]):
@@ -57,7 +57,7 @@ class Command(Protocol, Generic[T_co]):
 
 
 def at(transaction: Transaction, path: str) -> Stream | None:
-    """The stream at `path`, if it has not expired. It may be deleted."""
+    """Return the stream at `path`, if it has not expired. It may be deleted."""
     stream = transaction.stream(path)
     if stream is None or stream.deadline is None or stream.deadline > transaction.now:
         return stream
@@ -66,7 +66,7 @@ def at(transaction: Transaction, path: str) -> Stream | None:
 
 
 def find(transaction: Transaction, path: str) -> Stream:
-    """The stream at `path`. Raises `NotFound` or `Gone`."""
+    """Return the stream at `path`. Raises `NotFound` or `Gone`."""
     stream = at(transaction, path)
     if stream is None:
         raise NotFound("there is no such stream")
@@ -76,7 +76,7 @@ def find(transaction: Transaction, path: str) -> Stream:
 
 
 def touch(transaction: Transaction, stream: Stream) -> None:
-    """A read or a write of a stream that may be changed."""
+    """Note a read or a write of a stream that may be changed."""
     if stream.ttl is not None:
         stream.deadline = transaction.now + stream.ttl
 
@@ -112,7 +112,7 @@ class Fork:
 
     path: str
     position: int | None = None
-    """The source's tail, if it is none."""
+    """`None` means the tail of the source."""
     units: int = 0
     """How many more, within the append that follows."""
 
@@ -140,7 +140,7 @@ class Create:
     body: bytes = b""
     fork: Fork | None = None
     most: int | None = None
-    """How many streams there may be."""
+    """The greatest number of streams."""
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -226,7 +226,7 @@ class Create:
 
 
 def _until(source: Stream, position: int) -> tuple[Span, ...]:
-    """Where the data of `source` before `position` is stored."""
+    """Return where the data of `source` before `position` is stored."""
     spans = []
     begin = 0
     for span in (*source.lineage, Span(source.id, source.tail)):
@@ -284,7 +284,7 @@ class Append(OfStream):
     producer: Identity | None = None
     close: bool = False
     most: int | None = None
-    """How many units the stream may have."""
+    """The greatest number of units of the stream."""
 
     def apply(self, transaction: Transaction) -> Appended:
         """Raises what the request may be refused for: a closed stream first, then in the order of the code."""
@@ -341,7 +341,7 @@ class Append(OfStream):
         raise StreamClosed(stream.tail)
 
     def _accepted(self, transaction: Transaction, stream: Stream, producer: Identity) -> int | None:
-        """The last sequence number if this append is a repetition, else `None`."""
+        """Return the last sequence number if this append is a repetition, else `None`."""
         known = transaction.producer(stream, producer.name)
         if known is not None and producer.epoch < known.epoch:
             raise StaleEpoch(known.epoch)
@@ -369,7 +369,7 @@ class Delete(OfStream):
 
 @dataclass(frozen=True, slots=True)
 class Touch(OfStream):
-    """A stream was read: its time-to-live begins anew."""
+    """Restart the time-to-live of a stream, because it was read."""
 
     deadline: float
     """Seconds since 1970."""
@@ -395,7 +395,7 @@ class Expire(OfStream):
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """Change nothing: the database takes commands."""
+    """Change nothing, to show that the database accepts commands."""
 
     alone: ClassVar[bool] = False
     paths: ClassVar[tuple[str, ...]] = ()
@@ -414,9 +414,9 @@ class Secrets:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """No paths: secrets belong to no stream."""
+        """No paths, because secrets belong to no stream."""
         return ()
 
     def apply(self, transaction: Transaction) -> dict[str, str]:
-        """The secrets by name."""
+        """Return the secrets by name."""
         return {name: transaction.secret(name, value) for name, value in self.new.items()}

@@ -12,12 +12,12 @@ _LONGEST: Final = 18
 
 
 def known_cursor(text: str | None) -> str | None:
-    """The cursor of a request, or `None` if it is no cursor that this server has given."""
+    """Return the cursor of a request, or `None` if it does not come from this server."""
     return text if text is not None and text.isascii() and text.isdecimal() and len(text) <= _LONGEST else None
 
 
 def next_cursor(cursor: str | None, now: float) -> str:
-    """The cursor of an answer at `now`, in seconds since 1970.
+    """Return the cursor of an answer at `now`, in seconds since 1970.
 
     It is greater than that of the request, if that had a `known_cursor`.
     """

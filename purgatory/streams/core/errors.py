@@ -1,4 +1,4 @@
-"""The reasons to refuse a request to a stream. The HTTP side says which status each has."""
+"""The reasons to refuse a request to a stream. The HTTP side chooses the status of each."""
 
 __all__ = [
     "Conflict",
@@ -15,7 +15,7 @@ __all__ = [
 
 
 class StreamsError(Exception):
-    """The base of these. Nothing has changed when one is raised."""
+    """The base of all these errors. When one is raised, nothing has changed."""
 
 
 class Invalid(StreamsError):
@@ -27,7 +27,7 @@ class NotFound(StreamsError):
 
 
 class Gone(StreamsError):
-    """The stream was deleted, and is kept for its forks alone."""
+    """The stream was deleted, and is kept only for its forks."""
 
 
 class Forbidden(StreamsError):
@@ -35,7 +35,7 @@ class Forbidden(StreamsError):
 
 
 class Full(StreamsError):
-    """The stream would become longer than it may."""
+    """The stream would exceed its greatest length."""
 
 
 class Conflict(StreamsError):

@@ -46,11 +46,11 @@ class Glob:
         """The segments before the first wildcard: each path that matches is this, or is below it."""
 
     def matches(self, path: str) -> bool:
-        """Whether the path matches the pattern."""
+        """Return whether the path matches the pattern."""
         return self.matches_segments(path.split("/"))
 
     def matches_segments(self, segments: Iterable[str]) -> bool:
-        """Whether the path that has these segments matches the pattern."""
+        """Return whether the path that has these segments matches the pattern."""
         states = 1
         for segment in segments:
             next_states = states & (self._star | self._literal.get(segment, 0))
@@ -83,7 +83,7 @@ class Patterns:
         self._found.clear()
 
     def matching(self, path: str) -> tuple[str, ...]:
-        """The ids of the subscriptions whose pattern matches the path."""
+        """Return the ids of the subscriptions whose pattern matches the path."""
         if not self._globs:
             return ()
         found = self._found.get(path)

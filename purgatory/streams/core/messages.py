@@ -32,7 +32,7 @@ _SPACE: Final = re.compile(r"[ \t\r\n]*")
 
 @lru_cache(256)
 def media_type(content_type: str) -> str:
-    """The media type, without parameters and in lower case. Raises `Invalid` if it is none."""
+    """Return the media type, without parameters and in lower case. Raises `Invalid` if it is malformed."""
     name = content_type.partition(";")[0].strip()
     if _MEDIA_TYPE.fullmatch(name) is None:
         raise Invalid("Content-Type must be a media type like application/json")
@@ -44,14 +44,14 @@ def _no_constant(name: str) -> None:
 
 
 def _nothing(text: str) -> None:
-    """The value of a number does not matter, and may be too long for one."""
+    """Ignore the value of a number, which does not matter and may be too long to be parsed."""
 
 
 _DECODER: Final = json.JSONDecoder(parse_float=_nothing, parse_int=_nothing, parse_constant=_no_constant)
 
 
 def parse(media: str, body: bytes) -> tuple[list[tuple[bytes, int]], int]:
-    """The rows of an append of `body`, their stored forms and how many units each has, and how many it has in all.
+    """Return the rows of an append of `body` (their stored forms and numbers of units), and its number of units.
 
     Raises `Invalid` if it is no JSON where it has to be, and `Full` if it has too many messages.
 
@@ -77,7 +77,7 @@ def parse(media: str, body: bytes) -> tuple[list[tuple[bytes, int]], int]:
 
 
 def split(media: str, data: bytes) -> list[tuple[bytes, int]]:
-    """The rows of a stored form of any size, as of `parse`."""
+    """Return the rows of a stored form of any size, as of `parse`."""
     if media != JSON:
         return _cut(media, data)
     text = data.decode()
@@ -85,7 +85,7 @@ def split(media: str, data: bytes) -> list[tuple[bytes, int]]:
 
 
 def _group(messages: list[str], size: int) -> list[tuple[bytes, int]]:
-    """Rows of messages, which have `size` bytes at most."""
+    """Return the rows of messages, of at most `size` bytes each."""
     if not messages:
         return []
     if size <= ROW and len(messages) <= ROW_MESSAGES:
@@ -104,7 +104,7 @@ def _group(messages: list[str], size: int) -> list[tuple[bytes, int]]:
 
 
 def _cut(media: str, data: bytes) -> list[tuple[bytes, int]]:
-    """Rows of bytes."""
+    """Return the rows of bytes."""
     if len(data) <= ROW:
         return [(data, len(data))]
     rows = []
@@ -120,7 +120,7 @@ def _cut(media: str, data: bytes) -> list[tuple[bytes, int]]:
 
 
 def _before_character(data: bytes, end: int) -> int:
-    """Where to cut a text, at `end` or a little before: an event has whole characters, and whole ends of lines."""
+    """Return where to cut a text, at `end` or a little before, so that no character and no line end is divided."""
     for position in range(end, end - 4, -1):
         if data[position] & 0xC0 != 0x80:  # no byte within a character of UTF-8
             return position - 1 if data[position - 1 : position + 1] == b"\r\n" else position
@@ -128,7 +128,7 @@ def _before_character(data: bytes, end: int) -> int:
 
 
 def part(media: str, data: bytes, begin: int, end: int) -> bytes:
-    """Units `begin` to `end` of a stored form."""
+    """Return units `begin` to `end` of a stored form."""
     if media != JSON:
         return data[begin:end]
     text = data.decode()
@@ -136,14 +136,14 @@ def part(media: str, data: bytes, begin: int, end: int) -> bytes:
 
 
 def join(media: str, parts: list[bytes]) -> bytes:
-    """The body of an answer with these parts of a stream."""
+    """Return the body of an answer with these parts of a stream."""
     if media != JSON:
         return parts[0] if len(parts) == 1 else b"".join(parts)
     return b"[%b]" % b",".join(parts)
 
 
 def _value(text: str, begin: int) -> tuple[int, int]:
-    """Where the next value begins and ends."""
+    """Return where the next value begins and ends."""
     space = _SPACE.match(text, begin)
     assert space is not None
     _: Any
@@ -152,7 +152,7 @@ def _value(text: str, begin: int) -> tuple[int, int]:
 
 
 def _elements(text: str, position: int, end: int) -> Iterator[str]:
-    """The texts of the elements of an array, which is valid JSON, between its brackets."""
+    """Yield the texts of the elements of an array, which is valid JSON, between its brackets."""
     if _SPACE.fullmatch(text, position, end) is not None:
         return
     while position < end:

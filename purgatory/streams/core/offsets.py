@@ -22,12 +22,12 @@ _OFFSET: Final = re.compile(rf"{_PREFIX}[0-9]{{16}}", re.ASCII)
 
 
 def encode(position: int) -> str:
-    """The offset of a position: offsets compare as strings like their positions."""
+    """Return the offset of a position. Offsets compare as strings like their positions."""
     return f"{_PREFIX}{position:016d}"
 
 
 def parse(offset: str) -> int:
-    """The position of an offset that `encode` has made. Raises `Invalid` for another string."""
+    """Return the position of an offset that `encode` has made. Raises `Invalid` for other strings."""
     if _OFFSET.fullmatch(offset) is None:
         raise Invalid(f"an offset must be one that this server has returned, -1 or now, not {offset[:40]!r}")
     return int(offset[len(_PREFIX) :])

@@ -98,7 +98,7 @@ class Stream:
         return Stream(*_of_stream(self))  # a quarter of the time of dataclasses.replace
 
     def pieces(self, begin: int) -> list[Piece]:
-        """Where the data from `begin` on is stored."""
+        """Return where the data from `begin` on is stored."""
         pieces = []
         for stream, end in (*self.lineage, Span(self.id, self.tail)):
             if begin < end:

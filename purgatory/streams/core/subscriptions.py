@@ -67,7 +67,7 @@ class AlreadyExists(StreamsError):
 
 
 class Fenced(StreamsError):
-    """The wake is not the one that is under way."""
+    """The wake is no longer the present one."""
 
 
 class AlreadyClaimed(StreamsError):
@@ -88,7 +88,7 @@ class InvalidOffset(StreamsError):
 
 
 class TooManyLinks(Forbidden):
-    """A subscription would have more streams than it may."""
+    """A subscription would exceed its greatest number of streams."""
 
     def __init__(self, limit: str = "") -> None:
         limit = limit or f"a subscription must not have more than {wakes.MAX_LINKS} streams"
@@ -141,7 +141,7 @@ class Subscribe(_OfSubscription):
     lease: float
     description: str | None
     most: int | None = None
-    """How many subscriptions there may be."""
+    """The greatest number of subscriptions."""
     matched: Collection[str] = ()
     """Paths that the pattern matches, of the streams with ids up to `matched_until`: they were looked up before."""
     matched_until: int = 0
@@ -208,7 +208,7 @@ class Unsubscribe(_OfSubscription):
 
 @dataclass(frozen=True, slots=True)
 class LinkStreams(_OfSubscription):
-    """Name streams of a subscription."""
+    """Add streams to a subscription."""
 
     alone = True
     streams: tuple[str, ...]
@@ -231,7 +231,7 @@ class LinkStreams(_OfSubscription):
 
 @dataclass(frozen=True, slots=True)
 class Unlink(_OfSubscription):
-    """Name a stream no longer."""
+    """Remove a stream from a subscription."""
 
     path: str
 
@@ -245,7 +245,7 @@ class Unlink(_OfSubscription):
 
 @dataclass(frozen=True, slots=True)
 class Look(_OfSubscription):
-    """Look at a subscription. It changes nothing, so it may be applied to a transaction that is not stored."""
+    """Look at a subscription. It changes nothing, so you may apply it to a transaction that is not stored."""
 
     after: str = ""
     limit: int = PAGE
@@ -258,7 +258,7 @@ class Look(_OfSubscription):
 
 @dataclass(frozen=True, slots=True)
 class Claim(_OfSubscription):
-    """A worker takes the wake of a pull-wake subscription."""
+    """Claim the wake of a pull-wake subscription for a worker."""
 
     worker: str
 
@@ -308,14 +308,14 @@ class _OfWake(_OfSubscription):
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge(_OfWake):
-    """A worker has processed something, or lives."""
+    """Acknowledge the work of a worker, or show that it lives."""
 
     acks: tuple[tuple[str, str], ...] = field(default=())
     """Paths and offsets."""
     done: bool = False
 
     def apply(self, transaction: "Transaction") -> bool:
-        """Returns whether another wake has begun.
+        """Return whether another wake has begun.
 
         Raises `SubscriptionNotFound`, `Invalid`, `Fenced` or `InvalidOffset`.
         """
@@ -347,7 +347,7 @@ class Acknowledge(_OfWake):
 
 @dataclass(frozen=True, slots=True)
 class Release(_OfWake):
-    """A worker gives the wake back."""
+    """Give the wake of a worker back."""
 
     def apply(self, transaction: "Transaction") -> None:
         """Raises `SubscriptionNotFound`, `Invalid` or `Fenced`."""
@@ -388,7 +388,7 @@ class Deliver(_OfSubscription):
     """Seconds in which the webhook answers. Another attempt comes later than that."""
 
     def apply(self, transaction: "Transaction") -> Delivery | None:
-        """Returns the wake, or `None`."""
+        """Return the wake, or `None`."""
         subscription = transaction.subscription(self.id)
         if subscription is None or subscription.wake is None or subscription.attempt_at is None:
             return None
@@ -405,7 +405,7 @@ class Deliver(_OfSubscription):
 
 @dataclass(frozen=True, slots=True)
 class Delivered(_OfSubscription):
-    """A webhook has answered, or has not."""
+    """Note whether a webhook has answered."""
 
     wake: str
     ok: bool

@@ -17,61 +17,61 @@ class Source(Protocol):
     """The stored state that a transaction begins with. Records are not to be changed."""
 
     def stream(self, path: str) -> Stream | None:
-        """The stream at `path`, a deleted one too that is kept for its forks."""
+        """Return the stream at `path`, even a deleted one that is kept for its forks."""
 
     def tail(self, path: str) -> int:
-        """The tail of the stream at `path`, which is not changed then; 0 if there is none."""
+        """Return the tail of the stream at `path`, read without locking it, or 0 if it does not exist."""
 
     def stream_of(self, number: int) -> Stream:
-        """The stream with this id, which exists."""
+        """Return the stream with this id, which exists."""
 
     def producer(self, stream: int, name: str) -> Producer | None:
-        """The producer of a stream."""
+        """Return the producer of a stream."""
 
     def append_end(self, stream: int, position: int) -> int:
-        """Where the append ends that has the unit at `position`, which there is."""
+        """Return the end of the append that contains the unit at `position`, which exists."""
 
     def new_id(self) -> int:
-        """An id that no stream has had."""
+        """Return an id that no stream has had."""
 
     def count(self) -> int:
-        """How many streams there are, deleted ones too that are kept for their forks."""
+        """Return how many streams there are, including deleted ones that are kept for their forks."""
 
     def tails(self, paths: Collection[str]) -> Mapping[str, int]:
-        """The tails of those of the streams at these paths that are not deleted."""
+        """Return the tails of the streams at these paths, except for deleted ones."""
 
     def paths(self, after: int) -> Collection[str]:
-        """The paths of the streams that are not deleted, and whose id is greater than `after`."""
+        """Return the paths of the streams with ids greater than `after`, except for deleted ones."""
 
     def secret(self, name: str) -> str | None:
-        """A secret, if there is one with this name."""
+        """Return the secret with this name, if it exists."""
 
     def subscription(self, name: str) -> Subscription | None:
-        """The subscription with this id."""
+        """Return the subscription with this id."""
 
     def matching(self, path: str) -> Collection[str]:
-        """The ids of all subscriptions whose pattern matches the path."""
+        """Return the ids of all subscriptions whose pattern matches the path."""
 
     def subscription_count(self) -> int:
-        """How many there are."""
+        """Return how many subscriptions there are."""
 
     def links_at(self, path: str) -> Mapping[str, Link]:
-        """The links to the stream at `path`, by the ids of their subscriptions."""
+        """Return the links to the stream at `path`, by the ids of their subscriptions."""
 
     def links_to(self, subscription: str, paths: Collection[str]) -> Mapping[str, Link]:
-        """Those of the subscription's links that are to these paths."""
+        """Return the subscription's links to these paths."""
 
     def link_count(self, subscription: str) -> int:
-        """How many streams the subscription has."""
+        """Return how many streams the subscription has."""
 
     def linked(self, subscription: str, after: str, limit: int) -> list[Linked]:
-        """The first `limit` streams of a subscription whose paths follow `after`, in the order of their paths."""
+        """Return the first `limit` streams of a subscription behind the path `after`, in the order of their paths."""
 
     def pending(self, subscription: str, limit: int) -> list[Linked]:
-        """The first `limit` of them that are pending."""
+        """Return the first `limit` pending ones of them."""
 
     def woken(self, subscription: str) -> list[Linked]:
-        """All of them that the wake has something of."""
+        """Return all of them that the wake contains."""
 
 
 class Transaction:
@@ -116,11 +116,11 @@ class Transaction:
 
     @property
     def is_changed(self) -> bool:
-        """Whether there is anything to store."""
+        """Whether there are changes to store."""
         return bool(self.added or self.changed or self.removed or self.subscriptions or self.links or self.secrets)
 
     def secret(self, name: str, new: str) -> str:
-        """The secret with this name, which is `new` if there was none."""
+        """Return the secret with this name, which is `new` if there was none."""
         known = self.secrets.get(name) or self.source.secret(name)
         if known is None:
             known = self.secrets[name] = new
@@ -129,7 +129,7 @@ class Transaction:
     # Streams.
 
     def stream(self, path: str) -> Stream | None:
-        """The stream at `path`, as it is by now. It may have expired."""
+        """Return the present stream at `path`. It may have expired."""
         try:
             return self.paths[path]
         except KeyError:
@@ -137,24 +137,24 @@ class Transaction:
             return found
 
     def tail(self, path: str) -> int:
-        """The tail of the stream at `path`; 0 if there is none."""
+        """Return the tail of the stream at `path`, or 0 if it does not exist."""
         if path not in self.paths:
             return self.source.tail(path)
         stream = self.paths[path]
         return 0 if stream is None or stream.deleted else stream.tail
 
     def stream_of(self, number: int) -> Stream:
-        """The stream with this id."""
+        """Return the stream with this id."""
         found = self.changed.get(number) or self.added.get(number)
         return self.source.stream_of(number) if found is None else found
 
     def add(self, stream: Stream) -> None:
-        """A new stream."""
+        """Add a new stream."""
         self.added[stream.id] = stream
         self.paths[stream.path] = stream
 
     def change(self, stream: Stream) -> Stream:
-        """A record of the stream that may be changed."""
+        """Return a record of the stream that may be changed."""
         if stream.id in self.added:
             return stream
         try:
@@ -185,7 +185,7 @@ class Transaction:
             begin += count
 
     def append_end(self, stream: Stream, position: int) -> int | None:
-        """Where the append ends that has the unit at `position` of a stream."""
+        """Return the end of the append that contains the unit at `position` of a stream."""
         for piece in stream.pieces(position):
             for row in self.rows.get(piece.stream, ()):
                 if row.begin <= position < row.end:
@@ -194,14 +194,14 @@ class Transaction:
         return None
 
     def producer(self, stream: Stream, name: str) -> Producer | None:
-        """A producer of the stream."""
+        """Return a producer of the stream."""
         key = stream.id, name
         if key in self.producers:
             return self.producers[key]
         return None if stream.id in self.added else self.source.producer(*key)
 
     def tails(self, paths: Iterable[str]) -> dict[str, int]:
-        """The tails of those of the streams at these paths that are not deleted."""
+        """Return the tails of the streams at these paths, except for deleted ones."""
         paths = list(paths)
         tails = dict(self.source.tails([path for path in paths if path not in self.paths]))
         for path in paths:
@@ -211,7 +211,7 @@ class Transaction:
         return tails
 
     def paths_after(self, number: int) -> set[str]:
-        """The paths of the streams that are not deleted, and whose id is greater than `number`; of some others too."""
+        """Return the paths of the streams with ids greater than `number`, except for deleted ones, and some others."""
         paths = set(self.source.paths(number))
         for path, stream in self.paths.items():
             if stream is None or stream.deleted:
@@ -223,18 +223,18 @@ class Transaction:
     # Subscriptions. Their links are looked up one by one, or in pages: there may be many.
 
     def subscription(self, name: str) -> Subscription | None:
-        """The subscription with this id."""
+        """Return the subscription with this id."""
         if name not in self.subscriptions:
             return self.source.subscription(name)
         return self.subscriptions[name]
 
     def add_subscription(self, subscription: Subscription, glob: Glob | None) -> None:
-        """A new subscription, without links."""
+        """Add a new subscription, without links."""
         self.subscriptions[subscription.id] = subscription
         self._globs[subscription.id] = glob
 
     def subscription_count(self) -> int:
-        """How many there are; those that are deleted in this transaction count."""
+        """Return how many subscriptions there are, including those that this transaction deletes."""
         return self.source.subscription_count() + len(self._globs)
 
     def remove_subscription(self, name: str) -> None:
@@ -250,14 +250,14 @@ class Transaction:
         self.full.discard(name)
 
     def change_subscription(self, subscription: Subscription) -> Subscription:
-        """A record of the subscription that may be changed."""
+        """Return a record of the subscription that may be changed."""
         mine = self.subscriptions.get(subscription.id)
         if mine is None:
             mine = self.subscriptions[subscription.id] = subscription.copy()
         return mine
 
     def subscribers(self, path: str) -> list[tuple[Subscription, Link | None]]:
-        """The subscriptions of a stream that is changed, in the order of their ids.
+        """Return the subscriptions of a stream that is changed, in the order of their ids.
 
         Where there is no link yet, the pattern matches the path.
         """
@@ -274,7 +274,7 @@ class Transaction:
         return found
 
     def link(self, subscription: str, path: str) -> Link | None:
-        """The link of a subscription to the stream at `path`."""
+        """Return the link of a subscription to the stream at `path`."""
         if (subscription, path) in self.links:
             return self.links[subscription, path]
         return None if self._is_unlinked(subscription) else self._stored_links(path).get(subscription)
@@ -287,7 +287,7 @@ class Transaction:
             return found
 
     def links_to(self, subscription: str, paths: Iterable[str]) -> dict[str, Link]:
-        """Those of the subscription's links that are to these paths."""
+        """Return the subscription's links to these paths."""
         found: dict[str, Link | None] = {}
         paths = list(paths)
         if not self._is_unlinked(subscription):
@@ -298,19 +298,19 @@ class Transaction:
         return {path: link for path, link in found.items() if link is not None}
 
     def change_link(self, subscription: str, path: str, before: Link | None, after: Link | None) -> None:
-        """Put the link `after` in the place of `before`; `None` is none."""
+        """Replace the link `before` with `after`. `None` means no link."""
         self.links[subscription, path] = after
         self._at[path].add(subscription)
         self._touched[subscription].add(path)
         self.added_links[subscription] += (after is not None) - (before is not None)
 
     def link_count(self, subscription: str) -> int:
-        """How many streams the subscription has."""
+        """Return how many streams the subscription has."""
         stored = 0 if self._is_unlinked(subscription) else self.source.link_count(subscription)
         return stored + self.added_links[subscription]
 
     def linked(self, subscription: str, after: str, limit: int) -> list[Linked]:
-        """The first `limit` streams of a subscription whose paths follow `after`, in the order of their paths."""
+        """Return the first `limit` streams of a subscription behind the path `after`, in the order of their paths."""
         room = limit + len(self._touched.get(subscription, ()))
         stored = [] if self._is_unlinked(subscription) else self.source.linked(subscription, after, room)
         links = self._touched_links(subscription)
@@ -318,14 +318,14 @@ class Transaction:
         return self._merged(subscription, stored, {path: links[path] for path in first})[:limit]
 
     def pending(self, subscription: str, limit: int) -> list[Linked]:
-        """The first `limit` of them that are pending."""
+        """Return the first `limit` pending ones of them."""
         room = limit + len(self._touched.get(subscription, ()))
         stored = [] if self._is_unlinked(subscription) else self.source.pending(subscription, room)
         links = self._touched_links(subscription)
         return [each for each in self._merged(subscription, stored, links) if each.is_pending][:limit]
 
     def woken(self, subscription: str) -> list[Linked]:
-        """All of them that the wake has something of."""
+        """Return all of them that the wake contains."""
         stored = [] if self._is_unlinked(subscription) else self.source.woken(subscription)
         links = self._touched_links(subscription)
         return [each for each in self._merged(subscription, stored, links) if each.is_woken]
@@ -334,7 +334,7 @@ class Transaction:
         return self.links_to(subscription, self._touched.get(subscription, ()))
 
     def _merged(self, subscription: str, stored: Iterable[Linked], links: Mapping[str, Link]) -> list[Linked]:
-        """What is stored, except where something is changed, and these links, in the order of their paths."""
+        """Return the stored links, except at changed paths, and these links, in the order of their paths."""
         touched = self._touched.get(subscription, set())
         found = [linked for linked in stored if linked.path not in touched]
         tails = self.tails(links)
@@ -342,5 +342,5 @@ class Transaction:
         return sorted(found, key=lambda linked: linked.path)
 
     def _is_unlinked(self, subscription: str) -> bool:
-        """Whether nothing that is stored of its links holds."""
+        """Return whether all of its stored links are outdated."""
         return subscription in self.unlinked or subscription in self._globs

@@ -19,7 +19,7 @@ WAKE: Final = 100
 
 
 def appended(transaction: "Transaction", stream: Stream) -> None:
-    """Something was appended to `stream`: wake the subscriptions that are idle."""
+    """Wake the idle subscriptions of a stream, because something was appended to it."""
     if not transaction.subscription_count():
         return
     transaction.grown[stream.path] = None
@@ -43,7 +43,7 @@ def _settle(transaction: "Transaction") -> None:
 
 
 def forget(transaction: "Transaction", path: str) -> None:
-    """The stream at `path` is deleted: another one there begins at its beginning.
+    """Reset the links to a deleted stream, because another one at `path` begins at its beginning.
 
     A wake of which nothing is left ends when it is claimed or delivered.
     """
@@ -72,7 +72,7 @@ def _put_in_wake(transaction: "Transaction", subscription: Subscription, pending
 
 
 def in_wake(transaction: "Transaction", subscription: Subscription) -> list[Linked]:
-    """The streams of the wake, which ends if there are none."""
+    """Return the streams of the wake, which ends if there are none."""
     woken = transaction.woken(subscription.id)
     if not woken:  # they were deleted
         woken = transaction.pending(subscription.id, WAKE)
@@ -102,7 +102,7 @@ def _write_wake(transaction: "Transaction", subscription: Subscription, pending:
 
 
 def end(transaction: "Transaction", subscription: Subscription) -> bool:
-    """End the wake, and begin another one if there is more to process. Returns whether there is."""
+    """End the wake, and begin another one if there is more to process. Return whether there is."""
     subscription = transaction.change_subscription(subscription)
     subscription.wake = subscription.holder = subscription.lease_until = None
     if not subscription.attempts:  # else the next wake waits as this one would have

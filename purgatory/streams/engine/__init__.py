@@ -1,1 +1,1 @@
-"""The streams of a running server: what is stored, what is in memory, and those that wait."""
+"""The streams of a running server: the stored ones, the ones in memory, and the reads that wait."""

@@ -1,4 +1,4 @@
-"""The look for what is due: streams that expire, leases that end, deliveries."""
+"""The periodic check of the database: streams that expire, leases that end, deliveries."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,13 +12,13 @@ from purgatory.streams.engine.store import Store
 __all__ = ["SOON", "Alarm"]
 
 SOON: Final = 0.05
-"""Shortest interval between two looks, in seconds."""
+"""The shortest interval between two checks, in seconds."""
 _LOOK: Final = 5.0
-"""Longest time between two looks, in seconds, if there is a deadline, or other processes use the database."""
+"""The longest interval between two checks, in seconds, if there is a deadline or the database is shared."""
 
 
 class Alarm:
-    """Looks into the database at each deadline, and sees to what is due then. It belongs to one event loop."""
+    """Checks the database at each deadline, and handles everything that is due. It belongs to one event loop."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Alarm:
         *,
         shared: bool,
     ) -> None:
-        """Call `on_due` with the ids of subscriptions of which something is due. `now` is in seconds since 1970."""
+        """Call `on_due` with the ids of subscriptions that have work due. `now` is in seconds since 1970."""
         self._store = store
         self._background = background
         self._now = now
@@ -39,23 +39,23 @@ class Alarm:
         self._handle: asyncio.TimerHandle | None = None
         self._handle_at = 0.0
         self._wanted: float | None = None
-        """When to look again, as was said while it was looked."""
+        """The earliest re-check requested while a check was running."""
         self._looking = False
         self._closing = False
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         self._closing = True
         if self._handle is not None:
             self._handle.cancel()
 
     def at(self, time: float | None) -> None:
-        """Look at `time`, in seconds since 1970, or before: a clock may be set meanwhile."""
+        """Check at `time`, in seconds since 1970, or earlier, because the clock may be set meanwhile."""
         if time is not None:
             self.after(min(max(SOON, time - self._now()), _LOOK))
 
     def after(self, delay: float) -> None:
-        """Look in `delay` seconds, or before."""
+        """Check in `delay` seconds, or earlier."""
         if self._closing:
             return
         when = self._loop.time() + delay
@@ -66,7 +66,7 @@ class Alarm:
             if self._handle_at <= when:
                 return
             self._handle.cancel()
-        self._handle_at = when  # not every handle of uvloop's tells
+        self._handle_at = when  # not every handle of uvloop tells
         self._handle = self._loop.call_at(when, self._begin)
 
     def _begin(self) -> None:

@@ -1,4 +1,4 @@
-"""Tasks that nobody awaits, until the end."""
+"""Tasks that nobody awaits until the end."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ class Background:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, coroutine: "asyncio._CoroutineLike[None]") -> None:
-        """Run a coroutine. An exception of it is logged."""
+        """Run a coroutine, and log its exception."""
         task = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._ended)

@@ -1,4 +1,4 @@
-"""What a process remembers of streams: how they were committed last, and their recent appends."""
+"""The streams that a process remembers: their last committed state, and their recent appends."""
 
 import math
 from bisect import bisect_right
@@ -17,21 +17,21 @@ from purgatory.streams.storage.database import Extent
 __all__ = ["CHUNK", "LIVE", "Cache", "Known"]
 
 CHUNK: Final = Extent(1024 * 1024, 4096)
-"""How much a chunk has."""
+"""The extent of a chunk."""
 LIVE: Final = Extent(64 * 1024, 64)
-"""The same for live reads, of which very many may be answered at once. Each row is an event of its own."""
+"""The same for live reads, because very many may be answered at once. Each row is an event of its own."""
 _ROW: Final = 200
-"""Bytes of a row in memory, beside its data."""
+"""Bytes of a row in memory, in addition to its data."""
 _BYTES: Final = 64 * 1024 * 1024
 """Bytes of streams and their recent appends that are kept in memory."""
 _STREAM: Final = 1_000
-"""Bytes of a stream in memory, beside its texts."""
+"""Bytes of a stream in memory, in addition to its texts."""
 _KNOWN: Final = 10_000
 """Streams that are kept in memory."""
 
 
 def _size(row: Row) -> int:
-    # Twice, as the chunk that was made last may have the data once more, in its body.
+    # Twice, because the last chunk may contain the data once more, in its body.
     return 2 * len(row.data) + _ROW
 
 
@@ -47,15 +47,15 @@ class Known:
     """Bytes of `stream`."""
     touching: bool = False
     looked_at: float = -math.inf
-    """When the database was last looked at for it, by the loop's clock."""
+    """The loop's time at which it was last looked up in the database."""
     gone: bool = False
-    """Whether it is deleted, and kept for no forks."""
+    """Whether it is deleted, and not kept for forks."""
     chunk: Chunk | None = None
-    """The last one that was made: many readers are at the same position."""
+    """The last chunk that was made, because many readers are at the same position."""
     chunk_most: Extent = CHUNK
-    """How much it was to have."""
+    """The extent with which it was made."""
     keys: tuple[str] = field(init=False)
-    """Those of the reads that wait for it, which share this."""
+    """The keys of the reads that wait for it, which share this tuple."""
 
     def __post_init__(self) -> None:
         self.keys = (self.stream.path,)
@@ -68,7 +68,7 @@ class Known:
         return size
 
     def recent_chunk(self, position: int, most: Extent = CHUNK) -> Chunk | None:
-        """The data behind `position`, as much as `most` says, if that is in memory."""
+        """Return the data behind `position`, up to the extent `most`, if it is in memory."""
         stream = self.stream
         chunk = self.chunk
         if chunk is not None and chunk.begin == position and chunk.stream is stream and self.chunk_most == most:
@@ -77,7 +77,7 @@ class Known:
             return None
         rows = self._recent_from(position, most.rows)
         if stream.media_type == messages.JSON and position > rows[0].begin:
-            return None  # to split a row of messages takes too long for the loop
+            return None  # splitting a row of messages takes too long for the loop
         parts: list[Part] = []
         size = 0
         for row in rows:
@@ -90,7 +90,7 @@ class Known:
         return chunk
 
     def _recent_from(self, position: int, most: int) -> list[Row]:
-        """The row with the unit at `position` and those that follow, `most` at most."""
+        """Return at most `most` rows, from the row with the unit at `position` on."""
         rows = self.recent
         count = len(rows)
         index = count - 1 if rows[-1].begin <= position else bisect_right(rows, position, key=itemgetter(0)) - 1
@@ -117,11 +117,11 @@ class Cache:
         return len(self._known)
 
     def get(self, path: str) -> Known | None:
-        """The stream at `path`, if it is remembered."""
+        """Return the stream at `path`, if it is remembered."""
         return self._known.get(path)
 
     def used(self, path: str) -> None:
-        """The stream at `path` is forgotten after all others."""
+        """Make the stream at `path` the last one to be forgotten."""
         self._known.move_to_end(path)
 
     def drop_recent(self, known: Known) -> None:
@@ -131,7 +131,7 @@ class Cache:
     def remember(self, stream: Stream, rows: Iterable[Row] = ()) -> Known:
         """Remember what a stream is now, and the `rows` that were appended to it.
 
-        Returns it as it is known: if that is newer, nothing changes.
+        Return the known state. If that is newer, nothing changes.
         """
         known = self._known.get(stream.path)
         if known is None or known.stream.id != stream.id:

@@ -1,4 +1,4 @@
-"""A chunk: what a reader gets of a stream at once."""
+"""A chunk: the part of a stream that a reader gets at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,10 +12,10 @@ __all__ = ["Chunk"]
 
 @dataclass(slots=True, eq=False)  # the object itself is a key
 class Chunk:
-    """The data of a stream between two positions. Many readers get the same one."""
+    """The data of a stream between two positions. Many readers get the same chunk."""
 
     stream: Stream
-    """As it was when the data was read."""
+    """The stream when the data was read."""
     begin: int
     end: int
     parts: Sequence[Part] = ()
@@ -41,7 +41,7 @@ class Chunk:
         return sum(len(row.data) + 1 for _, _, row in self.parts) + 2
 
     def data(self) -> list[bytes]:
-        """The data of each row."""
+        """Return the data of each row."""
         media = self.stream.media_type
         return [
             row.data
@@ -51,7 +51,7 @@ class Chunk:
         ]
 
     def body(self) -> bytes:
-        """The data as one body."""
+        """Return the data as one body."""
         if self.body_made is None:
             self.body_made = messages.join(self.stream.media_type, self.data())
         return self.body_made

@@ -1,4 +1,4 @@
-"""Demo traffic: operations that wait in a purgatory of their own, for people to look at."""
+"""Demo traffic: operations that wait in a purgatory of their own, to be looked at."""
 
 import random
 from collections.abc import Callable
@@ -9,20 +9,20 @@ from purgatory import Clock, DelayedOperation, DelayedOperationPurgatory, Handle
 __all__ = ["MAX_PENDING", "Demo"]
 
 MAX_PENDING: Final = 10_000
-"""Operations, at most."""
+"""The most operations."""
 INTERVAL: Final = 0.05
 """Seconds from one step to the next."""
 SLICE: Final = 250
-"""So many operations come, or are cancelled, in one step: a millisecond of work or two."""
+"""Operations that come, or are cancelled, in one step, which takes a millisecond or two."""
 KEYS: Final = 500
 RATE: Final = 1.0
-"""How often a key is checked, a second."""
+"""Checks of a key per second."""
 TIMEOUTS: Final = (0.5, 100.0)
-"""Seconds, the shortest and the longest, so that each level of the timer has some."""
+"""The shortest and the longest timeout, in seconds, so that each level of the timer has some."""
 FIRST: Final = 300
-"""So many wait when a viewer comes, unless one has chosen another number."""
+"""Operations that wait when a viewer comes, unless a viewer has chosen another number."""
 UNSEEN: Final = 10.0
-"""Seconds without a viewer, or a request for more, after which the traffic ends by itself."""
+"""Seconds without a viewer, or a request for more, after which the traffic ends on its own."""
 
 
 class DelayedDemo(DelayedOperation[None]):
@@ -44,15 +44,15 @@ class DelayedDemo(DelayedOperation[None]):
 
 
 class Demo:
-    """Keeps a number of operations pending: a finished one is replaced. About half finish by their condition."""
+    """Keeps a number of operations pending by replacing finished ones. About half finish by their condition."""
 
     def __init__(
         self, unseen: Callable[[], float], *, clock: Clock | None = None, draw: random.Random | None = None
     ) -> None:
-        """`unseen` returns the seconds without a viewer."""
+        """Make traffic that ends without viewers. `unseen` returns the seconds without one."""
         self.purgatory = DelayedOperationPurgatory("demo", clock=clock)
         self.pending = 0
-        """How many are wanted."""
+        """The requested number of operations."""
         self._unseen = unseen
         self._draw = draw or random.Random()
         self._values = [0] * KEYS
@@ -62,14 +62,14 @@ class Demo:
         self._is_chosen = False
 
     def seen(self) -> None:
-        """A viewer has come, who sees wheels that are not empty."""
+        """Fill the wheels, because a viewer has come."""
         if not self._is_chosen:
             self.keep(FIRST)
             for _ in range(FIRST):
                 self._add()
 
     def keep(self, pending: int) -> None:
-        """Have so many wait, in a moment: they come, and go, in slices."""
+        """Keep `pending` operations waiting, adjusting the number gradually."""
         self.pending = pending
         self._is_chosen = True
         self._asked = self.purgatory.timer.time()
@@ -104,14 +104,14 @@ class Demo:
         shortest, longest = TIMEOUTS
         timeout = shortest * (longest / shortest) ** self._draw.random()
         key = self._draw.randrange(KEYS)
-        # Reached, on average, some time before twice the timeout: for half of them before the deadline.
+        # Reached before twice the timeout, on average, and so for half of them before the deadline.
         checks = 1 + int(2 * self._draw.random() * timeout * RATE)
         self.purgatory.try_complete_else_watch(
             DelayedDemo(self._values, key, self._values[key] + checks, timeout), [key]
         )
 
     def _cancel(self, many: int) -> None:
-        """About so many, or a slice of them: those of some keys, in turn."""
+        """Cancel about `many` operations, or a slice of them, by taking keys in turn."""
         many = min(many, SLICE)
         while many > 0:
             many -= len(self.purgatory.cancel_for_key(self._swept))

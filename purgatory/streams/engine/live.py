@@ -1,9 +1,8 @@
 """Snapshots of a server's purgatories, made only while a page polls for them.
 
-A poll waits in a purgatory of its own, "page", and is not among the figures. With a database that other processes use
-too, a process whose page polls tells them so by a relay. Each process that was told puts its snapshots into the
-database for some seconds, and the process of the page reads them there. Without a poll, nothing is scheduled and
-nothing is stored.
+A poll waits in a purgatory of its own, "page", and is not among the figures. If other processes use the database too,
+a process whose page polls notifies them by a relay. Each notified process then puts its snapshots into the database for
+some seconds, and the process of the page reads them there. Without a poll, nothing is scheduled and nothing is stored.
 """
 
 import asyncio
@@ -34,21 +33,21 @@ from purgatory.streams.storage.snapshots import exchange
 __all__ = ["BOUNDS", "LOOKING", "Live"]
 
 BOUNDS: Final = tuple(float(f"{digit}e{power}") for power in range(-3, 3) for digit in (1, 2, 5))
-"""Seconds: a wait is counted with the first bound that it does not exceed, or beyond the last."""
+"""Bounds in seconds. A wait is counted with the first bound that it does not exceed, or beyond the last."""
 OUTCOMES: Final = ("satisfied", "expired", "closed", "cancelled", "failed")
 """The outcomes of operations that have waited."""
 LOOKING: Final = "__ds/page"
-"""The key by which other processes are told that a page polls. No stream has such a path."""
+"""The key that notifies other processes of a poll. No stream has such a path."""
 MAX_POLLS: Final = 100
-"""Polls that wait."""
+"""The most polls that wait."""
 POLL: Final = 30.0
-"""Seconds that a poll waits at most, if the database does not answer."""
+"""The longest wait of a poll, in seconds, if the database does not answer."""
 INTERVAL: Final = 0.1
-"""Seconds from one snapshot to the next, at the least."""
+"""The shortest interval between two snapshots, in seconds."""
 SHARED: Final = 0.5
 """The same, if the snapshots of other processes are read with it."""
 FRESH: Final = 5.0
-"""Seconds for which a snapshot of another process is shown, and for which a process goes on after it was told."""
+"""Seconds for which a snapshot of another process is shown, and for which a notified process goes on."""
 
 Refresh = Callable[[Collection[str]], Awaitable[None]]
 
@@ -60,7 +59,7 @@ class Waits:
         self.counts = {outcome: [0] * (len(BOUNDS) + 1) for outcome in OUTCOMES}
 
     def __call__(self, finished: FinishedOperation) -> None:
-        """An operation has finished."""
+        """Count a finished operation."""
         if finished.outcome != "completed_at_once":
             self.counts[finished.outcome][bisect_left(BOUNDS, finished.waited)] += 1
 
@@ -78,7 +77,7 @@ class Live:
         """
         self.polls = DelayedOperationPurgatory("page", max_pending=MAX_POLLS, clock=shown[0].timer.clock)
         self.announce: Callable[[], object] = _tell_no_process
-        """Tells the other processes that a page polls."""
+        """Notifies the other processes that a page polls."""
         self._numbers = ThresholdPurgatory(0, self.polls)
         self._instance = instance
         self._process = uuid4().hex
@@ -102,9 +101,9 @@ class Live:
         return self._numbers.value
 
     def poll(self, after: int | None) -> DelayedOperation[int]:
-        """An operation that yields the number of a snapshot that follows the one with the number `after`.
+        """Return an operation whose result is the number of a later snapshot than `after`.
 
-        Without `after`, and with a number that is not known here, it is the one that is now. Raises `PurgatoryFull` or
+        Without `after`, or with a number that is not known here, the present snapshot counts. Raises `PurgatoryFull` or
         `PurgatoryClosed`.
         """
         self._polled = self._clock.time()
@@ -119,16 +118,16 @@ class Live:
         return operation
 
     def unseen(self) -> float:
-        """Seconds since the last poll has begun."""
+        """Return the seconds since the beginning of the last poll."""
         return self._clock.time() - self._polled
 
     def told(self) -> None:
-        """A page polls another process."""
+        """Take note that another process reports an open dashboard."""
         self._told = self._clock.time()
         self._schedule_snapshot()
 
     def listening(self, refresh: Refresh) -> Refresh:
-        """The `refresh` of a relay that hears of pages too."""
+        """Return a `refresh` for a relay that hears of pages too."""
 
         async def hear(keys: Collection[str]) -> None:
             if LOOKING in keys:
@@ -147,11 +146,11 @@ class Live:
                 pending.cancel()
 
     def answer(self) -> bytes:
-        """The last snapshots, as JSON."""
+        """Return the last snapshots, as JSON."""
         return f'{{"number":{self.number},"workers":[{",".join(self._workers)}]}}'.encode()
 
     def snapshot(self) -> dict[str, Any]:
-        """A snapshot of now. Times are in seconds; `time` is the loop's, `clock` and `started` are the epoch's."""
+        """Return a snapshot. `time` is the loop's time, and `clock` and `started` are seconds since 1970."""
         return {
             "instance": self._instance,
             "version": __version__,
@@ -218,7 +217,7 @@ def _describe(purgatory: DelayedOperationPurgatory, waits: Waits) -> dict[str, A
         "wheels": [
             {
                 "unit": wheel.unit,
-                # By the clock: the wheels themselves turn only when something is due.
+                # By the clock, because the wheels themselves turn only when a task is due.
                 "hand": wheel.slot(now),
                 "counts": [wheel.count(slot) for slot in range(wheel.size)],
             }
@@ -229,4 +228,4 @@ def _describe(purgatory: DelayedOperationPurgatory, waits: Waits) -> dict[str, A
 
 
 def _tell_no_process() -> None:
-    """There is no other one."""
+    """Do nothing, because there is no other process."""

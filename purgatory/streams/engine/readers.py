@@ -18,16 +18,16 @@ from purgatory.streams.storage.database import Extent, StorageError
 __all__ = ["Read", "Readers"]
 
 _LOOKING: Final = PATIENCE + 5.0
-"""Seconds after its time in which a read ends, because the database was looked at or has not answered."""
+"""Seconds after its deadline in which a read ends, because the last look at the database takes so long at most."""
 _FRESH: Final = 1.0
-"""Seconds for which a look at the database is good for other reads of the same stream."""
+"""Seconds for which a look at the database counts for other reads of the same stream."""
 
 
 class Read(DelayedOperation["Chunk | Exception"]):
     """Waits for data after a position, for the end of the stream, or for the deadline.
 
-    Yields a chunk, which is empty at the deadline. If the data cannot be read, or the stream is deleted, it yields the
-    exception.
+    The result is a chunk, which is empty at the deadline. If the data cannot be read or the stream is deleted, the
+    result is the exception.
     """
 
     __slots__ = ("address", "chunk", "last_look", "now", "path", "position", "readers", "stream")
@@ -35,7 +35,7 @@ class Read(DelayedOperation["Chunk | Exception"]):
     def __init__(
         self, readers: "Readers", stream: Stream, position: int, timeout: float, address: str, now: bool
     ) -> None:
-        """With `now`, do not wait if there is nothing: yield an empty chunk."""
+        """Make a read. With `now`, it does not wait, and without data its result is an empty chunk."""
         super().__init__(timeout)
         self.address: str = address
         self.readers: Readers = readers
@@ -75,7 +75,7 @@ class Read(DelayedOperation["Chunk | Exception"]):
 
 
 class LastLook(TimerTask):
-    """The end of a read's time, if other processes use the database: it is looked at before "there is nothing"."""
+    """The deadline of a read if other processes use the database, which is read once more then."""
 
     __slots__ = ("read",)
 
@@ -84,12 +84,12 @@ class LastLook(TimerTask):
         self.read: Read = read
 
     def run(self) -> None:
-        """The time is over."""
+        """Look at the database for the last time."""
         self.read.readers.look_last(self.read)
 
 
 class Readers:
-    """The reads that wait, and what is fetched for them. It belongs to one event loop."""
+    """The reads that wait, and the data that is fetched for them. It belongs to one event loop."""
 
     def __init__(
         self,
@@ -109,10 +109,10 @@ class Readers:
         """
         self._shared = shared
         self._ending: dict[str, list[Read]] = {}
-        """The reads of which the time is over, by path, until the database is looked at."""
+        """The reads whose deadline has come, by path, until the database is read."""
         self.cache = cache
         self.purgatory = DelayedOperationPurgatory("read", max_pending=max_pending)
-        """Where they wait, by the paths of their streams."""
+        """The purgatory in which they wait, with the paths of their streams as keys."""
         self.clients = Clients(max_pending_client, "waiting reads")
         self._store = store
         self._background = background
@@ -133,7 +133,7 @@ class Readers:
             raise PurgatoryFull(f"the limit of waiting reads is reached: max_pending is {self._max_pending}")
 
     async def stored(self, stream: Stream, position: int, most: Extent) -> Chunk:
-        """The data behind `position`, as much as `most` says, from the database.
+        """Return the data behind `position`, up to the extent `most`, from the database.
 
         Raises `NotFound` or `StorageError`.
         """
@@ -146,11 +146,11 @@ class Readers:
         return Chunk(stream, position, parts[-1].end, parts)
 
     def wait(self, known: Known, position: int, timeout: float, address: str = "", *, now: bool = False) -> Read:
-        """An operation that waits for what follows `position`, for the client with `address`.
+        """Return an operation that waits for data behind `position`, for the client with `address`.
 
         Raises `TooManyRequests`, `PurgatoryFull` or `PurgatoryClosed`.
         """
-        self.clients.check(address)  # once more: since `check_room`, others may have come
+        self.clients.check(address)  # again, because others may have come since `check_room`
         patience = _LOOKING if self._shared else 0.0
         operation = Read(self, known.stream, position, timeout + patience, address, now)
         self.clients.enter(address)
@@ -162,12 +162,12 @@ class Readers:
                 timer.reschedule(operation.last_look, timer.time() + timeout)
             return operation
         except BaseException:
-            if operation.outcome is None:  # else its on_done() was called
+            if operation.outcome is None:  # otherwise its on_done() was called
                 self.clients.leave(address)
             raise
 
     def load(self, operation: Read) -> None:
-        """Read what the operation waits for from the database, and complete it."""
+        """Read the data for an operation from the database, and complete it."""
         key = _key(operation)
         waiting = self._loading.get(key)
         if waiting is None:
@@ -191,7 +191,7 @@ class Readers:
             operation.force_complete()
 
     def look_last(self, read: Read) -> None:
-        """End a read of which the time is over, when the database was looked at."""
+        """End a read after its deadline, when the database was read once more."""
         known = self.cache.get(read.path)
         if known is not None and self._loop.time() < known.looked_at + _FRESH:
             self._end(read)
@@ -220,12 +220,12 @@ class Readers:
                 self._end(read)
 
     def _end(self, read: Read) -> None:
-        """End a read with what there is now, or else as one of which the time is over."""
+        """End a read with the data that exists now, or with none."""
         if not read.done() and not read.try_complete() and read not in self._loading.get(_key(read), ()):
             read.reschedule(0.0)
 
     def look(self, path: str) -> None:
-        """Look at a stream that is not in memory, and tell those that wait for it."""
+        """Look up a stream that is not in memory, and check the reads that wait for it."""
         if path not in self._looked_at:
             self._looked_at.add(path)
             self._background.spawn(self._look_at_path(path))
@@ -249,12 +249,12 @@ class Readers:
 
 
 def _key(read: Read) -> tuple[int, int]:
-    """What the read waits for: others that wait for the same share it."""
+    """Return the key of the read's data, which reads of the same data share."""
     return read.stream.id, read.position
 
 
 def _split(media: str, part: Part) -> Part:
-    """The part with its own data alone."""
+    """Return the part with only its own data."""
     begin, end, row = part
     if (begin, end) == (row.begin, row.end):
         return part

@@ -1,8 +1,8 @@
 """The store: a thread that writes, some that read, and the event loop that waits for them.
 
-Commands that come while a transaction is on its way to the disk make the next transaction together: the more there are,
-the less each one costs. Clients take turns, and a transaction that takes long is stored before it is full: so a client
-with many commands, or slow ones, delays another's by one short transaction. Clients' reads take turns, too.
+Commands that come while a transaction is being written form the next transaction together, so the more there are, the
+less each one costs. Clients take turns, and a slow transaction is stored before it is full. So a client with many or
+slow commands delays another client's by one short transaction. Clients' reads take turns, too.
 """
 
 import asyncio
@@ -31,18 +31,18 @@ __all__ = ["Change", "Store"]
 T = TypeVar("T")
 
 _BATCH: Final = 256
-"""Commands in a transaction, at most."""
+"""The most commands in a transaction."""
 _LARGE: Final = 8 * 1024 * 1024
-"""Bytes of appends after which a transaction takes no further command."""
+"""Bytes of appends after which a transaction accepts no further command."""
 _LONG: Final = 0.05
-"""Seconds after which a transaction takes no further command."""
+"""Seconds after which a transaction accepts no further command."""
 _READERS: Final = 2
 _READING: Final = 2 * _READERS
-"""Reads that have their turn: so each thread has another one when it has finished."""
+"""Reads that have their turn, so that each thread has another read when it has finished."""
 PATIENCE: Final = 20.0
-"""Time limit of a shared database for an answer, in seconds."""
+"""The timeout of a shared database's answer, in seconds."""
 _ATTEMPTS: Final = 10
-"""Most attempts of a command that conflicts with other processes."""
+"""The most attempts of a command that conflicts with other processes."""
 _PAUSE: Final = 5.0
 """Seconds until rows of deleted streams are deleted again, after that has failed."""
 
@@ -55,9 +55,9 @@ class Change:
 
     path: str
     stream: Stream | None
-    """As it is now; `None` if it is deleted."""
+    """Its present state, or `None` if it is deleted."""
     rows: list[Row]
-    """What was appended."""
+    """The rows that were appended."""
 
 
 _Item = tuple[Command[Any], "asyncio.Future[Any]", str]
@@ -83,18 +83,18 @@ class Turns(Generic[T]):
             items.append(item)
 
     def put_back(self, items: Sequence[tuple[str, T]]) -> None:
-        """Add items of clients that were taken last: they are the next ones again, in their order."""
+        """Put back the items that were taken last, so that they come next again, in their order."""
         for client, item in reversed(items):
             self._items.setdefault(client, deque()).appendleft(item)
-            # Else a client with many slow items would have each turn first, and others' items none.
+            # Otherwise a client with many slow items would be first in each turn, and other clients would wait.
             self._items.move_to_end(client, last=False)
 
     def take(self, most: int) -> list[T]:
-        """Take the next items: one of each client in turn, and `most` at most."""
+        """Take at most `most` of the next items, one of each client in turn."""
         taken: list[T] = []
         while self._items and len(taken) < most:
             client, items = next(iter(self._items.items()))
-            # A client alone takes all turns.
+            # A single client takes all turns.
             count = min(most - len(taken), len(items)) if len(self._items) == 1 else 1
             taken += [items.popleft() for _ in range(count)]
             if items:
@@ -114,7 +114,7 @@ class Store:
         self._loop = asyncio.get_running_loop()
         self._queue: SimpleQueue[_Item | None] = SimpleQueue()
         self._commands: Turns[_Item] = Turns()
-        """Those that were taken from the queue, in the writer's thread."""
+        """The commands that were taken from the queue, in the writer's thread."""
         self._reads: Turns[asyncio.Future[None]] = Turns()
         self._reading = 0
         self._local = threading.local()
@@ -125,7 +125,7 @@ class Store:
         self._closing = False
         self._has_failed = False
         self._unsure: Transaction | None = None
-        """The one that is being committed. If that fails, nobody knows whether it is stored."""
+        """The transaction that is being committed. If that fails, it is unknown whether it is stored."""
         self._drop_at = math.inf
         """When to delete rows of deleted streams, by the monotonic clock."""
 
@@ -170,8 +170,8 @@ class Store:
                 return await future
             return await self._patiently(future, may_be_stored=True)
         finally:
-            # Else an exception's traceback has this frame, which has the future, which has the exception: a cycle, in
-            # which the command and its body would wait for the garbage collector.
+            # Otherwise an exception's traceback holds this frame, and so the future and the exception again. In that
+            # cycle, the command and its body would wait for the garbage collector.
             del future
 
     async def read(self, read: Callable[[Database], T]) -> T:
@@ -231,7 +231,7 @@ class Store:
             raise
 
     def _drop(self, database: Database) -> None:
-        # Its connection is lost: the next one to read opens another.
+        # Its connection is lost, and the next read opens another.
         self._local.database = None
         self._opened.remove(database)
         with suppress(Exception):
@@ -246,14 +246,14 @@ class Store:
             if batch := self._commands.take(_BATCH):
                 self._write_batch(batch)
             if not closing and self._until_drop() == 0:
-                self._drop_rows()  # some of them, so that commands wait for little
+                self._drop_rows()  # some of them, so that commands don't wait long
 
     def _until_drop(self) -> float | None:
-        """Seconds until rows are to be deleted; `None` if there are none."""
+        """Return the seconds until rows must be deleted, or `None` if there are none."""
         return None if self._drop_at == math.inf else max(0.0, self._drop_at - time.monotonic())
 
     def _drop_rows(self) -> None:
-        """Delete some of the rows of deleted streams, or give back some of the room that they have left."""
+        """Delete some of the rows of deleted streams, or give some of their room back to the disk."""
         try:
             with self._writing_to() as database:
                 with database.transaction(()):
@@ -269,7 +269,7 @@ class Store:
             self._drop_at = 0.0 if has_more else math.inf
 
     def _take_in(self) -> bool:
-        """Take commands from the queue, and wait for one if there is none. Returns whether that was the last."""
+        """Take commands from the queue, and wait for one if there is none. Return whether that was the last."""
         with suppress(Empty):
             item = self._queue.get(timeout=0 if self._commands else self._until_drop())
             while item is not None:
@@ -301,11 +301,11 @@ class Store:
             self._commands.put_back([(item[2], item) for item in batch[len(outcomes) :]])
             self._tell(_changes(transaction), transaction, outcomes)
             return
-        for item in batch:  # one of them may be what the database cannot take
+        for item in batch:  # the database may refuse one of them
             self._write_batch([item], attempts + 1 if len(batch) == 1 else 1)
 
     def _failing(self, error: StorageError | None) -> None:
-        """Log that the database fails, and that it does no longer, once each."""
+        """Log once that the database fails, and once that it works again."""
         if error is not None and not self._has_failed:
             logger.error("changes are not stored: %s", error)
         elif error is None and self._has_failed:
@@ -314,7 +314,7 @@ class Store:
 
     @contextmanager
     def _writing_to(self) -> Iterator[Database]:
-        """The connection that writes. It is closed if it is lost, and opened again next time."""
+        """Yield the connection that writes. If it is lost, it is closed now and opened again next time."""
         if self._writing is not None and self._writing.is_lost():
             self._writing.close()
             self._writing = None
@@ -331,7 +331,7 @@ class Store:
             raise
 
     def _make_sure(self, database: Database) -> None:
-        """Tell the loop what the streams are now that an unsure transaction may have changed."""
+        """Tell the loop the present state of the streams that an uncertain transaction may have changed."""
         unsure = self._unsure
         if unsure is not None:
             self._tell([Change(path, database.stream(path), []) for path in unsure.paths], unsure, [])
@@ -348,13 +348,13 @@ class Store:
                     try:
                         outcomes.append((future, command.apply(transaction), None))
                     except StreamsError as error:
-                        # Its frames have the whole batch.
+                        # Its frames hold the whole batch.
                         outcomes.append((future, None, error.with_traceback(None)))
                     if transaction.size >= _LARGE or time.perf_counter() > end:
                         break
                 if transaction.is_changed:
                     database.store(transaction)
-                    if not self._opener.shared:  # else a notification says what is stored
+                    if not self._opener.shared:  # otherwise a notification tells what is stored
                         self._unsure = transaction
             self._unsure = None
             database.stored(transaction)
@@ -372,7 +372,7 @@ class Store:
                 self._committed(changes, transaction)
         finally:
             for future, result, error in outcomes:
-                if not future.done():  # else its caller is cancelled
+                if not future.done():  # otherwise its caller is cancelled
                     if error is None:
                         future.set_result(result)
                     else:

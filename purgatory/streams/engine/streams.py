@@ -1,4 +1,4 @@
-"""The streams of a server, on the side of the event loop: what was committed, and those that wait for more."""
+"""The streams of a server, on the side of the event loop: their committed state, and the reads that wait for more."""
 
 import asyncio
 import logging
@@ -25,9 +25,9 @@ __all__ = ["Streams"]
 T = TypeVar("T")
 
 _AGAIN: Final = 1.0
-"""Seconds until a database that is away is asked again."""
+"""Seconds until the next attempt if the database is away."""
 _LATE: Final = 0.02
-"""By how much of its time-to-live a stream that was read may expire late."""
+"""The share of its time-to-live by which a stream that was read may expire late."""
 
 logger: Final = logging.getLogger("purgatory.streams")
 
@@ -40,7 +40,7 @@ class Streams:
         self.store = Store(opener, self._committed)
         self.cache = Cache()
         self.on_due: Callable[[Collection[str]], None] = _nothing_due
-        """Called with the ids of subscriptions of which something is due."""
+        """Called with the ids of subscriptions that have work due."""
         self._opener = opener
         self._shared = opener.shared
         self._finding: Counter[str] = Counter()
@@ -51,7 +51,7 @@ class Streams:
         self._kept: dict[str, asyncio.TimerHandle] = {}
         """The paths of streams that are prolonged while reads wait for them."""
         self._full: set[str] = set()
-        """The subscriptions of which it is logged that they are full."""
+        """The subscriptions that were logged as full."""
         self._background = Background()
         self._alarm = Alarm(
             self.store, self._background, self.now, lambda names: self.on_due(names), shared=opener.shared
@@ -73,11 +73,11 @@ class Streams:
         await self.store.start()
 
     def look_for_due(self) -> None:
-        """Look for due expiries, leases and deliveries: now, and at each later deadline."""
+        """Check for due expiries, leases and deliveries, now and at each later deadline."""
         self._alarm.after(0.0)
 
     async def close(self) -> None:
-        """Close the database, when all that was begun is stored."""
+        """Close the database when everything that was begun is stored."""
         self._alarm.close()
         for handle in self._kept.values():
             handle.cancel()
@@ -85,7 +85,7 @@ class Streams:
         await self.store.close()
 
     def now(self) -> float:
-        """Seconds since 1970."""
+        """Return the time in seconds since 1970."""
         return self._opener.now()
 
     def run(self, command: Command[T]) -> Coroutine[Any, Any, T]:
@@ -93,13 +93,13 @@ class Streams:
         return self.store.run(command)
 
     async def secrets(self, new: dict[str, str]) -> dict[str, str]:
-        """The secrets with these names, which are made if there are none."""
+        """Return the secrets with these names, and make those that don't exist."""
         return await self.run(Secrets(new))
 
     # Reads.
 
     async def find(self, path: str) -> Known:
-        """The stream at `path`. Raises `NotFound`, `Gone` or `StorageError`."""
+        """Return the stream at `path`. Raises `NotFound`, `Gone` or `StorageError`."""
         known = self.cache.get(path)
         if known is None or self._shared:
             stream = await self._look_up(path)
@@ -119,14 +119,14 @@ class Streams:
         return known
 
     async def _look_up(self, path: str) -> Stream | None:
-        """The stream in the database, not older than the last notification of the path, unless it is known."""
+        """Return the stream in the database, not older than the last notification of the path, unless it is known."""
         self._finding[path] += 1
         try:
             while True:
-                # Counted, and not marked: another look-up of the path must not take the mark away.
+                # A count and not a flag, because another look-up of the path must not reset it.
                 changes, stream = await self.store.read(lambda database: (self._overtaken[path], database.stream(path)))
                 known = self.cache.get(path)
-                # A known one is newer, or is told of the change. Else a stream with many appends is read for ever.
+                # A known one is newer, or hears of the change. Otherwise a stream with many appends is read forever.
                 is_known = known is not None and stream is not None and known.stream.id == stream.id
                 if is_known or changes == self._overtaken[path]:
                     return stream
@@ -137,13 +137,13 @@ class Streams:
                 del self._overtaken[path]
 
     def touch(self, known: Known) -> None:
-        """The stream is read: its time-to-live begins anew."""
+        """Restart the time-to-live of the stream, because it is read."""
         stream = known.stream
         if stream.ttl is None or stream.deadline is None:
             return
         deadline = self.now() + stream.ttl
         if deadline > stream.deadline and not known.touching:
-            # A little more, so that not each read has to be stored.
+            # A little more, so that not every read must be stored.
             known.touching = True
             self._background.spawn(self._touch(known, deadline + max(_LATE * stream.ttl, SOON)))
 
@@ -154,7 +154,7 @@ class Streams:
             known.touching = False
 
     async def chunk(self, known: Known, position: int, most: Extent = CHUNK) -> Chunk:
-        """The data behind `position`, as much as `most` says. Raises `NotFound` or `StorageError`."""
+        """Return the data behind `position`, up to the extent `most`. Raises `NotFound` or `StorageError`."""
         stream = known.stream
         if known.gone:
             raise NotFound("the stream is deleted")  # there may still be some of its data
@@ -168,12 +168,12 @@ class Streams:
         self.readers.check_room(address)
 
     def wait(self, known: Known, position: int, timeout: float, address: str = "", *, now: bool = False) -> Read:
-        """An operation that waits for what follows `position`: see `Readers.wait`. Meanwhile the stream stays."""
+        """Return an operation that waits for data behind `position`, as `Readers.wait`, and prolong the stream."""
         self._keep(known)
         return self.readers.wait(known, position, timeout, address, now=now)
 
     def _keep(self, known: Known) -> None:
-        """Prolong a stream now and then, while reads wait for it: once for all of them."""
+        """Prolong a stream from time to time while reads wait for it, once for all of them."""
         path, ttl = known.stream.path, known.stream.ttl
         if ttl is not None and path not in self._kept:
             self._kept[path] = self._loop.call_later(ttl / 2, self._keep_on, known)
@@ -204,7 +204,7 @@ class Streams:
                 self._alarm.at(each.due)
 
     def publish(self, path: str, stream: Stream | None, rows: Iterable[Row] = ()) -> None:
-        """Remember what a stream is now, and check those that wait for it."""
+        """Remember the new state of a stream, and check the reads that wait for it."""
         if path in self._finding:
             self._overtaken[path] += 1
         if stream is None:
@@ -217,7 +217,7 @@ class Streams:
         self.reads.check_and_complete_soon(path)
 
     async def refresh(self, paths: Collection[str]) -> None:
-        """Other processes have changed these streams: look at those that are waited for. Raises `StorageError`."""
+        """Look up the streams with waiting reads that other processes have changed. Raises `StorageError`."""
         self._overtaken.update(path for path in paths if path in self._finding)
         waiting: dict[str, Stream | None] = {}
         for path in paths:
@@ -225,17 +225,17 @@ class Streams:
                 known = self.cache.get(path)
                 waiting[path] = None if known is None else known.stream
             else:
-                self.cache.forget(path)  # as it is outdated, or may be
+                self.cache.forget(path)  # because it may be outdated
         if waiting:
             found = await self._patiently(lambda database: database.streams(list(waiting)))
             for path, before in waiting.items():
                 known = self.cache.get(path)
-                # What this process has committed meanwhile is newer than a stream that is not found.
+                # A stream that this process has committed meanwhile is newer than one that is not found.
                 if path in found or known is None or known.stream is before:
                     self.publish(path, found.get(path))
 
     async def _patiently(self, read: Callable[[Database], T]) -> T:
-        """Read from the database, and again while it is away: for one line of the log, and not one for each stream."""
+        """Read from the database, and repeat that while it is away, with one line in the log and not one per stream."""
         attempts = 0
         while True:
             try:
@@ -247,7 +247,7 @@ class Streams:
                 await asyncio.sleep(_AGAIN)
 
     def invalidate(self) -> None:
-        """Any stream may have changed in another process."""
+        """Forget the streams, because any of them may have changed in another process."""
         self._overtaken.update(self._finding)
         self.cache.clear()
 

@@ -1,4 +1,4 @@
-"""The SQL that both databases have in common, and what each has to add."""
+"""The SQL that both databases have in common, and the methods that each must add."""
 
 import json
 from abc import ABC, abstractmethod
@@ -30,12 +30,12 @@ __all__ = [
 
 
 class Extent(NamedTuple):
-    """How much is read at once."""
+    """The limits of one read."""
 
     size: int
-    """Bytes from which on no further row is read."""
+    """Bytes after which no further row is read."""
     rows: int
-    """Rows, at most."""
+    """The most rows."""
 
 
 class StorageError(Exception):
@@ -45,15 +45,15 @@ class StorageError(Exception):
 
 
 class StorageFull(StorageError):
-    """There is no room left."""
+    """The disk is full."""
 
 
 class StorageConflict(StorageError):
-    """Another process was first: to be tried again."""
+    """Another process was first, so the transaction must be repeated."""
 
 
 class StorageUnavailable(StorageError):
-    """The database cannot be reached, or has no time."""
+    """The database cannot be reached, or is too busy."""
 
 
 _STREAM: Final = (
@@ -90,11 +90,11 @@ _IN: Final = 500
 _DUE: Final = 1000
 """Streams, and subscriptions, that are due and looked at together."""
 _ROWS: Final = 256
-"""So many rows are asked for at once."""
+"""Rows that are fetched at once."""
 _DROPPED: Final = 1000
 """Rows of deleted streams that a transaction deletes, at most."""
 _DROPPED_BYTES: Final = 4 * 1024 * 1024
-"""Bytes from which on it deletes no more: that takes 20 ms."""
+"""Bytes after which it deletes no more, which takes 20 ms."""
 _DROPPED_STREAMS: Final = 50
 """Streams whose rows it deletes, at most."""
 # Those of a piece, of which the first one may begin before. There are none if that one is deleted already.
@@ -119,11 +119,11 @@ class Database(ABC):
 
     @abstractmethod
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        """Rows of a statement. Placeholders are `?`. Raises `StorageError`."""
+        """Execute a statement and return its rows. Placeholders are `?`. Raises `StorageError`."""
 
     @abstractmethod
     def execute_many(self, sql: str, parameters: Iterable[Sequence[Any]]) -> None:
-        """A statement many times. Raises `StorageError`."""
+        """Execute a statement many times. Raises `StorageError`."""
 
     @abstractmethod
     def transaction(self, paths: Collection[str], alone: bool = False) -> AbstractContextManager[None]:
@@ -137,12 +137,12 @@ class Database(ABC):
         """Close the connection."""
 
     def is_lost(self) -> bool:
-        """Whether the connection has been lost since it was last used."""
+        """Return whether the connection was lost since its last use."""
         return False
 
     @abstractmethod
     def new_id(self) -> int:
-        """An id that no stream has had."""
+        """Return an id that no stream has had."""
 
     locked: str = ""
     """The end of a `SELECT` that locks its rows."""
@@ -159,55 +159,55 @@ class Database(ABC):
     # The source of a transaction.
 
     def stream(self, path: str) -> Stream | None:
-        """The stream at `path`, a deleted one too that is kept for its forks."""
+        """Return the stream at `path`, even a deleted one that is kept for its forks."""
         for row in self.execute(f"{SELECT_STREAM} WHERE path = ?{self.locked}", [path]):
             return stream_of_row(row)
         return None
 
     def tail(self, path: str) -> int:
-        """The tail of the stream at `path`, which is not changed then; 0 if there is none."""
+        """Return the tail of the stream at `path`, read without locking it, or 0 if it does not exist."""
         stream = self.stream(path)
         return 0 if stream is None or stream.deleted else stream.tail
 
     def stream_of(self, number: int) -> Stream:
-        """The stream with this id, which exists."""
+        """Return the stream with this id, which exists."""
         (row,) = self.execute(f"{SELECT_STREAM} WHERE id = ?{self.locked}", [number])
         return stream_of_row(row)
 
     def producer(self, stream: int, name: str) -> Producer | None:
-        """The producer of a stream."""
+        """Return the producer of a stream."""
         for row in self.execute("SELECT epoch, seq FROM producers WHERE stream = ? AND name = ?", [stream, name]):
             return Producer(*row)
         return None
 
     def append_end(self, stream: int, position: int) -> int:
-        """Where the append ends that has the unit at `position`, which there is."""
+        """Return the end of the append that contains the unit at `position`, which exists."""
         sql = "SELECT COALESCE(append_end, last) FROM data WHERE stream = ? AND first <= ? ORDER BY first DESC LIMIT 1"
         ((last,),) = self.execute(sql, [stream, position])
         return int(last)
 
     def count(self) -> int:
-        """How many streams there are, deleted ones too that are kept for their forks."""
+        """Return how many streams there are, including deleted ones that are kept for their forks."""
         ((count,),) = self.execute("SELECT count(*) FROM streams")
         return int(count)
 
     def tails(self, paths: Collection[str]) -> Mapping[str, int]:
-        """The tails of those of the streams at these paths that are not deleted."""
+        """Return the tails of the streams at these paths, except for deleted ones."""
         return dict(self._select_in("SELECT path, tail FROM streams WHERE deleted = 0", [], paths))
 
     def paths(self, after: int) -> Collection[str]:
-        """The paths of the streams that are not deleted, and whose id is greater than `after`."""
+        """Return the paths of the streams with ids greater than `after`, except for deleted ones."""
         return [path for (path,) in self.execute("SELECT path FROM streams WHERE id > ? AND deleted = 0", [after])]
 
     def _select_in(self, sql: str, parameters: Sequence[Any], paths: Collection[str]) -> Iterator[Any]:
-        """The rows of these paths."""
+        """Yield the rows of these paths."""
         ordered = sorted(paths)
         for begin in range(0, len(ordered), _IN):
             some = ordered[begin : begin + _IN]
             yield from self.execute(f"{sql} AND path IN ({', '.join('?' * len(some))})", [*parameters, *some])
 
     def probe(self) -> int:
-        """Read a little of each table that requests read. Returns how many streams there are. Raises `StorageError`."""
+        """Read a little of each table that requests read. Return how many streams there are. Raises `StorageError`."""
         for (path,) in self.execute("SELECT path FROM streams LIMIT 1"):
             Database.stream(self, path)
         self.execute("SELECT stream, first, last, append_end, length(data) FROM data LIMIT 1")
@@ -217,55 +217,55 @@ class Database(ABC):
         return Database.count(self)
 
     def secret(self, name: str) -> str | None:
-        """A secret, if there is one with this name."""
+        """Return the secret with this name, if it exists."""
         for (value,) in self.execute(f"SELECT value FROM secrets WHERE name = ?{self.locked}", [name]):
             return str(value)
         return None
 
     def subscription(self, name: str) -> Subscription | None:
-        """The subscription with this id."""
+        """Return the subscription with this id."""
         for row in self.execute(f"{SELECT_SUBSCRIPTIONS} WHERE id = ?{self.locked}", [name]):
             return Subscription(*row)
         return None
 
     def matching(self, path: str) -> Collection[str]:
-        """The ids of all subscriptions whose pattern matches the path."""
+        """Return the ids of all subscriptions whose pattern matches the path."""
         self._compiled.replace(self.patterns())
         return self._compiled.matching(path)
 
     def patterns(self) -> Collection[tuple[str, str | None]]:
-        """The ids and patterns of all subscriptions."""
+        """Return the ids and patterns of all subscriptions."""
         return self.execute("SELECT id, pattern FROM subscriptions")
 
     def subscription_count(self) -> int:
-        """How many there are."""
+        """Return how many subscriptions there are."""
         return len(self.patterns())
 
     def links_at(self, path: str) -> Mapping[str, Link]:
-        """The links to the stream at `path`, by the ids of their subscriptions."""
+        """Return the links to the stream at `path`, by the ids of their subscriptions."""
         rows = self.execute(f"SELECT subscription, {_LINK} FROM links WHERE path = ?", [path])
         return {name: link_of_row(link) for name, *link in rows}
 
     def links_to(self, subscription: str, paths: Collection[str]) -> Mapping[str, Link]:
-        """Those of the subscription's links that are to these paths."""
+        """Return the subscription's links to these paths."""
         rows = self._select_in(f"SELECT path, {_LINK} FROM links WHERE subscription = ?", [subscription], paths)
         return {path: link_of_row(link) for path, *link in rows}
 
     def link_count(self, subscription: str) -> int:
-        """How many streams the subscription has."""
+        """Return how many streams the subscription has."""
         ((count,),) = self.execute("SELECT count(*) FROM links WHERE subscription = ?", [subscription])
         return int(count)
 
     def linked(self, subscription: str, after: str, limit: int) -> list[Linked]:
-        """The first `limit` streams of a subscription whose paths follow `after`, in the order of their paths."""
+        """Return the first `limit` streams of a subscription behind the path `after`, in the order of their paths."""
         return self._linked(f"{self.links_path} > ? ORDER BY {self.links_path} LIMIT ?", subscription, after, limit)
 
     def pending(self, subscription: str, limit: int) -> list[Linked]:
-        """The first `limit` of them that are pending."""
+        """Return the first `limit` pending ones of them."""
         return self._linked(f"COALESCE(tail, 0) > acked ORDER BY {self.links_path} LIMIT ?", subscription, limit)
 
     def woken(self, subscription: str) -> list[Linked]:
-        """All of them that the wake has something of."""
+        """Return all of them that the wake contains."""
         return self._linked("woken > acked", subscription)
 
     def _linked(self, condition: str, *parameters: Any) -> list[Linked]:
@@ -278,7 +278,7 @@ class Database(ABC):
     # What is not part of a transaction.
 
     def read(self, pieces: Sequence[Piece], most: Extent) -> list[Part]:
-        """The data of `pieces`, until there is as much as `most` says."""
+        """Return the data of `pieces`, up to the extent `most`."""
         parts: list[Part] = []
         size = 0
         for piece in pieces:
@@ -297,7 +297,7 @@ class Database(ABC):
         return parts
 
     def rows(self, piece: Piece, most: int) -> Iterable[Row]:
-        """Some of the rows of a piece. The first one may begin before.
+        """Return some of the rows of a piece. The first one may begin before.
 
         Those beyond `most` bytes are not wanted: they need not come, or are not read until they are taken.
         """
@@ -305,12 +305,12 @@ class Database(ABC):
         return [Row(first, last, bytes(data)) for first, last, data in rows]
 
     def streams(self, paths: Collection[str]) -> dict[str, Stream]:
-        """The streams at these paths."""
+        """Return the streams at these paths."""
         found = ((path, Database.stream(self, path)) for path in paths)
         return {path: stream for path, stream in found if stream is not None}
 
     def due(self, now: float) -> tuple[list[str], list[str], float | None]:
-        """Paths of streams and ids of subscriptions whose time has come, and the next time after that.
+        """Return the paths of streams and the ids of subscriptions that are due, and the next time after that.
 
         Among them are subscriptions whose time is farther than it can be, because a clock was wrong.
         """
@@ -335,20 +335,20 @@ class Database(ABC):
         return streams, subscriptions, min((time for (time,) in times if time is not None), default=None)
 
     def listed(self, prefix: str, after: str, most: int) -> list[Stream]:
-        """Streams whose paths begin with `prefix`, the first ones that follow `after`."""
+        """Return streams whose paths begin with `prefix`, the first ones that follow `after`."""
         sql = f"{SELECT_STREAM} WHERE deleted = 0 AND path > ? AND path >= ? ORDER BY path LIMIT ?"
         streams = map(stream_of_row, self.execute(sql, [after, prefix, most]))
         return list(takewhile(lambda stream: stream.path.startswith(prefix), streams))
 
     def last_id(self) -> int:
-        """The greatest id of a stream; 0 if there is none."""
+        """Return the greatest id of a stream, or 0 without streams."""
         ((number,),) = self.execute("SELECT COALESCE(max(id), 0) FROM streams")
         return int(number)
 
     def matched(self, glob: Glob, after: str, most: int) -> tuple[list[str], str | None]:
-        """Of the first `most` streams that follow the path `after`: those that a pattern matches, and where to go on.
+        """Return the matches among the first `most` streams behind the path `after`, and the path to go on from.
 
-        All that the pattern matches have been found if that is `None`.
+        That is `None` if all matches have been found.
         """
         # All of them are at `prefix`, or below it. "0" follows "/".
         sql = "SELECT path FROM streams WHERE deleted = 0 AND path > ? AND path >= ?"
@@ -407,7 +407,7 @@ class Database(ABC):
             self.put_links(links)
 
     def drop_rows(self) -> bool:
-        """Delete some rows of deleted streams, within a transaction. Returns whether there are more."""
+        """Delete some rows of deleted streams, within a transaction. Return whether there are more."""
         sql = f"SELECT stream FROM dropped ORDER BY stream LIMIT {_DROPPED_STREAMS}{self.locked_alone}"
         streams = [stream for (stream,) in self.execute(sql)]
         left = _DROPPED
@@ -439,7 +439,7 @@ class Database(ABC):
             self.execute_many("DELETE FROM dropped WHERE stream = ?", [(stream,) for stream in streams])
 
     def shrink(self) -> bool:
-        """Give some of the room that deleted rows have left back to the disk. Returns whether there is more.
+        """Give some of the room that deleted rows have left back to the disk. Return whether there is more.
 
         Called without a transaction. A database that has means of its own does nothing.
         """
@@ -450,12 +450,12 @@ class Database(ABC):
 
 
 def of_piece(piece: Piece) -> list[int]:
-    """The parameters of `FROM_DATA`."""
+    """Return the parameters of `FROM_DATA`."""
     return [piece.stream, piece.end, piece.stream, piece.begin, _ROWS]
 
 
 def stream_of_row(row: Sequence[Any]) -> Stream:
-    """The stream of a row of `SELECT_STREAM`."""
+    """Return the stream of a row of `SELECT_STREAM`."""
     (number, path, content_type, media_type, config, ttl, expires_at, deadline, tail, closed, closed_by, seq, source,
      fork, lineage, references, deleted, created, version) = row  # fmt: skip
     return Stream(
@@ -466,12 +466,12 @@ def stream_of_row(row: Sequence[Any]) -> Stream:
 
 @lru_cache(128)
 def _lineage(text: str) -> tuple[Span, ...]:
-    """The lineage of a stream. The forks of a stream share it."""
+    """Return the lineage of a stream. The forks of a stream share it."""
     return tuple(Span(*span) for span in json.loads(text))
 
 
 def link_of_row(row: Sequence[Any]) -> Link:
-    """The link of a row's columns."""
+    """Return the link of a row's columns."""
     explicit, glob, acked, woken = row
     return Link(bool(explicit), bool(glob), acked, woken)
 

@@ -1,4 +1,4 @@
-"""Opens the database that the settings say."""
+"""Opens the database that the settings name."""
 
 import time
 from pathlib import Path
@@ -20,16 +20,16 @@ class Opener(Protocol):
         """Whether other processes use the database too."""
 
     def writer(self) -> Database:
-        """The connection that writes."""
+        """Return the connection that writes."""
 
     def reader(self) -> Database:
-        """A connection that reads."""
+        """Return a connection that reads."""
 
     def now(self) -> float:
-        """Seconds since 1970."""
+        """Return seconds since 1970."""
 
     def close(self) -> None:
-        """Leave the database to others."""
+        """Release the database for other processes."""
 
 
 class FolderOpener:
@@ -38,23 +38,23 @@ class FolderOpener:
     shared = False
 
     def __init__(self, path: Path) -> None:
-        """Raises `BlockingIOError` if another process uses the folder, `OSError`."""
+        """Take the folder. Raises `BlockingIOError` if another process uses it, or another `OSError`."""
         self._folder = Folder(path)
 
     def writer(self) -> WritingDatabase:
-        """The connection that writes."""
+        """Return the connection that writes."""
         return WritingDatabase(self._folder.file)
 
     def reader(self) -> Database:
-        """A connection that reads."""
+        """Return a connection that reads."""
         return FileDatabase(self._folder.file)
 
     def now(self) -> float:
-        """Seconds since 1970."""
+        """Return seconds since 1970."""
         return time.time()
 
     def close(self) -> None:
-        """Leave the folder to others."""
+        """Release the folder for other processes."""
         self._folder.close()
 
 
@@ -64,7 +64,7 @@ class PostgresOpener:
     shared = True
 
     def __init__(self, dsn: str) -> None:
-        """Raises `ModuleNotFoundError` without the extra, `StorageError`."""
+        """Open the database. Raises `ModuleNotFoundError` without the extra, or `StorageError`."""
         try:
             from purgatory.relay.payload import encode
             from purgatory.streams.storage import postgresql
@@ -77,21 +77,21 @@ class PostgresOpener:
         postgresql.prepare(dsn)
 
     def writer(self) -> Database:
-        """The connection that writes."""
+        """Return the connection that writes."""
         return self._module.PostgresDatabase(self._dsn, lambda paths: list(self._payloads(paths)))
 
     def reader(self) -> Database:
-        """A connection that reads."""
+        """Return a connection that reads."""
         return self._module.PostgresDatabase(self._dsn)
 
     def now(self) -> float:
-        """Seconds since 1970."""
+        """Return seconds since 1970."""
         return time.time()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, because nothing is held."""
 
 
 def opener(settings: Settings) -> Opener:
-    """The opener for these settings. Raises `OSError` or `StorageError`."""
+    """Return the opener for these settings. Raises `OSError` or `StorageError`."""
     return FolderOpener(Path(settings.data)) if settings.database is None else PostgresOpener(settings.database)

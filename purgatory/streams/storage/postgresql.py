@@ -47,7 +47,7 @@ _LOCK: Final = 6_049_437
 """The number of an advisory lock: shared by transactions, and taken alone by a new subscription."""
 _CONNECTING: Final = 5
 _WORKING: Final = 10_000
-"""Milliseconds for a statement."""
+"""The timeout of a statement, in milliseconds."""
 _COUNTED: Final = 1.0
 """Seconds for which the number of streams is remembered: other processes may exceed it by those they create then."""
 _LINKS_COUNTED: Final = 10.0
@@ -108,7 +108,7 @@ class PostgresDatabase(Database):
                 connect_timeout=_CONNECTING,
                 options=_OPTIONS,
                 autocommit=True,
-                # One that has vanished without a word is noticed.
+                # These detect a server that has silently vanished.
                 keepalives_idle=10,
                 keepalives_interval=5,
                 keepalives_count=2,
@@ -162,7 +162,7 @@ class PostgresDatabase(Database):
             self._forget()
 
     def _forget(self) -> None:
-        """What is known in a transaction holds until its end."""
+        """Remember counts in a transaction, because they hold until its end."""
         self._found = {}
         self._patterns = None
         self._locked_subscriptions = {}
@@ -195,7 +195,7 @@ class PostgresDatabase(Database):
         sql = f"{SELECT_SUBSCRIPTIONS} WHERE id = ANY(?) ORDER BY id FOR UPDATE"
         for row in self.execute(sql, [sorted(names)]):
             self._locked_subscriptions[row[0]] = Subscription(*row)
-        # Their links do not change any more.
+        # Their links no longer change.
         sql = "SELECT path, subscription, explicit, glob, acked, woken FROM links WHERE path = ANY(?)"
         for path, name, *link in self.execute(sql, [list(paths)]):
             self._links[path][name] = link_of_row(link)

@@ -1,4 +1,4 @@
-"""Room that is kept on the disk, so that streams can be deleted when it is full.
+"""Room that is reserved on the disk, so that streams can be deleted when it is full.
 
 SQLite writes a deletion to its log before it frees anything, and what the log has to its file, which may grow by that.
 On a full disk neither is possible, so nothing could be deleted. Hence a file takes room beforehand: as much as the log
@@ -28,12 +28,12 @@ class Reserve:
         self.is_made = path.exists() and path.stat().st_size == RESERVED
 
     def free(self) -> int:
-        """Bytes that are free on the disk. A file system that does not say has no bound."""
+        """Return bytes that are free on the disk. A file system that does not say has no bound."""
         disk = os.statvfs(self._folder)
         return disk.f_bavail * disk.f_frsize if disk.f_blocks else sys.maxsize
 
     def make(self) -> bool:
-        """Take the room, if it is not taken. Returns whether it is."""
+        """Take the room, if it is not taken. Return whether it is."""
         if not self.is_made:
             try:
                 with self._path.open("wb") as file:
@@ -48,7 +48,7 @@ class Reserve:
         return self.is_made
 
     def release(self) -> bool:
-        """Let the database have the room. Returns whether there was some."""
+        """Let the database have the room. Return whether there was some."""
         was_made = self.is_made
         if was_made:
             os.truncate(self._path, 0)

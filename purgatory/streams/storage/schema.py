@@ -47,7 +47,7 @@ _NEW: Final = {2: {("data", "append_end"), ("dropped", "stream"), ("schema_versi
 _SCANNED: Final = 10_000
 """Rows that a transaction of a migration looks at."""
 _REWRITTEN: Final = 16 * 1024 * 1024
-"""Bytes from which on it rewrites no more."""
+"""Bytes after which it rewrites no more."""
 _LOGGED: Final = 1_000_000
 """Rows after which the log has a line."""
 
@@ -56,7 +56,7 @@ logger: Final = logging.getLogger("purgatory.streams")
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What a database has of its own."""
+    """The differences between the databases."""
 
     blob: str
     """The type of bytes."""
@@ -125,7 +125,7 @@ def _create(database: Database, dialect: Dialect, table: str) -> None:
 
 
 def _names(columns: str) -> list[str]:
-    """The names of the columns of a table."""
+    """Return the names of the columns of a table."""
     # A key's own columns, "PRIMARY KEY (stream, first)", are none of these.
     words = [column.split()[0] for column in columns.split(",")]
     return [word for word in words if word.islower() and not word.endswith(")")]
@@ -138,7 +138,7 @@ def _described(missing: set[tuple[str, str]], found: set[tuple[str, str]]) -> st
 
 
 def _migrate_to_2(database: Database, dialect: Dialect, found: set[tuple[str, str]]) -> None:
-    """Rows have a bounded size, and know where their append ends. One that was interrupted begins once more."""
+    """Bound the size of rows, and store where their append ends. An interrupted migration begins again."""
     logger.warning("the database has schema version 1 and is migrated to 2, which may take a while")
     if ("data", "append_end") not in found:
         with database.transaction(()):
@@ -182,14 +182,14 @@ def _divide_rows(database: Database, after: tuple[int, int]) -> tuple[tuple[int,
 
 
 def _divide(database: Database, stream: int, first: int, last: int, media: str) -> bool:
-    """Divide a row, unless it is a single message, or cannot be parsed. Returns whether it was divided."""
+    """Divide a row, unless it is a single message, or cannot be parsed. Return whether it was divided."""
     if last - first == 1:
         return False
     ((data,),) = database.execute("SELECT data FROM data WHERE stream = ? AND first = ?", [stream, first])
     try:
         parts = messages.split(media, bytes(data))
     except (ValueError, RecursionError):
-        return False  # it can be read as a whole, as before
+        return False  # it is still readable as a whole
     if sum(units for _, units in parts) != last - first:
         return False
     (begin, units), *others = parts

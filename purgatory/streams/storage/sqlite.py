@@ -1,4 +1,4 @@
-"""SQLite in a folder: one process, which knows all that it has stored."""
+"""SQLite in a folder, for one process, which knows everything that it has stored."""
 
 import fcntl
 import os
@@ -54,11 +54,11 @@ _MARGIN: Final = 4 * 1024 * 1024
 _PRIMARY: Final = 0xFF
 """The bits of an error code that say what has failed; others say how."""
 _ERRORS: Final = {sqlite3.SQLITE_FULL: StorageFull, sqlite3.SQLITE_IOERR: StorageUnavailable}
-"""The classes of errors. A connection with an I/O error is closed, as nobody knows what the disk has."""
+"""The classes of errors. A connection with an I/O error is closed, because the state of the disk is unknown."""
 
 
 class Folder:
-    """The folder of a database, which no other process uses meanwhile."""
+    """The folder of a database, locked against other processes."""
 
     def __init__(self, path: Path) -> None:
         """Take the folder. Raises `BlockingIOError` if a process has it, `OSError` or `StorageError`."""
@@ -77,7 +77,7 @@ class Folder:
             raise OSError(error.errno, text, str(path)) from None  # whose class the number chooses
 
     def close(self) -> None:
-        """Let others have it."""
+        """Release it for other processes."""
         while self._locks:
             os.close(self._locks.pop())
 
@@ -126,7 +126,7 @@ class FileDatabase(Database):
     def transaction(self, paths: Collection[str], alone: bool = False) -> Iterator[None]:
         is_committing = False
         try:
-            self.execute("BEGIN IMMEDIATE")  # one that fails may have begun all the same
+            self.execute("BEGIN IMMEDIATE")  # it may have begun even if it fails
             yield
             is_committing = True
             self.execute("COMMIT")
@@ -152,7 +152,7 @@ class FileDatabase(Database):
 
 
 class WritingDatabase(FileDatabase):
-    """The connection that writes. It remembers what it has stored: nothing else changes the database."""
+    """The connection that writes. It remembers what it has stored, because nothing else changes the database."""
 
     def __init__(self, file: Path) -> None:
         self._reserve = Reserve(file.with_name("reserve"))
@@ -247,7 +247,7 @@ class WritingDatabase(FileDatabase):
 
     @contextmanager
     def _releasing(self) -> Iterator[None]:
-        """Release the reserve if the disk is full, and let the commands be tried again."""
+        """Release the reserve if the disk is full, so that the commands are tried again."""
         try:
             yield
         except StorageFull as error:
@@ -294,7 +294,7 @@ class WritingDatabase(FileDatabase):
         return int(number)
 
     def stored(self, transaction: Transaction) -> None:
-        """The transaction is committed: remember."""
+        """Remember the changes of a committed transaction."""
         for path, stream in transaction.paths.items():
             self._remember(path, stream)
         if transaction.subscriptions or transaction.links:
