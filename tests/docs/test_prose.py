@@ -54,7 +54,7 @@ def test_page_is_easy_to_read(page: Path) -> None:
     for paragraph in found:
         for phrase, instead in PHRASES.items():
             match = re.search(phrase, paragraph, re.IGNORECASE)
-            assert match is None, f"{match and match[0]!r} in {paragraph!r}: write {instead!r}"
+            assert match is None, f"{match[0]!r} in {paragraph!r}: write {instead!r}"
         assert len(paragraph.split()) <= 90, f"a long paragraph: {paragraph!r}"
     sentences = [each for paragraph in found for each in re.split(r"(?<=[.!?:]) ", paragraph)]
     assert not sentences or mean(len(each.split()) for each in sentences) <= 20
