@@ -35,7 +35,7 @@ _SECOND: Final = 1_000_000
 _FOREVER: Final = 10_000
 """The bin of no timeout."""
 _GAP, _WIDEST = 3, 10
-"""Bins that timeouts of one stratum are apart, and that it spans, at the most: jitter of 7 % is one timeout."""
+"""At most so many bins are between timeouts of one stratum, and in all of it: jitter of 7 % is one timeout."""
 
 _CLOSE: Final = 0.03
 """Timeouts that differ by less are one rung of a ladder."""

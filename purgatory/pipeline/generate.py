@@ -1,8 +1,8 @@
 """Traffic at any scale, made on Spark and written as a trace.
 
-Time is cut into slices, and each slice of each instance is drawn by itself, from a random generator that is seeded by
+Time is cut into slices, and each slice of each instance is drawn on its own, from a random generator that is seeded by
 (seed, instance, slice): so the traffic does not depend on how Spark divides the work. Arrivals are a Poisson process
-all the same: the number in a slice is Poisson distributed, and given their number, they are uniform in it, which is
+anyway: the number in a slice is Poisson distributed, and given their number, they are uniform in it, which is
 the same as exponential intervals from one to the next, across slices too.
 """
 
@@ -27,7 +27,7 @@ _SLICE: Final = 50_000
 """The average number of operations of a slice: some megabytes, and some hundredths of a second of work."""
 
 _TICK: Final = 0.001
-"""Seconds from a deadline to the last try, at the most."""
+"""The most seconds from a deadline to the last try."""
 
 _BATCH: Final = 10_000
 """Rows handed to Spark in one go."""

@@ -13,7 +13,7 @@ from purgatory.spark.errors import PipelineError
 __all__ = ["of_days", "rollup"]
 
 _AGAIN = 2
-"""The newest days of a cube are written anew: rows of their last operations may have come since."""
+"""The newest days of a cube are written again, because rows of their last operations may have come since."""
 
 
 def rollup(

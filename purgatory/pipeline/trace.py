@@ -80,7 +80,7 @@ def read(spark: SparkSession, path: str) -> DataFrame:
 
 
 def span(rows: DataFrame) -> dict[date, int]:
-    """The days of a journal, each with the shortest slot, in seconds, that gives it sixty slots at the most."""
+    """The days of a journal, each with the shortest slot, in seconds, that gives it at most sixty slots."""
     seconds = F.unix_seconds("arrived_at")
     looked = rows.groupBy("date").agg(F.min(seconds).alias("first"), F.max(seconds).alias("last"))
     return {

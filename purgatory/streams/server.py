@@ -1,4 +1,4 @@
-"""uvicorn's server with a time-out for writing, and with workers that end with their supervisor."""
+"""uvicorn's server with a timeout for writing, and with workers that end with their supervisor."""
 
 import gc
 import logging
@@ -148,7 +148,7 @@ def _end_with(parent: BaseProcess) -> None:
 class Server(uvicorn.Server):
     """uvicorn's server, which disconnects a client that does not read. Such a client costs the kernel little meanwhile.
 
-    Else it keeps its connection for ever, with up to four MiB of its response in the kernel (`net.ipv4.tcp_wmem`).
+    Else it keeps its connection forever, with up to four MiB of its response in the kernel (`net.ipv4.tcp_wmem`).
     """
 
     def __init__(self, config: uvicorn.Config, write_timeout: float) -> None:
@@ -166,7 +166,7 @@ class Server(uvicorn.Server):
 
 
 def set_write_timeout(listening: socket.SocketType, seconds: float) -> None:
-    """Set the write time-out of all connections that `listening` accepts. uvicorn has no such time-out."""
+    """Set the write timeout of all connections that `listening` accepts. uvicorn has no such timeout."""
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux has it
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(1000 * seconds))
     if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # and so has macOS

@@ -13,7 +13,7 @@ import pytest
 from tests.support.paths import ROOT
 
 PHRASES = {
-    r", for one\b": "for example",
+    r", for one[.,:)]": "for example",
     r"\bfor ever\b": "forever",
     r"\ball the same\b": "anyway",
     r"\bat the (most|least)\b": "at most, at least",
@@ -46,6 +46,15 @@ def prose(page: Path) -> list[str]:
     text = re.sub(r"^ *([-*]|\d+\.) ", "\n", text, flags=re.MULTILINE)
     text = re.sub(r"\[([^\]]*)\](\([^)]*\)|\[[\w-]+\])", r"\1", text)
     return [" ".join(part.split()) for part in re.split(r"\n\s*\n", text) if part.strip()]
+
+
+def test_sources_have_no_such_phrase() -> None:
+    pattern = re.compile("|".join(PHRASES), re.IGNORECASE)
+    suffixes = {".py", ".c", ".h", ".js", ".html", ".jinja"}
+    sources = [
+        path for part in ("purgatory", "examples") for path in (ROOT / part).rglob("*") if path.suffix in suffixes
+    ]
+    assert [(name(path), match[0]) for path in sources for match in pattern.finditer(path.read_text())] == []
 
 
 @pytest.mark.parametrize("page", pages(), ids=name)

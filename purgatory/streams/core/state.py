@@ -189,7 +189,7 @@ class Subscription:
     attempts: int = 0
     """Deliveries of the wake that have failed."""
     attempt_at: float | None = None
-    """When to deliver the wake, if it is to be delivered."""
+    """When to deliver the wake, if it must be delivered."""
     incarnation: int = 0
     """Tells it from an earlier subscription with the same id."""
 
@@ -199,7 +199,7 @@ class Subscription:
 
     @property
     def due(self) -> float | None:
-        """When something is to be done for it."""
+        """When something must be done for it."""
         times = [time for time in (self.lease_until, self.attempt_at) if time is not None]
         return min(times, default=None)
 

@@ -49,7 +49,7 @@ PAGE: Final = 100
 _PATHS: Final = 2 * 1024 * 1024
 """Characters of the paths that a subscription begins with, at most: they are stored in one transaction."""
 _CONFIG: Final = 1024
-"""Characters of a configuration that is stored as it is. Of a longer one a digest is, as each change writes it anew."""
+"""Longer configurations are stored as a digest, because each change writes them again. In characters."""
 FIRST_RETRY: Final = 1.0
 LAST_RETRY: Final = 60.0
 FARTHEST: Final = 2 * LAST_RETRY

@@ -242,7 +242,7 @@ async def _refused(request: Request, exception: Exception) -> Response:
 
 
 def journal(settings: Settings) -> "Journal | None":
-    """The journal, if there is to be one.
+    """The journal, if the settings name one.
 
     Raises `ModuleNotFoundError` if its extra is not installed, `OSError` if its folder cannot be written to.
     """

@@ -102,7 +102,7 @@ def stream_path(path: str) -> str:
 
 
 def segments(scope: Scope) -> list[str]:
-    """The segments of the path, each decoded by itself. Raises `Invalid` if they are no UTF-8."""
+    """The segments of the path, each decoded on its own. Raises `Invalid` if they are no UTF-8."""
     raw: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
     try:
         return [unquote_to_bytes(each).decode() for each in raw.split(b"/")]

@@ -3,7 +3,7 @@
 
 const SHORTEST = 0.25; // seconds until the first attempt to come back
 const LONGEST = 8;
-const PATIENCE = 60; // seconds after which a connection that died without a word is given up
+const PATIENCE = 60; // seconds after which a connection that died silently is given up
 const TURN = 50; // the same of a long poll, which is asked again
 const SLOTS = 3;
 

@@ -27,7 +27,7 @@ export class Rings {
     this.fit();
   }
 
-  /** Begin anew, with another purgatory or another server. */
+  /** Begin again, with another purgatory or another server. */
   reset() {
     this.purgatory = null;
     this.offset = null;
