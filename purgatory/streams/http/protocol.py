@@ -45,7 +45,7 @@ class _RefusedError(Exception):
 class BoundedProtocol(ParkingProtocol):
     """A connection, while there is a request to parse or to handle.
 
-    By itself uvicorn takes a head of any length at any pace, trailers without end, and any number of requests behind
+    On its own, uvicorn takes a head of any length at any pace, trailers without end, and any number of requests behind
     the one that is being answered. Here the connection is closed after the first of several requests that come at once,
     as a server may do (RFC 9112, 9.3.2): no browser and no proxy sends more.
     """
