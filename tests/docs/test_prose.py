@@ -4,12 +4,12 @@ A check that a good writer would fight isn't here: nothing is said about the len
 """
 
 import re
-import subprocess
 from pathlib import Path
 from statistics import mean
 
 import pytest
 
+from tests.docs.test_readmes import PAGES, name
 from tests.support.paths import ROOT
 
 PHRASES = {
@@ -27,16 +27,6 @@ PHRASES = {
     r"\b(is|are) to be\b": "must be",
 }
 """Phrases, and what to write instead."""
-
-
-def pages() -> list[Path]:
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "*.md"], cwd=ROOT, capture_output=True)
-    names = listed.stdout.decode().split()
-    return [ROOT / name for name in names if "measured" not in name]
-
-
-def name(page: Path) -> str:
-    return str(page.relative_to(ROOT))
 
 
 def prose(page: Path) -> list[str]:
@@ -57,7 +47,7 @@ def test_sources_have_no_such_phrase() -> None:
     assert [(name(path), match[0]) for path in sources for match in pattern.finditer(path.read_text())] == []
 
 
-@pytest.mark.parametrize("page", pages(), ids=name)
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_page_is_easy_to_read(page: Path) -> None:
     found = prose(page)
     for paragraph in found:
