@@ -1,4 +1,4 @@
-"""Step 5: tests of step 4 in virtual time. Run it with `pytest examples/tutorial/step_5.py`."""
+"""Step 5: tests of step 4 in virtual time. Run it with `python -m pytest examples/tutorial/step_5.py`."""
 
 import asyncio
 from collections.abc import AsyncIterator
