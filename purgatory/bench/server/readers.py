@@ -12,7 +12,7 @@ from purgatory.bench.case import Case, Figures, Metric, Scenario
 from purgatory.bench.client import LOAD, SETTLED, Client, Meter, WrongAnswer, connect, dial
 from purgatory.bench.processes import allow_open_files
 from purgatory.bench.server.requests import OFFSET, ask, check, create, get, head_of_post, quiet
-from purgatory.bench.server.servers import SERVERS, missing, running
+from purgatory.bench.server.servers import READ, missing, running
 
 _SIZE: Final = 100
 
@@ -135,7 +135,7 @@ async def _measured(case: Case) -> Figures:
 SCENARIO = Scenario(
     name="readers",
     title="Streams: readers wait for one stream, and an append answers them all",
-    implementations=SERVERS,
+    implementations=READ,
     full=[
         {"by": by, **size}
         for by in _KINDS

@@ -15,11 +15,14 @@ from typing import Final
 from purgatory.bench import processes
 from purgatory.bench.case import OURS, Case
 from purgatory.bench.processes import Running
+from purgatory.bench.web.servers import WARM
 
-__all__ = ["FOLDER", "REFERENCE", "SERVERS", "installed", "missing", "running"]
+__all__ = ["FOLDER", "READ", "REFERENCE", "SERVERS", "installed", "missing", "running"]
 
 REFERENCE: Final = "reference server"
 SERVERS: Final = (OURS, REFERENCE)
+READ: Final = (OURS, WARM, REFERENCE)
+"""Those of readers, who wait long enough for their connections to get cold."""
 
 FOLDER: Final = Path("build", "durable-streams")
 """The folder of npm's packages and of the servers' data. It is on a disk, which `/tmp` may not be."""
@@ -66,6 +69,7 @@ def running(implementation: str) -> Iterator[Running]:
             environment = {"NODE_PATH": str(installed())}
         else:
             command = [sys.executable, "-m", "purgatory", "serve", "--data", data, "--port", "0"]
+            command += ["--cool-after", "inf"] * (implementation == WARM)
             environment = {}
         with processes.running(command, environment) as server:
             yield server
