@@ -9,7 +9,7 @@ from typing import Final
 
 from purgatory.bench.case import Scenario
 
-__all__ = ["EVERY", "GROUPS", "LIBRARY", "SERVER", "find"]
+__all__ = ["BROKERS", "EVERY", "GROUPS", "LIBRARY", "SERVER", "find"]
 
 CORE: Final = {
     "memory": "scenarios.memory",
@@ -28,9 +28,12 @@ LIBRARY: Final = {**CORE, **HTTP}
 SERVER: Final = {"appends": "server.appends", "readers": "server.readers"}
 """Those of `purgatory serve`."""
 
-EVERY: Final = {**LIBRARY, **SERVER}
+BROKERS: Final = {"relay": "relay.hearing"}
+"""Those that need Redis and PostgreSQL, which no extra brings."""
 
-GROUPS: Final = {"library": CORE, "HTTP": HTTP, "server": SERVER}
+EVERY: Final = {**LIBRARY, **SERVER, **BROKERS}
+
+GROUPS: Final = {"library": CORE, "HTTP": HTTP, "server": SERVER, "relay": BROKERS}
 """All of them, as the help of the command shows them."""
 
 

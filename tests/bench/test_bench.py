@@ -195,6 +195,7 @@ class TestTheCommand:
         ("appends", "bytes", {100, 65_536}),
         ("readers", "readers", {1_000, 10_000}),
         ("readers", "by", {"long poll", "SSE"}),
+        ("relay", "processes", {2, 16}),
     ],
 )
 def test_a_full_run_has_the_sizes_that_matter(scenario: str, parameter: str, values: set[object]) -> None:
