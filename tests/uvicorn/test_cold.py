@@ -128,6 +128,36 @@ async def test_without_a_descriptor_it_keeps_its_transport_until_there_is_one(
 
 
 @pytest.mark.asyncio(loop_factories=["uvloop"])
+class NoDescriptors:
+    """A loop such as Windows' own, which watches no descriptors."""
+
+    calls = 0
+
+    def add_reader(self, *arguments: object) -> None:
+        self.calls += 1
+        raise NotImplementedError
+
+
+async def test_on_a_loop_that_watches_no_descriptors_it_keeps_its_transport(
+    board: Board, server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.request("GET", "/now")
+    state: Any = server.server_state
+    loop = NoDescriptors()
+    monkeypatch.setattr(state.purgatory.watch, "loop", loop)
+    before = descriptors()
+    await client.send("GET", "/look")
+    await board.until_waiting(1)
+    while not loop.calls:
+        await turn()
+    await turn()
+    (connection,) = server.server_state.connections
+    assert not isinstance(connection.transport, ColdTransport)
+    assert descriptors() == before
+    board.pin("hello")
+    assert (await client.receive()).body == b'["hello"]'
+
+
 async def test_at_the_limit_of_descriptors_the_server_answers_and_logs_and_goes_on(tmp_path: Path) -> None:
     """Those that came before the limit get cold, the last one keeps its transport, others are not let in."""
     log = tmp_path / "log"
