@@ -87,7 +87,7 @@ def test_wheel_built_with_a_compiler_has_the_core_in_c(tmp_path: Path) -> None:
 def test_each_extra_is_in_the_table() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     shown = first_column(ROOT / "README.md", "| extra, as in `asyncio-purgatory[server]` | adds |")
-    assert shown | {"all", "dev", "test", "test-core"} == set(extras)
+    assert shown | {"all", "dev", "docs", "test", "test-core"} == set(extras)
 
 
 @pytest.mark.parametrize("module", ["purgatory.asgi", "purgatory.relay", "purgatory._core.operation"])
