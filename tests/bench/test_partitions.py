@@ -1,10 +1,7 @@
 """A proxy that partitions topics, with the configuration that `purgatory/SCALE.md` shows: waits and changes meet."""
 
 import asyncio
-import os
 import re
-import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,31 +13,15 @@ from purgatory.bench.client import Client
 from purgatory.bench.processes import Running, running
 from purgatory.bench.web.servers import POLLS
 from tests.support.paths import ROOT
-from tests.support.servers import LOOPBACK, program, reserved_port
+from tests.support.servers import LOOPBACK, nginx, reserved_port
 
 PAGE = (ROOT / "purgatory" / "SCALE.md").read_text()
-AROUND = """
-daemon off;
-worker_processes 2;
-pid {folder}/pid;
-error_log {folder}/error.log;
-events {{ worker_connections 768; }}
-http {{
-    access_log off;
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
-    {site}
-}}
-"""
 
 
 @contextmanager
 def behind_nginx(folder: Path) -> Iterator[tuple[int, list[Running]]]:
     """The servers that the page names, each a process without a relay, and the port of nginx before them."""
-    executable, port = program("nginx", "nginx"), reserved_port()
+    port = reserved_port()
     found = re.search(r"^```text\n(upstream .*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     assert found is not None
     site = found[1].replace("listen 80;", f"listen {LOOPBACK}:{port};")
@@ -49,13 +30,7 @@ def behind_nginx(folder: Path) -> Iterator[tuple[int, list[Running]]]:
         for address in re.findall(r"^    server ([\d.:]+);", site, re.MULTILINE):
             servers.append(stack.enter_context(running(POLLS[OURS])))
             site = site.replace(f"server {address};", f"server {LOOPBACK}:{servers[-1].port};")
-        (folder / "nginx.conf").write_text(AROUND.format(folder=folder, site=site))
-        # Its workers, which are another user's if it is root's, have to get at its files.
-        user = ["-g", "user root;"] if os.geteuid() == 0 else []
-        command = [executable, "-p", str(folder), "-e", f"{folder}/error.log", "-c", f"{folder}/nginx.conf", *user]
-        subprocess.run([*command, "-t"], check=True, capture_output=True)
-        proxy = stack.enter_context(subprocess.Popen(command))
-        stack.callback(proxy.send_signal, signal.SIGTERM)
+        stack.enter_context(nginx(folder, site, workers=2))
         yield port, servers
 
 

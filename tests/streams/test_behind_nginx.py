@@ -1,10 +1,7 @@
 """The server behind a real nginx, with the configuration that README names."""
 
 import asyncio
-import os
-import signal
 import socket
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -15,30 +12,12 @@ import pytest
 
 from tests.streams.processes import ROOT, append, client_of, create, metric, poll, running, until_waiting
 from tests.support.paths import ROOT as PROJECT
-from tests.support.servers import LOOPBACK, program, reserved_port
+from tests.support.servers import LOOPBACK, nginx, reserved_port
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
 SITE = (PROJECT / "purgatory" / "streams" / "nginx.conf").read_text()
 HOST = "streams.example.org"
-
-# The frame of a site in Debian's nginx.conf, with its files elsewhere, and no more processes than needed.
-AROUND = """
-daemon off;
-worker_processes 1;
-pid {folder}/pid;
-error_log {folder}/error.log;
-events {{ worker_connections 768; }}
-http {{
-    access_log {folder}/access.log;
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
-    include {folder}/site.conf;
-}}
-"""
 
 
 @contextmanager
@@ -47,24 +26,16 @@ def behind_nginx(folder: Path, *options: str, changed: tuple[str, str] = ("", ""
 
     Of the documented configuration, the first text of `changed` is replaced by the second.
     """
-    executable = program("nginx", "nginx")
     port = reserved_port()
     with running(folder / "data", "--allowed-host", HOST, *options) as server:
         site = _replaced(SITE, *changed) if changed[0] else SITE
         site = _replaced(site, "server 127.0.0.1:4437;", f"server {server.url.removeprefix('http://')};")
-        (folder / "site.conf").write_text(_replaced(site, "listen 80;", f"listen {LOOPBACK}:{port};"))
-        (folder / "nginx.conf").write_text(AROUND.format(folder=folder))
-        # Its workers, which are another user's if it is root's, have to get at its files.
-        user = ["-g", "user root;"] if os.geteuid() == 0 else []
-        command = [executable, "-p", str(folder), "-e", str(folder / "error.log"), "-c", str(folder / "nginx.conf")]
-        with subprocess.Popen([*command, *user], stderr=subprocess.PIPE, text=True) as process:
-            try:
-                url = f"http://{LOOPBACK}:{port}"
-                while not _answers(url):
-                    assert process.poll() is None, process.stderr and process.stderr.read()
-                yield url
-            finally:
-                process.send_signal(signal.SIGTERM)
+        site = _replaced(site, "listen 80;", f"listen {LOOPBACK}:{port};")
+        with nginx(folder, site) as process:
+            url = f"http://{LOOPBACK}:{port}"
+            while not _answers(url):
+                assert process.poll() is None, process.stderr and process.stderr.read()
+            yield url
 
 
 def _replaced(text: str, old: str, new: str) -> str:

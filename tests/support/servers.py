@@ -6,6 +6,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -50,6 +51,40 @@ def reserved_port() -> int:
     _RESERVATIONS.append(reservation)
     port: int = reservation.getsockname()[1]
     return port
+
+
+# The frame of a site in Debian's nginx.conf, with its files elsewhere.
+_NGINX = """
+daemon off;
+worker_processes {workers};
+pid {folder}/pid;
+error_log {folder}/error.log;
+events {{ worker_connections 768; }}
+http {{
+    access_log {folder}/access.log;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    include {folder}/site.conf;
+}}
+"""
+
+
+@contextmanager
+def nginx(folder: Path, site: str, workers: int = 1) -> Iterator["subprocess.Popen[str]"]:
+    """An nginx with the configuration `site`, which listens when the first request is answered."""
+    (folder / "site.conf").write_text(site)
+    (folder / "nginx.conf").write_text(_NGINX.format(folder=folder, workers=workers))
+    command = [program("nginx", "nginx"), "-p", str(folder), "-e", f"{folder}/error.log", "-c", f"{folder}/nginx.conf"]
+    # Its workers, which are another user's if it is root's, have to get at its files.
+    command += ["-g", "user root;"] if os.geteuid() == 0 else []
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGTERM)
 
 
 class RedisServer:
