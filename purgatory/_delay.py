@@ -3,8 +3,6 @@
 from purgatory._core.operation import DelayedOperation
 from purgatory._loop.arguments import seconds as check_seconds
 
-__all__ = ["Delay"]
-
 
 class Delay(DelayedOperation[None]):
     """Completes when its time is up, and no check completes it earlier.

@@ -2,8 +2,6 @@
 
 from typing import Final
 
-__all__ = ["install", "missing"]
-
 _REPOSITORY: Final = "git+https://github.com/asyncio-purgatory/asyncio-purgatory"
 
 

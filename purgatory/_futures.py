@@ -15,8 +15,6 @@ from purgatory._core.operation import DelayedOperation
 from purgatory._loop.arguments import check_callback
 from purgatory._loop.slices import ExitRequests, Slice, call_next
 
-__all__ = ["DelayedFutures"]
-
 T = TypeVar("T")
 
 Futures: TypeAlias = set[asyncio.Future[T]]

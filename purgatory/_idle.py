@@ -18,8 +18,6 @@ from purgatory._loop.errors import PurgatoryClosed
 from purgatory._loop.threads import check_loop
 from purgatory._timer import TimerTask, WheelTimer
 
-__all__ = ["IdleTracker"]
-
 K = TypeVar("K", bound=Hashable)
 
 

@@ -20,8 +20,6 @@ from purgatory._core.purgatory import DelayedOperationPurgatory
 from purgatory._loop.closing import Closing
 from purgatory.lowlevel import ExitRequests, Mailbox, call_next, loop_for_threads
 
-__all__ = ["ThresholdPurgatory"]
-
 Number = TypeVar("Number", bound=float)
 
 _SWEPT: Final = 4

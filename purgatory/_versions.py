@@ -20,8 +20,6 @@ from purgatory._loop.arguments import check_callback, check_count
 from purgatory._loop.closing import Closing
 from purgatory._loop.slices import ExitRequests
 
-__all__ = ["VersionedValues"]
-
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 

@@ -11,8 +11,6 @@ from purgatory._loop.clock import Handle
 from purgatory._loop.slices import ExitRequests, Slice, call_next
 from purgatory._loop.threads import Mailbox
 
-__all__ = ["Check", "CheckQueue"]
-
 _NO_LIMIT: Final = math.inf
 _TRIES: Final = 50
 """Tries between two looks at the time. A try takes well under a microsecond, unless it completes the operation."""

@@ -12,8 +12,6 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 from purgatory._loop.clock import Clock, report
 from purgatory._loop.slices import ExitRequests
 
-__all__ = ["FinishedOperation", "Listener", "Listeners", "Outcome"]
-
 Outcome: TypeAlias = Literal["completed_at_once", "satisfied", "expired", "closed", "cancelled", "failed"]
 """The outcome of an operation, by the names of the counts in `PurgatoryStatistics`."""
 

@@ -23,8 +23,6 @@ from purgatory._loop.closing import Unique
 from purgatory._loop.errors import OperationCancelled, PurgatoryError, PurgatoryMisuse
 from purgatory._loop.threads import check_loop, running_loop
 
-__all__ = ["AWAIT_FROM_THREADS", "DelayedOperation", "Failure", "check_exception"]
-
 T = TypeVar("T")
 
 AWAIT_FROM_THREADS: Final = (

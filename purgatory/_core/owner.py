@@ -15,8 +15,6 @@ from purgatory._loop.slices import SLICE, call_next
 from purgatory._loop.threads import check_loop, running_loop
 from purgatory._timer import WheelTimer, is_of_a_loop
 
-__all__ = ["Owner"]
-
 _FROM_THREADS = (
     "loop.call_soon_threadsafe(purgatory.try_complete_else_watch, operation, keys), or to wait for its result "
     "asyncio.run_coroutine_threadsafe(). In a web framework, make the handler async def"

@@ -7,8 +7,6 @@ from typing import Generic, TypeVar
 from purgatory._core.operation import DelayedOperation
 from purgatory._loop.arguments import check_callback
 
-__all__ = ["DelayedPredicate", "check_predicate"]
-
 T = TypeVar("T")
 
 

@@ -21,8 +21,6 @@ from purgatory._loop.slices import ExitRequests
 from purgatory._loop.threads import check_loop
 from purgatory._timer import WheelTimer
 
-__all__ = ["DelayedOperationPurgatory"]
-
 T = TypeVar("T")
 
 

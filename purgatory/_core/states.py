@@ -20,8 +20,6 @@ from typing import Final
 
 from purgatory._core.listeners import Outcome
 
-__all__ = ["ARRIVING", "EXPIRING", "NEW", "OUTCOMES", "PENDING", "STATES", "State"]
-
 _TABLE: Final[dict[str, tuple[Outcome | None, dict[str, str]]]] = {
     # state: (outcome, {event: next state})
     "new": (

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, field
 
-__all__ = ["PurgatoryStatistics"]
-
 
 @dataclass(frozen=True, slots=True)
 class PurgatoryStatistics:

@@ -22,8 +22,6 @@ from typing import Final
 from purgatory._core._base import Entry, OwnerBase, WatcherLists, Watchers
 from purgatory._loop.slices import SLICE
 
-__all__ = ["compact_all", "compact_in_slices", "each_list", "skip_dead"]
-
 _CHUNK: Final = 50
 """Entries of short lists that are compacted between two looks at the time."""
 

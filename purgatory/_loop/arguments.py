@@ -6,17 +6,6 @@ from inspect import isasyncgenfunction, iscoroutinefunction
 from types import WrapperDescriptorType
 from typing import Literal, NoReturn, TypeAlias
 
-__all__ = [
-    "check_callable",
-    "check_callback",
-    "check_count",
-    "check_time",
-    "distinct_keys",
-    "is_async",
-    "refuse_task",
-    "seconds",
-]
-
 Bound: TypeAlias = Literal["not negative", "positive", ""]
 
 

@@ -17,8 +17,6 @@ from purgatory._loop.arguments import seconds as check_seconds
 from purgatory._loop.closing import Unique
 from purgatory._loop.standstill import Standstill
 
-__all__ = ["Clock", "Handle", "VirtualClock", "log", "report"]
-
 Ts = TypeVarTuple("Ts")
 
 log: Final = logging.getLogger("purgatory")

@@ -3,8 +3,6 @@
 from types import TracebackType
 from typing import NoReturn
 
-__all__ = ["Closing", "Unique"]
-
 
 class Unique:
     """An object that can be neither copied nor pickled, because there must be no second one. `repr` never raises."""

@@ -6,8 +6,6 @@ in the wrong state for a call, one of these is raised. Tracebacks and logs show 
 
 import sys
 
-__all__ = ["OperationCancelled", "PurgatoryClosed", "PurgatoryError", "PurgatoryFull", "PurgatoryMisuse"]
-
 # Each module imports this one, and the other distribution has no such module.
 if getattr(sys.modules["purgatory"], "__distribution__", None) != "asyncio-purgatory":
     raise ImportError(

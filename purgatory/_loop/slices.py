@@ -17,8 +17,6 @@ from typing import Final, TypeVarTuple, Unpack
 
 from purgatory._loop.clock import Clock, Handle
 
-__all__ = ["SLICE", "SLICE_SECONDS", "ExitRequests", "Slice", "call_neutral", "call_next"]
-
 Ts = TypeVarTuple("Ts")
 
 SLICE: Final = 1000

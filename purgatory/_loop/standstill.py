@@ -16,8 +16,6 @@ from weakref import WeakKeyDictionary, ref
 if TYPE_CHECKING:
     from purgatory._loop.clock import VirtualClock
 
-__all__ = ["Standstill"]
-
 _SECONDS: Final = 1.0
 """Between two checks."""
 

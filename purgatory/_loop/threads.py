@@ -18,8 +18,6 @@ from typing import Final, Generic, TypeVar
 
 from purgatory._loop.errors import PurgatoryMisuse
 
-__all__ = ["Mailbox", "check_loop", "running_loop"]
-
 T = TypeVar("T")
 
 

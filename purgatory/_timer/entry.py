@@ -9,8 +9,6 @@ from purgatory._loop.closing import Unique
 from purgatory._loop.threads import check_loop
 from purgatory._timer._base import TimerBase, TimerEntry
 
-__all__ = ["TimerHandle", "TimerTask"]
-
 
 class TimerTask(TimerEntry, Unique, ABC):
     """A task that runs at a deadline unless it is cancelled first. Subclasses define `run`.

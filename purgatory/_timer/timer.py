@@ -16,8 +16,6 @@ from purgatory._timer._base import AWAKE, NOT_ARMED, TimerBase, TimerEntry
 from purgatory._timer.entry import TimerHandle
 from purgatory._timer.wheel import TimingWheel
 
-__all__ = ["TimerStatistics", "WheelTimer"]
-
 Ts = TypeVarTuple("Ts")
 
 _COARSE: Final = 0.001

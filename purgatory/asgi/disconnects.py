@@ -7,8 +7,6 @@ from typing import TypeVar
 from purgatory import DelayedOperation, OperationCancelled
 from purgatory.asgi.interface import Receive
 
-__all__ = ["ClientDisconnected", "unless_disconnected", "until_disconnected"]
-
 T = TypeVar("T")
 
 

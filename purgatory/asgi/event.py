@@ -11,8 +11,6 @@ from typing import Final
 
 from purgatory.asgi.interface import Message
 
-__all__ = ["COMMENT", "Event", "chunk", "data_lines", "encoded", "end"]
-
 COMMENT: Final = b":\n\n"
 """The heartbeat of a stream."""
 

@@ -15,8 +15,6 @@ from purgatory.asgi.iterators import IteratedStream, chunks, send_chunks
 from purgatory.asgi.parking import Waiting, answers, count, park
 from purgatory.lowlevel import check_callback, seconds, take_result
 
-__all__ = ["EventStream", "WaitingStream"]
-
 T = TypeVar("T")
 
 Follow: TypeAlias = Callable[[str | None], DelayedOperation[T] | None]

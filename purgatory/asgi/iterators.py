@@ -12,8 +12,6 @@ from purgatory.asgi.event import COMMENT, Event, chunk, encoded, end
 from purgatory.asgi.interface import Message, Receive, Scope, Send, logger
 from purgatory.asgi.parking import Answering, park
 
-__all__ = ["IteratedStream", "chunks", "send_chunks"]
-
 
 async def chunks(
     items: AsyncIterable[Any], render: Callable[[Any], Iterable[Event]] | None

@@ -25,8 +25,6 @@ from weakref import WeakKeyDictionary
 
 from purgatory.asgi.interface import Send, logger
 
-__all__ = ["MARK", "UnsafeWrapper", "Wrappers", "park_through", "warn_once"]
-
 M = TypeVar("M", bound=Callable[..., Any])
 
 MARK: Final = "purgatory_parking"

@@ -21,8 +21,6 @@ from purgatory.asgi.middleware import UnsafeWrapper, Wrappers, warn_once
 from purgatory.asgi.through import Through
 from purgatory.lowlevel import Slice, add_waiter, close_operation, remove_waiter, report
 
-__all__ = ["Answering", "Answers", "ParkingStatistics", "Waiting", "answers", "count", "park", "parking_statistics"]
-
 T = TypeVar("T")
 
 Way: TypeAlias = Literal["parked", "background", "middleware", "request", "server"]

@@ -10,8 +10,6 @@ from purgatory.asgi.interface import BaseResponse, Message, Receive, Scope, Send
 from purgatory.asgi.parking import Answers, Waiting, answers, count, park
 from purgatory.lowlevel import check_callback, take_result
 
-__all__ = ["Answer", "DelayedResponse", "Rendered", "WaitingResponse"]
-
 T = TypeVar("T")
 
 

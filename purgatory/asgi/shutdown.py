@@ -9,8 +9,6 @@ from functools import partial
 from types import FrameType
 from typing import Any, Protocol, TypeAlias
 
-__all__ = ["closing_on_shutdown"]
-
 Handler: TypeAlias = Callable[[int, FrameType | None], Any]
 
 SIGNALS = [number for number in signal.Signals if number.name in {"SIGINT", "SIGTERM", "SIGBREAK"}]

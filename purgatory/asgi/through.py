@@ -14,8 +14,6 @@ from purgatory.asgi.middleware import Wrappers
 if TYPE_CHECKING:
     from purgatory.asgi.parking import Answering
 
-__all__ = ["Through"]
-
 _tasks: Final[set[Task[None]]] = set()
 """The event loop keeps only weak references."""
 

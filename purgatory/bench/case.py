@@ -5,8 +5,6 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Final, Literal, TypeAlias
 
-__all__ = ["BEFORE", "IN_PYTHON", "LOOPS", "OURS", "Case", "Figures", "Measured", "Metric", "Scenario"]
-
 Figures: TypeAlias = "dict[str, float]"
 """The figures of one run of a case, by the keys of its scenario's metrics."""
 

@@ -12,8 +12,6 @@ import httptools
 from purgatory.bench.case import Figures, Metric
 from purgatory.bench.processes import Running
 
-__all__ = ["LOAD", "SETTLED", "Client", "Meter", "WrongAnswer", "abort", "connect", "dial", "percentile"]
-
 C = TypeVar("C", bound="Client")
 
 LOAD: Final = Metric("load", "the clients' share of a core", "")

@@ -21,8 +21,6 @@ from purgatory.bench.summary import lines, summary
 if TYPE_CHECKING:
     Subcommands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-__all__ = ["add_to"]
-
 LEGEND = (
     "Figures are medians of all rounds. Ratios are of two figures of the same round: above 1, ours takes less. "
     "*call_later* is a set of requests for each key with the loop's own timer; *Event + timeout*, a task with an "

@@ -13,8 +13,6 @@ import psutil
 from purgatory import __core__
 from purgatory.bench.case import Loop
 
-__all__ = ["SOURCE", "describe", "memory", "run"]
-
 T = TypeVar("T")
 
 SOURCE = Path(__file__).parents[2]

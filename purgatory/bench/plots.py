@@ -8,8 +8,6 @@ from matplotlib.ticker import FuncFormatter
 
 from purgatory.bench.summary import Line
 
-__all__ = ["draw"]
-
 COLOURS: Final = ("#d1495b", "#edae49", "#66a182", "#8d6a9f", "#7a7a7a", "#2e4057", "#b0713a", "#5aa9c7")
 
 

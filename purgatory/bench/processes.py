@@ -14,8 +14,6 @@ from typing import Final
 
 import psutil
 
-__all__ = ["Running", "allow_open_files", "running"]
-
 _PATIENCE: Final = 60.0
 """Seconds in which a server has to start."""
 

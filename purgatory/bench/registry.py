@@ -9,8 +9,6 @@ from typing import Final
 
 from purgatory.bench.case import Scenario
 
-__all__ = ["BROKERS", "EVERY", "GROUPS", "LIBRARY", "SERVER", "find"]
-
 CORE: Final = {
     "memory": "scenarios.memory",
     "callback": "scenarios.paths",

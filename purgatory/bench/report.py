@@ -10,9 +10,6 @@ from typing import Any, Final
 from purgatory.bench.case import BEFORE, IN_PYTHON, OURS, Case, Measured, Scenario
 from purgatory.bench.registry import find
 
-__all__ = ["Group", "Spread", "groups", "load", "markdown", "number", "save", "table"]
-
-
 HOW_MUCH: Final = {"requests", "steps", "waits", "times", "seconds"}
 """The parameters for the amount of work. Groups are told apart by the others."""
 

@@ -11,8 +11,6 @@ from typing import Any, Final
 from purgatory import Clock, DelayedOperation, DelayedOperationPurgatory, Handle
 from purgatory.bench.case import OURS
 
-__all__ = ["PENDING", "TIMEOUT", "Call", "CallLaterPurgatory", "EventWaiters", "Operation"]
-
 TIMEOUT: Final = 3600.0
 
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from purgatory.bench import machine
 from purgatory.bench.case import BEFORE, IN_PYTHON, Case, Figures, Measured
 
-__all__ = ["CaseFailed", "measure_apart", "run"]
-
 SECONDS = 900.0
 """The time limit of a case: a longer one hangs."""
 

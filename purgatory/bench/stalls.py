@@ -5,8 +5,6 @@ import gc
 import time
 from collections.abc import Callable
 
-__all__ = ["Heartbeat"]
-
 
 class Heartbeat:
     """Beats once an iteration of the loop, and notes the longest iteration and the garbage collector's part of it."""

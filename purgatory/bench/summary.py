@@ -8,9 +8,6 @@ from purgatory.bench.case import OURS, Measured
 from purgatory.bench.registry import find
 from purgatory.bench.report import Spread, groups, markdown, number
 
-__all__ = ["HEADLINES", "Line", "lines", "summary"]
-
-
 ONE_LOOP: Final = {"http", "events"}
 """The scenarios that are in both tables though they have one loop only, which the headline names."""
 

@@ -8,8 +8,6 @@ import pyarrow as pa
 
 from purgatory import FinishedOperation
 
-__all__ = ["SCHEMA", "Row", "columns_by_day"]
-
 SCHEMA: Final = pa.schema(
     [
         pa.field("purgatory", pa.string(), nullable=False),

@@ -2,8 +2,6 @@
 
 from purgatory import PurgatoryError
 
-__all__ = ["JournalError", "JournalFull"]
-
 
 class JournalError(PurgatoryError):
     """Rows could not be written, or the journal is closed.

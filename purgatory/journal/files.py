@@ -12,8 +12,6 @@ import pyarrow.parquet as pq
 
 from purgatory.journal.columns import SCHEMA
 
-__all__ = ["Files", "sync"]
-
 
 class Files:
     """The files of one instance, by day."""

@@ -23,8 +23,6 @@ from purgatory.journal.errors import JournalError, JournalFull
 from purgatory.journal.files import Files
 from purgatory.lowlevel import check_callback, check_count, seconds
 
-__all__ = ["Journal", "JournalStatistics"]
-
 _CHUNK: Final = 1000
 """Rows that are made into columns in one go, which holds up the interpreter, and the loop, for about a millisecond."""
 

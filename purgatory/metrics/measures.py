@@ -8,19 +8,6 @@ from typing import Final, Generic, Literal, TypeVar
 from purgatory import DelayedOperationPurgatory, PurgatoryStatistics, TimerStatistics
 from purgatory.lowlevel import Listener, Outcome
 
-__all__ = [
-    "LATENESS",
-    "LATENESS_BOUNDS",
-    "MEASURES",
-    "MISSED",
-    "REQUESTS",
-    "WAIT",
-    "WAITED",
-    "WAIT_BOUNDS",
-    "Exporter",
-    "Measure",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Measure:

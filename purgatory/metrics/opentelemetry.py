@@ -33,8 +33,6 @@ try:
 except ModuleNotFoundError as _error:
     raise missing(_error, "metrics") from None
 
-__all__ = ["PurgatoryInstruments", "observe_parking"]
-
 _instrumented: "WeakSet[MeterProvider]" = WeakSet()
 """Providers that have the instruments already. If they are created again, the SDK observes nothing."""
 

@@ -30,8 +30,6 @@ except ModuleNotFoundError as _error:
 if TYPE_CHECKING:
     from purgatory.journal import Journal
 
-__all__ = ["JournalCollector", "ParkingCollector", "PurgatoryCollector"]
-
 
 class _Histogram:
     """Counts values by bucket, in a fifth of the time that the client library's own histogram takes."""

@@ -12,20 +12,6 @@ import pyarrow as pa
 
 from purgatory.pipeline.estimate import BLOCKS, EDGES, LOWEST, Ends, Estimate, Floats, estimate
 
-__all__ = [
-    "Kind",
-    "Rung",
-    "by_day",
-    "estimates",
-    "keys",
-    "kinds",
-    "ladder",
-    "longest_timeout",
-    "operations",
-    "pending",
-    "rows_of",
-]
-
 Frame: TypeAlias = Any
 """A `DataFrame` of pandas, which has no types."""
 Kind: TypeAlias = tuple[str, str]

@@ -26,8 +26,6 @@ from purgatory.spark.session import session
 if TYPE_CHECKING:
     Subcommands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-__all__ = ["add_to"]
-
 _TRAFFIC: Final = {
     "rate": "operations that arrive at each instance, per second",
     "seconds": "duration of the traffic, in seconds",

@@ -17,8 +17,6 @@ from pyarrow import fs
 
 from purgatory.spark.errors import PipelineError
 
-__all__ = ["AHEAD", "days_of", "files", "load", "refused", "save"]
-
 AHEAD: Final = "ahead of the clock"
 """What is refused because it has ended later than now. All else that is refused is impossible."""
 

@@ -20,8 +20,6 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BLOCKS", "EDGES", "LOWEST", "Ends", "Estimate", "estimate"]
-
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 BINS: Final = 100

@@ -21,8 +21,6 @@ from purgatory.pipeline.traffic import Traffic
 from purgatory.spark.errors import PipelineError
 from purgatory.spark.session import parallelism
 
-__all__ = ["generate", "write"]
-
 _SLICE: Final = 50_000
 """The average number of operations of a slice: some megabytes, and some hundredths of a second of work."""
 

@@ -18,8 +18,6 @@ from purgatory.pipeline.answers import Frame
 from purgatory.pipeline.estimate import EDGES, Estimate
 from purgatory.pipeline.words import figure, percent, seconds
 
-__all__ = ["load", "rates"]
-
 _TEXT, _SOFT, _LINE, _ACCENT, _BAD = "#010203", "#010204", "#010205", "#010206", "#010207"
 _VARIABLES: Final = {_TEXT: "--text", _SOFT: "--soft", _LINE: "--line", _ACCENT: "--accent", _BAD: "--bad"}
 """Colours that stand for variables of the page."""

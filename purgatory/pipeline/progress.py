@@ -12,8 +12,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from purgatory.spark.session import describe, watching
 
-__all__ = ["Steps"]
-
 _LOOK: Final = 0.5
 """Seconds from one look to the next."""
 

@@ -19,8 +19,6 @@ from purgatory.pipeline.verdicts import Verdict, verdicts
 from purgatory.pipeline.words import count, figure, name, percent, seconds
 from purgatory.spark.errors import PipelineError
 
-__all__ = ["Report", "check", "report"]
-
 _SIZE: Final = 171
 """Bytes of a pending operation of the core in C."""
 _KINDS, _KEYS = 6, 8

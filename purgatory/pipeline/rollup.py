@@ -10,8 +10,6 @@ from purgatory.pipeline import cube, trace
 from purgatory.pipeline.words import count, name
 from purgatory.spark.errors import PipelineError
 
-__all__ = ["of_days", "rollup"]
-
 _AGAIN = 2
 """The newest days of a cube are written again, because rows of their last operations may have come since."""
 

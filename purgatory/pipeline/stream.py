@@ -25,8 +25,6 @@ from purgatory.pipeline.trace import COLUMNS, SQL, literal
 from purgatory.pipeline.words import count, name, seconds
 from purgatory.spark.errors import PipelineError
 
-__all__ = ["Settings", "follow", "start"]
-
 _LONGEST: Final = 86_400
 _PATIENCE: Final = 30.0
 """Seconds that a batch may take to be finished when the stream is told to stop."""

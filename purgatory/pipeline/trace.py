@@ -12,8 +12,6 @@ from pyspark.sql import functions as F
 
 from purgatory.spark.errors import PipelineError
 
-__all__ = ["COLUMNS", "SQL", "cube", "literal", "read", "refuse_empty", "span"]
-
 COLUMNS: Final = {
     "purgatory": "string",
     "operation": "string",

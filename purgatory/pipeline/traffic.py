@@ -12,8 +12,6 @@ from typing import Any, Final
 
 from purgatory.spark.errors import PipelineError
 
-__all__ = ["NORMAL_75", "PRESETS", "Traffic"]
-
 NORMAL_75: Final = 0.674490
 """The 75th percentile of the standard normal distribution."""
 

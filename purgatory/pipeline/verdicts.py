@@ -7,8 +7,6 @@ from typing import Any, Final, Literal, TypeAlias
 from purgatory.pipeline.answers import Frame, estimates, operations
 from purgatory.pipeline.words import count, name, percent, seconds
 
-__all__ = ["Verdict", "verdicts"]
-
 Colour: TypeAlias = Literal["red", "amber", "green"]
 
 _ENOUGH: Final = 100

@@ -2,8 +2,6 @@
 
 import math
 
-__all__ = ["count", "figure", "name", "percent", "seconds"]
-
 
 def figure(value: float) -> str:
     """`value` with three significant digits, without an exponent."""

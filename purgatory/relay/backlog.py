@@ -3,8 +3,6 @@
 import asyncio
 from collections.abc import Iterable, Sequence
 
-__all__ = ["Backlog"]
-
 
 class Backlog:
     """Distinct keys, in the order of arrival. More than `max_keys` of them collapse to *everything*."""

@@ -4,8 +4,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-__all__ = ["Broker", "Connection"]
-
 
 class Connection(Protocol):
     """A subscribed connection to a broker. The relay calls `publish` and `ping` one after the other.

@@ -9,8 +9,6 @@ from purgatory.lowlevel import SLICE, Slice, report
 from purgatory.relay.backlog import Backlog
 from purgatory.relay.retries import is_cancelled, retrying
 
-__all__ = ["Inbox"]
-
 _GIVE_UP: Final = 16
 """After this many consecutive failures, stop bisecting, because the fault is not one key's."""
 

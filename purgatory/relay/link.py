@@ -17,8 +17,6 @@ from purgatory.relay.broker import Broker, Connection
 from purgatory.relay.payload import encode
 from purgatory.relay.retries import is_cancelled, retrying
 
-__all__ = ["Link"]
-
 _CHUNK: Final = 16
 """The most payloads published in one go: about a millisecond of the loop's time, and little memory."""
 

@@ -8,8 +8,6 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-__all__ = ["MAX_PAYLOAD", "check_key", "decode", "encode"]
-
 MAX_PAYLOAD: Final = 7999
 """The largest payload in bytes. PostgreSQL's NOTIFY accepts less than 8000, and no other broker needs less."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from purgatory.relay.inbox import Inbox
     from purgatory.relay.link import Link
 
-__all__ = ["Relay", "RelayError", "RelayStatistics"]
-
 _log = logging.getLogger("purgatory")
 
 _CLOSING: Final = 5.0

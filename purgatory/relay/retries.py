@@ -11,8 +11,6 @@ try:
 except ModuleNotFoundError as _error:
     raise missing(_error, "relay") from None
 
-__all__ = ["LONGEST", "is_cancelled", "retrying"]
-
 LONGEST: Final = 5.0
 """The longest pause between two attempts, in seconds."""
 

@@ -12,8 +12,6 @@ from typing import Final
 from purgatory.lowlevel import Mailbox, Slice
 from purgatory.relay.broker import Connection
 
-__all__ = ["ThreadBroker"]
-
 _WAITING: Final = 4096
 """The most payloads that may wait for a loop. They take up to 32 MB, as much as Redis keeps for a subscriber."""
 

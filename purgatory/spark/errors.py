@@ -7,8 +7,6 @@ from pyspark.errors import PySparkException
 
 from purgatory import PurgatoryError
 
-__all__ = ["PipelineError", "first_line"]
-
 
 class PipelineError(PurgatoryError):
     """The pipeline cannot use an argument, a file or an answer, which the message names."""

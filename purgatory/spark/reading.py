@@ -25,8 +25,6 @@ from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from purgatory.spark.errors import PipelineError
 
-__all__ = ["BEGINNING", "NOW", "JsonStream", "Page", "Place", "Plan"]
-
 BEGINNING: Final = "-1"
 NOW: Final = "now"
 """The protocol's names of a stream's beginning, and of its end."""

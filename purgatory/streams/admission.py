@@ -16,23 +16,6 @@ from typing import Any, Final, Self
 from purgatory import DelayedOperationPurgatory, IdleTracker
 from purgatory.streams.settings import Settings
 
-__all__ = [
-    "RETRY",
-    "SHORT",
-    "SMALL",
-    "Budget",
-    "Clients",
-    "Guard",
-    "Hold",
-    "Limits",
-    "Quotas",
-    "Refusal",
-    "TooManyRequests",
-    "address",
-    "current_client",
-    "jittered",
-]
-
 Scope = Any
 
 RETRY: Final = (b"retry-after", b"1")

@@ -21,8 +21,6 @@ from purgatory.streams.storage.opener import FolderOpener, PostgresOpener
 if TYPE_CHECKING:
     Subcommands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-__all__ = ["add_to"]
-
 _EXPOSED = (
     "ETag, Location, Producer-Epoch, Producer-Expected-Seq, Producer-Received-Seq, Producer-Seq, Stream-Closed,"
     " Stream-Cursor, Stream-Expires-At, Stream-Next-Offset, Stream-SSE-Data-Encoding, Stream-TTL, Stream-Up-To-Date"

@@ -7,8 +7,6 @@ from typing import Any, Literal
 from purgatory.streams.http.app import Application
 from purgatory.streams.settings import Settings
 
-__all__ = ["durable_streams"]
-
 
 def durable_streams(
     *,

@@ -29,8 +29,6 @@ from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import StorageUnavailable
 from purgatory.streams.storage.opener import PostgresOpener
 
-__all__ = ["Server", "bound", "serve"]
-
 S = TypeVar("S", bound=socket.socket)
 
 STARTING: Final = 60.0

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-__all__ = ["CACHES", "Settings", "check"]
-
 CACHES: Final = ("public", "private", "no-store")
 
 

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from purgatory.uvicorn.parked import QuietConnection
 
-__all__ = ["ColdTransport", "Watch"]
-
 logger: Final = logging.getLogger("uvicorn.error")
 
 _AT_ONCE: Final = 64

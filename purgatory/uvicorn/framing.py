@@ -6,8 +6,6 @@ from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE, ST
 
 from purgatory.asgi.interface import Message
 
-__all__ = ["CHUNKED", "CLOSE", "DEAF", "HEAD", "HTTP_1_0", "PAUSED", "STARTED", "Framing"]
-
 HEAD: Final = 1
 """The request's method is HEAD."""
 HTTP_1_0: Final = 2

@@ -17,8 +17,6 @@ from purgatory.uvicorn.shared import Shared
 if TYPE_CHECKING:
     from purgatory.uvicorn.protocol import ParkingProtocol
 
-__all__ = ["QuietConnection"]
-
 logger: Final = logging.getLogger("uvicorn.error")
 
 _HELD: Final = 65_536

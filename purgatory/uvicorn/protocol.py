@@ -14,8 +14,6 @@ from purgatory.uvicorn.parked import QuietConnection
 from purgatory.uvicorn.sender import Sender
 from purgatory.uvicorn.shared import Shared
 
-__all__ = ["ParkingProtocol"]
-
 
 def _cool_after() -> float:
     """Return the setting of the environment, which worker processes inherit."""

@@ -10,8 +10,6 @@ from purgatory.asgi.interface import EXTENSION, Message, Receive, Scope, Send
 if TYPE_CHECKING:
     from purgatory.uvicorn.parked import QuietConnection
 
-__all__ = ["Sender", "parkable"]
-
 
 def parkable(app: Any) -> Callable[[Scope, Receive, Send], Awaitable[object]]:
     """Return an application that passes a `Sender` with each request."""

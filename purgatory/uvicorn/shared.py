@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from purgatory.uvicorn.parked import QuietConnection
     from purgatory.uvicorn.protocol import ParkingProtocol
 
-__all__ = ["Shared"]
-
 
 class Shared:
     """The state that the connections of a server share."""

@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
-__all__ = ["counts", "install", "run", "source"]
-
 
 def source(library: str, folder: Path, release: str | None = None) -> Path:
     """The source distribution of the installed release, or of another, unpacked in `folder`: pip downloads it."""

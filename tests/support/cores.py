@@ -7,8 +7,6 @@ import pytest
 from purgatory import __core__
 from purgatory._core import _base
 
-__all__ = ["extension", "in_c", "in_python", "set_nesting"]
-
 extension = find_spec("purgatory._speedups.c") if __core__ == "C" else None
 """The extension in C; `None` if it has not been built."""
 

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-__all__ = ["lines"]
-
 
 def lines(work: Callable[[], object]) -> int:
     """The number of lines of Python that `work` runs."""

@@ -13,8 +13,6 @@ from tempfile import TemporaryDirectory
 
 from tests.support.paths import ROOT
 
-__all__ = ["libraries", "run"]
-
 FLAGS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-DPURGATORY_CHECKS")
 
 

@@ -21,8 +21,6 @@ import psutil
 from purgatory import relay
 from purgatory.bench.case import OURS, Case
 
-__all__ = ["POSTGRES", "REDIS", "THREADS", "Serving", "missing", "serving"]
-
 REDIS: Final = f"{OURS}, Redis"
 POSTGRES: Final = f"{OURS}, PostgreSQL"
 THREADS: Final = f"{OURS}, threads"

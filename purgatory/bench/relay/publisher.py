@@ -10,8 +10,6 @@ from contextlib import AsyncExitStack
 
 from purgatory.relay import Broker
 
-__all__ = ["publish"]
-
 
 async def publish(broker: Broker, messages: int, keys: int, seconds: int, processes: int) -> None:
     """Publish `messages` a second with `keys` each, which `processes` hear, all of them but one in here."""

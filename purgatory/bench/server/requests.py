@@ -8,8 +8,6 @@ from urllib.parse import quote
 from purgatory.bench.client import Client, WrongAnswer
 from purgatory.bench.processes import Running
 
-__all__ = ["OFFSET", "ask", "check", "create", "get", "head_of_post", "quiet", "read"]
-
 OFFSET: Final = b"stream-next-offset"
 
 _IDLE: Final = 0.1

@@ -17,8 +17,6 @@ from purgatory.bench.case import OURS, Case
 from purgatory.bench.processes import Running
 from purgatory.bench.web.servers import WARM
 
-__all__ = ["FOLDER", "READ", "REFERENCE", "SERVERS", "installed", "missing", "running"]
-
 REFERENCE: Final = "reference server"
 SERVERS: Final = (OURS, REFERENCE)
 READ: Final = (OURS, WARM, REFERENCE)

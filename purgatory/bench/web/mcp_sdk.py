@@ -11,8 +11,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-__all__ = ["app", "listen"]
-
 _VERSION: Final = "2026-07-28"
 
 

@@ -6,8 +6,6 @@ from collections import Counter, defaultdict
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-__all__ = ["join", "leave", "publish", "waiting"]
-
 _counts: Counter[str] = Counter()
 _queues: defaultdict[str, set[Queue[int]]] = defaultdict(set)
 

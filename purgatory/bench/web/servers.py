@@ -10,8 +10,6 @@ from typing import Final
 from purgatory.bench.case import OURS, Case
 from purgatory.bench.client import Client
 
-__all__ = ["EVENTS", "POLLS", "WARM", "listening", "missing", "until_waiting"]
-
 WARM: Final = f"{OURS}, warm"
 """The same server, whose connections keep their transports."""
 

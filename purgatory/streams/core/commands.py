@@ -20,20 +20,6 @@ from purgatory.streams.core.globs import MAX_SEGMENTS
 from purgatory.streams.core.state import Producer, Span, Stream
 from purgatory.streams.core.transaction import Transaction
 
-__all__ = [
-    "Append",
-    "Appended",
-    "Command",
-    "Create",
-    "Created",
-    "Delete",
-    "Expire",
-    "Fork",
-    "Identity",
-    "Touch",
-    "find",
-]
-
 T_co = TypeVar("T_co", covariant=True)
 DEFAULT_TYPE = "application/octet-stream"
 _SPANS: Final = 64

@@ -3,8 +3,6 @@
 import random
 from typing import Final
 
-__all__ = ["known_cursor", "next_cursor"]
-
 _EPOCH: Final = 1_728_432_000  # 2024-10-09T00:00:00Z
 _INTERVAL: Final = 20
 _JITTER: Final = 3600 // _INTERVAL

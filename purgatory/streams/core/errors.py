@@ -1,18 +1,5 @@
 """The reasons to refuse a request to a stream. The HTTP side chooses the status of each."""
 
-__all__ = [
-    "Conflict",
-    "Forbidden",
-    "Full",
-    "Gone",
-    "Invalid",
-    "NotFound",
-    "SequenceGap",
-    "StaleEpoch",
-    "StreamClosed",
-    "StreamsError",
-]
-
 
 class StreamsError(Exception):
     """The base of all these errors. When one is raised, nothing has changed."""

@@ -3,8 +3,6 @@
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["MAX_SEGMENTS", "Glob", "Patterns"]
-
 MAX_SEGMENTS: Final = 64
 """Segments of a pattern and of a new stream's path, at most: each append looks at both."""
 _PATHS: Final = 1000

@@ -15,8 +15,6 @@ from typing import Any, Final
 
 from purgatory.streams.core.errors import Full, Invalid
 
-__all__ = ["JSON", "MOST", "ROW", "ROW_MESSAGES", "join", "media_type", "parse", "part", "split"]
-
 JSON: Final = "application/json"
 
 MOST: Final = 2**14

@@ -10,8 +10,6 @@ from typing import Final
 
 from purgatory.streams.core.errors import Invalid
 
-__all__ = ["BEFORE_ALL", "NOW", "encode", "parse"]
-
 BEFORE_ALL: Final = "-1"
 """The beginning of a stream. As an offset that a subscription has acknowledged: nothing, not even an empty stream."""
 NOW: Final = "now"

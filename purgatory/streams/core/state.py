@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 from purgatory.streams.core.offsets import BEFORE_ALL, encode
 
-__all__ = ["Link", "Linked", "Part", "Piece", "Producer", "Row", "Span", "Stream", "Subscription"]
-
 
 class Span(NamedTuple):
     """Part of a stream's data that is stored with another stream: up to this position."""

@@ -20,30 +20,6 @@ from purgatory.streams.core.state import Link, Linked, Subscription
 if TYPE_CHECKING:
     from purgatory.streams.core.transaction import Transaction
 
-__all__ = [
-    "PAGE",
-    "Acknowledge",
-    "AlreadyClaimed",
-    "AlreadyExists",
-    "Claim",
-    "Deliver",
-    "Delivered",
-    "Delivery",
-    "Fenced",
-    "InvalidOffset",
-    "Lapse",
-    "LinkStreams",
-    "Look",
-    "NoPendingWork",
-    "Release",
-    "Subscribe",
-    "SubscriptionNotFound",
-    "TooManyLinks",
-    "Unlink",
-    "Unsubscribe",
-    "View",
-]
-
 PAGE: Final = 100
 """Streams of a view, unless it is asked for another number."""
 _PATHS: Final = 2 * 1024 * 1024

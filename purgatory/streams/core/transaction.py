@@ -7,8 +7,6 @@ from typing import Final, Protocol
 from purgatory.streams.core.globs import Glob
 from purgatory.streams.core.state import Link, Linked, Producer, Row, Stream, Subscription
 
-__all__ = ["Source", "Transaction"]
-
 _LINK: Final = 400
 """Bytes of appends that take as long to store as the deletion of a link."""
 

@@ -10,8 +10,6 @@ from purgatory.streams.core.state import Link, Linked, Stream, Subscription
 if TYPE_CHECKING:
     from purgatory.streams.core.transaction import Transaction
 
-__all__ = ["MAX_LINKS", "WAKE", "appended", "end", "forget", "in_wake"]
-
 MAX_LINKS: Final = 10_000
 """Streams of a subscription, at most. What ends a wake looks at all of them."""
 WAKE: Final = 100

@@ -9,8 +9,6 @@ from purgatory.streams.core.subscriptions import Lapse
 from purgatory.streams.engine.background import Background
 from purgatory.streams.engine.store import Store
 
-__all__ = ["SOON", "Alarm"]
-
 SOON: Final = 0.05
 """The shortest interval between two checks, in seconds."""
 _LOOK: Final = 5.0

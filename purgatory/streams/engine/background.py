@@ -4,8 +4,6 @@ import asyncio
 import logging
 from typing import Final
 
-__all__ = ["Background"]
-
 logger: Final = logging.getLogger("purgatory.streams")
 
 

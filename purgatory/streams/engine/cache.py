@@ -14,8 +14,6 @@ from purgatory.streams.core.state import Part, Row, Stream
 from purgatory.streams.engine.chunk import Chunk
 from purgatory.streams.storage.database import Extent
 
-__all__ = ["CHUNK", "LIVE", "Cache", "Known"]
-
 CHUNK: Final = Extent(1024 * 1024, 4096)
 """The extent of a chunk."""
 LIVE: Final = Extent(64 * 1024, 64)

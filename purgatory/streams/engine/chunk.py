@@ -7,8 +7,6 @@ from typing import Any
 from purgatory.streams.core import messages
 from purgatory.streams.core.state import Part, Stream
 
-__all__ = ["Chunk"]
-
 
 @dataclass(slots=True, eq=False)  # the object itself is a key
 class Chunk:

@@ -6,8 +6,6 @@ from typing import Final
 
 from purgatory import Clock, DelayedOperation, DelayedOperationPurgatory, Handle, PurgatoryClosed
 
-__all__ = ["MAX_PENDING", "Demo"]
-
 MAX_PENDING: Final = 10_000
 """The most operations."""
 INTERVAL: Final = 0.05

@@ -30,8 +30,6 @@ from purgatory.streams.engine.store import Store
 from purgatory.streams.storage.database import StorageError
 from purgatory.streams.storage.snapshots import exchange
 
-__all__ = ["BOUNDS", "LOOKING", "Live"]
-
 BOUNDS: Final = tuple(float(f"{digit}e{power}") for power in range(-3, 3) for digit in (1, 2, 5))
 """Bounds in seconds. A wait is counted with the first bound that it does not exceed, or beyond the last."""
 OUTCOMES: Final = ("satisfied", "expired", "closed", "cancelled", "failed")

@@ -15,8 +15,6 @@ from purgatory.streams.engine.chunk import Chunk
 from purgatory.streams.engine.store import PATIENCE, Store
 from purgatory.streams.storage.database import Extent, StorageError
 
-__all__ = ["Read", "Readers"]
-
 _LOOKING: Final = PATIENCE + 5.0
 """Seconds after its deadline in which a read ends, because the last look at the database takes so long at most."""
 _FRESH: Final = 1.0

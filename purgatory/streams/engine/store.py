@@ -26,8 +26,6 @@ from purgatory.streams.core.transaction import Transaction
 from purgatory.streams.storage.database import Database, StorageConflict, StorageError, StorageUnavailable
 from purgatory.streams.storage.opener import Opener
 
-__all__ = ["Change", "Store"]
-
 T = TypeVar("T")
 
 _BATCH: Final = 256

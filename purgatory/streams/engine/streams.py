@@ -20,8 +20,6 @@ from purgatory.streams.engine.store import Change, Store
 from purgatory.streams.storage.database import Database, Extent, StorageUnavailable
 from purgatory.streams.storage.opener import Opener
 
-__all__ = ["Streams"]
-
 T = TypeVar("T")
 
 _AGAIN: Final = 1.0

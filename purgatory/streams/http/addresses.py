@@ -9,9 +9,6 @@ from urllib.parse import urlsplit
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-__all__ = ["Resolver", "UrlRejected", "check_url", "is_public"]
-
-
 _UNICAST: Final = ip_network("2000::/3")
 """All addresses of IPv6 that are of the internet (RFC 4291, 2.4). Others are of no use, or of this network."""
 

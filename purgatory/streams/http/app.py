@@ -44,8 +44,6 @@ from purgatory.streams.storage.opener import opener
 if TYPE_CHECKING:
     from purgatory.journal import Journal
 
-__all__ = ["Application", "journal"]
-
 HEARTBEAT: Final = 3.0
 """Seconds between two proofs that the connection that listens to PostgreSQL is alive."""
 _NOT_STARTED: Final = (

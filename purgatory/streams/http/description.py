@@ -7,8 +7,6 @@ from typing import Any
 
 from purgatory.streams.settings import Settings
 
-__all__ = ["describe"]
-
 
 def describe(settings: Settings, prefix: str = "") -> dict[str, Any]:
     """The description of a server with these settings, at the path `prefix`."""

@@ -17,8 +17,6 @@ from purgatory.streams.http.replies import Reply, error
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import StorageError, StorageFull, StorageUnavailable
 
-__all__ = ["Endpoint", "refuse"]
-
 _STATUS: Final[dict[type[Exception], int]] = {
     errors.Invalid: 400,
     errors.NotFound: 404,

@@ -25,8 +25,6 @@ from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http.replies import ALWAYS
 from purgatory.streams.settings import Settings
 
-__all__ = ["Events", "Pieces"]
-
 _SHARED: Final = 16
 _SHARED_BYTES: Final = 8 * 1024 * 1024
 """Pieces that are kept for others, and their bytes: the last one is kept anyway."""

@@ -7,8 +7,6 @@ from purgatory.streams.core.commands import Nothing
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.storage.database import Database, StorageUnavailable
 
-__all__ = ["Health"]
-
 _FRESH: Final = 1.0
 """Seconds for which a count is good."""
 _PATIENCE: Final = 5.0

@@ -14,8 +14,6 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from purgatory.streams.core.state import Subscription
 from purgatory.streams.engine.streams import Streams
 
-__all__ = ["Keys", "TokenInvalid"]
-
 _LIFETIME: Final = 24 * 3600.0
 """Lifetime of a token, in seconds. A worker that holds a wake for longer loses the wake."""
 _ALGORITHM: Final = "HS256"

@@ -11,8 +11,6 @@ from purgatory.streams.http import requests
 from purgatory.streams.http.endpoint import Endpoint
 from purgatory.streams.http.replies import Reply
 
-__all__ = ["LIST", "ListEndpoint"]
-
 LIST: Final = "/v1/streams"
 
 

@@ -24,8 +24,6 @@ from purgatory.streams.http.replies import Reply
 from purgatory.streams.http.requests import Headers
 from purgatory.streams.settings import Settings
 
-__all__ = ["PATHS", "PageEndpoint", "PageFiles", "open_live", "page_routes"]
-
 STATISTICS: Final = "/v1/statistics"
 DEMO: Final = "/v1/demo"
 PATHS: Final = (STATISTICS, DEMO)

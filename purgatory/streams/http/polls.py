@@ -11,8 +11,6 @@ from purgatory.streams.engine.chunk import Chunk
 from purgatory.streams.engine.readers import Read
 from purgatory.streams.http.replies import PART, Reply, error
 
-__all__ = ["Poll"]
-
 
 class Poll(DelayedResponse["Chunk | Exception"]):
     """The response of a long poll."""

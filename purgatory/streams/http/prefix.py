@@ -4,8 +4,6 @@ from urllib.parse import quote, unquote
 
 from starlette.types import Scope
 
-__all__ = ["below_root", "relative"]
-
 
 def relative(scope: Scope) -> Scope:
     """The scope with `path` and `raw_path` as they would be without a prefix, which stays in `root_path`.

@@ -15,8 +15,6 @@ from purgatory.streams.admission import RETRY, SMALL, Budget, Hold, Refusal, add
 from purgatory.uvicorn import ParkingProtocol
 from purgatory.uvicorn.parked import QuietConnection
 
-__all__ = ["BoundedProtocol"]
-
 MAX_HEAD_BYTES: Final = 16 * 1024
 """Most bytes of the request line and the headers."""
 MAX_HEADERS: Final = 200

@@ -9,8 +9,6 @@ from starlette.types import Receive, Scope, Send
 
 from purgatory.streams.admission import SHORT
 
-__all__ = ["ALWAYS", "PART", "LongReply", "Reply", "error"]
-
 ALWAYS: Final = [
     (b"x-content-type-options", b"nosniff"),
     (b"cross-origin-resource-policy", b"cross-origin"),

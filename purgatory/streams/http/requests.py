@@ -15,20 +15,6 @@ from purgatory.streams.core.commands import Fork, Identity
 from purgatory.streams.core.errors import Invalid
 from purgatory.streams.core.offsets import parse
 
-__all__ = [
-    "ROOT",
-    "Headers",
-    "body",
-    "expiry",
-    "fork",
-    "page_limit",
-    "producer",
-    "query",
-    "segments",
-    "stream_path",
-    "time_to_live",
-]
-
 ROOT: Final = "/v1/stream/"
 RESERVED: Final = "__ds"
 """The first segment of paths that are not streams."""

@@ -27,8 +27,6 @@ from purgatory.streams.http.replies import LongReply, Reply, error
 from purgatory.streams.http.requests import Headers
 from purgatory.streams.settings import Settings
 
-__all__ = ["StreamEndpoint", "delayed"]
-
 Header = tuple[bytes, bytes]
 
 _NO_STORE: Final = (b"cache-control", b"no-store")

@@ -29,8 +29,6 @@ from purgatory.streams.http.requests import RESERVED, ROOT, Headers
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import Database
 
-__all__ = ["CONTROL", "DEFAULT_LEASE", "LEASE", "MAX_NAME", "MAX_STREAMS", "SubscriptionEndpoint"]
-
 CONTROL: Final = f"{ROOT}{RESERVED}"
 _BODY: Final = 256 * 1024
 """Bytes of a body that names streams, at most."""

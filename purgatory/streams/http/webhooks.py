@@ -17,8 +17,6 @@ from purgatory.streams.http.addresses import Resolver, UrlRejected, check_url
 from purgatory.streams.http.keys import Keys
 from purgatory.streams.http.requests import ROOT
 
-__all__ = ["Webhooks"]
-
 _PATIENCE: Final = 10.0
 """Time limit of a delivery, in seconds."""
 _ANSWER: Final = 64 * 1024

@@ -13,21 +13,6 @@ from purgatory.streams.core.state import Link, Linked, Part, Piece, Producer, Ro
 from purgatory.streams.core.subscriptions import FARTHEST
 from purgatory.streams.core.transaction import Transaction
 
-__all__ = [
-    "FROM_DATA",
-    "SELECT_STREAM",
-    "SELECT_SUBSCRIPTIONS",
-    "Database",
-    "Extent",
-    "StorageConflict",
-    "StorageError",
-    "StorageFull",
-    "StorageUnavailable",
-    "link_of_row",
-    "of_piece",
-    "stream_of_row",
-]
-
 
 class Extent(NamedTuple):
     """The limits of one read."""

@@ -9,8 +9,6 @@ from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import Database
 from purgatory.streams.storage.sqlite import FileDatabase, Folder, WritingDatabase
 
-__all__ = ["FolderOpener", "Opener", "PostgresOpener", "opener"]
-
 
 class Opener(Protocol):
     """Opens connections to a database."""

@@ -38,8 +38,6 @@ from purgatory.streams.storage.database import (
 )
 from purgatory.streams.storage.snapshots import TABLE
 
-__all__ = ["CHANNEL", "PostgresDatabase", "errors", "prepare"]
-
 CHANNEL: Final = "durable_streams"
 """The channel of the notifications."""
 _SCHEMA: Final = "durable_streams"

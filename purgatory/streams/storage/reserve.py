@@ -12,8 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-__all__ = ["RESERVED", "Reserve"]
-
 RESERVED: Final = 16 * 1024 * 1024
 """Bytes of the file."""
 

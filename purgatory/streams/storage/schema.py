@@ -7,8 +7,6 @@ from typing import Final
 from purgatory.streams.core import messages
 from purgatory.streams.storage.database import Database, StorageError
 
-__all__ = ["VERSION", "Dialect", "prepare"]
-
 VERSION: Final = 2
 
 _TABLES: Final = {

@@ -7,8 +7,6 @@ from typing import Final
 
 from purgatory.streams.storage.database import Database
 
-__all__ = ["TABLE", "exchange"]
-
 TABLE: Final = """
 CREATE UNLOGGED TABLE IF NOT EXISTS snapshots (
     process TEXT PRIMARY KEY, at TIMESTAMPTZ NOT NULL, snapshot TEXT NOT NULL

@@ -33,8 +33,6 @@ _DIALECT: Final = schema.Dialect(
     own_columns=frozenset({("last_id", "one"), ("last_id", "id")}),
 )
 
-__all__ = ["FileDatabase", "Folder", "WritingDatabase"]
-
 _CACHED: Final = 10_000
 """Streams that are remembered, and paths whose links are."""
 _LONG: Final = 1_000
