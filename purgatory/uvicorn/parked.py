@@ -156,6 +156,11 @@ class QuietConnection(asyncio.Protocol, TimerTask):
         if complete:
             self._completed()
 
+    def application_returned(self) -> None:
+        """Notify the listener that the application has returned."""
+        if self.listener is not None:
+            self.listener.returned()
+
     def close(self) -> None:
         """Close the connection without the rest of the response, if that is not complete."""
         if self.listener is not None:

@@ -12,7 +12,6 @@ from uvicorn.server import ServerState
 from purgatory import IdleTracker, WheelTimer
 from purgatory.uvicorn.cold import Watch
 from purgatory.uvicorn.framing import Framing
-from purgatory.uvicorn.sender import parkable
 
 if TYPE_CHECKING:
     from purgatory.uvicorn.parked import QuietConnection
@@ -24,7 +23,6 @@ class Shared:
 
     __slots__ = (
         "access_logger",
-        "app",
         "app_state",
         "config",
         "context",
@@ -33,7 +31,6 @@ class Shared:
         "is_stopping",
         "protocol_class",
         "server_state",
-        "settling",
         "timer",
         "watch",
     )
@@ -48,15 +45,10 @@ class Shared:
         self.protocol_class: type[ParkingProtocol] = protocol_class
         """The class of connections that are not quiet."""
         self.config: Config = config
-        self.app: Any = parkable(config.loaded_app)
         self.server_state: ServerState = server_state
         self.app_state: dict[str, Any] = app_state
         access_logger = logging.getLogger("uvicorn.access")
         self.access_logger: logging.Logger | None = access_logger if access_logger.hasHandlers() else None
-        self.settling: IdleTracker[ParkingProtocol] = IdleTracker(
-            protocol_class.settle_after, on_idle=protocol_class.settle, tick=protocol_class.settle_after / 10
-        )
-        """The connections that still have their parser, by the time of their last response."""
         self.cooling: IdleTracker[QuietConnection] | None = None
         """The quiet connections that have a transport. With `None`, they keep it."""
         if protocol_class.cool_after < math.inf and sys.platform != "win32":  # which cannot watch descriptors
@@ -64,7 +56,7 @@ class Shared:
         self.watch: Watch = Watch()
         """The watch of the connections without a transport."""
         self.timer: WheelTimer = WheelTimer(tick=0.02, wheel_size=256)
-        """The timer for keep-alive, and for clients that don't read."""
+        """The timer for idle connections, keep-alive, and clients that don't read."""
         self.framing: Framing = Framing()
         self.is_stopping: bool = False
         """Whether the server shuts down."""

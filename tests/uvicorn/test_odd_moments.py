@@ -243,4 +243,4 @@ class TestNothingOutlivesItsConnection:
             gc.collect()
             protocols = [each for each in gc.get_objects() if isinstance(each, (ParkingProtocol, QuietConnection))]
             assert [each for each in protocols if each.shared is shared] == []
-            assert (len(shared.timer), len(shared.settling)) == (0, 0)
+            assert len(shared.timer) == 0
