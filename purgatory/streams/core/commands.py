@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass
-from typing import ClassVar, Final, Generic, Protocol, TypeVar
+from typing import ClassVar, Final, Protocol, TypeVar
 
 from purgatory.streams.core import messages, wakes
 from purgatory.streams.core.errors import (
@@ -28,15 +28,18 @@ _DROPPED: Final = 64
 """The most streams of a chain of forks that a command drops."""
 
 
-class Command(Protocol, Generic[T_co]):
+class Command(Protocol[T_co]):
     """A change of the state."""
 
-    alone: ClassVar[bool]
+    __slots__ = ()
+
+    alone: ClassVar[bool] = False
     """Whether no stream may change meanwhile, in another process."""
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The paths of the command's streams."""
+        """The paths of the command's streams, if they are known before it is applied."""
+        return ()
 
     def apply(self, transaction: Transaction) -> T_co:
         """Apply the command to the transaction. Raises a `StreamsError` with nothing changed."""
@@ -112,10 +115,8 @@ class Created:
 
 
 @dataclass(frozen=True, slots=True)
-class Create:
+class Create(Command[Created]):
     """Create a stream, or confirm that there is the same one already."""
-
-    alone: ClassVar[bool] = False
 
     path: str
     content_type: str | None
@@ -130,7 +131,6 @@ class Create:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The paths of the stream and of its source."""
         return (self.path,) if self.fork is None else (self.path, self.fork.path)
 
     def apply(self, transaction: Transaction) -> Created:
@@ -247,21 +247,18 @@ class Appended:
 
 
 @dataclass(frozen=True, slots=True)
-class OfStream:
+class OfStream(Command[T_co]):
     """A command that is about one stream."""
-
-    alone: ClassVar[bool] = False
 
     path: str
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The path of the stream."""
         return (self.path,)
 
 
 @dataclass(frozen=True, slots=True)
-class Append(OfStream):
+class Append(OfStream[Appended]):
     """Append to a stream, close it, or both."""
 
     content_type: str | None
@@ -345,7 +342,7 @@ class Append(OfStream):
 
 
 @dataclass(frozen=True, slots=True)
-class Delete(OfStream):
+class Delete(OfStream[None]):
     """Delete a stream."""
 
     def apply(self, transaction: Transaction) -> None:
@@ -354,7 +351,7 @@ class Delete(OfStream):
 
 
 @dataclass(frozen=True, slots=True)
-class Touch(OfStream):
+class Touch(OfStream[None]):
     """Restart the time-to-live of a stream, because it was read."""
 
     deadline: float
@@ -371,7 +368,7 @@ class Touch(OfStream):
 
 
 @dataclass(frozen=True, slots=True)
-class Expire(OfStream):
+class Expire(OfStream[None]):
     """Delete a stream if its time has come."""
 
     def apply(self, transaction: Transaction) -> None:
@@ -380,28 +377,18 @@ class Expire(OfStream):
 
 
 @dataclass(frozen=True, slots=True)
-class Nothing:
+class Nothing(Command[None]):
     """Change nothing, to show that the database accepts commands."""
 
-    alone: ClassVar[bool] = False
-    paths: ClassVar[tuple[str, ...]] = ()
-
     def apply(self, transaction: Transaction) -> None:
-        """Do nothing."""
+        pass
 
 
 @dataclass(frozen=True, slots=True)
-class Secrets:
+class Secrets(Command[dict[str, str]]):
     """Look at secrets, and keep new ones if there are none."""
 
-    alone: ClassVar[bool] = False
-
     new: dict[str, str]
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """No paths, because secrets belong to no stream."""
-        return ()
 
     def apply(self, transaction: Transaction) -> dict[str, str]:
         """Return the secrets by name."""

@@ -10,15 +10,14 @@ import json
 import secrets
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import Final
 
 from purgatory.streams.core import offsets, wakes
+from purgatory.streams.core.commands import Command, T_co
 from purgatory.streams.core.errors import Forbidden, Invalid, StreamsError
 from purgatory.streams.core.globs import Glob
 from purgatory.streams.core.state import Link, Linked, Subscription
-
-if TYPE_CHECKING:
-    from purgatory.streams.core.transaction import Transaction
+from purgatory.streams.core.transaction import Transaction
 
 PAGE: Final = 100
 """Streams of a view, unless it is asked for another number."""
@@ -82,7 +81,7 @@ class View:
     new: bool = False
 
 
-def _find(transaction: "Transaction", name: str) -> Subscription:
+def _find(transaction: Transaction, name: str) -> Subscription:
     subscription = transaction.subscription(name)
     if subscription is None:
         raise SubscriptionNotFound("there is no such subscription")
@@ -90,22 +89,14 @@ def _find(transaction: "Transaction", name: str) -> Subscription:
 
 
 @dataclass(frozen=True, slots=True)
-class _OfSubscription:
-    """A command that is about one subscription."""
+class _OfSubscription(Command[T_co]):
+    """A command that is about one subscription. Its streams are found when the subscription is known."""
 
     id: str
 
-    alone: ClassVar[bool] = False
-    """Whether no stream may change meanwhile, in another process."""
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """No paths: the streams are found when the subscription is known."""
-        return ()
-
 
 @dataclass(frozen=True, slots=True)
-class Subscribe(_OfSubscription):
+class Subscribe(_OfSubscription[View]):
     """Create a subscription, or confirm that there is the same one already."""
 
     alone = True
@@ -122,7 +113,7 @@ class Subscribe(_OfSubscription):
     """Paths that the pattern matches, of the streams with ids up to `matched_until`: they were looked up before."""
     matched_until: int = 0
 
-    def apply(self, transaction: "Transaction") -> View:
+    def apply(self, transaction: Transaction) -> View:
         """Raises `AlreadyExists`, `TooManyLinks`, or `Forbidden` if the limit of subscriptions is reached."""
         config = json.dumps(
             [
@@ -167,29 +158,29 @@ class Subscribe(_OfSubscription):
         return _view(transaction, subscription, "", PAGE, new=True)
 
 
-def _view(transaction: "Transaction", subscription: Subscription, after: str, limit: int, *, new: bool = False) -> View:
+def _view(transaction: Transaction, subscription: Subscription, after: str, limit: int, *, new: bool = False) -> View:
     streams = transaction.linked(subscription.id, after, limit)
     return View(subscription.copy(), streams, transaction.link_count(subscription.id), new)
 
 
 @dataclass(frozen=True, slots=True)
-class Unsubscribe(_OfSubscription):
+class Unsubscribe(_OfSubscription[None]):
     """Delete a subscription, if there is one."""
 
-    def apply(self, transaction: "Transaction") -> None:
+    def apply(self, transaction: Transaction) -> None:
         """Raises nothing."""
         if transaction.subscription(self.id) is not None:
             transaction.remove_subscription(self.id)
 
 
 @dataclass(frozen=True, slots=True)
-class LinkStreams(_OfSubscription):
+class LinkStreams(_OfSubscription[None]):
     """Add streams to a subscription."""
 
     alone = True
     streams: tuple[str, ...]
 
-    def apply(self, transaction: "Transaction") -> None:
+    def apply(self, transaction: Transaction) -> None:
         """Raises `SubscriptionNotFound` or `TooManyLinks`."""
         _find(transaction, self.id)
         paths = set(self.streams)
@@ -206,12 +197,12 @@ class LinkStreams(_OfSubscription):
 
 
 @dataclass(frozen=True, slots=True)
-class Unlink(_OfSubscription):
+class Unlink(_OfSubscription[None]):
     """Remove a stream from a subscription."""
 
     path: str
 
-    def apply(self, transaction: "Transaction") -> None:
+    def apply(self, transaction: Transaction) -> None:
         """Raises `SubscriptionNotFound`."""
         _find(transaction, self.id)
         link = transaction.link(self.id, self.path)
@@ -220,25 +211,25 @@ class Unlink(_OfSubscription):
 
 
 @dataclass(frozen=True, slots=True)
-class Look(_OfSubscription):
+class Look(_OfSubscription[View]):
     """Look at a subscription. It changes nothing, so you may apply it to a transaction that is not stored."""
 
     after: str = ""
     limit: int = PAGE
     """The first streams that follow `after`, so many at most."""
 
-    def apply(self, transaction: "Transaction") -> View:
+    def apply(self, transaction: Transaction) -> View:
         """Raises `SubscriptionNotFound`."""
         return _view(transaction, _find(transaction, self.id), self.after, self.limit)
 
 
 @dataclass(frozen=True, slots=True)
-class Claim(_OfSubscription):
+class Claim(_OfSubscription[View]):
     """Claim the wake of a pull-wake subscription for a worker."""
 
     worker: str
 
-    def apply(self, transaction: "Transaction") -> View:
+    def apply(self, transaction: Transaction) -> View:
         """Raises `SubscriptionNotFound`, `Invalid`, `AlreadyClaimed` or `NoPendingWork`."""
         subscription = _find(transaction, self.id)
         if subscription.type != "pull-wake":
@@ -260,7 +251,7 @@ class Claim(_OfSubscription):
 
 
 @dataclass(frozen=True, slots=True)
-class _OfWake(_OfSubscription):
+class _OfWake(_OfSubscription[T_co]):
     """A command by the worker of a wake."""
 
     type: str
@@ -269,7 +260,7 @@ class _OfWake(_OfSubscription):
     token: tuple[int, int]
     """The incarnation and the generation of the worker's token."""
 
-    def _check(self, transaction: "Transaction") -> Subscription:
+    def _check(self, transaction: Transaction) -> Subscription:
         subscription = _find(transaction, self.id)
         if subscription.type != self.type:
             raise Invalid(f"the subscription is of type {subscription.type}")
@@ -283,14 +274,14 @@ class _OfWake(_OfSubscription):
 
 
 @dataclass(frozen=True, slots=True)
-class Acknowledge(_OfWake):
+class Acknowledge(_OfWake[bool]):
     """Acknowledge the work of a worker, or show that it lives."""
 
     acks: tuple[tuple[str, str], ...] = field(default=())
     """Paths and offsets."""
     done: bool = False
 
-    def apply(self, transaction: "Transaction") -> bool:
+    def apply(self, transaction: Transaction) -> bool:
         """Return whether another wake has begun.
 
         Raises `SubscriptionNotFound`, `Invalid`, `Fenced` or `InvalidOffset`.
@@ -322,22 +313,22 @@ class Acknowledge(_OfWake):
 
 
 @dataclass(frozen=True, slots=True)
-class Release(_OfWake):
+class Release(_OfWake[None]):
     """Give the wake of a worker back."""
 
-    def apply(self, transaction: "Transaction") -> None:
+    def apply(self, transaction: Transaction) -> None:
         """Raises `SubscriptionNotFound`, `Invalid` or `Fenced`."""
         wakes.end(transaction, self._check(transaction))
 
 
 @dataclass(frozen=True, slots=True)
-class Lapse(_OfSubscription):
+class Lapse(_OfSubscription[None]):
     """End the wake if its lease is over.
 
     A lease that ends later than one that begins now was granted by a clock that was wrong: it is made as long as that.
     """
 
-    def apply(self, transaction: "Transaction") -> None:
+    def apply(self, transaction: Transaction) -> None:
         """Does nothing if the lease was extended meanwhile."""
         subscription = transaction.subscription(self.id)
         if subscription is None or subscription.lease_until is None:
@@ -357,13 +348,13 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class Deliver(_OfSubscription):
+class Deliver(_OfSubscription[Delivery | None]):
     """Take the delivery of a wake, if it is due: no other process takes it then."""
 
     patience: float
     """Seconds in which the webhook answers. Another attempt comes later than that."""
 
-    def apply(self, transaction: "Transaction") -> Delivery | None:
+    def apply(self, transaction: Transaction) -> Delivery | None:
         """Return the wake, or `None`."""
         subscription = transaction.subscription(self.id)
         if subscription is None or subscription.wake is None or subscription.attempt_at is None:
@@ -380,7 +371,7 @@ class Deliver(_OfSubscription):
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered(_OfSubscription):
+class Delivered(_OfSubscription[None]):
     """Note whether a webhook has answered."""
 
     wake: str
@@ -388,7 +379,7 @@ class Delivered(_OfSubscription):
     done: bool = False
     """Whether all of the wake is processed."""
 
-    def apply(self, transaction: "Transaction") -> None:
+    def apply(self, transaction: Transaction) -> None:
         """Does nothing if the wake is over."""
         subscription = transaction.subscription(self.id)
         if subscription is None or subscription.wake != self.wake:

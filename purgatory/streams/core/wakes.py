@@ -2,13 +2,11 @@
 
 import json
 import secrets
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from purgatory.streams.core import messages
 from purgatory.streams.core.state import Link, Linked, Stream, Subscription
-
-if TYPE_CHECKING:
-    from purgatory.streams.core.transaction import Transaction
+from purgatory.streams.core.transaction import Transaction
 
 MAX_LINKS: Final = 10_000
 """Streams of a subscription, at most. What ends a wake looks at all of them."""
@@ -16,7 +14,7 @@ WAKE: Final = 100
 """Streams in a wake, at most. If more are pending, the next wake has them."""
 
 
-def appended(transaction: "Transaction", stream: Stream) -> None:
+def appended(transaction: Transaction, stream: Stream) -> None:
     """Wake the idle subscriptions of a stream, because something was appended to it."""
     if not transaction.subscription_count():
         return
@@ -24,7 +22,7 @@ def appended(transaction: "Transaction", stream: Stream) -> None:
     _settle(transaction)
 
 
-def _settle(transaction: "Transaction") -> None:
+def _settle(transaction: Transaction) -> None:
     """Wake the subscriptions of what has grown, wake streams among it."""
     while transaction.grown:
         path, _ = transaction.grown.popitem(last=False)
@@ -40,7 +38,7 @@ def _settle(transaction: "Transaction") -> None:
                 _begin(transaction, subscription, [linked])
 
 
-def forget(transaction: "Transaction", path: str) -> None:
+def forget(transaction: Transaction, path: str) -> None:
     """Reset the links to a deleted stream, because another one at `path` begins at its beginning.
 
     A wake of which nothing is left ends when it is claimed or delivered.
@@ -51,7 +49,7 @@ def forget(transaction: "Transaction", path: str) -> None:
             transaction.change_link(subscription.id, path, link, after)
 
 
-def _begin(transaction: "Transaction", subscription: Subscription, pending: list[Linked]) -> None:
+def _begin(transaction: Transaction, subscription: Subscription, pending: list[Linked]) -> None:
     """Begin a wake of an idle subscription."""
     subscription = transaction.change_subscription(subscription)
     subscription.generation += 1
@@ -64,12 +62,12 @@ def _begin(transaction: "Transaction", subscription: Subscription, pending: list
         _write_wake(transaction, subscription, pending[0].path)
 
 
-def _put_in_wake(transaction: "Transaction", subscription: Subscription, pending: list[Linked]) -> None:
+def _put_in_wake(transaction: Transaction, subscription: Subscription, pending: list[Linked]) -> None:
     for each in pending:
         transaction.change_link(subscription.id, each.path, each.link, each.link._replace(woken=each.tail))
 
 
-def in_wake(transaction: "Transaction", subscription: Subscription) -> list[Linked]:
+def in_wake(transaction: Transaction, subscription: Subscription) -> list[Linked]:
     """Return the streams of the wake, which ends if there are none."""
     woken = transaction.woken(subscription.id)
     if not woken:  # they were deleted
@@ -80,7 +78,7 @@ def in_wake(transaction: "Transaction", subscription: Subscription) -> list[Link
     return woken
 
 
-def _write_wake(transaction: "Transaction", subscription: Subscription, pending: str) -> None:
+def _write_wake(transaction: Transaction, subscription: Subscription, pending: str) -> None:
     """Append to the wake stream. If there is none, or it takes none, workers can still claim."""
     assert subscription.wake_stream is not None
     stream = transaction.stream(subscription.wake_stream)
@@ -99,7 +97,7 @@ def _write_wake(transaction: "Transaction", subscription: Subscription, pending:
     transaction.grown[stream.path] = None
 
 
-def end(transaction: "Transaction", subscription: Subscription) -> bool:
+def end(transaction: Transaction, subscription: Subscription) -> bool:
     """End the wake, and begin another one if there is more to process. Return whether there is."""
     subscription = transaction.change_subscription(subscription)
     subscription.wake = subscription.holder = subscription.lease_until = None

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from purgatory.streams.core.globs import Glob, Patterns
 from purgatory.streams.core.state import Link, Linked, Part, Piece, Producer, Row, Span, Stream, Subscription
 from purgatory.streams.core.subscriptions import FARTHEST
-from purgatory.streams.core.transaction import Transaction
+from purgatory.streams.core.transaction import Source, Transaction
 
 
 class Extent(NamedTuple):
@@ -94,7 +94,7 @@ _SELECT_ROWS: Final = (
 )
 
 
-class Database(ABC):
+class Database(Source, ABC):
     """A connection to the database: the `Source` of transactions, and their store."""
 
     def __init__(self) -> None:
@@ -125,10 +125,6 @@ class Database(ABC):
         """Return whether the connection was lost since its last use."""
         return False
 
-    @abstractmethod
-    def new_id(self) -> int:
-        """Return an id that no stream has had."""
-
     locked: str = ""
     """The end of a `SELECT` that locks its rows."""
     locked_alone: str = ""
@@ -144,44 +140,36 @@ class Database(ABC):
     # The source of a transaction.
 
     def stream(self, path: str) -> Stream | None:
-        """Return the stream at `path`, even a deleted one that is kept for its forks."""
         for row in self.execute(f"{SELECT_STREAM} WHERE path = ?{self.locked}", [path]):
             return stream_of_row(row)
         return None
 
     def tail(self, path: str) -> int:
-        """Return the tail of the stream at `path`, read without locking it, or 0 if it does not exist."""
         stream = self.stream(path)
         return 0 if stream is None or stream.deleted else stream.tail
 
     def stream_of(self, number: int) -> Stream:
-        """Return the stream with this id, which exists."""
         (row,) = self.execute(f"{SELECT_STREAM} WHERE id = ?{self.locked}", [number])
         return stream_of_row(row)
 
     def producer(self, stream: int, name: str) -> Producer | None:
-        """Return the producer of a stream."""
         for row in self.execute("SELECT epoch, seq FROM producers WHERE stream = ? AND name = ?", [stream, name]):
             return Producer(*row)
         return None
 
     def append_end(self, stream: int, position: int) -> int:
-        """Return the end of the append that contains the unit at `position`, which exists."""
         sql = "SELECT COALESCE(append_end, last) FROM data WHERE stream = ? AND first <= ? ORDER BY first DESC LIMIT 1"
         ((last,),) = self.execute(sql, [stream, position])
         return int(last)
 
     def count(self) -> int:
-        """Return how many streams there are, including deleted ones that are kept for their forks."""
         ((count,),) = self.execute("SELECT count(*) FROM streams")
         return int(count)
 
     def tails(self, paths: Collection[str]) -> Mapping[str, int]:
-        """Return the tails of the streams at these paths, except for deleted ones."""
         return dict(self._select_in("SELECT path, tail FROM streams WHERE deleted = 0", [], paths))
 
     def paths(self, after: int) -> Collection[str]:
-        """Return the paths of the streams with ids greater than `after`, except for deleted ones."""
         return [path for (path,) in self.execute("SELECT path FROM streams WHERE id > ? AND deleted = 0", [after])]
 
     def _select_in(self, sql: str, parameters: Sequence[Any], paths: Collection[str]) -> Iterator[Any]:
@@ -202,19 +190,16 @@ class Database(ABC):
         return Database.count(self)
 
     def secret(self, name: str) -> str | None:
-        """Return the secret with this name, if it exists."""
         for (value,) in self.execute(f"SELECT value FROM secrets WHERE name = ?{self.locked}", [name]):
             return str(value)
         return None
 
     def subscription(self, name: str) -> Subscription | None:
-        """Return the subscription with this id."""
         for row in self.execute(f"{SELECT_SUBSCRIPTIONS} WHERE id = ?{self.locked}", [name]):
             return Subscription(*row)
         return None
 
     def matching(self, path: str) -> Collection[str]:
-        """Return the ids of all subscriptions whose pattern matches the path."""
         self._compiled.replace(self.patterns())
         return self._compiled.matching(path)
 
@@ -223,34 +208,27 @@ class Database(ABC):
         return self.execute("SELECT id, pattern FROM subscriptions")
 
     def subscription_count(self) -> int:
-        """Return how many subscriptions there are."""
         return len(self.patterns())
 
     def links_at(self, path: str) -> Mapping[str, Link]:
-        """Return the links to the stream at `path`, by the ids of their subscriptions."""
         rows = self.execute(f"SELECT subscription, {_LINK} FROM links WHERE path = ?", [path])
         return {name: link_of_row(link) for name, *link in rows}
 
     def links_to(self, subscription: str, paths: Collection[str]) -> Mapping[str, Link]:
-        """Return the subscription's links to these paths."""
         rows = self._select_in(f"SELECT path, {_LINK} FROM links WHERE subscription = ?", [subscription], paths)
         return {path: link_of_row(link) for path, *link in rows}
 
     def link_count(self, subscription: str) -> int:
-        """Return how many streams the subscription has."""
         ((count,),) = self.execute("SELECT count(*) FROM links WHERE subscription = ?", [subscription])
         return int(count)
 
     def linked(self, subscription: str, after: str, limit: int) -> list[Linked]:
-        """Return the first `limit` streams of a subscription behind the path `after`, in the order of their paths."""
         return self._linked(f"{self.links_path} > ? ORDER BY {self.links_path} LIMIT ?", subscription, after, limit)
 
     def pending(self, subscription: str, limit: int) -> list[Linked]:
-        """Return the first `limit` pending ones of them."""
         return self._linked(f"COALESCE(tail, 0) > acked ORDER BY {self.links_path} LIMIT ?", subscription, limit)
 
     def woken(self, subscription: str) -> list[Linked]:
-        """Return all of them that the wake contains."""
         return self._linked("woken > acked", subscription)
 
     def _linked(self, condition: str, *parameters: Any) -> list[Linked]:
@@ -430,7 +408,7 @@ class Database(ABC):
         """
         return False
 
-    def stored(self, transaction: Transaction) -> None:  # noqa: B027 - most have nothing to do
+    def stored(self, transaction: Transaction) -> None:
         """Called when a transaction of the database has stored these changes."""
 
 
