@@ -16,7 +16,6 @@ from purgatory.asgi.event_stream import WaitingStream
 from purgatory.lowlevel import take_result
 from purgatory.streams.admission import SMALL, Budget, Hold, Refusal, TooManyRequests, jittered
 from purgatory.streams.core import messages, offsets
-from purgatory.streams.core.cursors import next_cursor
 from purgatory.streams.core.state import Stream
 from purgatory.streams.engine.cache import Known
 from purgatory.streams.engine.chunk import Chunk
@@ -96,7 +95,7 @@ class Events:
         """The events of a chunk."""
         if isinstance(chunk, Exception):
             return []
-        return [self.pieces.of(chunk, next_cursor(self.cursor, self.streams.now()))]
+        return [self.pieces.of(chunk, offsets.next_cursor(self.cursor, self.streams.now()))]
 
 
 class _Response(EventStream["Chunk | Exception"]):

@@ -14,7 +14,6 @@ from purgatory.asgi import DelayedResponse
 from purgatory.streams.admission import SHORT, Limits, Quotas, jittered
 from purgatory.streams.core import errors, messages, offsets
 from purgatory.streams.core.commands import Append, Appended, Create, Delete
-from purgatory.streams.core.cursors import known_cursor, next_cursor
 from purgatory.streams.core.state import Stream
 from purgatory.streams.engine.cache import CHUNK, LIVE, Known
 from purgatory.streams.engine.chunk import Chunk
@@ -148,7 +147,7 @@ class StreamEndpoint(Endpoint):
             raise errors.Invalid("a live read must have an offset: -1 for the beginning, or now")
         offset = offsets.BEFORE_ALL if given is None else given[0]
         position = None if offset == offsets.NOW else 0 if offset == offsets.BEFORE_ALL else offsets.parse(offset)
-        cursor = known_cursor(parameters.get("cursor", [None])[0])
+        cursor = offsets.known_cursor(parameters.get("cursor", [None])[0])
 
         address = scope["purgatory.client"]
         if live:
@@ -172,7 +171,7 @@ class StreamEndpoint(Endpoint):
             return self._long_poll(known, position, cursor, address)
         chunk = await self.streams.chunk(known, position, LIVE if live else CHUNK)
         if live:
-            return _polled(chunk, next_cursor(cursor, self.streams.now()), self._cache)
+            return _polled(chunk, offsets.next_cursor(cursor, self.streams.now()), self._cache)
         return _caught_up(chunk, offset, Headers(scope).get(b"if-none-match"), self._cache)
 
     def _now(self, stream: Stream, live: str) -> Response:
@@ -218,8 +217,8 @@ class Polls:
         if isinstance(chunk, Exception):
             return _failed(chunk)
         if chunk.begin == chunk.end:
-            return _nothing(chunk, None if chunk.is_last else next_cursor(cursor, self._streams.now()))
-        return _polled(chunk, next_cursor(cursor, self._streams.now()), self._cache)
+            return _nothing(chunk, None if chunk.is_last else offsets.next_cursor(cursor, self._streams.now()))
+        return _polled(chunk, offsets.next_cursor(cursor, self._streams.now()), self._cache)
 
 
 def _key(cursor: str | None, chunk: Chunk | Exception) -> tuple[Chunk | Exception, str | None]:
