@@ -1,7 +1,5 @@
 """SQLite in a folder, for one process, which knows everything that it has stored."""
 
-import fcntl
-import os
 import sqlite3
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -53,31 +51,6 @@ _PRIMARY: Final = 0xFF
 """The bits of an error code that say what has failed; others say how."""
 _ERRORS: Final = {sqlite3.SQLITE_FULL: StorageFull, sqlite3.SQLITE_IOERR: StorageUnavailable}
 """The classes of errors. A connection with an I/O error is closed, because the state of the disk is unknown."""
-
-
-class Folder:
-    """The folder of a database, locked against other processes."""
-
-    def __init__(self, path: Path) -> None:
-        """Take the folder. Raises `BlockingIOError` if a process has it, `OSError` or `StorageError`."""
-        path.mkdir(parents=True, exist_ok=True)
-        self.file = path / "streams.sqlite"
-        self._locks: list[int] = []
-        try:
-            # The folder itself too: the file may be removed, and a second server would then make and lock another one.
-            for locked, flags in ((path / "lock", os.O_WRONLY | os.O_CREAT), (path, os.O_RDONLY)):
-                self._locks.append(os.open(locked, flags, 0o644))
-                fcntl.flock(self._locks[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self.close()
-            # Two applications of one process too, as each has opened the file.
-            text = f"another server uses the folder, or it cannot be locked ({error.strerror}): name another one"
-            raise OSError(error.errno, text, str(path)) from None  # whose class the number chooses
-
-    def close(self) -> None:
-        """Release it for other processes."""
-        while self._locks:
-            os.close(self._locks.pop())
 
 
 class FileDatabase(Database):
