@@ -28,7 +28,6 @@ from purgatory.asgi import parking_statistics
 from purgatory.streams.engine.demo import Demo
 from purgatory.streams.engine.store import Store
 from purgatory.streams.storage.database import StorageError
-from purgatory.streams.storage.snapshots import exchange
 
 BOUNDS: Final = tuple(float(f"{digit}e{power}") for power in range(-3, 3) for digit in (1, 2, 5))
 """Bounds in seconds. A wait is counted with the first bound that it does not exceed, or beyond the last."""
@@ -185,7 +184,7 @@ class Live:
         try:
             if looking:
                 self.announce()
-            others = await store.read(lambda database: exchange(database, self._process, snapshot, fresh))
+            others = await store.read(lambda database: database.exchange(self._process, snapshot, fresh))
         except StorageError:
             others = []  # the page shows this process, while the database is away
         finally:

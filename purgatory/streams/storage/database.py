@@ -133,6 +133,14 @@ class Database(Source, ABC):
     links_path: str = "links.path"
     """The path of a link, to be compared with the path of a stream and ordered as it is."""
 
+    def exchange(self, process: str, snapshot: str, fresh: float | None) -> list[str]:
+        """Put the snapshot of `process` in place of its last one, in a database that several processes share.
+
+        Returns those of the other processes that are at most `fresh` seconds old; none if that is `None`. Raises
+        `StorageError`.
+        """
+        raise NotImplementedError("SQLite is for one process")
+
     def put_links(self, links: Sequence[tuple[str, str, int, int, int, int | None]]) -> None:
         """Store links, in the order of the table's columns."""
         self.execute_many(_PUT_LINK, links)

@@ -36,7 +36,6 @@ from purgatory.streams.storage.database import (
     link_of_row,
     stream_of_row,
 )
-from purgatory.streams.storage.snapshots import TABLE
 
 CHANNEL: Final = "durable_streams"
 """The channel of the notifications."""
@@ -56,6 +55,17 @@ _PUT_LINKS: Final = (
     " ON CONFLICT (subscription, path) DO UPDATE SET explicit = excluded.explicit, glob = excluded.glob,"
     " acked = excluded.acked, woken = excluded.woken"
 )
+# They outlive no crash, and need not. Their times are the database's own, because the clocks of machines differ.
+_SNAPSHOTS: Final = (
+    "CREATE UNLOGGED TABLE IF NOT EXISTS snapshots"
+    " (process TEXT PRIMARY KEY, at TIMESTAMPTZ NOT NULL, snapshot TEXT NOT NULL)"
+)
+_PUT_SNAPSHOT: Final = (
+    "INSERT INTO snapshots (process, at, snapshot) VALUES (?, clock_timestamp(), ?)"
+    " ON CONFLICT (process) DO UPDATE SET at = excluded.at, snapshot = excluded.snapshot"
+)
+_SNAPSHOT_KEPT: Final = 60.0
+"""Seconds after which the row of a process that has ended is deleted."""
 _OPTIONS: Final = (
     f"-c search_path={_SCHEMA} -c statement_timeout={_WORKING} -c lock_timeout={_WORKING}"
     f" -c idle_in_transaction_session_timeout={_WORKING} -c synchronous_commit=on"
@@ -67,7 +77,7 @@ _DIALECT: Final = schema.Dialect(
         "SELECT relname, attname FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid"
         f" WHERE relnamespace = '{_SCHEMA}'::regnamespace AND attnum > 0 AND NOT attisdropped"
     ),
-    own=("CREATE SEQUENCE stream_ids", TABLE),
+    own=("CREATE SEQUENCE stream_ids", _SNAPSHOTS),
     own_columns=frozenset(
         {("stream_ids", "last_value"), ("snapshots", "process"), ("snapshots", "at"), ("snapshots", "snapshot")}
     ),
@@ -242,6 +252,14 @@ class PostgresDatabase(Database):
         if paths and self._payloads is not None:
             payloads = self._payloads(dict.fromkeys(paths))
             self.execute("SELECT pg_notify(?, payload) FROM unnest(?::text[]) AS payload", [CHANNEL, payloads])
+
+    def exchange(self, process: str, snapshot: str, fresh: float | None) -> list[str]:
+        self.execute(_PUT_SNAPSHOT, [process, snapshot])
+        if fresh is None:
+            return []
+        self.execute("DELETE FROM snapshots WHERE at < clock_timestamp() - make_interval(secs => ?)", [_SNAPSHOT_KEPT])
+        sql = "SELECT snapshot FROM snapshots WHERE process <> ? AND at > clock_timestamp() - make_interval(secs => ?)"
+        return [found for (found,) in self.execute(sql, [process, fresh])]
 
     def close(self) -> None:
         self._connection.close()
