@@ -99,9 +99,9 @@ async def test_a_deleted_stream_gives_its_room_back_to_the_disk(tmp_path: Path, 
     shrink = writing.shrink
 
     def observed() -> bool:
-        before = writing._number("page_count")
+        before = writing.number("PRAGMA page_count")
         has_more: bool = shrink()
-        freed.append(before - writing._number("page_count"))
+        freed.append(before - writing.number("PRAGMA page_count"))
         return has_more
 
     writing.shrink = observed

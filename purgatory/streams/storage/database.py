@@ -49,6 +49,7 @@ _SUBSCRIPTION: Final = (
     "id", "config", "type", "pattern", "url", "wake_stream", "lease", "description", "created", "generation", "wake",
     "holder", "lease_until", "attempts", "attempt_at", "incarnation",
 )  # fmt: skip
+_LINEAGE: Final = _STREAM.index("lineage")
 SELECT_STREAM: Final = f"SELECT {', '.join(_STREAM)} FROM streams"
 _ADD_STREAM: Final = f"INSERT INTO streams ({', '.join(_STREAM)}) VALUES ({', '.join('?' * len(_STREAM))})"
 _CHANGE_STREAM: Final = (
@@ -64,8 +65,8 @@ _PUT_PRODUCER: Final = (
     "INSERT INTO producers (stream, name, epoch, seq) VALUES (?, ?, ?, ?)"
     " ON CONFLICT (stream, name) DO UPDATE SET epoch = excluded.epoch, seq = excluded.seq"
 )
-_PUT_LINK: Final = (
-    "INSERT INTO links (subscription, path, explicit, glob, acked, woken) VALUES (?, ?, ?, ?, ?, ?)"
+PUT_LINKS: Final = (
+    "INSERT INTO links (subscription, path, explicit, glob, acked, woken) {values}"
     " ON CONFLICT (subscription, path) DO UPDATE SET explicit = excluded.explicit, glob = excluded.glob,"
     " acked = excluded.acked, woken = excluded.woken"
 )
@@ -110,6 +111,15 @@ class Database(Source, ABC):
     def execute_many(self, sql: str, parameters: Iterable[Sequence[Any]]) -> None:
         """Execute a statement many times. Raises `StorageError`."""
 
+    def number(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+        """Execute a statement that returns one number. Raises `StorageError`."""
+        ((number,),) = self.execute(sql, parameters)
+        return int(number)
+
+    def column(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """Execute a statement whose rows have one column, and return that. Raises `StorageError`."""
+        return [value for (value,) in self.execute(sql, parameters)]
+
     @abstractmethod
     def transaction(self, paths: Collection[str], alone: bool = False) -> AbstractContextManager[None]:
         """Begin, and commit at the end, or roll back if an exception is raised.
@@ -143,7 +153,7 @@ class Database(Source, ABC):
 
     def put_links(self, links: Sequence[tuple[str, str, int, int, int, int | None]]) -> None:
         """Store links, in the order of the table's columns."""
-        self.execute_many(_PUT_LINK, links)
+        self.execute_many(PUT_LINKS.format(values="VALUES (?, ?, ?, ?, ?, ?)"), links)
 
     # The source of a transaction.
 
@@ -167,18 +177,16 @@ class Database(Source, ABC):
 
     def append_end(self, stream: int, position: int) -> int:
         sql = "SELECT COALESCE(append_end, last) FROM data WHERE stream = ? AND first <= ? ORDER BY first DESC LIMIT 1"
-        ((last,),) = self.execute(sql, [stream, position])
-        return int(last)
+        return self.number(sql, [stream, position])
 
     def count(self) -> int:
-        ((count,),) = self.execute("SELECT count(*) FROM streams")
-        return int(count)
+        return self.number("SELECT count(*) FROM streams")
 
     def tails(self, paths: Collection[str]) -> Mapping[str, int]:
         return dict(self._select_in("SELECT path, tail FROM streams WHERE deleted = 0", [], paths))
 
     def paths(self, after: int) -> Collection[str]:
-        return [path for (path,) in self.execute("SELECT path FROM streams WHERE id > ? AND deleted = 0", [after])]
+        return self.column("SELECT path FROM streams WHERE id > ? AND deleted = 0", [after])
 
     def _select_in(self, sql: str, parameters: Sequence[Any], paths: Collection[str]) -> Iterator[Any]:
         """Yield the rows of these paths."""
@@ -227,8 +235,7 @@ class Database(Source, ABC):
         return {path: link_of_row(link) for path, *link in rows}
 
     def link_count(self, subscription: str) -> int:
-        ((count,),) = self.execute("SELECT count(*) FROM links WHERE subscription = ?", [subscription])
-        return int(count)
+        return self.number("SELECT count(*) FROM links WHERE subscription = ?", [subscription])
 
     def linked(self, subscription: str, after: str, limit: int) -> list[Linked]:
         return self._linked(f"{self.links_path} > ? ORDER BY {self.links_path} LIMIT ?", subscription, after, limit)
@@ -285,25 +292,20 @@ class Database(Source, ABC):
 
         Among them are subscriptions whose time is farther than it can be, because a clock was wrong.
         """
-        streams = [
-            path for (path,) in self.execute(f"SELECT path FROM streams WHERE deadline <= ? LIMIT {_DUE}", [now])
-        ]
-        subscriptions = [
-            name
-            for (name,) in self.execute(
-                "SELECT id FROM subscriptions WHERE lease_until <= ? OR lease_until > ? + lease"
-                f" OR attempt_at <= ? OR attempt_at > ? LIMIT {_DUE}",
-                [now, now + 1.0, now, now + FARTHEST],
-            )
-        ]
-        times = [
-            *self.execute("SELECT min(deadline) FROM streams WHERE deadline > ?", [now]),
-            *self.execute("SELECT min(lease_until) FROM subscriptions WHERE lease_until > ?", [now]),
-            *self.execute("SELECT min(attempt_at) FROM subscriptions WHERE attempt_at > ?", [now]),
-        ]
+        streams = self.column(f"SELECT path FROM streams WHERE deadline <= ? LIMIT {_DUE}", [now])
+        subscriptions = self.column(
+            "SELECT id FROM subscriptions WHERE lease_until <= ? OR lease_until > ? + lease"
+            f" OR attempt_at <= ? OR attempt_at > ? LIMIT {_DUE}",
+            [now, now + 1.0, now, now + FARTHEST],
+        )
         if len(streams) == _DUE or len(subscriptions) == _DUE:
             return streams, subscriptions, now
-        return streams, subscriptions, min((time for (time,) in times if time is not None), default=None)
+        times = [
+            *self.column("SELECT min(deadline) FROM streams WHERE deadline > ?", [now]),
+            *self.column("SELECT min(lease_until) FROM subscriptions WHERE lease_until > ?", [now]),
+            *self.column("SELECT min(attempt_at) FROM subscriptions WHERE attempt_at > ?", [now]),
+        ]
+        return streams, subscriptions, min((time for time in times if time is not None), default=None)
 
     def listed(self, prefix: str, after: str, most: int) -> list[Stream]:
         """Return streams whose paths begin with `prefix`, the first ones that follow `after`."""
@@ -313,8 +315,7 @@ class Database(Source, ABC):
 
     def last_id(self) -> int:
         """Return the greatest id of a stream, or 0 without streams."""
-        ((number,),) = self.execute("SELECT COALESCE(max(id), 0) FROM streams")
-        return int(number)
+        return self.number("SELECT COALESCE(max(id), 0) FROM streams")
 
     def matched(self, glob: Glob, after: str, most: int) -> tuple[list[str], str | None]:
         """Return the matches among the first `most` streams behind the path `after`, and the path to go on from.
@@ -327,48 +328,36 @@ class Database(Source, ABC):
         if glob.prefix:
             sql += " AND path < ?"
             parameters.append(f"{glob.prefix}0")
-        paths = [path for (path,) in self.execute(f"{sql} ORDER BY path LIMIT ?", [*parameters, most])]
+        paths = self.column(f"{sql} ORDER BY path LIMIT ?", [*parameters, most])
         return [path for path in paths if glob.matches(path)], paths[-1] if len(paths) == most else None
 
     def store(self, transaction: Transaction) -> None:
         """Store the changes of a transaction, within one of the database."""
         removed = [(number,) for number in transaction.removed]
-        if removed:
-            self.execute_many("DELETE FROM streams WHERE id = ?", removed)
-            self.execute_many("INSERT INTO dropped (stream) VALUES (?)", removed)
-        if transaction.added:
-            self.execute_many(_ADD_STREAM, [_values(stream) for stream in transaction.added.values()])
-        if transaction.changed:
-            self.execute_many(_CHANGE_STREAM, [_changes(stream) for stream in transaction.changed.values()])
-        if transaction.rows:
-            rows = [(stream, *row) for stream, rows in transaction.rows.items() for row in rows]
-            sql = "INSERT INTO data (stream, first, last, data, append_end) VALUES (?, ?, ?, ?, ?)"
-            self.execute_many(sql, rows)
-        if transaction.producers:
-            producers = [(*key, each.epoch, each.seq) for key, each in transaction.producers.items()]
-            self.execute_many(_PUT_PRODUCER, producers)
-        for secret in transaction.secrets.items():
-            self.execute("INSERT INTO secrets (name, value) VALUES (?, ?)", secret)
+        self._execute_each("DELETE FROM streams WHERE id = ?", removed)
+        self._execute_each("INSERT INTO dropped (stream) VALUES (?)", removed)
+        self._execute_each(_ADD_STREAM, [_values(stream) for stream in transaction.added.values()])
+        self._execute_each(_CHANGE_STREAM, [_changes(stream) for stream in transaction.changed.values()])
+        sql = "INSERT INTO data (stream, first, last, data, append_end) VALUES (?, ?, ?, ?, ?)"
+        self._execute_each(sql, [(stream, *row) for stream, rows in transaction.rows.items() for row in rows])
+        producers = [(*key, each.epoch, each.seq) for key, each in transaction.producers.items()]
+        self._execute_each(_PUT_PRODUCER, producers)
+        self._execute_each("INSERT INTO secrets (name, value) VALUES (?, ?)", list(transaction.secrets.items()))
         if transaction.subscriptions or transaction.links:
             self._store_subscriptions(transaction)
 
     def _store_subscriptions(self, transaction: Transaction) -> None:
-        unlinked = [(name,) for name in transaction.unlinked]
-        if unlinked:
-            self.execute_many("DELETE FROM links WHERE subscription = ?", unlinked)
+        self._execute_each("DELETE FROM links WHERE subscription = ?", [(name,) for name in transaction.unlinked])
         deleted = [(name,) for name, subscription in transaction.subscriptions.items() if subscription is None]
-        if deleted:
-            self.execute_many("DELETE FROM subscriptions WHERE id = ?", deleted)
+        self._execute_each("DELETE FROM subscriptions WHERE id = ?", deleted)
         subscriptions = [
             [getattr(subscription, column) for column in _SUBSCRIPTION]
             for subscription in transaction.subscriptions.values()
             if subscription is not None
         ]
-        if subscriptions:
-            self.execute_many(_PUT_SUBSCRIPTION, subscriptions)
+        self._execute_each(_PUT_SUBSCRIPTION, subscriptions)
         dropped = [key for key, link in transaction.links.items() if link is None]
-        if dropped:
-            self.execute_many("DELETE FROM links WHERE subscription = ? AND path = ?", dropped)
+        self._execute_each("DELETE FROM links WHERE subscription = ? AND path = ?", dropped)
         links = [
             (*key, int(link.explicit), int(link.glob), link.acked, link.woken)
             for key, link in transaction.links.items()
@@ -377,10 +366,14 @@ class Database(Source, ABC):
         if links:
             self.put_links(links)
 
+    def _execute_each(self, sql: str, parameters: Sequence[Sequence[Any]]) -> None:
+        if parameters:
+            self.execute_many(sql, parameters)
+
     def drop_rows(self) -> bool:
         """Delete some rows of deleted streams, within a transaction. Return whether there are more."""
         sql = f"SELECT stream FROM dropped ORDER BY stream LIMIT {_DROPPED_STREAMS}{self.locked_alone}"
-        streams = [stream for (stream,) in self.execute(sql)]
+        streams = self.column(sql)
         left = _DROPPED
         size = 0
         for count, stream in enumerate(streams):
@@ -406,8 +399,7 @@ class Database(Source, ABC):
         return len(streams) == _DROPPED_STREAMS
 
     def _forget_dropped(self, streams: list[int]) -> None:
-        if streams:
-            self.execute_many("DELETE FROM dropped WHERE stream = ?", [(stream,) for stream in streams])
+        self._execute_each("DELETE FROM dropped WHERE stream = ?", [(stream,) for stream in streams])
 
     def shrink(self) -> bool:
         """Give some of the room that deleted rows have left back to the disk. Return whether there is more.
@@ -427,12 +419,10 @@ def of_piece(piece: Piece) -> list[int]:
 
 def stream_of_row(row: Sequence[Any]) -> Stream:
     """Return the stream of a row of `SELECT_STREAM`."""
-    (number, path, content_type, media_type, config, ttl, expires_at, deadline, tail, closed, closed_by, seq, source,
-     fork, lineage, references, deleted, created, version) = row  # fmt: skip
-    return Stream(
-        number, path, content_type, media_type, config, ttl, expires_at, deadline, tail, bool(closed), closed_by, seq,
-        source, fork, _lineage(lineage) if source is not None else (), references, bool(deleted), created, version,
-    )  # fmt: skip
+    stream = Stream(*row)
+    stream.closed, stream.deleted = bool(stream.closed), bool(stream.deleted)
+    stream.lineage = _lineage(row[_LINEAGE]) if stream.source is not None else ()
+    return stream
 
 
 @lru_cache(128)

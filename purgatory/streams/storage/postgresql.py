@@ -26,6 +26,7 @@ from purgatory.streams.core.state import Link, Stream, Subscription
 from purgatory.streams.core.transaction import Transaction
 from purgatory.streams.storage import schema
 from purgatory.streams.storage.database import (
+    PUT_LINKS,
     SELECT_STREAM,
     SELECT_SUBSCRIPTIONS,
     Database,
@@ -49,12 +50,7 @@ _COUNTED: Final = 1.0
 """Seconds for which the number of streams is remembered: other processes may exceed it by those they create then."""
 _LINKS_COUNTED: Final = 10.0
 """The same for the links of a subscription."""
-_PUT_LINKS: Final = (
-    "INSERT INTO links (subscription, path, explicit, glob, acked, woken) SELECT * FROM unnest("
-    "?::text[], ?::text[], ?::integer[], ?::integer[], ?::bigint[], ?::bigint[])"
-    " ON CONFLICT (subscription, path) DO UPDATE SET explicit = excluded.explicit, glob = excluded.glob,"
-    " acked = excluded.acked, woken = excluded.woken"
-)
+_LINKS: Final = "SELECT * FROM unnest(?::text[], ?::text[], ?::integer[], ?::integer[], ?::bigint[], ?::bigint[])"
 # They outlive no crash, and need not. Their times are the database's own, because the clocks of machines differ.
 _SNAPSHOTS: Final = (
     "CREATE UNLOGGED TABLE IF NOT EXISTS snapshots"
@@ -196,8 +192,8 @@ class PostgresDatabase(Database):
         self._links = {path: {} for path in paths}
         if not self.patterns():
             return
-        linked = self.execute("SELECT DISTINCT subscription FROM links WHERE path = ANY(?)", [list(paths)])
-        names = {name for (name,) in linked}.union(*map(self.matching, paths))
+        linked = self.column("SELECT DISTINCT subscription FROM links WHERE path = ANY(?)", [list(paths)])
+        names = set(linked).union(*map(self.matching, paths))
         if not names:
             return
         sql = f"{SELECT_SUBSCRIPTIONS} WHERE id = ANY(?) ORDER BY id FOR UPDATE"
@@ -223,7 +219,7 @@ class PostgresDatabase(Database):
         return count
 
     def put_links(self, links: Sequence[tuple[str, str, int, int, int, int | None]]) -> None:
-        self.execute(_PUT_LINKS, [list(column) for column in zip(*links, strict=True)])
+        self.execute(PUT_LINKS.format(values=_LINKS), [list(column) for column in zip(*links, strict=True)])
 
     def tail(self, path: str) -> int:
         # Not locked: the subscription is, and an append to the stream waits for that before it looks at it.
@@ -232,8 +228,7 @@ class PostgresDatabase(Database):
         return 0
 
     def new_id(self) -> int:
-        ((number,),) = self.execute("SELECT nextval('stream_ids')")
-        return int(number)
+        return self.number("SELECT nextval('stream_ids')")
 
     def store(self, transaction: Transaction) -> None:
         super().store(transaction)
@@ -259,7 +254,7 @@ class PostgresDatabase(Database):
             return []
         self.execute("DELETE FROM snapshots WHERE at < clock_timestamp() - make_interval(secs => ?)", [_SNAPSHOT_KEPT])
         sql = "SELECT snapshot FROM snapshots WHERE process <> ? AND at > clock_timestamp() - make_interval(secs => ?)"
-        return [found for (found,) in self.execute(sql, [process, fresh])]
+        return self.column(sql, [process, fresh])
 
     def close(self) -> None:
         self._connection.close()

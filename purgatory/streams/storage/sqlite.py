@@ -115,8 +115,7 @@ class FileDatabase(Database):
             raise
 
     def new_id(self) -> int:
-        ((number,),) = self.execute("UPDATE last_id SET id = id + 1 RETURNING id")
-        return int(number)
+        return self.number("UPDATE last_id SET id = id + 1 RETURNING id")
 
     def close(self) -> None:
         self.connection.close()
@@ -240,14 +239,14 @@ class WritingDatabase(FileDatabase):
         needed = 2 * size + _MARGIN + (0 if self._reserve.is_made else RESERVED)
         free = self._reserve.free()
         if free < needed:
-            free += self._number("freelist_count") * self._number("page_size")
+            free += self.number("PRAGMA freelist_count") * self.number("PRAGMA page_size")
         if is_full or free < needed or not self._reserve.make():
             raise StorageFull("the disk is full: nothing is appended until there is room, but streams can be deleted")
 
     def shrink(self) -> bool:
-        spare = max(_SPARE, self._number("page_count") // 8)
-        free = self._number("freelist_count")
-        if free <= spare or self._number("auto_vacuum") != _INCREMENTAL:
+        spare = max(_SPARE, self.number("PRAGMA page_count") // 8)
+        free = self.number("PRAGMA freelist_count")
+        if free <= spare or self.number("PRAGMA auto_vacuum") != _INCREMENTAL:
             return False
         with self._releasing():
             try:
@@ -259,10 +258,6 @@ class WritingDatabase(FileDatabase):
             return True
         self.execute("PRAGMA wal_checkpoint")  # it cuts off the file
         return False
-
-    def _number(self, pragma: str) -> int:
-        ((number,),) = self.execute(f"PRAGMA {pragma}")
-        return int(number)
 
     def stored(self, transaction: Transaction) -> None:
         """Remember the changes of a committed transaction."""
