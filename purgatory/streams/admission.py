@@ -41,11 +41,10 @@ current_client: Final[ContextVar[str]] = ContextVar("current_client", default=""
 class Refusal(Exception):
     """A request is refused, by the server and not by the protocol's core."""
 
-    def __init__(self, status: int, message: str, headers: Iterable[tuple[bytes, bytes]] = (), code: str = "") -> None:
+    def __init__(self, status: int, message: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         super().__init__(message)
         self.status = status
         self.headers = list(headers)
-        self.code = code
 
 
 class TooManyRequests(Refusal):

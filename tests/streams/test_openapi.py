@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from purgatory.streams.engine.demo import MAX_PENDING
-from purgatory.streams.http.description import describe
+from purgatory.streams.http.app import describe
 from purgatory.streams.http.protocol import BODY_SECONDS, HEAD_SECONDS, MAX_HEAD_BYTES, MAX_HEADERS
 from purgatory.streams.http.subscriptions import DEFAULT_LEASE, LEASE, MAX_NAME, MAX_STREAMS
 from purgatory.streams.settings import Settings

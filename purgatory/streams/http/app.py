@@ -1,12 +1,14 @@
 """The application: streams and subscriptions at their paths, and what an operator asks for."""
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
+from functools import cache, partial
+from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlsplit
 
 from prometheus_client import CollectorRegistry, GCCollector, Info, ProcessCollector
@@ -26,11 +28,9 @@ from purgatory.relay import Relay
 from purgatory.streams.admission import RETRY, Guard, Limits, Quotas, Refusal
 from purgatory.streams.engine.live import LOOKING, Live
 from purgatory.streams.engine.streams import Streams
-from purgatory.streams.http.description import describe
 from purgatory.streams.http.health import Health
 from purgatory.streams.http.keys import Keys
-from purgatory.streams.http.listing import LIST, ListEndpoint
-from purgatory.streams.http.page import PATHS, PageEndpoint, open_live, page_routes
+from purgatory.streams.http.page import PATHS, PageEndpoint, page_routes
 from purgatory.streams.http.prefix import below_root, relative
 from purgatory.streams.http.replies import error
 from purgatory.streams.http.requests import ROOT
@@ -106,8 +106,6 @@ class Application:
             await self._subscriptions(scope, receive, send)
         elif path.startswith(ROOT):
             await self._endpoint(scope, receive, send)
-        elif path == LIST:
-            await self._list(scope, receive, send)
         elif path in PATHS:
             await self._page(scope, receive, send)
         else:
@@ -192,7 +190,8 @@ class Application:
                 self._registry.register(JournalCollector(written))
                 for each in purgatories:
                     each.add_listener(written.write)
-            live = open_live(streams, settings, purgatories)
+            shared = streams.store if settings.database is not None else None
+            live = Live(settings.instance, *purgatories, store=shared, demo=settings.demo)
             if settings.database is not None:
                 relay = await stack.enter_async_context(_relay(streams, settings.database, live))
                 live.announce = partial(relay.notify, LOOKING)
@@ -205,7 +204,6 @@ class Application:
             await stack.enter_async_context(closing_on_shutdown(*purgatories, live))
             limits = self.limits
             self._endpoint = StreamEndpoint(streams, settings, limits, quotas)
-            self._list = ListEndpoint(streams, settings, limits)
             self._subscriptions = SubscriptionEndpoint(streams, settings, limits, keys, own)
             self._page = PageEndpoint(streams, settings, limits, live)
             self._looks = Health(streams)
@@ -216,7 +214,24 @@ class Application:
                 self._is_running = self._has_warned = False
                 # They hold appends of late, and belong to this event loop.
                 del self.streams, self._registry, self._looks
-                del self._endpoint, self._list, self._subscriptions, self._page
+                del self._endpoint, self._subscriptions, self._page
+
+
+def describe(settings: Settings, prefix: str = "") -> dict[str, Any]:
+    """The description of a server with these settings, at the path `prefix`, in OpenAPI 3.1.
+
+    Tests compare it with the server's answers.
+    """
+    text = _description_text()
+    for name in ("long_poll_timeout", "max_streams", "max_units"):
+        text = text.replace(f"{{{name}}}", f"{getattr(settings, name)}".removesuffix(".0"))
+    described: dict[str, Any] = json.loads(text)
+    return {**described, "servers": [{"url": prefix}]} if prefix else described
+
+
+@cache
+def _description_text() -> str:
+    return files(__package__).joinpath("openapi.json").read_text("utf-8")
 
 
 def _relay(streams: Streams, database: str, live: Live) -> Relay:

@@ -1,18 +1,20 @@
 """What all endpoints have in common: admission, and the answers to what is refused."""
 
 import asyncio
+import json
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from purgatory import PurgatoryClosed, PurgatoryFull
-from purgatory.streams.admission import RETRY, SHORT, Limits, Refusal, TooManyRequests, address, current_client
+from purgatory.streams.admission import RETRY, SHORT, SMALL, Limits, Refusal, TooManyRequests, address, current_client
 from purgatory.streams.core import errors
 from purgatory.streams.core.offsets import encode
 from purgatory.streams.engine.streams import Streams
+from purgatory.streams.http import requests
 from purgatory.streams.http.replies import Reply, error
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import StorageError, StorageFull, StorageUnavailable
@@ -37,6 +39,7 @@ class Endpoint(ABC):
         self.streams = streams
         self.settings = settings
         self.limits = limits
+        self._parsing = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -77,6 +80,24 @@ class Endpoint(ABC):
             with suppress(asyncio.CancelledError):
                 await reply(scope, receive, send)
 
+    async def json_body(self, scope: Scope, receive: Receive, most: int, default: bytes = b"") -> Any:
+        """The value of a body of at most `most` bytes that is JSON; `default` is in place of an empty one.
+
+        Raises `Invalid` for others, and what `requests.body` raises.
+        """
+        with self.limits.memory.hold(scope["purgatory.client"]) as hold:
+            text = await requests.body(receive, requests.Headers(scope), most, hold)
+            try:
+                if len(text) <= SMALL:
+                    return json.loads(text or default)
+                # One of these in an iteration of the loop: some take 30 ms, which all others would wait for.
+                async with self._parsing:
+                    value = json.loads(text)
+                    await asyncio.sleep(0)
+                    return value
+            except (ValueError, RecursionError):
+                raise errors.Invalid("the body must be JSON") from None
+
     @abstractmethod
     async def answer(self, scope: Scope, receive: Receive) -> Response:
         """The response to a request. Raises the reason of a refusal."""
@@ -84,6 +105,13 @@ class Endpoint(ABC):
     def refusal(self, exception: Exception) -> Response | None:
         """The response for the reason of a refusal; `None` for other exceptions."""
         return refuse(exception)
+
+
+def check_method(scope: Scope, *methods: str) -> None:
+    """Raise `Refusal` unless the request has one of these methods."""
+    if scope["method"] not in methods:
+        allow = (b"allow", ", ".join(methods).encode())
+        raise Refusal(405, f"method {scope['method']} is not allowed", [allow])
 
 
 def refuse(exception: Exception) -> Reply | None:

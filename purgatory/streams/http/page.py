@@ -1,9 +1,8 @@
-"""The page: its files, the statistics that it polls for, and the demo traffic that it may ask for."""
+"""The page: its files, the statistics that it polls for, the demo traffic, and the list of streams."""
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,7 +10,6 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope
 
-from purgatory import DelayedOperationPurgatory
 from purgatory.asgi import DelayedResponse
 from purgatory.streams.admission import Limits, Refusal
 from purgatory.streams.core.errors import Invalid
@@ -19,14 +17,14 @@ from purgatory.streams.engine.demo import MAX_PENDING
 from purgatory.streams.engine.live import Live
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http import requests
-from purgatory.streams.http.endpoint import Endpoint
-from purgatory.streams.http.replies import Reply
-from purgatory.streams.http.requests import Headers
+from purgatory.streams.http.endpoint import Endpoint, check_method
+from purgatory.streams.http.replies import JSON, Reply, json_reply
 from purgatory.streams.settings import Settings
 
 STATISTICS: Final = "/v1/statistics"
 DEMO: Final = "/v1/demo"
-PATHS: Final = (STATISTICS, DEMO)
+LIST: Final = "/v1/streams"
+PATHS: Final = (STATISTICS, DEMO, LIST)
 """The paths of `PageEndpoint`."""
 _FILES: Final = Path(__file__).parent.parent / "page"
 _HEADERS: Final = {
@@ -47,13 +45,6 @@ _HEADERS: Final = {
 }
 _BODY: Final = 1024
 _LARGEST: Final = 2**53 - 1
-_JSON: Final = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
-
-
-def open_live(streams: Streams, settings: Settings, purgatories: Iterable[DelayedOperationPurgatory]) -> Live:
-    """The statistics of these purgatories of a server."""
-    store = streams.store if settings.database is not None else None
-    return Live(settings.instance, *purgatories, store=store, demo=settings.demo)
 
 
 def page_routes() -> list[BaseRoute]:
@@ -79,9 +70,10 @@ class PageFiles(StaticFiles):
 
 
 class PageEndpoint(Endpoint):
-    """Answers `GET /v1/statistics?after=N` and `PUT /v1/demo`.
+    """Answers `GET /v1/statistics?after=N`, `PUT /v1/demo` and `GET /v1/streams?prefix=&after=&limit=100`.
 
-    The first one waits for snapshots that follow the one with the number N, the second one takes `{"pending": N}`.
+    The first one waits for snapshots that follow the one with the number N, the second one takes `{"pending": N}`, and
+    the third one has streams in the order of their paths.
     """
 
     def __init__(self, streams: Streams, settings: Settings, limits: Limits, live: Live) -> None:
@@ -89,31 +81,46 @@ class PageEndpoint(Endpoint):
         self.live = live
 
     async def answer(self, scope: Scope, receive: Receive) -> Response:
-        """The response to a request. Raises the reason of a refusal."""
+        if scope["path"] == LIST:
+            check_method(scope, "GET", "HEAD")
+            return await self._list(scope)
         if scope["path"] == DEMO:
-            _check_method(scope, "PUT")
+            check_method(scope, "PUT")
             return await self._keep(scope, receive)
-        _check_method(scope, "GET")
+        check_method(scope, "GET")
         operation = self.live.poll(_after(scope))
         return DelayedResponse(operation, self._render, key=_key)
 
     def _render(self, number: int) -> Reply:
-        return Reply(200, _JSON, self.live.answer())
+        return Reply(200, JSON, self.live.answer())
+
+    async def _list(self, scope: Scope) -> Reply:
+        parameters = requests.query(scope)
+        limit = requests.page_limit(parameters)
+        prefix, after = (parameters.get(name, [""])[-1].replace("\0", "") for name in ("prefix", "after"))
+        streams = await self.streams.store.read(lambda database: database.listed(prefix, after, limit))
+        shown = [
+            {
+                "path": each.path,
+                "content_type": each.content_type,
+                "next_offset": each.next_offset,
+                "closed": each.closed,
+                "ttl": each.ttl,
+                "expires_at": each.deadline,
+            }
+            for each in streams
+        ]
+        return Reply(200, JSON, json.dumps({"streams": shown}, ensure_ascii=False, separators=(",", ":")).encode())
 
     async def _keep(self, scope: Scope, receive: Receive) -> Reply:
         if self.live.demo is None:
             raise Refusal(403, "demo traffic is off: start the server with --demo")
-        with self.limits.memory.hold(scope["purgatory.client"]) as hold:
-            body = await requests.body(receive, Headers(scope), _BODY, hold)
-        try:
-            given: Any = json.loads(body)
-        except (ValueError, RecursionError):
-            raise Invalid("the body must be JSON") from None
+        given = await self.json_body(scope, receive, _BODY)
         pending = given.get("pending") if isinstance(given, dict) else None
         if type(pending) is not int or not 0 <= pending <= MAX_PENDING:
             raise Invalid(f"pending must be an integer from 0 to {MAX_PENDING}, not {str(pending)[:20]!r}")
         self.live.demo.keep(pending)
-        return Reply(200, _JSON, json.dumps({"pending": pending}).encode())
+        return json_reply(200, {"pending": pending})
 
 
 def _after(scope: Scope) -> int | None:
@@ -129,8 +136,3 @@ def _after(scope: Scope) -> int | None:
 def _key(number: int) -> int:
     """The key of a shared response: the number of the snapshot."""
     return number
-
-
-def _check_method(scope: Scope, method: str) -> None:
-    if scope["method"] != method:
-        raise Refusal(405, f"method {scope['method']} is not allowed", [(b"allow", method.encode())])

@@ -16,6 +16,8 @@ ALWAYS: Final = [
     (b"content-security-policy", b"sandbox"),
 ]
 """The headers of every response. Many requests wait: no middleware adds them, as it would have to wait too."""
+JSON: Final = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
+"""The headers of a response that is JSON, and that no cache keeps."""
 PART: Final = 64 * 1024
 """Bytes of a body that are given to the server at once. It takes more when the client has taken most of them."""
 
@@ -66,8 +68,11 @@ class LongReply(Reply):
         await super().__call__(scope, receive, send)
 
 
+def json_reply(status: int, answer: Any, headers: Iterable[tuple[bytes, bytes]] = ()) -> Reply:
+    """A response that is JSON, with more headers."""
+    return Reply(status, [*JSON, *headers], json.dumps(answer).encode())
+
+
 def error(status: int, message: str, headers: Iterable[tuple[bytes, bytes]] = (), **more: Any) -> Reply:
     """A response that says what is wrong, as JSON."""
-    body = json.dumps({"error": {"message": message, **more}}).encode()
-    kind = (b"content-type", b"application/json"), (b"cache-control", b"no-store")
-    return Reply(status, [*kind, *headers], body)
+    return json_reply(status, {"error": {"message": message, **more}}, headers)

@@ -62,7 +62,6 @@ class StreamEndpoint(Endpoint):
         }
 
     async def answer(self, scope: Scope, receive: Receive) -> Response:
-        """The response to a request. Raises the reason of a refusal."""
         method = scope["method"]
         if method == "OPTIONS":
             return Reply(204, _PREFLIGHT)

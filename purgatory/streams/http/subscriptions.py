@@ -1,6 +1,5 @@
 """The endpoint of subscriptions, under the reserved path `__ds` (PROTOCOL.md, 6 and 7)."""
 
-import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Collection
@@ -22,9 +21,9 @@ from purgatory.streams.core.transaction import Transaction
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http import requests
 from purgatory.streams.http.addresses import UrlRejected, check_url
-from purgatory.streams.http.endpoint import Endpoint, refuse
+from purgatory.streams.http.endpoint import Endpoint, check_method, refuse
 from purgatory.streams.http.keys import Keys, TokenInvalid
-from purgatory.streams.http.replies import Reply, error
+from purgatory.streams.http.replies import Reply, error, json_reply
 from purgatory.streams.http.requests import RESERVED, ROOT, Headers
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import Database
@@ -59,22 +58,34 @@ class SubscriptionEndpoint(Endpoint):
         """With the ports `own` of this server, to which those of its requests are added."""
         super().__init__(streams, settings, limits)
         self.keys = keys
-        self._parsing = asyncio.Lock()
         self._own = own
+        self._actions: dict[str, Callable[[Scope, Receive, str], Awaitable[Response]]] = {
+            "streams": self._link,
+            "claim": self._claim,
+            "callback": partial(self._acknowledge, "webhook"),
+            "ack": partial(self._acknowledge, "pull-wake"),
+            "release": self._release,
+        }
 
     def refusal(self, exception: Exception) -> Response | None:
-        """The response for the reason of a refusal; `None` for other exceptions."""
-        return _refusal(exception)
+        if isinstance(exception, core.AlreadyClaimed):
+            holder, generation = exception.holder, exception.generation
+            return error(409, str(exception), code="ALREADY_CLAIMED", current_holder=holder, generation=generation)
+        if isinstance(exception, TokenInvalid):
+            return error(401, str(exception), [(b"www-authenticate", b"Bearer")], code=exception.code)
+        known = _REFUSALS.get(type(exception))
+        if known is not None:
+            return error(known[0], str(exception), code=known[1])
+        return refuse(exception)
 
     async def answer(self, scope: Scope, receive: Receive) -> Response:
-        """The response to a request. Raises the reason of a refusal."""
         _, port = scope.get("server") or (None, None)
         if port is not None:
             self._own.add(port)
         # By segments, as an id may have an encoded slash.
         kind, *rest = requests.segments(scope)[len(CONTROL.split("/")) :] or [""]
         if [kind, *rest] == ["jwks.json"]:
-            _check_method(scope, "GET")
+            check_method(scope, "GET")
             headers = [(b"content-type", b"application/jwk-set+json"), (b"cache-control", b"public, max-age=300")]
             return Reply(200, headers, json.dumps(self.keys.public).encode())
         if kind != "subscriptions" or not rest:
@@ -84,23 +95,18 @@ class SubscriptionEndpoint(Endpoint):
             raise Invalid(f"a subscription's id must have 1 to {MAX_NAME} characters")
         if not rest:
             return await self._of_one(scope, receive, name)
-        action = "/".join(rest)
-        if action == "streams":
-            _check_method(scope, "POST")
-            await self.streams.run(core.LinkStreams(name, _streams(await self._body(scope, receive), "streams")))
-            return Reply(204)
-        if rest[0] == "streams":
-            _check_method(scope, "DELETE")
+        if rest[0] == "streams" and len(rest) > 1:
+            check_method(scope, "DELETE")
             await self.streams.run(core.Unlink(name, requests.stream_path("/".join(rest[1:]).strip("/"))))
             return Reply(204)
-        answer = self._actions.get(action)
+        answer = self._actions.get("/".join(rest))
         if answer is None:
             raise Refusal(404, "a subscription has no resource at this path")
-        _check_method(scope, "POST")
-        return await answer(self, scope, receive, name)
+        check_method(scope, "POST")
+        return await answer(scope, receive, name)
 
     async def _of_one(self, scope: Scope, receive: Receive, name: str) -> Response:
-        _check_method(scope, "GET", "PUT", "DELETE")
+        check_method(scope, "GET", "PUT", "DELETE")
         if scope["method"] == "DELETE":
             await self.streams.run(core.Unsubscribe(name))
             return Reply(204)
@@ -109,11 +115,11 @@ class SubscriptionEndpoint(Endpoint):
             after = parameters.get("after", [""])[-1].replace("\0", "")
             look = core.Look(name, after, requests.page_limit(parameters))
             view = await self.streams.store.read(lambda database: look.apply(Transaction(database, 0.0)))
-            return _json(200, self._shown(view))
+            return json_reply(200, self._shown(view))
         command = _subscribe(name, await self._body(scope, receive), self.settings, self._own)
         with self.limits.memory.hold(scope["purgatory.client"]) as hold:
             view = await self.streams.run(await self._with_matched(command, hold))
-        return _json(201 if view.new else 200, self._shown(view))
+        return json_reply(201 if view.new else 200, self._shown(view))
 
     async def _with_matched(self, command: core.Subscribe, hold: Hold) -> core.Subscribe:
         """The command with the streams that its pattern matches: the writer looks at those alone that come meanwhile.
@@ -159,6 +165,10 @@ class SubscriptionEndpoint(Endpoint):
             "description": subscription.description,
         }
 
+    async def _link(self, scope: Scope, receive: Receive, name: str) -> Response:
+        await self.streams.run(core.LinkStreams(name, _streams(await self._body(scope, receive), "streams")))
+        return Reply(204)
+
     async def _claim(self, scope: Scope, receive: Receive, name: str) -> Response:
         worker = (await self._body(scope, receive, SMALL)).get("worker")
         if not isinstance(worker, str) or not 0 < len(worker) <= MAX_NAME or not _is_text(worker):
@@ -171,15 +181,9 @@ class SubscriptionEndpoint(Endpoint):
             "streams": [each.whole() for each in view.streams],
             "lease_ttl_ms": round(1000 * view.subscription.lease),
         }
-        return _json(200, answer)
+        return json_reply(200, answer)
 
-    async def _callback(self, scope: Scope, receive: Receive, name: str) -> Response:
-        return await self._acknowledge(scope, receive, name, "webhook")
-
-    async def _ack(self, scope: Scope, receive: Receive, name: str) -> Response:
-        return await self._acknowledge(scope, receive, name, "pull-wake")
-
-    async def _acknowledge(self, scope: Scope, receive: Receive, name: str, kind: str) -> Response:
+    async def _acknowledge(self, kind: str, scope: Scope, receive: Receive, name: str) -> Response:
         token = self._token(scope, name)
         given = await self._body(scope, receive)
         acks = given.get("acks", [])
@@ -195,7 +199,7 @@ class SubscriptionEndpoint(Endpoint):
         if not isinstance(done, bool):
             raise Invalid("done must be true or false")
         command = core.Acknowledge(name, kind, *_wake(given), token, tuple(pairs), done)
-        return _json(200, {"ok": True, "next_wake": await self.streams.run(command)})
+        return json_reply(200, {"ok": True, "next_wake": await self.streams.run(command)})
 
     async def _release(self, scope: Scope, receive: Receive, name: str) -> Response:
         token = self._token(scope, name)
@@ -203,18 +207,7 @@ class SubscriptionEndpoint(Endpoint):
         return Reply(204)
 
     async def _body(self, scope: Scope, receive: Receive, most: int = _BODY) -> dict[str, Any]:
-        with self.limits.memory.hold(scope["purgatory.client"]) as hold:
-            text = await requests.body(receive, Headers(scope), most, hold)
-            try:
-                if len(text) <= SMALL:
-                    given = json.loads(text or b"{}")
-                else:
-                    # One of these in an iteration of the loop: some take 30 ms, which all others would wait for.
-                    async with self._parsing:
-                        given = json.loads(text)
-                        await asyncio.sleep(0)
-            except (ValueError, RecursionError):
-                raise Invalid("the body must be JSON") from None
+        given = await self.json_body(scope, receive, most, default=b"{}")
         if not isinstance(given, dict):
             raise Invalid("the body must be a JSON object")
         return given
@@ -224,19 +217,6 @@ class SubscriptionEndpoint(Endpoint):
         if kind.lower() != "bearer" or not token:
             raise TokenInvalid("the header Authorization must have a bearer token")
         return self.keys.check(token.strip(), name)
-
-    _actions: Final[dict[str, Callable[["SubscriptionEndpoint", Scope, Receive, str], Awaitable[Response]]]] = {
-        "claim": _claim,
-        "callback": _callback,
-        "ack": _ack,
-        "release": _release,
-    }
-
-
-def _check_method(scope: Scope, *methods: str) -> None:
-    if scope["method"] not in methods:
-        allow = (b"allow", ", ".join(methods).encode())
-        raise Refusal(405, f"method {scope['method']} is not allowed", [allow], "METHOD_NOT_ALLOWED")
 
 
 def _streams(given: dict[str, Any], name: str) -> tuple[str, ...]:
@@ -312,20 +292,3 @@ def _wake(given: dict[str, Any]) -> tuple[str, int]:
 def _time(subscription: Subscription) -> str:
     text = datetime.fromtimestamp(subscription.created, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
-
-
-def _json(status: int, answer: dict[str, Any]) -> Reply:
-    headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
-    return Reply(status, headers, json.dumps(answer).encode())
-
-
-def _refusal(exception: Exception) -> Reply | None:
-    if isinstance(exception, core.AlreadyClaimed):
-        holder, generation = exception.holder, exception.generation
-        return error(409, str(exception), code="ALREADY_CLAIMED", current_holder=holder, generation=generation)
-    if isinstance(exception, TokenInvalid):
-        return error(401, str(exception), [(b"www-authenticate", b"Bearer")], code=exception.code)
-    known = _REFUSALS.get(type(exception))
-    if known is not None:
-        return error(known[0], str(exception), code=known[1])
-    return refuse(exception)
