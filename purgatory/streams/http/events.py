@@ -29,17 +29,18 @@ _SHARED_BYTES: Final = 8 * 1024 * 1024
 """Pieces that are kept for others, and their bytes: the last one is kept anyway."""
 
 
-class Events:
-    """The state of an open stream of events."""
+class Events(WaitingStream["Chunk | Exception"]):
+    """The state of an open stream of events. If it is parked, what its client doesn't take is counted."""
 
     __slots__ = (
         "address",
         "budget",
         "cursor",
-        "end",
+        "deadline",
         "heartbeat",
+        "hold",
         "known",
-        "operation",
+        "last",
         "pieces",
         "position",
         "streams",
@@ -56,16 +57,19 @@ class Events:
         cursor: str | None,
         address: str,
     ) -> None:
-        self.streams = streams
-        self.budget = budget
-        self.pieces = pieces
-        self.heartbeat = settings.heartbeat
-        self.address = address
-        self.known = known
-        self.position = position
-        self.cursor = cursor
-        self.operation: Read | None = None
-        self.end = asyncio.get_running_loop().time() + jittered(settings.event_stream_timeout)
+        super().__init__()
+        self.streams: Streams = streams
+        self.budget: Budget = budget
+        self.pieces: Pieces = pieces
+        self.heartbeat: float = settings.heartbeat
+        self.address: str = address
+        self.known: Known = known
+        self.position: int = position
+        self.cursor: str | None = cursor
+        self.last: Read | None = None
+        """The last operation."""
+        self.hold: Hold | None = None
+        self.deadline: float = asyncio.get_running_loop().time() + jittered(settings.event_stream_timeout)
 
     def response(self) -> EventStream[Chunk | Exception]:
         """The response that has them."""
@@ -74,56 +78,29 @@ class Events:
             headers.append((b"stream-sse-data-encoding", b"base64"))
         return _Response(self, headers)
 
-    def follow(self, last_event_id: str | None = None) -> Read | None:
-        """The next operation; `None` ends the stream."""
-        left = self.end - asyncio.get_running_loop().time()
-        if self.operation is not None:
-            chunk = self.operation.result()
+    def follow(self) -> Read | None:
+        left = self.deadline - asyncio.get_running_loop().time()
+        if self.last is not None:
+            chunk = self.last.result()
             if isinstance(chunk, Exception) or chunk.is_last or left <= 0:
                 return None
             self.position = chunk.end
         timeout = min(self.heartbeat, max(left, 0.0))
-        now = self.operation is None
-        wait = self.streams.wait
+        now = self.last is None
         try:
-            self.operation = wait(self.known, self.position, timeout, self.address, now=now)
+            self.last = self.streams.wait(self.known, self.position, timeout, self.address, now=now)
         except (PurgatoryFull, TooManyRequests):
             return None  # since the last operation, others have come: the client may connect again
-        return self.operation
+        return self.last
 
-    def render(self, chunk: Chunk | Exception) -> Iterable[Event]:
+    def of(self, chunk: Chunk | Exception) -> Iterable[Event]:
         """The events of a chunk."""
         if isinstance(chunk, Exception):
             return []
         return [self.pieces.of(chunk, offsets.next_cursor(self.cursor, self.streams.now()))]
 
-
-class _Response(EventStream["Chunk | Exception"]):
-    """The response with the events."""
-
-    def __init__(self, events: Events, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        super().__init__(events.follow, events.render, headers=headers)
-        self._events = events
-
-    def waiting_stream(self, follow: object) -> "_Counted":
-        return _Counted(self._events)
-
-
-class _Counted(WaitingStream["Chunk | Exception"]):
-    """A parked event stream. What its client doesn't take is counted."""
-
-    __slots__ = ("events", "hold")
-
-    def __init__(self, events: Events) -> None:
-        super().__init__()
-        self.events: Events = events
-        self.hold: Hold | None = None
-
-    def follow(self) -> Read | None:
-        return self.events.follow()
-
     def render(self, chunk: Chunk | Exception) -> bytes:
-        data, _ = encoded(self.events.render(chunk))
+        data, _ = encoded(self.of(chunk))
         return data
 
     def answer(self) -> None:
@@ -138,7 +115,7 @@ class _Counted(WaitingStream["Chunk | Exception"]):
         assert isinstance(operation, Read)
         if isinstance(operation.chunk, Chunk) and operation.chunk.size > SMALL:
             try:
-                self.events.budget.check(self.events.address)
+                self.budget.check(self.address)
             except Refusal:
                 return False
         return True
@@ -148,7 +125,7 @@ class _Counted(WaitingStream["Chunk | Exception"]):
         if self.hold is None:
             if not size:
                 return
-            self.hold = self.events.budget.hold(self.events.address)
+            self.hold = self.budget.hold(self.address)
         self.hold.count(size)
 
     def pause_writing(self) -> None:
@@ -162,6 +139,17 @@ class _Counted(WaitingStream["Chunk | Exception"]):
     def disconnected(self) -> None:
         self._count(0)
         super().disconnected()
+
+
+class _Response(EventStream["Chunk | Exception"]):
+    """The response with the events."""
+
+    def __init__(self, events: Events, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        super().__init__(lambda _: events.follow(), events.of, headers=headers)
+        self._events = events
+
+    def waiting_stream(self, follow: object) -> Events:
+        return self._events
 
 
 class Piece(Event):

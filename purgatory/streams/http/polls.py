@@ -4,8 +4,8 @@ from collections.abc import Callable, Hashable
 from typing import Final
 
 from purgatory.asgi import DelayedResponse
-from purgatory.asgi.parking import Answers, answers
-from purgatory.asgi.response import Answer, Rendered, WaitingResponse
+from purgatory.asgi.parking import answers
+from purgatory.asgi.response import Rendered, WaitingResponse
 from purgatory.streams.admission import SHORT, Budget, Hold, Refusal
 from purgatory.streams.engine.chunk import Chunk
 from purgatory.streams.engine.readers import Read
@@ -23,15 +23,14 @@ class Poll(DelayedResponse["Chunk | Exception"]):
         budget: Budget,
     ) -> None:
         # Not by way of DelayedResponse's, which looks at the functions: these are shared by all, and need no look each.
-        self.operation = operation
+        self.operation: Read = operation
         self.renderer = render
         self.key = key
         self.background = None
-        self._budget = budget
-        self._client = operation.address
+        self.budget = budget
 
     def waiting_response(self) -> "_Counted":
-        return _Counted(answers(), self.renderer, self.key, self._budget, self._client)
+        return _Counted(self)
 
 
 class _Counted(WaitingResponse["Chunk | Exception"]):
@@ -39,17 +38,10 @@ class _Counted(WaitingResponse["Chunk | Exception"]):
 
     __slots__ = ("budget", "client", "hold", "pauses", "rest")
 
-    def __init__(
-        self,
-        answers: Answers,
-        render: Callable[[Chunk | Exception], Answer],
-        key: Callable[[Chunk | Exception], Hashable] | None,
-        budget: Budget,
-        client: str,
-    ) -> None:
-        super().__init__(answers, render, key)
-        self.budget: Budget = budget
-        self.client: str = client
+    def __init__(self, poll: Poll) -> None:
+        super().__init__(answers(), poll.renderer, poll.key)
+        self.budget: Budget = poll.budget
+        self.client: str = poll.operation.address
         self.pauses: int = 0
         """How many have paused the response: the server, and a middleware that waits."""
         self.hold: Hold | None = None
