@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NoReturn
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -31,7 +31,8 @@ _LOGGED: Final = 10.0
 """Seconds in which one line of the log, at most, says that connections are refused."""
 LINGER_SECONDS: Final = 2.0
 """Seconds for which the rest of a refused request is read and thrown away."""
-
+_TOO_LARGE: Final = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+_HEAD_TOO_LONG: Final = f"the request line and the headers must not be longer than {MAX_HEAD_BYTES} bytes"
 
 logger: Final = logging.getLogger("purgatory.streams")
 
@@ -127,11 +128,12 @@ class BoundedProtocol(ParkingProtocol):
         self._field_bytes += len(data)
         if not self._in_head:
             if self._field_bytes > MAX_TRAILER_BYTES:
-                self._refuse(*_TRAILERS_TOO_LONG)
+                text = f"the data behind the body must not be longer than {MAX_TRAILER_BYTES} bytes"
+                self._refuse(_TOO_LARGE, text)
             elif self._in_body and self._deadline is None:
                 self._deadline = self.loop.call_later(BODY_SECONDS, self._body_is_late)
         elif self._field_bytes > MAX_HEAD_BYTES:
-            self._refuse(*_HEAD_TOO_LONG)
+            self._refuse(_TOO_LARGE, _HEAD_TOO_LONG)
         else:
             if self._deadline is None:
                 self._deadline = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
@@ -174,12 +176,10 @@ class BoundedProtocol(ParkingProtocol):
             # Trailers are not read.
             self._num_trailers += 1
             if self._num_trailers > MAX_HEADERS:
-                self._refusal = _TOO_MANY_TRAILERS
-                raise _RefusedError
+                self._stop(_TOO_LARGE, f"a request must not have more than {MAX_HEADERS} trailers")
             return
         if len(self.headers) >= MAX_HEADERS:
-            self._refusal = _TOO_MANY_HEADERS
-            raise _RefusedError
+            self._stop(_TOO_LARGE, f"a request must not have more than {MAX_HEADERS} headers")
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
@@ -190,16 +190,13 @@ class BoundedProtocol(ParkingProtocol):
             raise _RefusedError
         is_short = 0 <= self._field_bytes <= MAX_HEAD_BYTES - self._coming
         if not is_short and self._head_bytes() > MAX_HEAD_BYTES:
-            self._refusal = _HEAD_TOO_LONG
-            raise _RefusedError
+            self._stop(_TOO_LARGE, _HEAD_TOO_LONG)
         if self.parser.get_method() == b"CONNECT":
             # To the parser it is an upgrade, with or without that header, however often it is parsed.
-            self._refusal = _NO_TUNNEL
-            raise _RefusedError
+            self._stop(HTTPStatus.BAD_REQUEST, "CONNECT must be sent to a proxy, which this server is not")
         for name, value in self.headers:
             if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
-                self._refusal = _UNKNOWN_CODING
-                raise _RefusedError
+                self._stop(HTTPStatus.NOT_IMPLEMENTED, "Transfer-Encoding must be chunked")
         if self._is_upgrade():
             return
         self._unset_keepalive_if_required()  # it was set since, if this began before the last answer was complete
@@ -224,8 +221,13 @@ class BoundedProtocol(ParkingProtocol):
         self._field_bytes = 0
         self._body.append(body)
         if len(self._body) > MAX_CHUNKS:
-            self._refusal = _CHUNKS_TOO_SMALL
-            raise _RefusedError
+            text = f"the body came in more than {MAX_CHUNKS} chunks at once: send larger ones"
+            self._stop(HTTPStatus.BAD_REQUEST, text)
+
+    def _stop(self, status: HTTPStatus, error: str) -> NoReturn:
+        """Refuse the request from within a callback of the parser."""
+        self._refusal = status, error
+        raise _RefusedError
 
     def _hand_over_body(self) -> None:
         # All at once, as uvicorn's cycle copies what it has for each piece.
@@ -300,27 +302,3 @@ class BoundedProtocol(ParkingProtocol):
 
 def _is_busy(cycle: RequestResponseCycle | None) -> bool:
     return cycle is not None and not cycle.response_complete
-
-
-_NO_TUNNEL: Final = HTTPStatus.BAD_REQUEST, "CONNECT must be sent to a proxy, which this server is not"
-_UNKNOWN_CODING: Final = HTTPStatus.NOT_IMPLEMENTED, "Transfer-Encoding must be chunked"
-_HEAD_TOO_LONG: Final = (
-    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-    f"the request line and the headers must not be longer than {MAX_HEAD_BYTES} bytes",
-)
-_TOO_MANY_HEADERS: Final = (
-    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-    f"a request must not have more than {MAX_HEADERS} headers",
-)
-_TOO_MANY_TRAILERS: Final = (
-    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-    f"a request must not have more than {MAX_HEADERS} trailers",
-)
-_CHUNKS_TOO_SMALL: Final = (
-    HTTPStatus.BAD_REQUEST,
-    f"the body came in more than {MAX_CHUNKS} chunks at once: send larger ones",
-)
-_TRAILERS_TOO_LONG: Final = (
-    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-    f"the data behind the body must not be longer than {MAX_TRAILER_BYTES} bytes",
-)
