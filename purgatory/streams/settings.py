@@ -105,23 +105,6 @@ def _check_database(value: str) -> None:
         raise ValueError("must be like postgresql://user@host/database")
 
 
-def _check_url(value: str) -> None:
-    _check_match(value, r"https?://[^\s/?#@]+(/[^\s?#]*)?", "like https://streams.example.org")
-
-
-def _check_host(value: str) -> None:
-    _check_match(value, r"\*|[A-Za-z0-9_.-]+", "a host name without scheme and port, or *")
-
-
-def _check_origin(value: str) -> None:
-    _check_match(value, r"\*|https?://[^\s/?#@]+", "like https://page.example.org, or *")
-
-
-def _check_instance(value: str) -> None:
-    # As in the journal, but with room for the process ids of workers.
-    _check_match(value, r"(?!\.\.?$)[A-Za-z0-9._-]{1,100}", "1 to 100 of A-Z a-z 0-9 . _ -, and neither . nor ..")
-
-
 def _check_hosts(value: tuple[str, ...]) -> None:
     _check_type(value, tuple, "a collection of host names")
     for each in value:
@@ -138,52 +121,55 @@ def _check_switch(value: bool) -> None:
     _check_type(value, bool, "True or False")
 
 
-def _check_count(value: int) -> None:
-    _check_type(value, int, "an int")
-    if not 0 < value < 2**53:
-        raise ValueError(f"must be at least 1 and less than 2**53, not {value}")
-
-
-def _check_seconds(value: float) -> None:
-    _check_type(value, (int, float), "a number of seconds")
-    if not 0 < value <= 3600:
-        raise ValueError(f"must be more than 0 and at most 3600 seconds, not {value}")
-
-
-def _check_delay(value: float) -> None:
-    _check_type(value, (int, float), "a number of seconds")
-    if not value >= 0:
-        raise ValueError(f"must be at least 0 seconds, or inf for never, not {value}")
-
-
-def _check_rate(value: float) -> None:
-    _check_type(value, (int, float), "a number")
-    if not 0 < value < float("inf"):
-        raise ValueError(f"must be more than 0 and finite, not {value}")
-
-
 def _check_type(value: object, expected: type | tuple[type, ...], described: str) -> None:
     if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
         raise TypeError(f"must be {described}, not {value!r}")
 
 
-def _check_match(value: str, pattern: str, described: str) -> None:
-    _check_type(value, str, "a str")
-    if not re.fullmatch(pattern, value):
-        raise ValueError(f"must be {described}, not {value}")
+def _text(pattern: str, described: str) -> Callable[[str], None]:
+    """Return the check of a text that has to match the pattern."""
+
+    def check_text(value: str) -> None:
+        _check_type(value, str, "a str")
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"must be {described}, not {value}")
+
+    return check_text
 
 
+def _number(
+    expected: type | tuple[type, ...], described: str, is_within: Callable[[float], bool], bounds: str
+) -> Callable[[float], None]:
+    """Return the check of a number that has to be within its bounds."""
+
+    def check_number(value: float) -> None:
+        _check_type(value, expected, described)
+        if not is_within(value):
+            raise ValueError(f"must be {bounds}, not {value}")
+
+    return check_number
+
+
+_FLOAT: Final = (int, float)
+_check_host = _text(r"\*|[A-Za-z0-9_.-]+", "a host name without scheme and port, or *")
+_check_count = _number(int, "an int", lambda value: 0 < value < 2**53, "at least 1 and less than 2**53")
+_check_seconds = _number(
+    _FLOAT, "a number of seconds", lambda value: 0 < value <= 3600, "more than 0 and at most 3600 seconds"
+)
 _CHECKS: Final[Mapping[str, Callable[[Any], None]]] = {
     "data": _check_folder,
     "cache": _check_cache,
     "database": _check_database,
-    "url": _check_url,
+    "url": _text(r"https?://[^\s/?#@]+(/[^\s?#]*)?", "like https://streams.example.org"),
     "allowed_hosts": _check_hosts,
-    "allowed_origin": _check_origin,
-    "append_rate": _check_rate,
-    "cool_after": _check_delay,
+    "allowed_origin": _text(r"\*|https?://[^\s/?#@]+", "like https://page.example.org, or *"),
+    "append_rate": _number(_FLOAT, "a number", lambda value: 0 < value < float("inf"), "more than 0 and finite"),
+    "cool_after": _number(
+        _FLOAT, "a number of seconds", lambda value: value >= 0, "at least 0 seconds, or inf for never"
+    ),
     "journal": _check_folder,
-    "instance": _check_instance,
+    # As in the journal, but with room for the process ids of workers.
+    "instance": _text(r"(?!\.\.?$)[A-Za-z0-9._-]{1,100}", "1 to 100 of A-Z a-z 0-9 . _ -, and neither . nor .."),
     **dict.fromkeys(("local_webhooks", "demo"), _check_switch),
     **dict.fromkeys(("long_poll_timeout", "event_stream_timeout", "heartbeat", "write_timeout"), _check_seconds),
     **dict.fromkeys(("max_body", "max_units", "max_streams", "max_subscriptions"), _check_count),
