@@ -73,7 +73,7 @@ class Live:
         demo traffic, in a purgatory that is shown too.
         """
         self.polls = DelayedOperationPurgatory("page", max_pending=MAX_POLLS, clock=shown[0].timer.clock)
-        self.announce: Callable[[], object] = _tell_no_process
+        self.announce: Callable[[], object] = lambda: None
         """Notifies the other processes that a page polls."""
         self._numbers = ThresholdPurgatory(0, self.polls)
         self._instance = instance
@@ -222,7 +222,3 @@ def _describe(purgatory: DelayedOperationPurgatory, waits: Waits) -> dict[str, A
         ],
         "waits": waits.counts,
     }
-
-
-def _tell_no_process() -> None:
-    """Do nothing, because there is no other process."""

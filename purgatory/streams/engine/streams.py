@@ -37,7 +37,7 @@ class Streams:
         """Keep streams in the database of `opener`."""
         self.store = Store(opener, self._committed)
         self.cache = Cache()
-        self.on_due: Callable[[Collection[str]], None] = _nothing_due
+        self.on_due: Callable[[Collection[str]], None] = lambda names: None
         """Called with the ids of subscriptions that have work due."""
         self._opener = opener
         self._shared = opener.shared
@@ -253,7 +253,3 @@ class Streams:
         known = self.cache.remember(stream, rows)
         self._alarm.at(known.stream.deadline)
         return known
-
-
-def _nothing_due(names: Collection[str]) -> None:
-    """There are no subscriptions."""
