@@ -22,8 +22,7 @@ from purgatory.streams.core.errors import Invalid, NotFound
 from purgatory.streams.core.state import Part, Row, Stream
 from purgatory.streams.core.subscriptions import Subscribe, TooManyLinks
 from purgatory.streams.core.transaction import Transaction
-from purgatory.streams.engine.cache import LIVE, Cache
-from purgatory.streams.engine.chunk import Chunk
+from purgatory.streams.engine.cache import LIVE, Cache, Chunk
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http import app, events, requests
 from purgatory.streams.http.addresses import Resolver

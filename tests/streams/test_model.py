@@ -26,7 +26,7 @@ from purgatory.streams.core.errors import (
 from purgatory.streams.core.messages import JSON
 from purgatory.streams.core.state import Stream
 from purgatory.streams.core.transaction import Transaction
-from purgatory.streams.engine.chunk import Chunk
+from purgatory.streams.engine.cache import Chunk
 from purgatory.streams.storage.database import Extent
 from purgatory.streams.storage.sqlite import WritingDatabase
 from tests.streams.memory import Memory

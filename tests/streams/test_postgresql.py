@@ -14,8 +14,7 @@ from purgatory.streams.core.commands import Append, Create, Delete
 from purgatory.streams.core.errors import NotFound
 from purgatory.streams.core.state import Row, Stream
 from purgatory.streams.core.subscriptions import Subscribe
-from purgatory.streams.engine.cache import Cache
-from purgatory.streams.engine.chunk import Chunk
+from purgatory.streams.engine.cache import Cache, Chunk
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import Database, StorageConflict, StorageError, StorageFull, StorageUnavailable

@@ -11,8 +11,7 @@ from purgatory.streams.core import messages
 from purgatory.streams.core.commands import Append, Create
 from purgatory.streams.core.messages import JSON, ROW
 from purgatory.streams.core.state import Piece, Row, Stream
-from purgatory.streams.engine.cache import LIVE, Cache
-from purgatory.streams.engine.chunk import Chunk
+from purgatory.streams.engine.cache import LIVE, Cache, Chunk
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import Database, Extent

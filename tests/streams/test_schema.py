@@ -16,7 +16,7 @@ from purgatory.streams.core import messages
 from purgatory.streams.core.commands import Create, Fork
 from purgatory.streams.core.errors import Invalid
 from purgatory.streams.core.transaction import Transaction
-from purgatory.streams.engine.chunk import Chunk
+from purgatory.streams.engine.cache import Chunk
 from purgatory.streams.storage import schema
 from purgatory.streams.storage.database import SELECT_STREAM, Database, Extent, StorageError, stream_of_row
 from purgatory.streams.storage.opener import PostgresOpener

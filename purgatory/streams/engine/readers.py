@@ -10,8 +10,7 @@ from purgatory.streams.core import messages
 from purgatory.streams.core.errors import NotFound
 from purgatory.streams.core.state import Part, Row, Stream
 from purgatory.streams.engine.background import Background
-from purgatory.streams.engine.cache import LIVE, Cache, Known
-from purgatory.streams.engine.chunk import Chunk
+from purgatory.streams.engine.cache import LIVE, Cache, Chunk, Known
 from purgatory.streams.engine.store import PATIENCE, Store
 from purgatory.streams.storage.database import Extent, StorageError
 

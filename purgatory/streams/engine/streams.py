@@ -11,10 +11,8 @@ from purgatory.streams.core.errors import Gone, NotFound
 from purgatory.streams.core.state import Row, Stream
 from purgatory.streams.core.transaction import Transaction
 from purgatory.streams.core.wakes import MAX_LINKS
-from purgatory.streams.engine.alarm import SOON, Alarm
-from purgatory.streams.engine.background import Background
-from purgatory.streams.engine.cache import CHUNK, Cache, Known
-from purgatory.streams.engine.chunk import Chunk
+from purgatory.streams.engine.background import SOON, Alarm, Background
+from purgatory.streams.engine.cache import CHUNK, Cache, Chunk, Known
 from purgatory.streams.engine.readers import Read, Readers
 from purgatory.streams.engine.store import Change, Store
 from purgatory.streams.storage.database import Database, Extent, StorageUnavailable

@@ -17,8 +17,7 @@ from purgatory.lowlevel import take_result
 from purgatory.streams.admission import SMALL, Budget, Hold, Refusal, TooManyRequests, jittered
 from purgatory.streams.core import messages, offsets
 from purgatory.streams.core.state import Stream
-from purgatory.streams.engine.cache import Known
-from purgatory.streams.engine.chunk import Chunk
+from purgatory.streams.engine.cache import Chunk, Known
 from purgatory.streams.engine.readers import Read
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http.replies import ALWAYS

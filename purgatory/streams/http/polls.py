@@ -7,7 +7,7 @@ from purgatory.asgi import DelayedResponse
 from purgatory.asgi.parking import answers
 from purgatory.asgi.response import Rendered, WaitingResponse
 from purgatory.streams.admission import SHORT, Budget, Hold, Refusal
-from purgatory.streams.engine.chunk import Chunk
+from purgatory.streams.engine.cache import Chunk
 from purgatory.streams.engine.readers import Read
 from purgatory.streams.http.replies import PART, Reply, error
 

@@ -15,8 +15,7 @@ from purgatory.streams.admission import SHORT, Limits, Quotas, jittered
 from purgatory.streams.core import errors, messages, offsets
 from purgatory.streams.core.commands import Append, Appended, Create, Delete
 from purgatory.streams.core.state import Stream
-from purgatory.streams.engine.cache import CHUNK, LIVE, Known
-from purgatory.streams.engine.chunk import Chunk
+from purgatory.streams.engine.cache import CHUNK, LIVE, Chunk, Known
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http import requests
 from purgatory.streams.http.endpoint import Endpoint, refuse
