@@ -12,10 +12,10 @@ from starlette.types import Receive, Scope
 from purgatory import Delay, PurgatoryClosed, PurgatoryFull
 from purgatory.asgi import DelayedResponse
 from purgatory.streams.admission import SHORT, Limits, Quotas, jittered
-from purgatory.streams.core import errors, messages, offsets
+from purgatory.streams.core import errors, offsets
 from purgatory.streams.core.commands import Append, Appended, Create, Delete
 from purgatory.streams.core.state import Stream
-from purgatory.streams.engine.cache import CHUNK, LIVE, Chunk, Known
+from purgatory.streams.engine.cache import CHUNK, LIVE, Chunk
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http import requests
 from purgatory.streams.http.endpoint import Endpoint, refuse
@@ -149,7 +149,7 @@ class StreamEndpoint(Endpoint):
 
         address = scope["purgatory.client"]
         if live:
-            self.streams.check_room(address)
+            self.streams.readers.check_room(address)
         known = await self.streams.find(path)
         stream = known.stream
         if position is not None and position > stream.tail:
@@ -157,41 +157,26 @@ class StreamEndpoint(Endpoint):
                 "the offset must not be beyond the end of the stream: pass one that this stream has returned"
             )
         self.streams.touch(known)
-        if live == "sse":
-            return self._events(known, stream.tail if position is None else position, cursor, address)
-        if position is None and (not live or stream.closed):
-            return self._now(stream, live)
+        if position is None and not live:
+            tail = Chunk(stream, stream.tail, stream.tail)
+            return Reply(200, [*_headers(tail), _NO_STORE], tail.body())
         if position is None:
             position = stream.tail
+        if live == "sse":
+            if position < stream.tail:
+                self.limits.memory.check(address)
+            pieces, memory = self._pieces, self.limits.memory
+            return Events(self.streams, self.settings, memory, pieces, known, position, cursor, address).response()
         if live and position == stream.tail:
             if stream.closed:
                 return _nothing(Chunk(stream, position, position), None)
-            return self._long_poll(known, position, cursor, address)
+            operation = self.streams.wait(known, position, jittered(self.settings.long_poll_timeout), address)
+            render, key = self._polls.of(cursor)
+            return Poll(operation, render, key, self.limits.memory)
         chunk = await self.streams.chunk(known, position, LIVE if live else CHUNK)
         if live:
             return _polled(chunk, offsets.next_cursor(cursor, self.streams.now()), self._cache)
         return _caught_up(chunk, offset, Headers(scope).get(b"if-none-match"), self._cache)
-
-    def _now(self, stream: Stream, live: str) -> Response:
-        if live:
-            return _nothing(Chunk(stream, stream.tail, stream.tail), None)
-        answer = [(b"content-type", stream.content_type.encode("latin-1")), _offset(stream.tail), _UP_TO_DATE]
-        if stream.closed:
-            answer.append(_CLOSED)
-        return Reply(200, [*answer, _NO_STORE], messages.join(stream.media_type, []))
-
-    def _long_poll(self, known: Known, position: int, cursor: str | None, address: str) -> Response:
-        timeout = jittered(self.settings.long_poll_timeout)
-        operation = self.streams.wait(known, position, timeout, address)
-        render, key = self._polls.of(cursor)
-        return Poll(operation, render, key, self.limits.memory)
-
-    def _events(self, known: Known, position: int, cursor: str | None, address: str) -> Response:
-        if position < known.stream.tail:
-            self.limits.memory.check(address)
-        return Events(
-            self.streams, self.settings, self.limits.memory, self._pieces, known, position, cursor, address
-        ).response()
 
 
 class Polls:
