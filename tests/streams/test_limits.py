@@ -156,7 +156,7 @@ class TestClients:
         clients = streams.readers.clients = Clients(2, "waiting reads")
         await streams.run(Create("a", "text/plain"))
         known = await streams.find("a")
-        streams.check_room("127.0.0.1")
+        streams.readers.check_room("127.0.0.1")
         reads = [streams.wait(known, 0, 60.0, "127.0.0.1") for _ in range(2)]
         assert len(clients) == 1
         with pytest.raises(TooManyRequests):  # which had room when it was admitted, before the others waited

@@ -56,7 +56,6 @@ class Waits:
         self.counts = {outcome: [0] * (len(BOUNDS) + 1) for outcome in OUTCOMES}
 
     def __call__(self, finished: FinishedOperation) -> None:
-        """Count a finished operation."""
         if finished.outcome != "completed_at_once":
             self.counts[finished.outcome][bisect_left(BOUNDS, finished.waited)] += 1
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any, Final, TypeVar
 
-from purgatory.streams.core.commands import Command, Expire, Secrets, Touch
+from purgatory.streams.core.commands import Command, Expire, Touch
 from purgatory.streams.core.errors import Gone, NotFound
 from purgatory.streams.core.state import Row, Stream
 from purgatory.streams.core.transaction import Transaction
@@ -88,10 +88,6 @@ class Streams:
         """Apply a command, and return its result when it is stored."""
         return self.store.run(command)
 
-    async def secrets(self, new: dict[str, str]) -> dict[str, str]:
-        """Return the secrets with these names, and make those that don't exist."""
-        return await self.run(Secrets(new))
-
     # Reads.
 
     async def find(self, path: str) -> Known:
@@ -158,10 +154,6 @@ class Streams:
             return Chunk(stream, position, position)
         chunk = known.recent_chunk(position, most)
         return await self.readers.stored(stream, position, most) if chunk is None else chunk
-
-    def check_room(self, address: str) -> None:
-        """Raise `TooManyRequests` or `PurgatoryFull` if no more reads of a client, or of all, may wait."""
-        self.readers.check_room(address)
 
     def wait(self, known: Known, position: int, timeout: float, address: str = "", *, now: bool = False) -> Read:
         """Return an operation that waits for data behind `position`, as `Readers.wait`, and prolong the stream."""

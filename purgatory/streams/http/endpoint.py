@@ -42,7 +42,6 @@ class Endpoint(ABC):
         self._parsing = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         client = scope["purgatory.client"] = address(scope.get("client"))
         current_client.set(client)
         clients = self.limits.clients

@@ -11,6 +11,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
+from purgatory.streams.core.commands import Secrets
 from purgatory.streams.core.state import Subscription
 from purgatory.streams.engine.streams import Streams
 
@@ -46,7 +47,7 @@ class Keys:
         """The stored keys, which are created if there are none. Raises `StorageError`."""
         private = Ed25519PrivateKey.generate().private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
         new = {"webhook signing key": private.hex(), "wake token key": secrets.token_hex(32)}
-        known = await streams.secrets(new)
+        known = await streams.run(Secrets(new))
         return cls(*(bytes.fromhex(known[name]) for name in new))
 
     def sign(self, body: bytes) -> str:

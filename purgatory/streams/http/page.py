@@ -89,7 +89,7 @@ class PageEndpoint(Endpoint):
             return await self._keep(scope, receive)
         check_method(scope, "GET")
         operation = self.live.poll(_after(scope))
-        return DelayedResponse(operation, self._render, key=_key)
+        return DelayedResponse(operation, self._render, key=lambda number: number)
 
     def _render(self, number: int) -> Reply:
         return Reply(200, JSON, self.live.answer())
@@ -131,8 +131,3 @@ def _after(scope: Scope) -> int | None:
     if not (text.isascii() and text.isdecimal() and len(text) <= 16) or int(text) > _LARGEST:
         raise Invalid(f"after must be an integer from 0 to {_LARGEST}, not {text[:20]!r}")
     return int(text)
-
-
-def _key(number: int) -> int:
-    """The key of a shared response: the number of the snapshot."""
-    return number

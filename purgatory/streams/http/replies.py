@@ -36,7 +36,6 @@ class Reply(Response):
             self.raw_headers.append((b"content-length", b"%d" % len(body)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": [*self.raw_headers]})
         rest: bytes | memoryview = self.body
         if len(rest) > SHORT:
@@ -60,7 +59,6 @@ class LongReply(Reply):
         self._make: Callable[[], bytes] | None = make
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Make the body, and send the response."""
         assert self._make is not None, "it is sent once"
         self.body = self._make()
         self._make = None  # and with it what the body was made of

@@ -4,6 +4,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import fields
 from functools import lru_cache
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
@@ -45,10 +46,7 @@ _STREAM: Final = (
     "id", "path", "content_type", "media_type", "config", "ttl", "expires_at", "deadline", "tail", "closed",
     "closed_by", "seq", "source", "fork", "lineage", "refs", "deleted", "created", "version",
 )  # fmt: skip
-_SUBSCRIPTION: Final = (
-    "id", "config", "type", "pattern", "url", "wake_stream", "lease", "description", "created", "generation", "wake",
-    "holder", "lease_until", "attempts", "attempt_at", "incarnation",
-)  # fmt: skip
+_SUBSCRIPTION: Final = tuple(field.name for field in fields(Subscription))
 _LINEAGE: Final = _STREAM.index("lineage")
 SELECT_STREAM: Final = f"SELECT {', '.join(_STREAM)} FROM streams"
 _ADD_STREAM: Final = f"INSERT INTO streams ({', '.join(_STREAM)}) VALUES ({', '.join('?' * len(_STREAM))})"
