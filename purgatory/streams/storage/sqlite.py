@@ -58,40 +58,30 @@ class FileDatabase(Database):
 
     def __init__(self, file: Path) -> None:
         super().__init__()
-        try:
+        with _errors():
             self.connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False, timeout=60)
-        except sqlite3.Error as error:
-            raise _error(error) from error
-        try:
-            self._prepare()
-        except BaseException as error:
-            self.connection.close()
-            if isinstance(error, sqlite3.Error):
-                raise _error(error) from error
-            raise
+            try:
+                self._prepare()
+            except BaseException:
+                self.connection.close()
+                raise
 
     def _prepare(self) -> None:
         self.connection.execute("PRAGMA query_only = 1")
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        try:
+        with _errors():
             return self.connection.execute(sql, parameters).fetchall()
-        except sqlite3.Error as error:
-            raise _error(error) from error
 
     def execute_many(self, sql: str, parameters: Iterable[Sequence[Any]]) -> None:
-        try:
+        with _errors():
             self.connection.executemany(sql, parameters)
-        except sqlite3.Error as error:
-            raise _error(error) from error
 
     def rows(self, piece: Piece, most: int) -> Iterator[Row]:
-        try:
+        with _errors():
             # A window would copy all rows, to know their sizes.
             for first, last, data in self.connection.execute(f"SELECT first, last, data {FROM_DATA}", of_piece(piece)):
                 yield Row(first, last, data)
-        except sqlite3.Error as error:
-            raise _error(error) from error
 
     @contextmanager
     def transaction(self, paths: Collection[str], alone: bool = False) -> Iterator[None]:
@@ -248,12 +238,9 @@ class WritingDatabase(FileDatabase):
         free = self.number("PRAGMA freelist_count")
         if free <= spare or self.number("PRAGMA auto_vacuum") != _INCREMENTAL:
             return False
-        with self._releasing():
-            try:
-                # Not by `execute`, which takes one step of a statement without columns: that is a page.
-                self.connection.executescript(f"PRAGMA incremental_vacuum({_SHRUNK})")
-            except sqlite3.Error as error:
-                raise _error(error) from error
+        with self._releasing(), _errors():
+            # Not by `execute`, which takes one step of a statement without columns: that is a page.
+            self.connection.executescript(f"PRAGMA incremental_vacuum({_SHRUNK})")
         if free - _SHRUNK > spare:
             return True
         self.execute("PRAGMA wal_checkpoint")  # it cuts off the file
@@ -292,6 +279,11 @@ class WritingDatabase(FileDatabase):
             del self._link_counts[name]
 
 
-def _error(error: sqlite3.Error) -> StorageError:
-    kind = _ERRORS.get(getattr(error, "sqlite_errorcode", 0) & _PRIMARY, StorageError)
-    return kind(f"the database failed: {error}")
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Raise `StorageError` for errors of SQLite."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        kind = _ERRORS.get(getattr(error, "sqlite_errorcode", 0) & _PRIMARY, StorageError)
+        raise kind(f"the database failed: {error}") from error
