@@ -76,18 +76,16 @@ class PostgresOpener(Opener):
     def __init__(self, dsn: str) -> None:
         """Open the database. Raises `ModuleNotFoundError` without the extra, or `StorageError`."""
         try:
-            from purgatory.relay.payload import encode
             from purgatory.streams.storage import postgresql
         except ModuleNotFoundError as error:
             raise missing(error, "server", "postgresql") from None
 
         self._module = postgresql
-        self._payloads = encode
         self._dsn = dsn
         postgresql.prepare(dsn)
 
     def writer(self) -> Database:
-        return self._module.PostgresDatabase(self._dsn, lambda paths: list(self._payloads(paths)))
+        return self._module.PostgresDatabase(self._dsn, writes=True)
 
     def reader(self) -> Database:
         return self._module.PostgresDatabase(self._dsn)

@@ -8,8 +8,8 @@ commits.
 import math
 import select
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from typing import Any, Final, NoReturn
 
 import psycopg
@@ -22,6 +22,7 @@ from psycopg.errors import (
     UniqueViolation,
 )
 
+from purgatory.relay.payload import encode
 from purgatory.streams.core.state import Link, Stream, Subscription
 from purgatory.streams.core.transaction import Transaction
 from purgatory.streams.storage import schema
@@ -86,14 +87,11 @@ _UNAVAILABLE: Final = (psycopg.InterfaceError, QueryCanceled, ReadOnlySqlTransac
 
 def prepare(dsn: str) -> None:
     """Make the tables, or migrate them. Raises `StorageError`."""
-    database = PostgresDatabase(dsn)
-    try:
+    with closing(PostgresDatabase(dsn)) as database:
         # Until the end of the session: a migration has several transactions.
         database.execute("SELECT pg_advisory_lock(?)", [_LOCK])
         database.execute(f"CREATE SCHEMA IF NOT EXISTS {_SCHEMA}")
         schema.prepare(database, _DIALECT)
-    finally:
-        database.close()
 
 
 class PostgresDatabase(Database):
@@ -103,8 +101,8 @@ class PostgresDatabase(Database):
     locked_alone = " FOR UPDATE SKIP LOCKED"
     links_path = 'links.path COLLATE "C"'
 
-    def __init__(self, dsn: str, payloads: Callable[[Iterable[str]], list[str]] | None = None) -> None:
-        """Tell other processes of changes by `payloads(paths)`. Without that it reads only. Raises `StorageError`."""
+    def __init__(self, dsn: str, *, writes: bool = False) -> None:
+        """Connect, and lock what is read if the connection `writes`. Raises `StorageError`."""
         super().__init__()
         with errors():
             self._connection = psycopg.connect(
@@ -118,8 +116,7 @@ class PostgresDatabase(Database):
                 keepalives_count=2,
                 tcp_user_timeout=20_000,
             )
-        self._payloads = payloads
-        if payloads is None:
+        if not writes:
             self.locked = ""
         self._count = 0
         self._counted_at = -math.inf
@@ -244,8 +241,8 @@ class PostgresDatabase(Database):
             for streams in (transaction.added, transaction.changed, transaction.removed)
             for stream in streams.values()
         ]
-        if paths and self._payloads is not None:
-            payloads = self._payloads(dict.fromkeys(paths))
+        if paths:
+            payloads = list(encode(dict.fromkeys(paths)))
             self.execute("SELECT pg_notify(?, payload) FROM unnest(?::text[]) AS payload", [CHANNEL, payloads])
 
     def exchange(self, process: str, snapshot: str, fresh: float | None) -> list[str]:

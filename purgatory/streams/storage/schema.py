@@ -73,7 +73,7 @@ def prepare(database: Database, dialect: Dialect) -> None:
 
     Raises `StorageError` if they cannot be used, with a sentence that says why.
     """
-    found = _columns(database, dialect)
+    found = {(table, column) for table, column in database.execute(dialect.columns)}
     if not any(table in _TABLES for table, _ in found):
         with database.transaction(()):
             for table in _TABLES:
@@ -98,10 +98,6 @@ def prepare(database: Database, dialect: Dialect) -> None:
         )
     if version < 2:
         _migrate_to_2(database, dialect, found)
-
-
-def _columns(database: Database, dialect: Dialect) -> set[tuple[str, str]]:
-    return {(table, column) for table, column in database.execute(dialect.columns)}
 
 
 def _version(database: Database, found: set[tuple[str, str]]) -> int:
