@@ -26,6 +26,7 @@ _STATUS: Final[dict[type[Exception], int]] = {
     errors.Forbidden: 403,
     errors.Full: 413,
     errors.Conflict: 409,
+    StorageFull: 507,
 }
 
 
@@ -129,8 +130,6 @@ def refuse(exception: Exception) -> Reply | None:
         return error(status, str(exception))
     if isinstance(exception, Refusal):
         return error(exception.status, str(exception), exception.headers)
-    if isinstance(exception, StorageFull):
-        return error(507, str(exception))
     if isinstance(exception, StorageUnavailable):
         # The database's own words, which may have addresses, are for the log.
         what = "does not answer: the change may be stored, or may not" if exception.may_be_stored else "is away"
