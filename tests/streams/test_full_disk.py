@@ -13,8 +13,7 @@ import pytest
 
 from purgatory.streams.storage import sqlite
 from purgatory.streams.storage.database import StorageUnavailable
-from purgatory.streams.storage.reserve import RESERVED, Reserve
-from purgatory.streams.storage.sqlite import WritingDatabase
+from purgatory.streams.storage.sqlite import RESERVED, Reserve, WritingDatabase
 from tests.streams.serving import served
 
 BINARY = {"Content-Type": "application/octet-stream"}

@@ -21,7 +21,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from purgatory.streams import durable_streams, storage
-from purgatory.streams.http.prefix import below_root, relative
+from purgatory.streams.http.requests import below_root, relative
 from purgatory.streams.settings import Settings
 from tests.asgi.processes import Server, serving
 from tests.streams import serving as here

@@ -31,9 +31,8 @@ from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http.health import Health
 from purgatory.streams.http.keys import Keys
 from purgatory.streams.http.page import PATHS, PageEndpoint, page_routes
-from purgatory.streams.http.prefix import below_root, relative
 from purgatory.streams.http.replies import error
-from purgatory.streams.http.requests import ROOT
+from purgatory.streams.http.requests import ROOT, below_root, relative
 from purgatory.streams.http.streams import StreamEndpoint
 from purgatory.streams.http.subscriptions import CONTROL, SubscriptionEndpoint
 from purgatory.streams.http.webhooks import Webhooks

@@ -1,6 +1,8 @@
 """SQLite in a folder, for one process, which knows everything that it has stored."""
 
+import os
 import sqlite3
+import sys
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,7 +21,6 @@ from purgatory.streams.storage.database import (
     StorageUnavailable,
     of_piece,
 )
-from purgatory.streams.storage.reserve import RESERVED, Reserve
 
 _DIALECT: Final = schema.Dialect(
     blob="BLOB",
@@ -31,6 +32,8 @@ _DIALECT: Final = schema.Dialect(
     own_columns=frozenset({("last_id", "one"), ("last_id", "id")}),
 )
 
+RESERVED: Final = 16 * 1024 * 1024
+"""Bytes of a `Reserve`."""
 _CACHED: Final = 10_000
 """Streams that are remembered, and paths whose links are."""
 _LONG: Final = 1_000
@@ -51,6 +54,50 @@ _PRIMARY: Final = 0xFF
 """The bits of an error code that say what has failed; others say how."""
 _ERRORS: Final = {sqlite3.SQLITE_FULL: StorageFull, sqlite3.SQLITE_IOERR: StorageUnavailable}
 """The classes of errors. A connection with an I/O error is closed, because the state of the disk is unknown."""
+
+
+class Reserve:
+    """A file that takes room on the disk, so that streams can be deleted when it is full.
+
+    SQLite writes a deletion to its log before it frees anything, and what the log has to its file, which may grow by
+    that. On a full disk neither is possible, so nothing could be deleted. Hence a file takes room beforehand: as much
+    as the log may need until it is in the database, and as much again for deletions. When the disk is full, the file is
+    emptied, and only what frees room is stored, until there is enough to fill it again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Look whether the file has the room."""
+        self._path = path
+        self._folder = str(path.parent)
+        self.is_made = path.exists() and path.stat().st_size == RESERVED
+
+    def free(self) -> int:
+        """Return bytes that are free on the disk. A file system that does not say has no bound."""
+        disk = os.statvfs(self._folder)
+        return disk.f_bavail * disk.f_frsize if disk.f_blocks else sys.maxsize
+
+    def make(self) -> bool:
+        """Take the room, if it is not taken. Return whether it is."""
+        if not self.is_made:
+            try:
+                with self._path.open("wb") as file:
+                    if hasattr(os, "posix_fallocate"):
+                        os.posix_fallocate(file.fileno(), 0, RESERVED)
+                    else:  # macOS
+                        file.write(bytes(RESERVED))
+                self.is_made = True
+            except OSError:  # there is less room than it seems, or a quota
+                with suppress(OSError):
+                    os.truncate(self._path, 0)
+        return self.is_made
+
+    def release(self) -> bool:
+        """Let the database have the room. Return whether there was some."""
+        was_made = self.is_made
+        if was_made:
+            os.truncate(self._path, 0)
+            self.is_made = False
+        return was_made
 
 
 class FileDatabase(Database):
