@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from purgatory import Clock, DelayedOperation, DelayedOperationPurgatory, Handle, PurgatoryClosed
+from purgatory import Clock, DelayedOperationPurgatory, Handle, PurgatoryClosed
 
 MAX_PENDING: Final = 10_000
 """The most operations."""
@@ -21,24 +21,6 @@ FIRST: Final = 300
 """Operations that wait when a viewer comes, unless a viewer has chosen another number."""
 UNSEEN: Final = 10.0
 """Seconds without a viewer, or a request for more, after which the traffic ends on its own."""
-
-
-class DelayedDemo(DelayedOperation[None]):
-    """Completes when the value of its key has grown to `value`."""
-
-    __slots__ = ("key", "value", "values")
-
-    def __init__(self, values: list[int], key: int, value: int, timeout: float) -> None:
-        super().__init__(timeout)
-        self.values: list[int] = values
-        self.key: int = key
-        self.value: int = value
-
-    def try_complete(self) -> bool:
-        return self.values[self.key] >= self.value and self.force_complete()
-
-    def on_complete(self) -> None:
-        pass
 
 
 class Demo:
@@ -103,10 +85,8 @@ class Demo:
         timeout = shortest * (longest / shortest) ** self._draw.random()
         key = self._draw.randrange(KEYS)
         # Reached before twice the timeout, on average, and so for half of them before the deadline.
-        checks = 1 + int(2 * self._draw.random() * timeout * RATE)
-        self.purgatory.try_complete_else_watch(
-            DelayedDemo(self._values, key, self._values[key] + checks, timeout), [key]
-        )
+        value = self._values[key] + 1 + int(2 * self._draw.random() * timeout * RATE)
+        self.purgatory.wait_for(lambda: self._values[key] >= value, key, timeout=timeout)
 
     def _cancel(self, many: int) -> None:
         """Cancel about `many` operations, or a slice of them, by taking keys in turn."""

@@ -147,6 +147,7 @@ class Live:
 
     def snapshot(self) -> dict[str, Any]:
         """Return a snapshot. `time` is the loop's time, and `clock` and `started` are seconds since 1970."""
+        handled = parking_statistics()
         return {
             "instance": self._instance,
             "version": __version__,
@@ -156,7 +157,7 @@ class Live:
             "clock": time.time(),
             "demo": None if self.demo is None else self.demo.pending,
             "bounds": BOUNDS,
-            "requests": _requests(),
+            "requests": {"parked": handled.parked, "not_parked": handled.not_parked},
             "purgatories": {purgatory.name: _describe(purgatory, waits) for purgatory, waits in self._waits.items()},
         }
 
@@ -196,11 +197,6 @@ class Live:
         self._workers = workers
         self._published = self._clock.time()
         self._numbers.advance_soon(self.number + 1)
-
-
-def _requests() -> dict[str, int]:
-    handled = parking_statistics()
-    return {"parked": handled.parked, "not_parked": handled.not_parked}
 
 
 def _describe(purgatory: DelayedOperationPurgatory, waits: Waits) -> dict[str, Any]:
