@@ -10,7 +10,7 @@ import select
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import psycopg
 from psycopg.errors import (
@@ -120,13 +120,16 @@ class PostgresDatabase(Database):
             self.locked = ""
         self._count = 0
         self._counted_at = -math.inf
+        self._link_counts: dict[str, tuple[int, float]] = {}
+        """Counts, and when they were looked up."""
+        self._forget()
+
+    def _forget(self) -> None:
+        """Remember counts in a transaction, because they hold until its end."""
         self._found: dict[str, Stream | None] = {}
         self._patterns: Collection[tuple[str, str | None]] | None = None
         self._locked_subscriptions: dict[str, Subscription] = {}
         self._links: dict[str, dict[str, Link]] = {}
-        self._link_counts: dict[str, tuple[int, float]] = {}
-        """Counts, and when they were looked up."""
-        self._committing = False
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
         with errors(self._connection):
@@ -140,7 +143,7 @@ class PostgresDatabase(Database):
     @contextmanager
     def transaction(self, paths: Collection[str], alone: bool = False) -> Iterator[None]:
         self._forget()
-        self._committing = False
+        is_committing = False
         self.execute("BEGIN")
         try:
             self.execute(f"SELECT pg_advisory_xact_lock{'' if alone else '_shared'}(?)", [_LOCK])
@@ -151,23 +154,16 @@ class PostgresDatabase(Database):
                     self._found[stream.path] = stream
                 self._lock_subscriptions(paths)
             yield
-            self._committing = True
+            is_committing = True
             self.execute("COMMIT")
         except BaseException as error:
             if isinstance(error, StorageUnavailable):
-                error.may_be_stored = self._committing
+                error.may_be_stored = is_committing
             with suppress(StorageError):
                 self.execute("ROLLBACK")
             raise
         finally:
             self._forget()
-
-    def _forget(self) -> None:
-        """Remember counts in a transaction, because they hold until its end."""
-        self._found = {}
-        self._patterns = None
-        self._locked_subscriptions = {}
-        self._links = {}
 
     def stream(self, path: str) -> Stream | None:
         return self._found[path] if path in self._found else super().stream(path)
@@ -269,21 +265,16 @@ def errors(connection: "psycopg.Connection[Any] | None" = None) -> Iterator[None
     try:
         yield
     except psycopg.Error as error:
-        _raise(error, connection is not None and connection.closed)
-
-
-def _raise(error: psycopg.Error, is_lost: bool) -> NoReturn:
-    # No message of another layer: some have the password.
-    kind: type[StorageError] = StorageError
-    # Not only operational errors end a connection. One that is lost while a result comes has no class of its own, and
-    # a session that was idle in its transaction for too long is an internal error.
-    if is_lost or isinstance(error, _UNAVAILABLE):
-        kind = StorageUnavailable
-    elif isinstance(error, (DeadlockDetected, SerializationFailure, UniqueViolation)):
-        kind = StorageConflict
-    elif isinstance(error, DiskFull):
-        kind = StorageFull
-    elif isinstance(error, psycopg.OperationalError):
-        kind = StorageUnavailable
-    text = str(error).partition("\n")[0]
-    raise kind(f"the database failed: {text}") from error
+        kind: type[StorageError] = StorageError
+        # Not only operational errors end a connection. One that is lost while a result comes has no class of its own,
+        # and a session that was idle in its transaction for too long is an internal error.
+        if (connection is not None and connection.closed) or isinstance(error, _UNAVAILABLE):
+            kind = StorageUnavailable
+        elif isinstance(error, (DeadlockDetected, SerializationFailure, UniqueViolation)):
+            kind = StorageConflict
+        elif isinstance(error, DiskFull):
+            kind = StorageFull
+        elif isinstance(error, psycopg.OperationalError):
+            kind = StorageUnavailable
+        text = str(error).partition("\n")[0]  # no message of another layer: some have the password
+        raise kind(f"the database failed: {text}") from error
