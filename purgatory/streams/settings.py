@@ -4,6 +4,7 @@ import re
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Final
 
 CACHES: Final = ("public", "private", "no-store")
@@ -117,10 +118,6 @@ def _check_folder(value: str) -> None:
         raise ValueError(f"must be the path of a folder, not {value!r}")
 
 
-def _check_switch(value: bool) -> None:
-    _check_type(value, bool, "True or False")
-
-
 def _check_type(value: object, expected: type | tuple[type, ...], described: str) -> None:
     if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
         raise TypeError(f"must be {described}, not {value!r}")
@@ -170,7 +167,7 @@ _CHECKS: Final[Mapping[str, Callable[[Any], None]]] = {
     "journal": _check_folder,
     # As in the journal, but with room for the process ids of workers.
     "instance": _text(r"(?!\.\.?$)[A-Za-z0-9._-]{1,100}", "1 to 100 of A-Z a-z 0-9 . _ -, and neither . nor .."),
-    **dict.fromkeys(("local_webhooks", "demo"), _check_switch),
+    **dict.fromkeys(("local_webhooks", "demo"), partial(_check_type, expected=bool, described="True or False")),
     **dict.fromkeys(("long_poll_timeout", "event_stream_timeout", "heartbeat", "write_timeout"), _check_seconds),
     **dict.fromkeys(("max_body", "max_units", "max_streams", "max_subscriptions"), _check_count),
     **dict.fromkeys(("max_pending", "max_pending_client"), _check_count),
