@@ -25,8 +25,8 @@ from purgatory.streams.core.transaction import Transaction
 from purgatory.streams.engine.cache import LIVE, Cache, Chunk
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http import app, events, requests
-from purgatory.streams.http.addresses import Resolver
 from purgatory.streams.http.events import Pieces
+from purgatory.streams.http.webhooks import Resolver
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage import sqlite
 from tests.streams.processes import JSON, ROOT, append, create

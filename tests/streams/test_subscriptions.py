@@ -18,7 +18,7 @@ from purgatory.streams.core.messages import JSON
 from purgatory.streams.core.offsets import encode
 from purgatory.streams.core.state import Subscription
 from purgatory.streams.core.transaction import Transaction
-from purgatory.streams.http.addresses import Resolver, UrlRejected, check_url, is_public
+from purgatory.streams.http.webhooks import Resolver, UrlRejected, check_url, is_public
 from purgatory.streams.storage.database import StorageError
 from tests.streams.hooks import HOOK, Hook, listening
 from tests.streams.memory import Memory

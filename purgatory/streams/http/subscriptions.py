@@ -20,11 +20,11 @@ from purgatory.streams.core.state import Subscription
 from purgatory.streams.core.transaction import Transaction
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http import requests
-from purgatory.streams.http.addresses import UrlRejected, check_url
 from purgatory.streams.http.endpoint import Endpoint, check_method, refuse
 from purgatory.streams.http.keys import Keys, TokenInvalid
 from purgatory.streams.http.replies import Reply, error, json_reply
 from purgatory.streams.http.requests import RESERVED, ROOT, Headers
+from purgatory.streams.http.webhooks import UrlRejected, check_url
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import Database
 
