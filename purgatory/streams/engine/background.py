@@ -45,20 +45,13 @@ class Alarm:
     """Checks the database at each deadline, and handles everything that is due. It belongs to one event loop."""
 
     def __init__(
-        self,
-        store: Store,
-        background: Background,
-        now: Callable[[], float],
-        on_due: Callable[[list[str]], None],
-        *,
-        shared: bool,
+        self, store: Store, background: Background, now: Callable[[], float], on_due: Callable[[list[str]], None]
     ) -> None:
         """Call `on_due` with the ids of subscriptions that have work due. `now` is in seconds since 1970."""
         self._store = store
         self._background = background
         self._now = now
         self._on_due = on_due
-        self._shared = shared
         self._loop = asyncio.get_running_loop()
         self._handle: asyncio.TimerHandle | None = None
         self._handle_at = 0.0
@@ -103,7 +96,7 @@ class Alarm:
         try:
             now = self._now()
             paths, names, next_time = await self._store.read(lambda database: database.due(now))
-            if self._shared and next_time is None:
+            if self._store.shared and next_time is None:
                 next_time = now + _LOOK
             await asyncio.gather(*(self._store.run(Expire(path)) for path in paths))
             await asyncio.gather(*(self._store.run(Lapse(name)) for name in names))

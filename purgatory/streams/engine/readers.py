@@ -98,13 +98,8 @@ class Readers:
         *,
         max_pending: int,
         max_pending_client: int,
-        shared: bool,
     ) -> None:
-        """Let `max_pending` reads wait at most, and `max_pending_client` of one address.
-
-        If the database is `shared`, notifications of what other processes store may be late.
-        """
-        self._shared = shared
+        """Let `max_pending` reads wait at most, and `max_pending_client` of one address."""
         self._ending: dict[str, list[Read]] = {}
         """The reads whose deadline has come, by path, until the database is read."""
         self.cache = cache
@@ -148,12 +143,13 @@ class Readers:
         Raises `TooManyRequests`, `PurgatoryFull` or `PurgatoryClosed`.
         """
         self.clients.check(address)  # again, because others may have come since `check_room`
-        patience = _LOOKING if self._shared else 0.0
+        # Notifications of what other processes store may be late.
+        patience = _LOOKING if self._store.shared else 0.0
         operation = Read(self, known.stream, position, timeout + patience, address, now)
         self.clients.enter(address)
         try:
             self.purgatory.try_complete_else_watch(operation, known.keys)
-            if self._shared and not operation.done():
+            if self._store.shared and not operation.done():
                 operation.last_look = LastLook(operation)
                 timer = self.purgatory.timer
                 timer.reschedule(operation.last_look, timer.time() + timeout)

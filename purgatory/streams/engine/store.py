@@ -107,6 +107,8 @@ class Store:
 
     def __init__(self, opener: Opener, committed: Callable[[list[Change], Transaction], None]) -> None:
         """Call `committed` in the loop after each transaction, before its commands' callers go on."""
+        self.shared = opener.shared
+        """Whether other processes use the database too."""
         self._opener = opener
         self._committed = committed
         self._loop = asyncio.get_running_loop()
@@ -141,7 +143,7 @@ class Store:
         self._closing = True
         closing = threading.Thread(target=self._close, name="streams-closing", daemon=True)
         closing.start()
-        await asyncio.to_thread(closing.join, PATIENCE if self._opener.shared else None)
+        await asyncio.to_thread(closing.join, PATIENCE if self.shared else None)
         if closing.is_alive():
             logger.warning("the database does not answer; its connections are abandoned")
 
@@ -164,7 +166,7 @@ class Store:
         future: asyncio.Future[T] = self._loop.create_future()
         self._queue.put((command, future, current_client.get()))
         try:
-            if not self._opener.shared:
+            if not self.shared:
                 return await future
             return await self._patiently(future, may_be_stored=True)
         finally:
@@ -175,7 +177,7 @@ class Store:
     async def read(self, read: Callable[[Database], T]) -> T:
         """Call `read` in a thread, with a connection. Raises `StorageError`."""
         reading = self._read_in_turn(read)
-        return await (self._patiently(reading, may_be_stored=False) if self._opener.shared else reading)
+        return await (self._patiently(reading, may_be_stored=False) if self.shared else reading)
 
     async def _read_in_turn(self, read: Callable[[Database], T]) -> T:
         if self._reading < _READING:
@@ -277,20 +279,19 @@ class Store:
         return False
 
     def _write_batch(self, batch: list[_Item], attempts: int = 1) -> None:
+        is_single = len(batch) == 1
         try:
             transaction, outcomes = self._transact(batch)
-        except StorageConflict as error:
-            if len(batch) == 1 and attempts == _ATTEMPTS:
-                self._tell([], None, [(future, None, error) for _, future, _ in batch])
-                return
-        except StorageError as error:
-            self._failing(error)
-            if len(batch) == 1 or error.may_be_stored or isinstance(error, StorageUnavailable):
-                self._tell([], None, [(future, None, error) for _, future, _ in batch])
-                return
         except Exception as error:
-            if len(batch) == 1:
+            is_final = is_single
+            if isinstance(error, StorageConflict):
+                is_final = is_single and attempts == _ATTEMPTS
+            elif isinstance(error, StorageError):
+                self._failing(error)
+                is_final = is_single or error.may_be_stored or isinstance(error, StorageUnavailable)
+            elif is_single:
                 logger.exception("a command has failed")
+            if is_final:
                 self._tell([], None, [(future, None, error) for _, future, _ in batch])
                 return
         else:
@@ -300,7 +301,7 @@ class Store:
             self._tell(_changes(transaction), transaction, outcomes)
             return
         for item in batch:  # the database may refuse one of them
-            self._write_batch([item], attempts + 1 if len(batch) == 1 else 1)
+            self._write_batch([item], attempts + 1 if is_single else 1)
 
     def _failing(self, error: StorageError | None) -> None:
         """Log once that the database fails, and once that it works again."""
@@ -352,7 +353,7 @@ class Store:
                         break
                 if transaction.is_changed:
                     database.store(transaction)
-                    if not self._opener.shared:  # otherwise a notification tells what is stored
+                    if not self.shared:  # otherwise a notification tells what is stored
                         self._unsure = transaction
             self._unsure = None
             database.stored(transaction)

@@ -38,7 +38,6 @@ class Streams:
         self.on_due: Callable[[Collection[str]], None] = lambda names: None
         """Called with the ids of subscriptions that have work due."""
         self._opener = opener
-        self._shared = opener.shared
         self._finding: Counter[str] = Counter()
         """Paths that are being looked up."""
         self._overtaken: Counter[str] = Counter()
@@ -49,9 +48,7 @@ class Streams:
         self._full: set[str] = set()
         """The subscriptions that were logged as full."""
         self._background = Background()
-        self._alarm = Alarm(
-            self.store, self._background, self.now, lambda names: self.on_due(names), shared=opener.shared
-        )
+        self._alarm = Alarm(self.store, self._background, self.now, lambda names: self.on_due(names))
         self.readers = Readers(
             self.cache,
             self.store,
@@ -60,7 +57,6 @@ class Streams:
             self.publish,
             max_pending=max_pending,
             max_pending_client=max_pending_client,
-            shared=opener.shared,
         )
         self.reads = self.readers.purgatory
 
@@ -93,7 +89,7 @@ class Streams:
     async def find(self, path: str) -> Known:
         """Return the stream at `path`. Raises `NotFound`, `Gone` or `StorageError`."""
         known = self.cache.get(path)
-        if known is None or self._shared:
+        if known is None or self.store.shared:
             stream = await self._look_up(path)
             if stream is None:
                 self.publish(path, None)
