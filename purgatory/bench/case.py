@@ -1,7 +1,9 @@
-"""The description of a measurement, and its results."""
+"""What is measured, and with which results: scenarios, which `find` knows by their names, and their cases."""
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import import_module
 from itertools import product
 from typing import Any, Final, Literal, TypeAlias
 
@@ -32,8 +34,16 @@ class Case:
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        parameters = ", ".join(f"{name} {_short(value)}" for name, value in self.parameters.items())
-        return f"{self.scenario}: {self.implementation}, {self.loop}" + (f", {parameters}" if parameters else "")
+        shown = [
+            f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}"
+            for name, value in self.parameters.items()
+        ]
+        return f"{self.scenario}: " + ", ".join([self.implementation, self.loop, *shown])
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this library is measured, and not a rival."""
+        return self.implementation.startswith(OURS)
 
 
 @dataclass(slots=True)
@@ -79,22 +89,42 @@ class Scenario:
         loops, parameters = (self.loops[:1], self.quick) if quick else (self.loops, self.full)
         return [Case(self.name, each, *where) for where in product(loops, parameters) for each in self.implementations]
 
-    def before_and_after(self, cases: Iterable[Case]) -> list[Case]:
-        """The cases that measure this library, each followed by the same one with the library of another checkout."""
-        return [each for case in cases if _is_ours(case) for each in (case, _varied(case, BEFORE))]
 
-    def on_both_cores(self, cases: Iterable[Case]) -> list[Case]:
-        """The cases, each that measures this library followed by the same one with the core in Python."""
-        return [each for case in cases for each in (case, *([_varied(case, IN_PYTHON)] if _is_ours(case) else []))]
-
-
-def _is_ours(case: Case) -> bool:
-    return case.implementation.startswith(OURS)
+def with_variants(cases: Iterable[Case], suffix: str) -> Iterator[Case]:
+    """The cases, each of this library followed by the same one whose implementation has that suffix."""
+    for case in cases:
+        yield case
+        if case.is_ours:
+            yield replace(case, implementation=case.implementation + suffix)
 
 
-def _varied(case: Case, suffix: str) -> Case:
-    return replace(case, implementation=case.implementation + suffix)
+CORE: Final = {
+    "memory": "scenarios.memory",
+    "callback": "scenarios.paths",
+    "await": "scenarios.paths",
+    "wakeup": "scenarios.wakeup",
+    "storm": "scenarios.storm",
+}
+"""The scenarios of the library's core, in the order of their runs, and their modules."""
+
+HTTP: Final = {"http": "web.polls", "events": "web.events"}
+"""Those of its responses that wait."""
+
+SERVER: Final = {"appends": "server.appends", "readers": "server.readers"}
+"""Those of `purgatory serve`."""
+
+BROKERS: Final = {"relay": "relay.hearing"}
+"""Those that need Redis and PostgreSQL, which no extra brings."""
+
+GROUPS: Final = {"library": CORE, "HTTP": HTTP, "server": SERVER, "relay": BROKERS}
+"""All of them, as the help of the command shows them."""
+
+LIBRARY: Final = {**CORE, **HTTP}
+EVERY: Final = {**LIBRARY, **SERVER, **BROKERS}
 
 
-def _short(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)
+@cache
+def find(name: str) -> Scenario:
+    """The scenario of that name. Imports its module alone, because all of them take most of a second."""
+    module = import_module(f"purgatory.bench.{EVERY[name]}")
+    return next(each for each in vars(module).values() if isinstance(each, Scenario) and each.name == name)

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar, cast
 import httptools
 
 from purgatory.bench.case import Figures, Metric
-from purgatory.bench.processes import Running
+from purgatory.bench.machine import Running
 
 C = TypeVar("C", bound="Client")
 

@@ -14,8 +14,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 from purgatory.bench import machine, plots, report, runner
-from purgatory.bench.case import LOOPS, Case, Figures, Measured
-from purgatory.bench.registry import EVERY, GROUPS, LIBRARY, SERVER, find
+from purgatory.bench.case import (
+    BEFORE,
+    EVERY,
+    GROUPS,
+    IN_PYTHON,
+    LIBRARY,
+    LOOPS,
+    SERVER,
+    Case,
+    Figures,
+    Measured,
+    find,
+    with_variants,
+)
 from purgatory.bench.summary import lines, summary
 
 if TYPE_CHECKING:
@@ -154,9 +166,9 @@ def _cases(names: list[str], options: argparse.Namespace) -> tuple[dict[str, lis
         if not some:
             missing[name] = f"it has no cases on {options.loop}"
         elif options.baseline:
-            found[name] = scenario.before_and_after(some)
+            found[name] = list(with_variants([case for case in some if case.is_ours], BEFORE))
         else:
-            found[name] = scenario.on_both_cores(some) if options.cores else some
+            found[name] = list(with_variants(some, IN_PYTHON)) if options.cores else some
     return found, missing
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from purgatory.bench.case import BEFORE, IN_PYTHON, OURS, Case, Measured, Scenario
-from purgatory.bench.registry import find
+from purgatory.bench.case import BEFORE, IN_PYTHON, OURS, Case, Measured, Scenario, find
 
 HOW_MUCH: Final = {"requests", "steps", "waits", "times", "seconds"}
 """The parameters for the amount of work. Groups are told apart by the others."""

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from purgatory.bench import machine
 from purgatory.bench.case import BEFORE, IN_PYTHON, Case, Figures, Measured
+
+SOURCE = Path(__file__).parents[2]
+"""The folder of this library."""
 
 SECONDS = 900.0
 """The time limit of a case: a longer one hangs."""
@@ -27,12 +29,12 @@ def measure_apart(case: Case, baseline: Path | None = None) -> Figures:
     """
     name = case.implementation
     described = replace(case, implementation=name.removesuffix(BEFORE).removesuffix(IN_PYTHON))
-    source = baseline if baseline is not None and name.endswith(BEFORE) else machine.SOURCE
+    source = baseline if baseline is not None and name.endswith(BEFORE) else SOURCE
     core = {"PURGATORY_PURE": "1"} if name.endswith(IN_PYTHON) else {}
     command = [sys.executable, "-P", str(Path(__file__).with_name("worker.py")), json.dumps(asdict(described))]
     path = [str(source), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, **core, "PYTHONPATH": os.pathsep.join(path)}
-    directory = None if source is machine.SOURCE else source  # a scenario's own `python -m` looks there first
+    directory = None if source is SOURCE else source  # a scenario's own `python -m` looks there first
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=SECONDS, env=environment, cwd=directory

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from purgatory.bench.case import OURS, Measured
-from purgatory.bench.registry import find
+from purgatory.bench.case import OURS, Measured, find
 from purgatory.bench.report import Spread, groups, markdown, number
 
 ONE_LOOP: Final = {"http", "events"}

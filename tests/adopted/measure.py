@@ -20,7 +20,7 @@ from typing import Any, Final
 from purgatory.bench import machine
 from purgatory.bench.case import Figures
 from purgatory.bench.client import Client, connect
-from purgatory.bench.processes import running
+from purgatory.bench.machine import running
 from purgatory.bench.web import mcp_sdk
 from tests.support.paths import ROOT
 

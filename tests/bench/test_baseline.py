@@ -8,8 +8,7 @@ import pytest
 
 from purgatory.__main__ import main
 from purgatory.bench import report, runner
-from purgatory.bench.case import BEFORE, OURS, Case, Figures, Measured
-from purgatory.bench.registry import EVERY, find
+from purgatory.bench.case import BEFORE, EVERY, OURS, Case, Figures, Measured, find, with_variants
 from tests.support.paths import ROOT
 
 
@@ -62,8 +61,7 @@ def test_a_directory_without_the_library_is_refused(tmp_path: Path, capsys: pyte
 
 def test_every_scenario_has_a_before_and_after() -> None:
     for name in EVERY:
-        scenario = find(name)
-        cases = scenario.before_and_after(scenario.cases(True))
+        cases = list(with_variants([case for case in find(name).cases(True) if case.is_ours], BEFORE))
         assert cases
         assert [case.implementation + BEFORE for case in cases[::2]] == [case.implementation for case in cases[1::2]]
         assert [case.parameters for case in cases[::2]] == [case.parameters for case in cases[1::2]]

@@ -14,8 +14,7 @@ import pytest
 
 from purgatory.__main__ import main
 from purgatory.bench import report, runner
-from purgatory.bench.case import IN_PYTHON, OURS, Case, Figures, Measured, Metric, Scenario
-from purgatory.bench.registry import LIBRARY, SERVER, find
+from purgatory.bench.case import IN_PYTHON, LIBRARY, OURS, SERVER, Case, Figures, Measured, Metric, Scenario, find
 from purgatory.bench.web import servers
 from tests.streams.node import installed
 from tests.support.cores import extension

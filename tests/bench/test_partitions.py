@@ -10,7 +10,7 @@ import pytest
 
 from purgatory.bench.case import OURS
 from purgatory.bench.client import Client
-from purgatory.bench.processes import Running, running
+from purgatory.bench.machine import Running, running
 from purgatory.bench.web.servers import POLLS
 from tests.support.paths import ROOT
 from tests.support.servers import LOOPBACK, nginx, reserved_port

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from purgatory.bench.case import Case
-from purgatory.bench.registry import BROKERS, find
+from purgatory.bench.case import BROKERS, Case, find
 from purgatory.bench.relay import brokers, hearing, publisher
 from purgatory.bench.relay.brokers import POSTGRES, REDIS, THREADS, missing, serving
 from purgatory.relay import Relay

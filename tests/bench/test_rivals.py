@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from purgatory import VirtualClock
+from purgatory.bench.machine import Heartbeat
 from purgatory.bench.rivals import Call, CallLaterPurgatory, EventWaiters
-from purgatory.bench.stalls import Heartbeat
 
 
 @pytest.fixture

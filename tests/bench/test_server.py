@@ -13,10 +13,9 @@ import pytest
 
 from purgatory.__main__ import main
 from purgatory.bench import report
-from purgatory.bench.case import OURS, Case
+from purgatory.bench.case import OURS, SERVER, Case, find
 from purgatory.bench.client import WrongAnswer, dial, percentile
-from purgatory.bench.processes import Running
-from purgatory.bench.registry import SERVER, find
+from purgatory.bench.machine import Running
 from purgatory.bench.server import appends, readers
 from purgatory.bench.server.requests import ask, get
 from purgatory.bench.server.servers import REFERENCE, installed, missing

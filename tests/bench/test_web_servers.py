@@ -8,7 +8,7 @@ import pytest
 
 from purgatory.bench.case import OURS
 from purgatory.bench.client import Client, connect
-from purgatory.bench.processes import Running, running
+from purgatory.bench.machine import Running, running
 from purgatory.bench.web.servers import POLLS
 from tests.support.servers import program
 

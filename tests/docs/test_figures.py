@@ -7,8 +7,7 @@ from statistics import median
 
 import purgatory
 from purgatory.bench import report
-from purgatory.bench.case import OURS, Measured
-from purgatory.bench.registry import find
+from purgatory.bench.case import OURS, Measured, find
 from purgatory.bench.summary import HEADLINES, Line, lines, summary
 from tests.support.paths import ROOT
 

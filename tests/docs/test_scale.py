@@ -4,8 +4,7 @@ import re
 from typing import Any
 
 from purgatory.bench import report
-from purgatory.bench.case import OURS, Measured
-from purgatory.bench.registry import find
+from purgatory.bench.case import OURS, Measured, find
 from purgatory.bench.report import Group, groups, number
 from tests.docs.test_figures import MEASURED, measured
 from tests.support.paths import ROOT

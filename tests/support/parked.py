@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from purgatory.bench import machine
 from purgatory.bench.case import OURS
 from purgatory.bench.client import SETTLED, Client, abort, connect, dial
-from purgatory.bench.processes import Running, allow_open_files, running
+from purgatory.bench.machine import Running, allow_open_files, running
 from purgatory.bench.server.requests import create, get
 from purgatory.bench.web.servers import EVENTS, POLLS, WARM
 

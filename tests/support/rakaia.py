@@ -20,10 +20,9 @@ from importlib import import_module
 from statistics import median
 from typing import Any, Final, TypeAlias
 
-from purgatory.bench import machine, processes
-from purgatory.bench.case import OURS, Case, Figures
-from purgatory.bench.processes import Running
-from purgatory.bench.registry import find
+from purgatory.bench import machine
+from purgatory.bench.case import OURS, Case, Figures, find
+from purgatory.bench.machine import Running
 from purgatory.bench.report import number
 from purgatory.bench.server import appends, readers, servers
 
@@ -66,7 +65,7 @@ def _running(implementation: str) -> Iterator[Running]:
         target = ["rakaia:app"] if implementation == MEMORY else ["--factory", f"{__spec__.name}:app"]
         command = [sys.executable, "-m", "uvicorn", *target, "--port", "0", "--no-access-log"]
         # Polls wait as long as ours do.
-        with processes.running(command, {"LONG_POLL_TIMEOUT": "30", _DATA: data}) as server:
+        with machine.running(command, {"LONG_POLL_TIMEOUT": "30", _DATA: data}) as server:
             yield server
 
 

@@ -22,7 +22,7 @@ import purgatory._core.watchers
 import purgatory._loop.slices
 import purgatory._timer.timer
 from purgatory import DelayedOperation, DelayedOperationPurgatory
-from purgatory.bench.stalls import Heartbeat
+from purgatory.bench.machine import Heartbeat
 
 OPERATIONS = 1_000_000
 COLLECTORS = ("as it is", "tuned", "off")

@@ -6,7 +6,8 @@ import time
 from statistics import median
 from typing import Any, Final
 
-from purgatory.bench import machine
+import psutil
+
 from purgatory.bench.case import Case, Figures, Metric, Scenario
 from purgatory.bench.rivals import PENDING
 
@@ -22,12 +23,13 @@ async def run(case: Case) -> Figures:
     await asyncio.sleep(0)
     gc.collect()
     gc.disable()
-    before = machine.memory()
+    process = psutil.Process()
+    before = process.memory_info().rss
     for number in range(0, pending, SLICE):
         started[number : number + SLICE] = start(SLICE, KEYS[number // SLICE % len(KEYS)])
         await asyncio.sleep(0)
     await asyncio.sleep(0)
-    held = machine.memory() - before
+    held = process.memory_info().rss - before
     collections = []
     for _ in range(3):
         began = time.perf_counter()

@@ -8,8 +8,8 @@ from typing import Final
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory
 from purgatory.bench.case import OURS, Case, Figures, Metric, Scenario
+from purgatory.bench.machine import Heartbeat
 from purgatory.bench.rivals import EventWaiters
-from purgatory.bench.stalls import Heartbeat
 
 PROBE: Final = 2_000
 """The number of operations that are started first, with a far deadline, to measure the time of a start."""

@@ -14,7 +14,7 @@ from typing import Final
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory
 from purgatory.bench.case import OURS, Case, Figures, Metric, Scenario
-from purgatory.bench.stalls import Heartbeat
+from purgatory.bench.machine import Heartbeat
 
 KEY: Final = ("log",)
 

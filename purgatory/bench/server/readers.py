@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from purgatory.bench.case import Case, Figures, Metric, Scenario
 from purgatory.bench.client import LOAD, SETTLED, Client, Meter, WrongAnswer, connect, dial
-from purgatory.bench.processes import allow_open_files
+from purgatory.bench.machine import allow_open_files
 from purgatory.bench.server.requests import OFFSET, ask, check, create, get, head_of_post, quiet
 from purgatory.bench.server.servers import READ, missing, running
 

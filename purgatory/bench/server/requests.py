@@ -6,7 +6,7 @@ from typing import Final
 from urllib.parse import quote
 
 from purgatory.bench.client import Client, WrongAnswer
-from purgatory.bench.processes import Running
+from purgatory.bench.machine import Running
 
 OFFSET: Final = b"stream-next-offset"
 

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from purgatory.bench import processes
+from purgatory.bench import machine
 from purgatory.bench.case import OURS, Case
-from purgatory.bench.processes import Running
+from purgatory.bench.machine import Running
 from purgatory.bench.web.servers import WARM
 
 REFERENCE: Final = "reference server"
@@ -69,5 +69,5 @@ def running(implementation: str) -> Iterator[Running]:
             command = [sys.executable, "-m", "purgatory", "serve", "--data", data, "--port", "0"]
             command += ["--cool-after", "inf"] * (implementation == WARM)
             environment = {}
-        with processes.running(command, environment) as server:
+        with machine.running(command, environment) as server:
             yield server

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from purgatory.bench.case import Case, Figures, Metric, Scenario
 from purgatory.bench.client import SETTLED, Client, abort, connect, dial
-from purgatory.bench.processes import allow_open_files, running
+from purgatory.bench.machine import allow_open_files, running
 from purgatory.bench.web.servers import EVENTS, listening, missing, until_waiting
 
 

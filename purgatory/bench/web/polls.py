@@ -10,7 +10,7 @@ import time
 
 from purgatory.bench.case import Case, Figures, Metric, Scenario
 from purgatory.bench.client import SETTLED, Client, abort, connect
-from purgatory.bench.processes import Running, allow_open_files, running
+from purgatory.bench.machine import Running, allow_open_files, running
 from purgatory.bench.web.servers import POLLS, missing, until_waiting
 
 
