@@ -99,10 +99,10 @@ def with_variants(cases: Iterable[Case], suffix: str) -> Iterator[Case]:
 
 
 CORE: Final = {
-    "memory": "scenarios.memory",
-    "callback": "scenarios.paths",
-    "await": "scenarios.paths",
-    "wakeup": "scenarios.wakeup",
+    "memory": "scenarios.pending",
+    "callback": "scenarios.pending",
+    "await": "scenarios.tasks",
+    "wakeup": "scenarios.tasks",
     "storm": "scenarios.storm",
 }
 """The scenarios of the library's core, in the order of their runs, and their modules."""

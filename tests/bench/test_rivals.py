@@ -6,7 +6,7 @@ import pytest
 
 from purgatory import VirtualClock
 from purgatory.bench.machine import Heartbeat
-from purgatory.bench.rivals import Call, CallLaterPurgatory, EventWaiters
+from purgatory.bench.scenarios.pending import Call, CallLaterPurgatory, EventWaiters
 
 
 @pytest.fixture

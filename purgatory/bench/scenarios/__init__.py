@@ -1,1 +1,1 @@
-"""One module each: the cases of a scenario, and the measurement of one."""
+"""The scenarios of the core: their cases, and the measurement of one."""

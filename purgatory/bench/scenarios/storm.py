@@ -6,10 +6,10 @@ from array import array
 from collections.abc import Callable
 from typing import Final
 
-from purgatory import DelayedOperation, DelayedOperationPurgatory
+from purgatory import DelayedOperationPurgatory
 from purgatory.bench.case import OURS, Case, Figures, Metric, Scenario
 from purgatory.bench.machine import Heartbeat
-from purgatory.bench.rivals import EventWaiters
+from purgatory.bench.scenarios.pending import IMPLEMENTATIONS, EventWaiters, Operation
 
 PROBE: Final = 2_000
 """The number of operations that are started first, with a far deadline, to measure the time of a start."""
@@ -31,53 +31,33 @@ class Storm:
         """Seconds until the deadline."""
         return self.deadline - self.time()
 
+    async def start(self, implementation: str, count: int) -> None:
+        """Start so many operations."""
+        watch = DelayedOperationPurgatory().try_complete_else_watch
+        call_later = asyncio.get_running_loop().call_later
+        wait = EventWaiters().start
+        starts: dict[str, Callable[[], object]] = {
+            OURS: lambda: watch(Due(self), ("key",)),
+            "call_later": lambda: call_later(self.left(), self.note),
+            "Event + timeout": lambda: wait(self.left(), lambda _: self.note()),
+        }
+        start = starts[implementation]
+        for number in range(count):
+            start()
+            if number % 1000 == 0:
+                await asyncio.sleep(0)
+        await asyncio.sleep(0)
 
-class Due(DelayedOperation[None]):
+
+class Due(Operation):
     __slots__ = ("storm",)
 
     def __init__(self, storm: Storm) -> None:
         super().__init__(storm.left())
         self.storm: Storm = storm
 
-    def try_complete(self) -> bool:
-        return False
-
     def on_complete(self) -> None:
         self.storm.note()
-
-
-Start = Callable[[], object]
-
-
-def ours(storm: Storm) -> Start:
-    watch = DelayedOperationPurgatory().try_complete_else_watch
-    return lambda: watch(Due(storm), ("key",))
-
-
-def call_later(storm: Storm) -> Start:
-    loop = asyncio.get_running_loop()
-    return lambda: loop.call_later(storm.left(), storm.note)
-
-
-def event(storm: Storm) -> Start:
-    start = EventWaiters().start
-    return lambda: start(storm.left(), lambda _: storm.note())
-
-
-IMPLEMENTATIONS: "Final[dict[str, Callable[[Storm], Start]]]" = {
-    OURS: ours,
-    "call_later": call_later,
-    "Event + timeout": event,
-}
-
-
-async def _start(case: Case, storm: Storm, count: int) -> None:
-    start = IMPLEMENTATIONS[case.implementation](storm)
-    for number in range(count):
-        start()
-        if number % 1000 == 0:
-            await asyncio.sleep(0)
-    await asyncio.sleep(0)
 
 
 async def run(case: Case) -> Figures:
@@ -86,10 +66,10 @@ async def run(case: Case) -> Figures:
     loop = asyncio.get_running_loop()
     gc.disable()
     began = loop.time()
-    await _start(case, Storm(loop, began + 3600), PROBE)
+    await Storm(loop, began + 3600).start(case.implementation, PROBE)
     each = (loop.time() - began) / PROBE
     storm = Storm(loop, loop.time() + 2.0 + 5 * count * each)  # a busy machine is slower at times
-    await _start(case, storm, count)
+    await storm.start(case.implementation, count)
     gc.collect()
     gc.freeze()  # collections of the objects that exist already are not measured
     gc.enable()

@@ -1,5 +1,9 @@
-"""Many tasks wait on one key, and an event satisfies one of them, one in a hundred, or all.
+"""Tasks that wait: the cost of a wait, and the wake-up of the right ones.
 
+Await: the cost of one wait of a task that exists anyway, as a request handler does. The usual way is
+an `asyncio.Event` under `asyncio.timeout`. The floor is a bare future without any timeout; no awaitable costs less.
+
+Wakeup: many tasks wait on one key, and an event satisfies one of them, one in a hundred, or all.
 Each waiter is a task that waits for an offset in a log; a publisher moves the log's end. The usual alternatives have
 one `asyncio.Condition` for all: every change wakes every waiter, which tests its condition and
 waits again. The careful alternative is a list of offsets with a future each. All of these wait without a deadline,
@@ -10,13 +14,79 @@ import asyncio
 import gc
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
-from purgatory import DelayedOperation, DelayedOperationPurgatory
+from purgatory import DelayedOperationPurgatory
 from purgatory.bench.case import OURS, Case, Figures, Metric, Scenario
 from purgatory.bench.machine import Heartbeat
+from purgatory.bench.scenarios.pending import TIMEOUT, Operation
 
-KEY: Final = ("log",)
+KEYS: Final = ("key",)
+
+
+Waiting = list[Callable[[], object]]
+"""The calls that complete the present waits."""
+
+
+def _await_operation(waiting: Waiting) -> Callable[[], Awaitable[None]]:
+    watch = DelayedOperationPurgatory().try_complete_else_watch
+
+    async def wait() -> None:
+        operation = Operation(TIMEOUT)
+        waiting.append(operation.force_complete)
+        await watch(operation, KEYS)
+
+    return wait
+
+
+def _await_event(waiting: Waiting) -> Callable[[], Awaitable[None]]:
+    async def wait() -> None:
+        event = asyncio.Event()
+        waiting.append(event.set)
+        async with asyncio.timeout(TIMEOUT):
+            await event.wait()
+
+    return wait
+
+
+def _await_future(waiting: Waiting) -> Callable[[], Awaitable[None]]:
+    loop = asyncio.get_running_loop()
+
+    async def wait() -> None:
+        future: asyncio.Future[None] = loop.create_future()
+        waiting.append(partial(future.set_result, None))
+        await future
+
+    return wait
+
+
+AWAITS: Final = {OURS: _await_operation, "Event + timeout": _await_event, "future (floor)": _await_future}
+
+
+async def run_awaits(case: Case) -> Figures:
+    """Complete all waits, again and again."""
+    tasks, waits = case.parameters["tasks"], case.parameters["waits"]
+    waiting: Waiting = []
+    wait = AWAITS[case.implementation](waiting)
+
+    async def handler() -> None:
+        for _ in range(waits + 1):
+            await wait()
+
+    handlers = [asyncio.create_task(handler()) for _ in range(tasks)]
+    began = 0.0
+    for turn in range(waits + 1):
+        while len(waiting) < tasks:
+            await asyncio.sleep(0)
+        if turn == 1:  # all tasks have been started by then
+            began = time.process_time()
+        completions = waiting.copy()
+        waiting.clear()
+        for complete in completions:
+            complete()
+    await asyncio.gather(*handlers)
+    return {"us": 1e6 * (time.process_time() - began) / (waits * tasks)}
 
 
 class Log:
@@ -27,46 +97,38 @@ class Log:
         self.ran: int = 0
         self.last: float = 0.0
 
-    def run(self) -> None:
-        """Note that a waiter ran."""
-        self.ran += 1
-        self.last = time.perf_counter()
 
-
-class Fetch(DelayedOperation[None]):
+class Fetch(Operation):
     __slots__ = ("log", "offset")
 
     def __init__(self, log: Log, offset: int) -> None:
-        super().__init__(3600.0)
+        super().__init__(TIMEOUT)
         self.log: Log = log
         self.offset: int = offset
 
     def try_complete(self) -> bool:
         return self.log.end > self.offset and self.force_complete()
 
-    def on_complete(self) -> None:
-        """Do nothing: the waiter runs."""
-
 
 Wait = Callable[[int], Awaitable[None]]
 Publish = Callable[[], Awaitable[None]]
 
 
-def ours(log: Log, *, soon: bool) -> tuple[Wait, Publish]:
+def _ours(log: Log, *, soon: bool = False) -> tuple[Wait, Publish]:
     purgatory = DelayedOperationPurgatory()
 
     async def wait(offset: int) -> None:
-        await purgatory.try_complete_else_watch(Fetch(log, offset), KEY)
+        await purgatory.try_complete_else_watch(Fetch(log, offset), KEYS)
 
     check = purgatory.check_and_complete_soon if soon else purgatory.check_and_complete
 
     async def publish() -> None:
-        check(KEY[0])
+        check(KEYS[0])
 
     return wait, publish
 
 
-def condition(log: Log) -> tuple[Wait, Publish]:
+def _condition(log: Log) -> tuple[Wait, Publish]:
     changed = asyncio.Condition()
 
     async def wait(offset: int) -> None:
@@ -80,7 +142,7 @@ def condition(log: Log) -> tuple[Wait, Publish]:
     return wait, publish
 
 
-def futures(log: Log) -> tuple[Wait, Publish]:
+def _futures(log: Log) -> tuple[Wait, Publish]:
     waiting: list[tuple[int, asyncio.Future[None]]] = []
     create_future = asyncio.get_running_loop().create_future
 
@@ -103,24 +165,25 @@ def futures(log: Log) -> tuple[Wait, Publish]:
     return wait, publish
 
 
-IMPLEMENTATIONS: "Final[dict[str, Callable[[Log], tuple[Wait, Publish]]]]" = {
-    OURS: lambda log: ours(log, soon=False),
-    f"{OURS}, soon": lambda log: ours(log, soon=True),
-    "Condition": condition,
-    "list of futures": futures,
+WAKEUPS: Final[dict[str, Callable[[Log], tuple[Wait, Publish]]]] = {
+    OURS: _ours,
+    f"{OURS}, soon": partial(_ours, soon=True),
+    "Condition": _condition,
+    "list of futures": _futures,
 }
 
 
-async def run(case: Case) -> Figures:
+async def run_wakeups(case: Case) -> Figures:
     """Let all tasks wait, publish, and measure until the satisfied ones have run."""
     waiters = case.parameters["waiters"]
     right = {"one": 1, "1 %": waiters // 100, "all": waiters}[case.parameters["satisfied"]]
     log = Log()
-    wait, publish = IMPLEMENTATIONS[case.implementation](log)
+    wait, publish = WAKEUPS[case.implementation](log)
 
     async def waiter(offset: int) -> None:
         await wait(offset)
-        log.run()
+        log.ran += 1
+        log.last = time.perf_counter()
 
     # The satisfied tasks are spread evenly over all; a single one is in the middle.
     stride = waiters // right
@@ -141,13 +204,22 @@ async def run(case: Case) -> Figures:
     return {"ms": 1e3 * (log.last - began), "stall_ms": 1e3 * heartbeat.longest}
 
 
-SCENARIO = Scenario(
+AWAIT = Scenario(
+    name="await",
+    title="Await path: tasks that are there anyway wait",
+    implementations=AWAITS,
+    full=[{"tasks": 2_000, "waits": 200}, {"tasks": 100_000, "waits": 5}],
+    quick=[{"tasks": 1_000, "waits": 20}],
+    main=run_awaits,
+    metrics=(Metric("us", "CPU of a wait of a task", "µs", compared=True),),
+)
+WAKEUP = Scenario(
     name="wakeup",
     title="Selective wake-up",
-    implementations=IMPLEMENTATIONS,
+    implementations=WAKEUPS,
     full=[{"satisfied": satisfied, "waiters": 100_000} for satisfied in ("one", "1 %", "all")],
     quick=[{"satisfied": satisfied, "waiters": 10_000} for satisfied in ("one", "1 %", "all")],
-    main=run,
+    main=run_wakeups,
     metrics=(
         Metric("ms", "until the right ones have run", "ms", compared=True),
         Metric("stall_ms", "longest turn of the loop", "ms"),
