@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar, cast
 
 import httptools
 
-from purgatory.bench.case import Figures, Metric
+from purgatory.bench.case import Metric
 from purgatory.bench.machine import Running
 
 C = TypeVar("C", bound="Client")
@@ -31,6 +31,11 @@ class WrongAnswer(Exception):
     """The server has given an answer that it must not give."""
 
 
+def request(method: str, target: str) -> bytes:
+    """A request without a body."""
+    return f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode()
+
+
 class Client(asyncio.Protocol):
     """A connection, with one request at a time."""
 
@@ -48,7 +53,7 @@ class Client(asyncio.Protocol):
 
     def ask(self, method: str, target: str) -> "asyncio.Future[bytes]":
         """Send a request without a body. Returns `answer`."""
-        return self.send(f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode())
+        return self.send(request(method, target))
 
     def send(self, data: bytes) -> "asyncio.Future[bytes]":
         """Send a request. Returns `answer`. Raises `ConnectionResetError` if the server has hung up."""
@@ -113,6 +118,16 @@ async def connect(port: int, count: int, make: Callable[[], C], pace: bool = Tru
         await asyncio.sleep(_AT_ONCE / _PACE if pace else 0)
 
 
+async def connected(port: int, count: int, request: bytes = b"") -> list[Client]:
+    """So many connections, on each of which the request is sent, if there is one."""
+    clients = []
+    async for client in connect(port, count, Client):
+        if request:
+            client.send(request)
+        clients.append(client)
+    return clients
+
+
 async def dial(server: Running) -> Client:
     """One connection."""
     return await anext(connect(server.port, 1, Client))
@@ -129,20 +144,26 @@ class Meter:
 
     def __init__(self, server: Running) -> None:
         self._server = server
-        self._began = time.perf_counter()
+        self._memory = server.memory()
         self._cpu = server.cpu()
         self._own = time.process_time()
+        self._began = time.perf_counter()
 
-    def stop(self, count: int) -> Figures:
-        """The time and the server's CPU for each of `count`, how many there were a second, and the clients' load."""
-        took = time.perf_counter() - self._began
-        own = time.process_time() - self._own
-        return {
-            "us": 1e6 * took / count,
-            "rate": count / took,
-            "cpu_us": 1e6 * (self._server.cpu() - self._cpu) / count,
-            "load": own / took,
-        }
+    def seconds(self) -> float:
+        """The time so far."""
+        return time.perf_counter() - self._began
+
+    def cpu(self) -> float:
+        """The server's CPU time, in seconds."""
+        return self._server.cpu() - self._cpu
+
+    def load(self) -> float:
+        """The clients' share of a core."""
+        return (time.process_time() - self._own) / self.seconds()
+
+    def kib(self) -> float:
+        """The memory that the server takes more than before."""
+        return self._server.memory() - self._memory
 
 
 def percentile(times: list[float], share: float) -> float:

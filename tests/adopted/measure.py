@@ -21,7 +21,7 @@ from purgatory.bench import machine
 from purgatory.bench.case import Figures
 from purgatory.bench.client import Client, connect
 from purgatory.bench.machine import running
-from purgatory.bench.web import mcp_sdk
+from purgatory.bench.web.servers import listen
 from tests.support.paths import ROOT
 
 WAITING: Final = 1_000
@@ -75,16 +75,17 @@ async def dask(rebuilt: bool) -> Figures:
 
 async def mcp(rebuilt: bool) -> Figures:
     """KiB of the server for one of 1,000 listeners that wait, and the seconds from SIGTERM to its end."""
-    application = "examples.mcp_listen:app" if rebuilt else "purgatory.bench.web.mcp_sdk:app"
-    command = [sys.executable, "-m", "purgatory.uvicorn" if rebuilt else "uvicorn", application, "--port", "0"]
-    request = mcp_sdk.listen("note://todo")
+    before = ["uvicorn", "--factory", "purgatory.bench.web.rivals:mcp_sdk"]
+    application = ["purgatory.uvicorn", "examples.mcp_listen:app"] if rebuilt else before
+    command = [sys.executable, "-m", *application, "--port", "0"]
+    request = listen("note://todo")
     with running([*command, "--loop", "uvloop", "--timeout-graceful-shutdown", "30", "--no-access-log"]) as server:
-        listeners, before = [], 0.0
+        listeners, empty = [], 0.0
         for count in (100, WAITING):  # the first ones are to warm up
-            before = server.memory()
+            empty = server.memory()
             listeners.extend([client.send(request) async for client in connect(server.port, count, Client)])
             await asyncio.sleep(3)
-        kib = (server.memory() - before) / WAITING
+        kib = (server.memory() - empty) / WAITING
         began = time.perf_counter()
         server.process.terminate()
         await asyncio.to_thread(server.process.wait)

@@ -17,8 +17,7 @@ from purgatory.bench.case import OURS, SERVER, Case, find
 from purgatory.bench.client import WrongAnswer, dial, percentile
 from purgatory.bench.machine import Running
 from purgatory.bench.server import appends, readers
-from purgatory.bench.server.requests import ask, get
-from purgatory.bench.server.servers import REFERENCE, installed, missing
+from purgatory.bench.server.servers import REFERENCE, ask, get, installed, missing
 from purgatory.bench.summary import summary
 from tests.support.paths import ROOT
 from tests.support.servers import program

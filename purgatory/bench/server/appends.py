@@ -13,8 +13,7 @@ from typing import Final
 
 from purgatory.bench.case import Case, Figures, Metric, Scenario
 from purgatory.bench.client import LOAD, Client, Meter, WrongAnswer, connect, dial, percentile
-from purgatory.bench.server.requests import ask, create, head_of_post, read
-from purgatory.bench.server.servers import SERVERS, missing, running
+from purgatory.bench.server.servers import SERVERS, ask, create, head_of_post, missing, read, running
 
 _STREAMS: Final = 16
 """Streams that many writers share."""
@@ -64,7 +63,13 @@ async def _measured(case: Case) -> Figures:
         await asyncio.gather(*(writer.append(math.ceil(_WARM * each)) for writer in writers))
         meter = Meter(server)
         times = await asyncio.gather(*(writer.append(each) for writer in writers))
-        figures = meter.stop(each * len(writers))
+        count = each * len(writers)
+        figures = {
+            "us": 1e6 * meter.seconds() / count,
+            "rate": count / meter.seconds(),
+            "cpu_us": 1e6 * meter.cpu() / count,
+            "load": meter.load(),
+        }
         control.close()
         reader = await dial(server)
         for stream in range(streams):

@@ -4,15 +4,13 @@ import asyncio
 import gc
 import json
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
 from purgatory.bench.case import Case, Figures, Metric, Scenario
 from purgatory.bench.client import LOAD, SETTLED, Client, Meter, WrongAnswer, connect, dial
 from purgatory.bench.machine import allow_open_files
-from purgatory.bench.server.requests import OFFSET, ask, check, create, get, head_of_post, quiet
-from purgatory.bench.server.servers import READ, missing, running
+from purgatory.bench.server.servers import OFFSET, READ, ask, check, create, get, head_of_post, missing, quiet, running
 
 _SIZE: Final = 100
 
@@ -21,18 +19,14 @@ class _Run:
     """An append, and the readers that it is to reach."""
 
     def __init__(self) -> None:
-        self.message = b""
-        self.missing = 0
-        """Readers that have not got it yet."""
-        self.reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.again = asyncio.Event()
-        """Whether readers that have got it ask for more."""
+        self.expect(b"", 0)
 
     def expect(self, message: bytes, readers: int) -> asyncio.Future[None]:
-        """Returns a future for the time when all have got it."""
+        """Return a future that is done when so many `readers` have got it."""
         self.message, self.missing = message, readers
         self.reached = asyncio.get_running_loop().create_future()
         self.again = asyncio.Event()
+        """Whether readers that have got it ask for more."""
         return self.reached
 
     def got(self, data: bytes) -> None:
@@ -99,27 +93,27 @@ async def _measured(case: Case) -> Figures:
         tail = first.headers[OFFSET].decode()
         first.close()
         await quiet(server)
-        empty, run = server.memory(), _Run()
+        meter, run = Meter(server), _Run()
         readers = connect(server.port, count, kind)
         failing: asyncio.Future[Any] = asyncio.gather(
             *[asyncio.ensure_future(reader.follow(run, tail)) async for reader in readers]
         )
         await asyncio.sleep(SETTLED)
         await quiet(server)
-        kib = (server.memory() - empty) / count
+        kib = meter.kib() / count
         for number in range(times):
             message = b"%08d " % number + b"." * (_SIZE - 9)
             writer = await dial(server)
-            meter, began = Meter(server), time.perf_counter()
+            meter = Meter(server)
             reached = run.expect(message, count)
             await ask(writer, head_of_post("s", _SIZE) + message, 204)
             await asyncio.wait([reached, failing], return_when=asyncio.FIRST_COMPLETED)
             if failing.done():
                 failing.result()
-            took.append(1e3 * (time.perf_counter() - began))
-            load.append(meter.stop(count)["load"])
+            took.append(1e3 * meter.seconds())
+            load.append(meter.load())
             await quiet(server)
-            cpu.append(meter.stop(count)["cpu_us"])
+            cpu.append(1e6 * meter.cpu() / count)
             writer.close()
             run.again.set()
             await quiet(server)

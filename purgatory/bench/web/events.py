@@ -11,9 +11,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from purgatory.bench.case import Case, Figures, Metric, Scenario
-from purgatory.bench.client import SETTLED, Client, abort, connect, dial
+from purgatory.bench.client import SETTLED, Client, Meter, abort, connect, dial
 from purgatory.bench.machine import allow_open_files, running
-from purgatory.bench.web.servers import EVENTS, listening, missing, until_waiting
+from purgatory.bench.web.servers import EVENTS, listen, missing, until_waiting
 
 
 class _Listener(Client):
@@ -38,35 +38,35 @@ class _Listener(Client):
 
 
 class _Topic:
-    """A topic and the clients of its stream."""
+    """A topic, and the clients of its stream."""
 
-    def __init__(self, name: str) -> None:
-        self.name: str = name
+    def __init__(self, name: str, control: Client) -> None:
+        self.name = name
+        self.control = control
         self.listeners: list[_Listener] = []
-        self.late: int = 0
-        self.all_here: asyncio.Event = asyncio.Event()
+        self.late = 0
+        self.all_here = asyncio.Event()
 
     async def open(self, count: int, port: int, implementation: str) -> None:
         """Let so many clients come."""
-        request = listening(implementation, self.name)
-        async for listener in connect(port, count, self._listener):
+        request = f"GET /wait?topic={self.name} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+        if implementation == "MCP SDK":
+            request = listen(f"topic://{self.name}")
+        async for listener in connect(port, count, lambda: _Listener(self._heard)):
+            self.listeners.append(listener)
             listener.send(request)
-
-    def _listener(self) -> _Listener:
-        self.listeners.append(_Listener(self._heard))
-        return self.listeners[-1]
 
     def _heard(self) -> None:
         self.late -= 1
         if not self.late:
             self.all_here.set()
 
-    async def publish(self, control: Client) -> float:
+    async def publish(self) -> float:
         """Seconds from a publish until all clients have its event. One that gets lost is counted elsewhere."""
         self.late = len(self.listeners)
         self.all_here.clear()
         began = time.perf_counter()
-        published = control.ask("POST", f"/publish?topic={self.name}")
+        published = self.control.ask("POST", f"/publish?topic={self.name}")
         with suppress(TimeoutError):
             async with asyncio.timeout(60):
                 await self.all_here.wait()
@@ -82,26 +82,26 @@ async def run(case: Case) -> Figures:
     figures: Figures = {}
     with running(EVENTS[case.implementation]) as server:
         control = await dial(server)
-        one, all_ = _Topic("one"), _Topic("all")
+        one, all_ = _Topic("one", control), _Topic("all", control)
         await one.open(1, server.port, case.implementation)
         await until_waiting(control, 1)
         for _ in range(100):  # to warm up
-            await one.publish(control)
+            await one.publish()
 
-        empty = server.memory()
+        before = Meter(server)
         await all_.open(count, server.port, case.implementation)
         await until_waiting(control, count + 1)
         await asyncio.sleep(SETTLED)
-        cpu, began = server.cpu(), time.perf_counter()
+        meter = Meter(server)
         await asyncio.sleep(seconds)
-        figures["idle_cpu"] = 100 * (server.cpu() - cpu) / (time.perf_counter() - began)
-        figures["kib"] = (server.memory() - empty) / count
+        figures["idle_cpu"] = 100 * meter.cpu() / meter.seconds()
+        figures["kib"] = before.kib() / count
 
-        figures["latency_us"] = 1e6 * statistics.median([await one.publish(control) for _ in range(200)])
-        cpu = server.cpu()
-        figures["event_ms"] = 1e3 * statistics.median([await all_.publish(control) for _ in range(times)])
+        figures["latency_us"] = 1e6 * statistics.median([await one.publish() for _ in range(200)])
+        meter = Meter(server)
+        figures["event_ms"] = 1e3 * statistics.median([await all_.publish() for _ in range(times)])
         await asyncio.sleep(0.1)
-        figures["cpu_event_us"] = 1e6 * (server.cpu() - cpu) / count / times
+        figures["cpu_event_us"] = 1e6 * meter.cpu() / count / times
         figures["wrong"] = sum(each.ids != list(range(1, times + 1)) for each in all_.listeners)
 
         await control.ask("POST", "/publish?topic=all")

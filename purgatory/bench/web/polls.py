@@ -9,7 +9,7 @@ import statistics
 import time
 
 from purgatory.bench.case import Case, Figures, Metric, Scenario
-from purgatory.bench.client import SETTLED, Client, abort, connect
+from purgatory.bench.client import SETTLED, Client, Meter, abort, connected, request
 from purgatory.bench.machine import Running, allow_open_files, running
 from purgatory.bench.web.servers import POLLS, missing, until_waiting
 
@@ -20,38 +20,33 @@ async def run(case: Case) -> Figures:
     allow_open_files(count)
     figures: Figures = {}
     with running(POLLS[case.implementation]) as server:
-        busy = [each async for each in connect(server.port, 20, Client)]
+        busy = await connected(server.port, 20)
         await asyncio.gather(*(_ask_often(client, requests // 100) for client in busy))  # to warm up
         figures["now_us"] = min([await _now(server, busy, requests // 4) for _ in range(4)])
-        empty = server.memory()
-        idle = []
-        async for client in connect(server.port, count, Client):
-            await client.ask("GET", "/now")
-            idle.append(client)
+        meter = Meter(server)
+        idle = await connected(server.port, count, request("GET", "/now"))
+        await asyncio.gather(*(client.answer for client in idle))
         await asyncio.sleep(SETTLED)
-        figures["idle_kib"] = (server.memory() - empty) / count
+        figures["idle_kib"] = meter.kib() / count
         abort(idle)
 
     with running(POLLS[case.implementation]) as server:
-        control, one = [each async for each in connect(server.port, 2, Client)]
+        control, one = await connected(server.port, 2)
         await _ask_often(control, 100)
-        empty = server.memory()
-        clients = []
-        async for client in connect(server.port, count, Client):
-            client.ask("GET", "/wait?topic=all&after=0")
-            clients.append(client)
+        meter = Meter(server)
+        clients = await connected(server.port, count, request("GET", "/wait?topic=all&after=0"))
         await until_waiting(control, count)
         await asyncio.sleep(SETTLED)
-        figures["kib"] = (server.memory() - empty) / count
+        figures["kib"] = meter.kib() / count
         latencies = [await _latency(control, one, number) for number in range(200)]
         figures["latency_us"] = 1e6 * statistics.median(latencies)
 
-        cpu, began = server.cpu(), time.perf_counter()
+        meter = Meter(server)
         await control.ask("POST", "/publish?topic=all")
         bodies = await asyncio.gather(*(client.answer for client in clients))
-        figures["answer_ms"] = 1e3 * (time.perf_counter() - began)
+        figures["answer_ms"] = 1e3 * meter.seconds()
         await asyncio.sleep(0.1)
-        figures["cpu_answer_us"] = 1e6 * (server.cpu() - cpu) / count
+        figures["cpu_answer_us"] = 1e6 * meter.cpu() / count
         abort(clients)
     figures["wrong"] = sum(body != b"1" for body in bodies)
     return figures
@@ -59,9 +54,9 @@ async def run(case: Case) -> Figures:
 
 async def _now(server: Running, clients: list[Client], requests: int) -> float:
     """The CPU time of a request in µs."""
-    cpu = server.cpu()
+    meter = Meter(server)
     await asyncio.gather(*(_ask_often(client, requests // len(clients)) for client in clients))
-    return 1e6 * (server.cpu() - cpu) / requests
+    return 1e6 * meter.cpu() / requests
 
 
 async def _ask_often(client: Client, times: int) -> None:

@@ -1,6 +1,7 @@
-"""The servers of both scenarios, each of which is a command."""
+"""The servers of both scenarios, each of which is a command, and what is asked of them in their own ways."""
 
 import asyncio
+import json
 import shutil
 import sys
 from importlib.util import find_spec
@@ -13,17 +14,18 @@ from purgatory.bench.client import Client
 WARM: Final = f"{OURS}, warm"
 """The same server, whose connections keep their transports."""
 
-_UVICORN: Final = ["--loop", "uvloop", "--no-access-log", "--port", "0", "--backlog", "8192"]
-_OPTIONS: Final = [*_UVICORN, "--timeout-keep-alive", "600"]
+_PORT: Final = ["--loop", "uvloop", "--no-access-log", "--port", "0", "--backlog", "8192"]
+_OPTIONS: Final = [*_PORT, "--timeout-keep-alive", "600"]
 _PARKING: Final = [sys.executable, "-m", "purgatory.uvicorn", *_OPTIONS]
 _WARM: Final = ["env", "PURGATORY_COOL_AFTER=inf", *_PARKING]
 _OWN: Final = [sys.executable, "-m", "uvicorn", "--http", "httptools", *_OPTIONS]
+_RIVAL: Final = [*_OWN, "--factory"]
 
 POLLS: Final = {
     OURS: [*_PARKING, "purgatory.bench.web.delayed:app"],
     WARM: [*_WARM, "purgatory.bench.web.delayed:app"],
     "not parked": [*_OWN, "purgatory.bench.web.delayed:app"],
-    "Event + timeout": [*_OWN, "purgatory.bench.web.event_and_timeout:app"],
+    "Event + timeout": [*_RIVAL, "purgatory.bench.web.rivals:event_and_timeout"],
     "Node": ["node", str(Path(__file__).with_name("server.js"))],
 }
 
@@ -34,11 +36,10 @@ EVENTS: Final = {
     OURS: [*_PARKING, *_GRACE, "purgatory.bench.web.delayed:events"],
     WARM: [*_WARM, *_GRACE, "purgatory.bench.web.delayed:events"],
     "not parked": [*_OWN, *_GRACE, "purgatory.bench.web.delayed:events"],
-    "sse-starlette": [*_OWN, *_GRACE, "purgatory.bench.web.sse_starlette:app"],
-    "fastapi.sse": [*_OWN, *_GRACE, "purgatory.bench.web.fastapi_sse:app"],
-    "MCP SDK": [*_OWN, *_GRACE, "purgatory.bench.web.mcp_sdk:app"],
+    "sse-starlette": [*_RIVAL, *_GRACE, "purgatory.bench.web.rivals:sse_starlette"],
+    "fastapi.sse": [*_RIVAL, *_GRACE, "purgatory.bench.web.rivals:fastapi_sse"],
+    "MCP SDK": [*_RIVAL, *_GRACE, "purgatory.bench.web.rivals:mcp_sdk"],
 }
-
 
 _NEEDED: Final = {
     "sse-starlette": ("sse_starlette", "sse-starlette"),
@@ -61,16 +62,31 @@ def missing(case: Case) -> str | None:
     return None
 
 
-def listening(name: str, topic: str) -> bytes:
-    """Return the request for a topic's events at the server of that name."""
-    if name == "MCP SDK":
-        from purgatory.bench.web import mcp_sdk
-
-        return mcp_sdk.listen(f"topic://{topic}")
-    return f"GET /wait?topic={topic} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
-
-
 async def until_waiting(control: Client, count: int) -> None:
     """Return when `count` clients wait at the server."""
     while int(await control.ask("GET", "/waiting")) < count:
         await asyncio.sleep(0.05)
+
+
+_MCP: Final = "2026-07-28"
+"""The version of the protocol."""
+
+
+def listen(uri: str) -> bytes:
+    """A client's request to listen for updates of a resource by MCP."""
+    meta = {"protocolVersion": _MCP, "clientCapabilities": {}}
+    params = {
+        "_meta": {f"io.modelcontextprotocol/{name}": value for name, value in meta.items()},
+        "notifications": {"toolsListChanged": True, "resourceSubscriptions": [uri]},
+    }
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen", "params": params})
+    head = f"""POST /mcp HTTP/1.1
+Host: localhost:1
+Accept: application/json, text/event-stream
+Content-Type: application/json
+Content-Length: {len(body)}
+MCP-Protocol-Version: {_MCP}
+Mcp-Method: subscriptions/listen
+
+"""
+    return (head.replace("\n", "\r\n") + body).encode()
