@@ -1,7 +1,7 @@
 """What is measured, and with which results: scenarios, which `find` knows by their names, and their cases."""
 
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from itertools import product
@@ -40,7 +40,6 @@ class Case:
         ]
         return f"{self.scenario}: " + ", ".join([self.implementation, self.loop, *shown])
 
-    @property
     def is_ours(self) -> bool:
         """Whether this library is measured, and not a rival."""
         return self.implementation.startswith(OURS)
@@ -90,37 +89,23 @@ class Scenario:
         return [Case(self.name, each, *where) for where in product(loops, parameters) for each in self.implementations]
 
 
-def with_variants(cases: Iterable[Case], suffix: str) -> Iterator[Case]:
-    """The cases, each of this library followed by the same one whose implementation has that suffix."""
-    for case in cases:
-        yield case
-        if case.is_ours:
-            yield replace(case, implementation=case.implementation + suffix)
-
-
-CORE: Final = {
-    "memory": "scenarios.pending",
-    "callback": "scenarios.pending",
-    "await": "scenarios.tasks",
-    "wakeup": "scenarios.tasks",
-    "storm": "scenarios.storm",
+GROUPS: Final = {
+    "library": {
+        "memory": "scenarios.pending",
+        "callback": "scenarios.pending",
+        "await": "scenarios.tasks",
+        "wakeup": "scenarios.tasks",
+        "storm": "scenarios.storm",
+    },
+    "HTTP": {"http": "web.polls", "events": "web.events"},
+    "server": {"appends": "server.appends", "readers": "server.readers"},
+    "relay": {"relay": "relay.hearing"},
 }
-"""The scenarios of the library's core, in the order of their runs, and their modules."""
+"""The modules of all scenarios in the order of their runs, in the groups that the help of the command shows."""
 
-HTTP: Final = {"http": "web.polls", "events": "web.events"}
-"""Those of its responses that wait."""
-
-SERVER: Final = {"appends": "server.appends", "readers": "server.readers"}
-"""Those of `purgatory serve`."""
-
-BROKERS: Final = {"relay": "relay.hearing"}
-"""Those that need Redis and PostgreSQL, which no extra brings."""
-
-GROUPS: Final = {"library": CORE, "HTTP": HTTP, "server": SERVER, "relay": BROKERS}
-"""All of them, as the help of the command shows them."""
-
-LIBRARY: Final = {**CORE, **HTTP}
-EVERY: Final = {**LIBRARY, **SERVER, **BROKERS}
+LIBRARY: Final = (*GROUPS["library"], *GROUPS["HTTP"])
+SERVER: Final = tuple(GROUPS["server"])
+EVERY: Final = {name: module for group in GROUPS.values() for name, module in group.items()}
 
 
 @cache

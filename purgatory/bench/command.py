@@ -5,6 +5,7 @@ import shlex
 import sys
 import textwrap
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,22 +14,9 @@ from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 
-from purgatory.bench import machine, plots, report, runner
-from purgatory.bench.case import (
-    BEFORE,
-    EVERY,
-    GROUPS,
-    IN_PYTHON,
-    LIBRARY,
-    LOOPS,
-    SERVER,
-    Case,
-    Figures,
-    Measured,
-    find,
-    with_variants,
-)
-from purgatory.bench.summary import lines, summary
+from purgatory.bench import machine, report, runner
+from purgatory.bench.case import BEFORE, EVERY, GROUPS, IN_PYTHON, LIBRARY, LOOPS, SERVER, Case, Figures, Measured, find
+from purgatory.bench.summary import draw, lines, summary
 
 if TYPE_CHECKING:
     Subcommands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -43,10 +31,6 @@ LEGEND = (
     "ratios are to the same implementation of this."
 )
 
-_DESCRIPTION = (
-    "Measure this library and its alternatives alternately, in several rounds, on asyncio and uvloop. Write"
-    " results.json, a table of all figures and ratios (results.md) and a picture."
-)
 _WIDTH = 78
 """Columns of a line of the help that argparse does not wrap."""
 
@@ -56,7 +40,11 @@ def add_to(subcommands: "Subcommands") -> None:
     parser = subcommands.add_parser(
         "bench",
         help="measure this library and its alternatives",
-        description=textwrap.fill(_DESCRIPTION, _WIDTH),
+        description=textwrap.fill(
+            "Measure this library and its alternatives alternately, in several rounds, on asyncio and uvloop. Write"
+            " results.json, a table of all figures and ratios (results.md) and a picture.",
+            _WIDTH,
+        ),
         epilog=_scenarios(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -102,7 +90,7 @@ def _scenarios() -> str:
     """The list of scenarios: a line for each, in groups."""
     lines = []
     for group, names in GROUPS.items():
-        lines += ["", f"{group} scenarios{' (--streams)' if names is SERVER else ''}:"]
+        lines += ["", f"{group} scenarios{' (--streams)' if group == 'server' else ''}:"]
         for name in names:
             lines += textwrap.wrap(f"  {name:<9} {find(name).title}", _WIDTH, subsequent_indent=" " * 12)
     return "\n".join(lines[1:])
@@ -113,9 +101,8 @@ def run(options: argparse.Namespace) -> None:
     baseline: Path | None = options.baseline
     kind = "baseline" if baseline else "quick" if options.quick else "full"
     output: Path = options.output or Path("purgatory-bench", f"streams-{kind}" if options.streams else kind)
-    console = Console(stderr=True)
-    names: list[str] = list(dict.fromkeys(options.scenarios)) or list(SERVER if options.streams else LIBRARY)
-    cases, missing = _cases(names, options)
+    names = options.scenarios or (SERVER if options.streams else LIBRARY)
+    cases, missing = _cases(dict.fromkeys(names), options)
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -129,6 +116,7 @@ def run(options: argparse.Namespace) -> None:
     }
     if baseline:
         about["baseline"] = str(baseline)
+    console = Console(stderr=True)
     measured: dict[str, list[Measured]] = {}
     try:
         _measure(console, cases, times, measured, baseline)
@@ -151,7 +139,7 @@ def run(options: argparse.Namespace) -> None:
     console.print(f"written to {output}: results.json, results.md and a picture")
 
 
-def _cases(names: list[str], options: argparse.Namespace) -> tuple[dict[str, list[Case]], dict[str, str]]:
+def _cases(names: Iterable[str], options: argparse.Namespace) -> tuple[dict[str, list[Case]], dict[str, str]]:
     """The cases of each scenario, and what cannot be measured here, and why."""
     found: dict[str, list[Case]] = {}
     missing: dict[str, str] = {}
@@ -166,9 +154,9 @@ def _cases(names: list[str], options: argparse.Namespace) -> tuple[dict[str, lis
         if not some:
             missing[name] = f"it has no cases on {options.loop}"
         elif options.baseline:
-            found[name] = list(with_variants([case for case in some if case.is_ours], BEFORE))
+            found[name] = list(runner.with_variants(filter(Case.is_ours, some), BEFORE))
         else:
-            found[name] = list(with_variants(some, IN_PYTHON)) if options.cores else some
+            found[name] = list(runner.with_variants(some, IN_PYTHON)) if options.cores else some
     return found, missing
 
 
@@ -179,13 +167,8 @@ def _measure(
     measured: dict[str, list[Measured]],
     baseline: Path | None,
 ) -> None:
-    columns = (
-        BarColumn(20, table_column=Column(no_wrap=True)),
-        MofNCompleteColumn(table_column=Column(no_wrap=True)),
-        TimeElapsedColumn(table_column=Column(no_wrap=True)),
-        TimeRemainingColumn(table_column=Column(no_wrap=True)),
-        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
-    )
+    description = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
+    columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), description)
     with Progress(*columns, console=console, expand=True) as progress:
         bar = progress.add_task("starting", total=rounds * sum(map(len, cases.values())))
 
@@ -209,7 +192,7 @@ def _write(
     head = f"`{about['command']}`, {about['began']}, {about['rounds']} rounds, on {described}. {LEGEND}"
     (directory / "results.md").write_text("\n\n".join([head, *tables]) + "\n")
     for loop in LOOPS:
-        plots.draw(lines(measured, loop), loop, directory / f"overview-{loop}.png")
+        draw(lines(measured, loop), loop, directory / f"overview-{loop}.png")
 
 
 def _scenario(text: str) -> str:

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -19,6 +19,14 @@ SECONDS = 900.0
 
 class CaseFailed(Exception):
     """A case could not be measured."""
+
+
+def with_variants(cases: Iterable[Case], suffix: str) -> Iterator[Case]:
+    """The cases, each of this library followed by the same one whose implementation has that suffix."""
+    for case in cases:
+        yield case
+        if case.is_ours():
+            yield replace(case, implementation=case.implementation + suffix)
 
 
 def measure_apart(case: Case, baseline: Path | None = None) -> Figures:
@@ -48,10 +56,7 @@ def measure_apart(case: Case, baseline: Path | None = None) -> Figures:
 
 
 def run(
-    cases: Iterable[Case],
-    rounds: int,
-    measure: Callable[[Case], Figures] = measure_apart,
-    advance: Callable[[], object] = lambda: None,
+    cases: Iterable[Case], rounds: int, measure: Callable[[Case], Figures], advance: Callable[[], object] = lambda: None
 ) -> list[Measured]:
     """Measure all `cases` alternately, `rounds` times, and call `advance` after each. Raises `CaseFailed`.
 

@@ -1,11 +1,20 @@
-"""The headlines of a full run in one table: the cost of ours, and the ratio of each alternative's cost to it."""
+"""The headlines of a full run as a table and a picture: the cost of ours, and each alternative's ratio to it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
 from typing import Any, Final
+
+from matplotlib import pyplot as plt
+from matplotlib.ticker import FuncFormatter
 
 from purgatory.bench.case import OURS, Measured, find
 from purgatory.bench.report import Spread, groups, markdown, number
+
+COLOURS: Final = ("#d1495b", "#edae49", "#66a182", "#8d6a9f", "#7a7a7a", "#2e4057", "#b0713a", "#5aa9c7")
+
+plt.switch_backend("Agg")  # files, no windows
 
 ONE_LOOP: Final = {"http", "events"}
 """The scenarios that are in both tables though they have one loop only, which the headline names."""
@@ -96,3 +105,31 @@ def summary(measured: Mapping[str, Iterable[Measured]], loop: str) -> str:
 
 def _times(ratio: float) -> str:
     return f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.1f}" if ratio >= 1.95 else f"{ratio:.2f}"
+
+
+def draw(lines: list[Line], loop: str, file: Path) -> None:
+    """Draw the ratio of each alternative's cost to ours, with its spread."""
+    shown = [line for line in lines if line.ratios]
+    if not shown:
+        return
+    figure, axis = plt.subplots(figsize=(9.2, 1.3 + 0.34 * len(shown)))
+    axis.axvline(1, color="black", linewidth=1)
+    names = dict.fromkeys(name for line in shown for name in line.ratios)
+    for name, marker, colour in zip(names, cycle("osD^vPX*"), cycle(COLOURS), strict=False):
+        ratios = {place: line.ratios[name] for place, line in enumerate(shown) if name in line.ratios}
+        medians = [ratio.median for ratio in ratios.values()]
+        below = [ratio.median - ratio.least for ratio in ratios.values()]
+        above = [ratio.most - ratio.median for ratio in ratios.values()]
+        axis.errorbar(medians, list(ratios), xerr=[below, above], fmt=marker, color=colour, label=name)
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:g}"[0] in "25" else ""))
+    axis.tick_params(axis="x", which="both", labelsize=8)
+    axis.set_title("How many times what this library takes, with the spread over the rounds", fontsize=11)
+    axis.set_yticks(range(len(shown)), [f"{line.what}  ({line.ours})" for line in shown], fontsize=8)
+    axis.invert_yaxis()
+    axis.grid(alpha=0.3)
+    axis.set_xlabel(f"on {loop}; right of the line, this library takes less", fontsize=8)
+    axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    figure.savefig(file, dpi=110, bbox_inches="tight")
+    plt.close(figure)

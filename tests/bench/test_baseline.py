@@ -8,7 +8,7 @@ import pytest
 
 from purgatory.__main__ import main
 from purgatory.bench import report, runner
-from purgatory.bench.case import BEFORE, EVERY, OURS, Case, Figures, Measured, find, with_variants
+from purgatory.bench.case import BEFORE, EVERY, OURS, Case, Figures, Measured, find
 from tests.support.paths import ROOT
 
 
@@ -61,7 +61,7 @@ def test_a_directory_without_the_library_is_refused(tmp_path: Path, capsys: pyte
 
 def test_every_scenario_has_a_before_and_after() -> None:
     for name in EVERY:
-        cases = list(with_variants([case for case in find(name).cases(True) if case.is_ours], BEFORE))
+        cases = list(runner.with_variants(filter(Case.is_ours, find(name).cases(True)), BEFORE))
         assert cases
         assert [case.implementation + BEFORE for case in cases[::2]] == [case.implementation for case in cases[1::2]]
         assert [case.parameters for case in cases[::2]] == [case.parameters for case in cases[1::2]]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from purgatory.bench.case import BROKERS, Case, find
+from purgatory.bench.case import Case, find
 from purgatory.bench.relay import brokers, hearing, publisher
 from purgatory.bench.relay.brokers import POSTGRES, REDIS, THREADS, missing, serving
 from purgatory.relay import Relay
@@ -20,8 +20,8 @@ def quick(implementation: str) -> Case:
 def test_every_broker_is_measured_in_a_quick_run(tmp_path_factory: pytest.TempPathFactory) -> None:
     program("redis-benchmark", "redis-server")
     program("pgbench", "postgresql")
-    output = run(tmp_path_factory, BROKERS, "relay")
-    check(output, BROKERS)
+    output = run(tmp_path_factory, ["relay"], "relay")
+    check(output, ["relay"])
     cases = results(output)["scenarios"]["relay"]["cases"]
     assert [case["implementation"] for case in cases] == [REDIS, POSTGRES, THREADS]
     for case in cases:
@@ -67,5 +67,5 @@ async def test_a_machine_that_is_too_slow_is_told_so(monkeypatch: pytest.MonkeyP
 
 def test_a_server_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(brokers, "_path", lambda program: "/bin/true")
-    with pytest.raises(RuntimeError, match="/bin/true has not started"), serving(REDIS):
+    with pytest.raises(RuntimeError, match="/bin/true has not started"), serving(REDIS, 1):
         pass

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ import psutil
 
 from purgatory import relay
 from purgatory.bench.case import OURS, Case
+from purgatory.bench.relay.publisher import broker
 
 REDIS: Final = f"{OURS}, Redis"
 POSTGRES: Final = f"{OURS}, PostgreSQL"
@@ -56,8 +57,8 @@ class Serving:
     broker: relay.Broker
     url: str = ""
     server: psutil.Process | None = None
-    flooding: Callable[[int], list[str]] | None = None
-    """The command that publishes so many messages as fast as possible."""
+    flooding: list[str] | None = None
+    """The command that publishes messages as fast as possible."""
 
     def cpu(self) -> float:
         """The CPU of the server's processes so far, in seconds."""
@@ -69,21 +70,24 @@ class Serving:
                 total += sum(child.cpu_times()[:2])
         return total
 
-    def flood(self, messages: int) -> float:
+    def flood(self) -> float:
         """Publish as fast as possible. Returns how many messages a second the server has taken."""
         if self.flooding is None:
             return 0.0
-        done = subprocess.run(self.flooding(messages), capture_output=True, text=True, check=True)
+        done = subprocess.run(self.flooding, capture_output=True, text=True, check=True)
         found = re.search(r"(?<=tps = )[\d.]+|[\d.]+(?= requests per second)", done.stdout)
         assert found is not None, done.stdout
         return float(found[0])
 
 
 @contextmanager
-def serving(implementation: str) -> Iterator[Serving]:
-    """Run the broker of that name until the end of the block. Raises `RuntimeError` if its server does not start."""
+def serving(implementation: str, messages: int) -> Iterator[Serving]:
+    """Run the broker of that name, which so many messages will flood, until the end of the block.
+
+    Raises `RuntimeError` if its server does not start.
+    """
     if implementation == THREADS:
-        yield Serving(relay.ThreadBroker())
+        yield Serving(broker(""))
         return
     # Not below a folder of root's: PostgreSQL refuses to be root.
     user = "postgres" if implementation == POSTGRES and os.geteuid() == 0 else None
@@ -95,38 +99,27 @@ def serving(implementation: str) -> Iterator[Serving]:
             port = str(free.getsockname()[1])
         program, *others = (str(_path(each)) for each in _NEEDED[implementation][1])
         if implementation == REDIS:
-            broker: relay.Broker = relay.RedisBroker(url := f"redis://127.0.0.1:{port}")
+            url = f"redis://127.0.0.1:{port}"
             command = [program, "--port", port, "--bind", "127.0.0.1", "--save", ""]
-            options = [others[0], "-p", port, "-q", "-c", str(_FLOODING), "-n"]
-
-            def flooding(messages: int) -> list[str]:
-                return [*options, str(messages), "PUBLISH", "purgatory", _PAYLOAD]
+            flooding = [others[0], "-p", port, "-q", "-c", str(_FLOODING), "-n", str(messages)]
+            flooding += ["PUBLISH", "purgatory", _PAYLOAD]
         else:
-            broker = relay.PostgresBroker(url := f"postgresql://postgres@127.0.0.1:{port}/postgres")
+            url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
             initialize = [program, "-D", "data", "-A", "trust", "-U", "postgres", "--locale=C", "--no-sync"]
             subprocess.run(initialize, cwd=folder, user=user, check=True, stdout=subprocess.DEVNULL)
             command = [others[0], "-D", "data", "-p", port, "-h", "127.0.0.1", "-k", "", "-N", "200"]
             script = Path(folder, "notify.sql")
             script.write_text(f"SELECT pg_notify('purgatory', '{_PAYLOAD}');")
-            options = [others[1], url, "-n", "-f", str(script), "-c", str(_FLOODING), "-t"]
-
-            def flooding(messages: int) -> list[str]:
-                return [*options, str(messages // _FLOODING)]
-
-        with _running(command, folder, user) as server:
-            yield Serving(broker, url, server, flooding)
-
-
-@contextmanager
-def _running(command: list[str], folder: str, user: str | None) -> Iterator[psutil.Process]:
-    environment = {**os.environ, "LC_ALL": "C"}
-    with subprocess.Popen(
-        command, cwd=folder, env=environment, user=user, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            if not any("ready to accept connections" in line.lower() for line in process.stdout):
-                raise RuntimeError(f"{command[0]} has not started")
-            yield psutil.Process(process.pid)
-        finally:
-            process.send_signal(signal.SIGINT)
+            flooding = [others[1], url, "-n", "-f", str(script), "-c", str(_FLOODING)]
+            flooding += ["-t", str(messages // _FLOODING)]
+        environment = {**os.environ, "LC_ALL": "C"}
+        with subprocess.Popen(
+            command, cwd=folder, env=environment, user=user, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
+            try:
+                assert process.stdout is not None
+                if not any("ready to accept connections" in line.lower() for line in process.stdout):
+                    raise RuntimeError(f"{command[0]} has not started")
+                yield Serving(broker(url), url, psutil.Process(process.pid), flooding)
+            finally:
+                process.send_signal(signal.SIGINT)

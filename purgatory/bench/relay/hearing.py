@@ -14,41 +14,39 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from purgatory import DelayedOperation, DelayedOperationPurgatory
+from purgatory import DelayedOperationPurgatory
 from purgatory.bench.case import Case, Figures, Metric, Scenario
 from purgatory.bench.relay import publisher
 from purgatory.bench.relay.brokers import POSTGRES, REDIS, THREADS, Serving, missing, serving
+from purgatory.bench.scenarios.pending import TIMEOUT, Operation
 from purgatory.relay import Relay
 
 _PATIENCE: Final = 10.0
 """Seconds in which all has to be heard after the publisher's end."""
 
 
-class Wait(DelayedOperation[None]):
-    """Completes when its key is checked first."""
+class Wait(Operation):
+    """Completes when its key is checked first. What the answer to a client costs is measured elsewhere."""
 
     __slots__ = ("is_new",)
 
     def __init__(self) -> None:
-        super().__init__(3600.0)
+        super().__init__(TIMEOUT)
         self.is_new = True
 
     def try_complete(self) -> bool:
         return not self.is_new and self.force_complete()
 
-    def on_complete(self) -> None:
-        """Do nothing: what the answer to a client costs is measured elsewhere."""
-
 
 async def run(case: Case) -> Figures:
     """Hear of keys that are not watched, and of keys that are; then flood the broker."""
-    with serving(case.implementation) as served:
+    with serving(case.implementation, case.parameters["times"]) as served:
         heard_us, server_us = await _hear(served, case.parameters, "other")
         woken_us, _ = await _hear(served, case.parameters, "key")
         async with AsyncExitStack() as stack:
             for _ in range(case.parameters["processes"]):
                 await stack.enter_async_context(served.broker.connect(len))
-            taken = await asyncio.to_thread(served.flood, case.parameters["times"])
+            taken = await asyncio.to_thread(served.flood)
     return {
         "heard_us": heard_us,
         "woken_us": woken_us,

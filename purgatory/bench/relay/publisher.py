@@ -8,10 +8,10 @@ import json
 import sys
 from contextlib import AsyncExitStack
 
-from purgatory.relay import Broker
+from purgatory import relay
 
 
-async def publish(broker: Broker, messages: int, keys: int, seconds: int, processes: int) -> None:
+async def publish(broker: relay.Broker, messages: int, keys: int, seconds: int, processes: int) -> None:
     """Publish `messages` a second with `keys` each, which `processes` hear, all of them but one in here."""
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as stack:
@@ -30,15 +30,12 @@ async def publish(broker: Broker, messages: int, keys: int, seconds: int, proces
         await asyncio.gather(*listening, return_exceptions=True)
 
 
-def _open(url: str) -> Broker:
-    if url.startswith("redis:"):
-        from purgatory.relay import RedisBroker
-
-        return RedisBroker(url)
-    from purgatory.relay import PostgresBroker
-
-    return PostgresBroker(url)
+def broker(url: str) -> relay.Broker:
+    """Return the broker of that URL; without one, a broker between threads."""
+    if not url:
+        return relay.ThreadBroker()
+    return (relay.RedisBroker if url.startswith("redis:") else relay.PostgresBroker)(url)
 
 
 if __name__ == "__main__":
-    asyncio.run(publish(_open(sys.argv[1]), *map(int, sys.argv[2:])))
+    asyncio.run(publish(broker(sys.argv[1]), *map(int, sys.argv[2:])))
