@@ -95,10 +95,10 @@ GROUPS: Final = {
         "callback": "scenarios.pending",
         "await": "scenarios.tasks",
         "wakeup": "scenarios.tasks",
-        "storm": "scenarios.storm",
+        "storm": "scenarios.pending",
     },
-    "HTTP": {"http": "web.polls", "events": "web.events"},
-    "server": {"appends": "server.appends", "readers": "server.readers"},
+    "HTTP": {"http": "web.clients", "events": "web.clients"},
+    "server": {"appends": "server.clients", "readers": "server.clients"},
     "relay": {"relay": "relay.hearing"},
 }
 """The modules of all scenarios in the order of their runs, in the groups that the help of the command shows."""

@@ -21,7 +21,7 @@ from purgatory.bench import machine
 from purgatory.bench.case import Figures
 from purgatory.bench.client import Client, connect
 from purgatory.bench.machine import running
-from purgatory.bench.web.servers import listen
+from purgatory.bench.web.clients import listen
 from tests.support.paths import ROOT
 
 WAITING: Final = 1_000

@@ -16,8 +16,9 @@ from purgatory.bench import report
 from purgatory.bench.case import OURS, SERVER, Case, find
 from purgatory.bench.client import WrongAnswer, dial, percentile
 from purgatory.bench.machine import Running
-from purgatory.bench.server import appends, readers
-from purgatory.bench.server.servers import REFERENCE, ask, get, installed, missing
+from purgatory.bench.server import clients
+from purgatory.bench.server.clients import ask, get
+from purgatory.bench.server.servers import REFERENCE, installed, missing
 from purgatory.bench.summary import summary
 from tests.support.paths import ROOT
 from tests.support.servers import program
@@ -84,14 +85,14 @@ class TestAWrongAnswer:
                 await connection.send(get("s"))
 
     async def test_lost_or_doubled_append_fails(self) -> None:
-        first, second = (appends._message(7, number, b"." * 20) for number in range(2))
-        appends._look_at(first + second, {7: 2}, 20)
+        first, second = (clients._message(7, number, 20) for number in range(2))
+        clients._look_at(first + second, {7: 2}, 20)
         for data in (first, second, first + first, first + second[:-1] + b"x"):
             with pytest.raises(WrongAnswer):
-                appends._look_at(data, {7: 2}, 20)
+                clients._look_at(data, {7: 2}, 20)
 
     async def test_another_message_than_the_appended_one_fails(self) -> None:
-        run = readers._Run()
+        run = clients._Run()
         reached = run.expect(b"message", 1)
         with pytest.raises(WrongAnswer):
             run.got(b"massage")

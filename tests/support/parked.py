@@ -17,7 +17,7 @@ from purgatory.bench import machine
 from purgatory.bench.case import OURS
 from purgatory.bench.client import SETTLED, Client, abort, connect, dial
 from purgatory.bench.machine import Running, allow_open_files, running
-from purgatory.bench.server.servers import create, get
+from purgatory.bench.server.clients import create, get
 from purgatory.bench.web.servers import EVENTS, POLLS, WARM
 
 

@@ -24,7 +24,7 @@ from purgatory.bench import machine
 from purgatory.bench.case import OURS, Case, Figures, find
 from purgatory.bench.machine import Running
 from purgatory.bench.report import number
-from purgatory.bench.server import appends, readers, servers
+from purgatory.bench.server import clients, servers
 
 MEMORY: Final = "rakaia in memory"
 LINES: Final = "rakaia on disk"
@@ -86,8 +86,7 @@ def main() -> None:
     parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case is not None:
-        for module in (appends, readers):
-            vars(module)["running"] = _running
+        vars(clients)["running"] = _running
         case = Case(**options.case)
         sys.stdout.write(json.dumps(machine.run(case.loop, find(case.scenario).main(case))))
         sys.stdout.flush()

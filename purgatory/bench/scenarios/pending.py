@@ -5,6 +5,8 @@ Memory: that of a pending operation, and the time of a full garbage collection w
 Callback: the cost of an operation from its creation to its completion. A thousand, or a hundred thousand, are started,
 then completed, again and again.
 
+Storm: very many are due in one tick. Their lateness is measured, and the longest iteration of the loop.
+
 The alternatives are a task for each waiter, its creation included, which is the usual way, and a `call_at` and sets by
 key, without a task. They have no statistics, no checks of arguments and no containment of faults.
 """
@@ -12,6 +14,7 @@ key, without a task. They have no statistics, no checks of arguments and no cont
 import asyncio
 import gc
 import time
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from statistics import median
@@ -21,11 +24,14 @@ import psutil
 
 from purgatory import Clock, DelayedOperation, DelayedOperationPurgatory, Handle
 from purgatory.bench.case import OURS, Case, Figures, Metric, Scenario
+from purgatory.bench.machine import Heartbeat
 
 TIMEOUT: Final = 3600.0
 IMPLEMENTATIONS: Final = (OURS, "call_later", "Event + timeout")
 KEYS: Final = [(f"key-{number}",) for number in range(100)]
 SLICE: Final = 1_000
+PROBE: Final = 2_000
+"""The number of operations that are started first, with a far deadline, to measure the time of a start."""
 
 
 class Operation(DelayedOperation[None]):
@@ -177,6 +183,79 @@ async def run_callbacks(case: Case) -> Figures:
     return {"us": 1e6 * (time.process_time() - began) / (pending * times)}
 
 
+class Storm:
+    """The deadline of all operations, and the lateness of each."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, deadline: float) -> None:
+        self.time: Callable[[], float] = loop.time
+        self.deadline = deadline
+        self.late: array[float] = array("d")
+
+    def note(self) -> None:
+        """Note the lateness of an operation that runs now."""
+        self.late.append(self.time() - self.deadline)
+
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - self.time()
+
+    async def start(self, implementation: str, count: int) -> None:
+        """Start so many operations."""
+        watch = DelayedOperationPurgatory().try_complete_else_watch
+        call_later = asyncio.get_running_loop().call_later
+        wait = EventWaiters().start
+        starts: dict[str, Callable[[], object]] = {
+            OURS: lambda: watch(Due(self), ("key",)),
+            "call_later": lambda: call_later(self.left(), self.note),
+            "Event + timeout": lambda: wait(self.left(), lambda _: self.note()),
+        }
+        start = starts[implementation]
+        for number in range(count):
+            start()
+            if number % 1000 == 0:
+                await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+
+class Due(Operation):
+    __slots__ = ("storm",)
+
+    def __init__(self, storm: Storm) -> None:
+        super().__init__(storm.left())
+        self.storm: Storm = storm
+
+    def on_complete(self) -> None:
+        self.storm.note()
+
+
+async def run_storm(case: Case) -> Figures:
+    """Start all operations, wait for the tick, and measure."""
+    count = case.parameters["due"]
+    loop = asyncio.get_running_loop()
+    gc.disable()
+    began = loop.time()
+    await Storm(loop, began + 3600).start(case.implementation, PROBE)
+    each = (loop.time() - began) / PROBE
+    storm = Storm(loop, loop.time() + 2.0 + 5 * count * each)  # a busy machine is slower at times
+    await storm.start(case.implementation, count)
+    gc.collect()
+    gc.freeze()  # collections of the objects that exist already are not measured
+    gc.enable()
+    if storm.left() < 0.05:
+        raise RuntimeError(f"this machine is too slow to start {count:,} operations before the first is due")
+    await asyncio.sleep(storm.left() - 0.02)
+    heartbeat = Heartbeat()
+    await heartbeat.until(lambda: len(storm.late) == count)
+    late = sorted(storm.late)
+    return {
+        "stall_ms": 1e3 * heartbeat.longest,
+        "late_50_ms": 1e3 * late[count // 2],
+        "late_99_ms": 1e3 * late[count * 99 // 100],
+        "late_max_ms": 1e3 * late[-1],
+        "early": sum(each < 0 for each in late),
+    }
+
+
 MEMORY = Scenario(
     name="memory",
     title="Memory of a pending operation, and the time of a full garbage collection",
@@ -198,4 +277,19 @@ CALLBACK = Scenario(
     quick=[{"pending": 1_000, "times": 20}],
     main=run_callbacks,
     metrics=(Metric("us", "CPU of an operation that is registered and completed", "µs", compared=True),),
+)
+STORM = Scenario(
+    name="storm",
+    title="Expiry storm: all due in one tick",
+    implementations=IMPLEMENTATIONS,
+    full=[{"due": 1_000_000}],
+    quick=[{"due": 20_000}],
+    main=run_storm,
+    metrics=(
+        Metric("stall_ms", "longest turn of the loop", "ms", compared=True),
+        Metric("late_50_ms", "late, median", "ms"),
+        Metric("late_99_ms", "late, 99 %", "ms"),
+        Metric("late_max_ms", "late, at most", "ms"),
+        Metric("early", "called early", ""),
+    ),
 )

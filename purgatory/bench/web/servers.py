@@ -1,7 +1,5 @@
-"""The servers of both scenarios, each of which is a command, and what is asked of them in their own ways."""
+"""The servers of both scenarios, each of which is a command."""
 
-import asyncio
-import json
 import shutil
 import sys
 from importlib.util import find_spec
@@ -9,7 +7,6 @@ from pathlib import Path
 from typing import Final
 
 from purgatory.bench.case import OURS, Case
-from purgatory.bench.client import Client
 
 WARM: Final = f"{OURS}, warm"
 """The same server, whose connections keep their transports."""
@@ -60,33 +57,3 @@ def missing(case: Case) -> str | None:
         if find_spec(module.partition(".")[0]) is None or find_spec(module) is None:
             return f"{package} is not installed"
     return None
-
-
-async def until_waiting(control: Client, count: int) -> None:
-    """Return when `count` clients wait at the server."""
-    while int(await control.ask("GET", "/waiting")) < count:
-        await asyncio.sleep(0.05)
-
-
-_MCP: Final = "2026-07-28"
-"""The version of the protocol."""
-
-
-def listen(uri: str) -> bytes:
-    """A client's request to listen for updates of a resource by MCP."""
-    meta = {"protocolVersion": _MCP, "clientCapabilities": {}}
-    params = {
-        "_meta": {f"io.modelcontextprotocol/{name}": value for name, value in meta.items()},
-        "notifications": {"toolsListChanged": True, "resourceSubscriptions": [uri]},
-    }
-    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen", "params": params})
-    head = f"""POST /mcp HTTP/1.1
-Host: localhost:1
-Accept: application/json, text/event-stream
-Content-Type: application/json
-Content-Length: {len(body)}
-MCP-Protocol-Version: {_MCP}
-Mcp-Method: subscriptions/listen
-
-"""
-    return (head.replace("\n", "\r\n") + body).encode()

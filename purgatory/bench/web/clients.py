@@ -1,19 +1,115 @@
-"""Server-sent events over real HTTP: thousands of idle clients of event streams, then broadcasts, then a shutdown.
+"""Real HTTP: thousands of clients wait at a small application over loopback.
 
-As in the scenario `http`, each implementation is a server in a process of its own, and the clients share this process.
-All servers have `--timeout-graceful-shutdown 5`, because some would never stop without it.
+Each implementation is a server in a process of its own. The clients share this process: the time until all are answered
+has their work in it, which is the same for all servers. The server's CPU time and memory do not.
+
+http: a message answers all clients.
+
+events: clients of event streams are idle, then hear broadcasts, then the server shuts down. All servers have
+`--timeout-graceful-shutdown 5`, because some would never stop without it.
 """
 
 import asyncio
+import json
 import statistics
 import time
 from collections.abc import Callable
 from contextlib import suppress
 
 from purgatory.bench.case import Case, Figures, Metric, Scenario
-from purgatory.bench.client import SETTLED, Client, Meter, abort, connect, dial
-from purgatory.bench.machine import allow_open_files, running
-from purgatory.bench.web.servers import EVENTS, listen, missing, until_waiting
+from purgatory.bench.client import SETTLED, Client, Meter, abort, connect, connected, dial, request
+from purgatory.bench.machine import Running, allow_open_files, running
+from purgatory.bench.web.servers import EVENTS, POLLS, missing
+
+
+async def run_polls(case: Case) -> Figures:
+    """Measure requests that do not wait and idle connections, and then, on a new server, clients that wait."""
+    count, requests = case.parameters["clients"], case.parameters["requests"]
+    allow_open_files(count)
+    figures: Figures = {}
+    with running(POLLS[case.implementation]) as server:
+        busy = await connected(server.port, 20)
+        await asyncio.gather(*(_ask_often(client, requests // 100) for client in busy))  # to warm up
+        figures["now_us"] = min([await _now(server, busy, requests // 4) for _ in range(4)])
+        meter = Meter(server)
+        idle = []
+        async for client in connect(server.port, count, Client):
+            await client.ask("GET", "/now")
+            idle.append(client)
+        await asyncio.sleep(SETTLED)
+        figures["idle_kib"] = meter.kib() / count
+        abort(idle)
+
+    with running(POLLS[case.implementation]) as server:
+        control, one = await connected(server.port, 2)
+        await _ask_often(control, 100)
+        meter = Meter(server)
+        clients = await connected(server.port, count, request("GET", "/wait?topic=all&after=0"))
+        await until_waiting(control, count)
+        await asyncio.sleep(SETTLED)
+        figures["kib"] = meter.kib() / count
+        latencies = [await _latency(control, one, number) for number in range(200)]
+        figures["latency_us"] = 1e6 * statistics.median(latencies)
+
+        meter = Meter(server)
+        await control.ask("POST", "/publish?topic=all")
+        bodies = await asyncio.gather(*(client.answer for client in clients))
+        figures["answer_ms"] = 1e3 * meter.seconds()
+        await asyncio.sleep(0.1)
+        figures["cpu_answer_us"] = 1e6 * meter.cpu() / count
+        abort(clients)
+    figures["wrong"] = sum(body != b"1" for body in bodies)
+    return figures
+
+
+async def _now(server: Running, clients: list[Client], requests: int) -> float:
+    """The CPU time of a request in µs."""
+    meter = Meter(server)
+    await asyncio.gather(*(_ask_often(client, requests // len(clients)) for client in clients))
+    return 1e6 * meter.cpu() / requests
+
+
+async def _ask_often(client: Client, times: int) -> None:
+    for _ in range(times):
+        await client.ask("GET", "/now")
+
+
+async def _latency(control: Client, one: Client, number: int) -> float:
+    """Seconds from a publish to the answer of one waiting client."""
+    answer = one.ask("GET", f"/wait?topic=one&after={number}")
+    await asyncio.sleep(0.002)
+    began = time.perf_counter()
+    published = control.ask("POST", "/publish?topic=one")
+    await answer
+    took = time.perf_counter() - began
+    await published
+    return took
+
+
+async def until_waiting(control: Client, count: int) -> None:
+    """Return when `count` clients wait at the server."""
+    while int(await control.ask("GET", "/waiting")) < count:
+        await asyncio.sleep(0.05)
+
+
+def listen(uri: str) -> bytes:
+    """A client's request to listen for updates of a resource by MCP."""
+    version, prefix = "2026-07-28", "io.modelcontextprotocol"
+    params = {
+        "_meta": {f"{prefix}/protocolVersion": version, f"{prefix}/clientCapabilities": {}},
+        "notifications": {"toolsListChanged": True, "resourceSubscriptions": [uri]},
+    }
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen", "params": params})
+    head = f"""POST /mcp HTTP/1.1
+Host: localhost:1
+Accept: application/json, text/event-stream
+Content-Type: application/json
+Content-Length: {len(body)}
+MCP-Protocol-Version: {version}
+Mcp-Method: subscriptions/listen
+
+"""
+    return (head.replace("\n", "\r\n") + body).encode()
 
 
 class _Listener(Client):
@@ -75,7 +171,7 @@ class _Topic:
         return took
 
 
-async def run(case: Case) -> Figures:
+async def run_events(case: Case) -> Figures:
     """Measure idle streams, events for one and for all of them, and a shutdown."""
     count, seconds, times = (case.parameters[name] for name in ("clients", "seconds", "times"))
     allow_open_files(count)
@@ -116,14 +212,33 @@ async def run(case: Case) -> Figures:
     return figures
 
 
-SCENARIO = Scenario(
+HTTP = Scenario(
+    name="http",
+    title="Real HTTP: clients wait at a small application",
+    implementations=POLLS,
+    full=[{"clients": clients, "requests": 80_000} for clients in (1_000, 10_000)],
+    quick=[{"clients": 200, "requests": 2_000}],
+    main=run_polls,
+    loops=("uvloop",),
+    metrics=(
+        Metric("kib", "the server's memory, a waiting client", "KiB", compared=True),
+        Metric("idle_kib", "the server's memory, an idle connection", "KiB", compared=True),
+        Metric("answer_ms", "from publish to all answered", "ms", compared=True),
+        Metric("cpu_answer_us", "the server's CPU for it, a client", "µs", compared=True),
+        Metric("latency_us", "from publish to the answer of one among all", "µs", compared=True),
+        Metric("now_us", "the server's CPU, a request that does not wait (least of four parts)", "µs", compared=True),
+        Metric("wrong", "wrong answers", ""),
+    ),
+    missing=missing,
+)
+EVENT_STREAMS = Scenario(
     name="events",
     title="Server-sent events: idle clients, broadcasts and a shutdown",
     implementations=EVENTS,
     # It idles as long as it is from one heartbeat of a stream to the next.
     full=[{"clients": clients, "seconds": 15, "times": 5} for clients in (1_000, 10_000)],
     quick=[{"clients": 200, "seconds": 1, "times": 3}],
-    main=run,
+    main=run_events,
     loops=("uvloop",),
     metrics=(
         Metric("kib", "the server's memory, an idle stream", "KiB", compared=True),
