@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import psutil
+import uvloop
 
-from purgatory import __core__
+import purgatory
 from purgatory.bench.case import Loop
 
 T = TypeVar("T")
@@ -32,11 +33,8 @@ def run(loop: Loop, main: Coroutine[Any, Any, T]) -> T:
 
     The process ends at once: the cancellation of a million tasks would take longer than their measurement.
     """
-    if loop == "uvloop":
-        import uvloop
-
-        return uvloop.new_event_loop().run_until_complete(main)
-    return asyncio.new_event_loop().run_until_complete(main)
+    new_event_loop = uvloop.new_event_loop if loop == "uvloop" else asyncio.new_event_loop
+    return new_event_loop().run_until_complete(main)
 
 
 def describe() -> dict[str, str]:
@@ -47,8 +45,8 @@ def describe() -> dict[str, str]:
         "processor": _processor(),
         "cores": str(psutil.cpu_count()),
         "memory": f"{psutil.virtual_memory().total / 1024**3:.0f} GiB",
-        "uvloop": _version("uvloop"),
-        "asyncio-purgatory": f"{_version('asyncio-purgatory')}, core in {__core__}",
+        "uvloop": version("uvloop"),
+        "asyncio-purgatory": f"{purgatory.__version__}, core in {purgatory.__core__}",
     }
 
 
@@ -56,13 +54,6 @@ def _processor() -> str:
     path = Path("/proc/cpuinfo")
     found = re.search(r"^model name\s*:\s*(.*)$", path.read_text(), re.MULTILINE) if path.exists() else None
     return found[1] if found else platform.processor() or "unknown"
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 class Heartbeat:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from purgatory.bench.case import Case, find
-from purgatory.bench.relay import brokers, hearing, publisher
-from purgatory.bench.relay.brokers import POSTGRES, REDIS, THREADS, missing, serving
+from purgatory.bench.relay import hearing, publisher
+from purgatory.bench.relay.hearing import POSTGRES, REDIS, THREADS, missing, serving
 from purgatory.relay import Relay
 from tests.bench.test_bench import check, results, run
 from tests.support.servers import program
@@ -66,6 +66,6 @@ async def test_a_machine_that_is_too_slow_is_told_so(monkeypatch: pytest.MonkeyP
 
 
 def test_a_server_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(brokers, "_path", lambda program: "/bin/true")
+    monkeypatch.setattr(hearing, "_path", lambda program: "/bin/true")
     with pytest.raises(RuntimeError, match="/bin/true has not started"), serving(REDIS, 1):
         pass

@@ -1,10 +1,10 @@
 """Two small applications, of a `DelayedResponse` and of an `EventStream`: parked or not, as the server does."""
 
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -13,8 +13,6 @@ from starlette.routing import Route
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory
 from purgatory.asgi import DelayedResponse, Event, EventStream, closing_on_shutdown
-
-Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 HEARTBEATS = 15.0
 """Seconds between the heartbeats of an idle stream, as by default in the libraries beside it."""
@@ -52,7 +50,6 @@ def count(numbers: range) -> Response:
 
 
 async def wait(request: Request) -> Response:
-    """`GET /wait`."""
     query = request.query_params
     topic = query["topic"]
     poll = Follow(request.state.counts, topic, int(query["after"]), float(query.get("timeout", "300")))
@@ -79,13 +76,11 @@ def same(numbers: range) -> range:
 
 
 async def stream(request: Request) -> Response:
-    """`GET /wait` of event streams."""
     state, topic = request.state, request.query_params["topic"]
     return EventStream(partial(follow, state.purgatory, state.counts, topic), render, key=same)
 
 
 async def publish(request: Request) -> Response:
-    """`POST /publish`."""
     topic = request.query_params["topic"]
     request.state.counts[topic] += 1
     request.state.purgatory.check_and_complete_soon(topic)
@@ -93,24 +88,13 @@ async def publish(request: Request) -> Response:
 
 
 async def waiting(request: Request) -> Response:
-    """`GET /waiting`."""
     return JSONResponse(request.state.purgatory.num_delayed)
 
 
 async def now(request: Request) -> Response:
-    """`GET /now`."""
     return JSONResponse("now")
 
 
-def routes(wait: Handler, publish: Handler, waiting: Handler) -> list[Route]:
-    """The routes of each application."""
-    return [
-        Route("/wait", wait),
-        Route("/publish", publish, methods=["POST"]),
-        Route("/waiting", waiting),
-        Route("/now", now),
-    ]
-
-
-app: Starlette = Starlette(routes=routes(wait, publish, waiting), lifespan=lifespan)
-events: Starlette = Starlette(routes=routes(stream, publish, waiting), lifespan=lifespan)
+_ROUTES = [Route("/publish", publish, methods=["POST"]), Route("/waiting", waiting), Route("/now", now)]
+app: Starlette = Starlette(routes=[Route("/wait", wait), *_ROUTES], lifespan=lifespan)
+events: Starlette = Starlette(routes=[Route("/wait", stream), *_ROUTES], lifespan=lifespan)

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -12,9 +12,24 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from purgatory.bench.web.delayed import routes
+from purgatory.bench.web.delayed import now
 
 _counts: Counter[str] = Counter()
+
+
+def _routes(publish: Callable[[str], Awaitable[object]], waiting: Callable[[], int]) -> list[Route]:
+    """The routes but for `/wait`. `publish` tells those who wait for a topic of its new count."""
+
+    async def count(request: Request) -> Response:
+        topic = request.query_params["topic"]
+        _counts[topic] += 1
+        await publish(topic)
+        return JSONResponse(_counts[topic])
+
+    async def number(request: Request) -> Response:
+        return JSONResponse(waiting())
+
+    return [Route("/publish", count, methods=["POST"]), Route("/waiting", number), Route("/now", now)]
 
 
 def event_and_timeout() -> Starlette:
@@ -41,16 +56,10 @@ def event_and_timeout() -> Starlette:
             watching.cancel()
         return JSONResponse(_counts[topic])
 
-    async def publish(request: Request) -> Response:
-        topic = request.query_params["topic"]
-        _counts[topic] += 1
+    async def publish(topic: str) -> None:
         changed.pop(topic, asyncio.Event()).set()
-        return JSONResponse(_counts[topic])
 
-    async def waiting(request: Request) -> Response:
-        return JSONResponse(len(tasks))
-
-    return Starlette(routes=routes(wait, publish, waiting))
+    return Starlette(routes=[Route("/wait", wait), *_routes(publish, tasks.__len__)])
 
 
 async def _cancel_when_gone(request: Request, waiting: "asyncio.Task[object] | None") -> None:
@@ -70,16 +79,13 @@ def _join(topic: str) -> asyncio.Queue[int]:
     return queue
 
 
-async def _publish(request: Request) -> Response:
-    topic = request.query_params["topic"]
-    _counts[topic] += 1
+async def _put(topic: str) -> None:
     for queue in _queues[topic]:
         queue.put_nowait(_counts[topic])
-    return JSONResponse(_counts[topic])
 
 
-async def _waiting(request: Request) -> Response:
-    return JSONResponse(sum(map(len, _queues.values())))
+def _clients() -> int:
+    return sum(map(len, _queues.values()))
 
 
 def sse_starlette() -> Starlette:
@@ -98,7 +104,7 @@ def sse_starlette() -> Starlette:
     async def wait(request: Request) -> Response:
         return EventSourceResponse(events(request.query_params["topic"]))
 
-    return Starlette(routes=routes(wait, _publish, _waiting))
+    return Starlette(routes=[Route("/wait", wait), *_routes(_put, _clients)])
 
 
 def fastapi_sse() -> Starlette:
@@ -106,7 +112,7 @@ def fastapi_sse() -> Starlette:
     from fastapi import FastAPI
     from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-    app = FastAPI(routes=[Route("/publish", _publish, methods=["POST"]), Route("/waiting", _waiting)])
+    app = FastAPI(routes=[*_routes(_put, _clients)])
 
     @app.get("/wait", response_class=EventSourceResponse)
     async def wait(topic: str) -> AsyncIterable[ServerSentEvent]:
@@ -135,13 +141,8 @@ def mcp_sdk() -> Starlette:
 
     bus = Bus()
 
-    async def publish(request: Request) -> Response:
-        await bus.publish(ResourceUpdated(uri=f"topic://{request.query_params['topic']}"))
-        return JSONResponse(None)
-
-    async def waiting(request: Request) -> Response:
-        return JSONResponse(bus.listeners)
+    async def publish(topic: str) -> None:
+        await bus.publish(ResourceUpdated(uri=f"topic://{topic}"))
 
     server: Server[Any] = Server("bench", on_subscriptions_listen=ListenHandler(bus, max_subscriptions=sys.maxsize))
-    added = [Route("/publish", publish, methods=["POST"]), Route("/waiting", waiting)]
-    return server.streamable_http_app(custom_starlette_routes=added)
+    return server.streamable_http_app(custom_starlette_routes=_routes(publish, lambda: bus.listeners))
