@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,19 @@ import pytest
 
 from purgatory.__main__ import main
 from purgatory.bench import report, runner
-from purgatory.bench.case import IN_PYTHON, LIBRARY, OURS, SERVER, Case, Figures, Measured, Metric, Scenario, find
+from purgatory.bench.case import (
+    BEFORE,
+    IN_PYTHON,
+    LIBRARY,
+    OURS,
+    SERVER,
+    Case,
+    Figures,
+    Measured,
+    Metric,
+    Scenario,
+    find,
+)
 from purgatory.bench.web import servers
 from tests.streams.node import installed
 from tests.support.cores import extension
@@ -133,6 +146,7 @@ class TestTheCommand:
             (["--rounds", "0"], "--rounds"),
             (["--rounds", "many"], "--rounds"),
             (["--cores", "--baseline", str(ROOT)], "not allowed with argument"),
+            (["--baseline", str(ROOT / "tests")], "must be a checkout of this library"),
         ],
     )
     def test_wrong_arguments_are_refused(
@@ -189,33 +203,71 @@ class TestTheCommand:
         ("storm", "due", {10**6}),
         ("await", "tasks", {2_000, 100_000}),
         ("http", "clients", {1_000, 10_000}),
-        ("events", "clients", {1_000, 10_000}),
-        ("appends", "writers", {1, 64, 512}),
-        ("appends", "bytes", {100, 65_536}),
-        ("readers", "readers", {1_000, 10_000}),
-        ("readers", "by", {"long poll", "SSE"}),
-        ("relay", "processes", {2, 16}),
     ],
 )
 def test_a_full_run_has_the_sizes_that_matter(scenario: str, parameter: str, values: set[object]) -> None:
     assert {case.parameters[parameter] for case in find(scenario).cases(False)} == values
 
 
+class TestTheBaseline:
+    @pytest.fixture
+    def baseline(self, tmp_path: Path) -> Path:
+        """Another checkout of the library. It has no bench."""
+        folder = tmp_path / "checkout"
+        shutil.copytree(ROOT / "purgatory", folder / "purgatory", ignore=shutil.ignore_patterns("bench", "__pycache__"))
+        return folder
+
+    def bench(self, scenario: str, baseline: Path, output: Path) -> tuple[dict[str, Any], list[Measured]]:
+        """What is written of a run, and the cases of its scenario."""
+        command = ["bench", scenario, "--quick", "--rounds", "1", "--loop", "asyncio"]
+        main([*command, "--baseline", str(baseline), "--output", str(output)])
+        about, measured = report.load(output / "results.json")
+        return about, measured[scenario]
+
+    def test_ours_and_the_other_library_are_measured_alternately_and_nothing_else(
+        self, baseline: Path, tmp_path: Path
+    ) -> None:
+        about, measured = self.bench("wakeup", baseline, tmp_path / "measured")
+        assert about["baseline"] == str(baseline)
+        ours = [OURS, OURS + BEFORE, f"{OURS}, soon", f"{OURS}, soon{BEFORE}"]
+        assert [each.case.implementation for each in measured] == ours * 3
+        assert all(len(each.rounds) == 1 for each in measured)
+
+    def test_a_case_that_the_other_library_cannot_run_is_left_out(
+        self, baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (baseline / "purgatory" / "__init__.py").write_text("raise ImportError('of another time')")
+        _, measured = self.bench("callback", baseline, tmp_path / "measured")
+        said = " ".join(capsys.readouterr().err.split())
+        assert "left out: callback: purgatory, before, asyncio, pending 1,000, times 20: ImportError" in said
+        ours, before = measured
+        assert len(ours.rounds) == 1
+        assert before.rounds == []
+        assert "ImportError: of another time" in str(before.failed)
+        (group,) = report.groups(measured)
+        assert list(group.members) == [OURS]
+
+
 class TestTheRunner:
-    def test_all_cases_are_measured_round_by_round(self) -> None:
+    def test_all_cases_are_measured_round_by_round_but_one_of_another_library_that_has_failed(self) -> None:
         order = []
 
         def measure(case: Case) -> Figures:
             order.append(case.implementation)
+            if len(order) == 5:
+                raise runner.CaseFailed("too old")
             return {"ns": 1.0}
 
-        measured = runner.run([Case("memory", name, "asyncio") for name in "abc"], 3, measure)
-        assert order == ["a", "b", "c"] * 3
-        assert [len(each.rounds) for each in measured] == [3, 3, 3]
+        names = [OURS, OURS + BEFORE, "theirs"]
+        ours, before, theirs = runner.run([Case("memory", name, "asyncio") for name in names], 3, measure)
+        assert order == [*names, *names, OURS, "theirs"]
+        assert (len(ours.rounds), len(theirs.rounds), ours.failed) == (3, 3, None)
+        assert (before.rounds, before.failed) == ([], "too old")
 
-    def test_a_case_that_fails_says_why(self) -> None:
+    def test_a_case_of_this_library_that_fails_says_why(self) -> None:
+        cases = [Case("storm", "nonsense", "asyncio", {"due": 1})]
         with pytest.raises(runner.CaseFailed, match=r"(?s)storm: nonsense, asyncio, .* failed:.*KeyError"):
-            runner.measure_apart(Case("storm", "nonsense", "asyncio", {"due": 1}))
+            runner.run(cases, 1, runner.measure_apart)
 
 
 async def _nothing(case: Case) -> Figures:
@@ -243,6 +295,12 @@ class TestTheReport:
             [measured(OURS, 1, pending=1), measured(OURS, 2, pending=2), measured(OURS, 3, loop="uvloop", pending=1)]
         )
         assert [str(group) for group in found] == ["asyncio, pending 1", "asyncio, pending 2", "uvloop, pending 1"]
+
+    def test_a_ratio_is_to_the_same_implementation(self) -> None:
+        soon = f"{OURS}, soon"
+        (group,) = report.groups([measured(OURS, 1), measured(soon, 2), measured(soon + BEFORE, 3)])
+        assert group.ratio(soon, "ns") == report.Spread.of([2])
+        assert group.ratio(soon + BEFORE, "ns") == report.Spread.of([1.5])
 
     def test_there_is_no_ratio_to_nothing(self) -> None:
         (group,) = report.groups([measured(OURS, 0), measured("theirs", 1)])
