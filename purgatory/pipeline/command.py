@@ -4,10 +4,10 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
@@ -16,35 +16,15 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from purgatory.pipeline import cube, generate, report, rollup, stream
+from purgatory.pipeline.generate import PRESETS, Traffic
 from purgatory.pipeline.progress import Steps
 from purgatory.pipeline.trace import refuse_empty
-from purgatory.pipeline.traffic import PRESETS, Traffic
 from purgatory.pipeline.words import name
 from purgatory.spark.errors import PipelineError, first_line
 from purgatory.spark.session import session
 
 if TYPE_CHECKING:
     Subcommands = argparse._SubParsersAction[argparse.ArgumentParser]
-
-_TRAFFIC: Final = {
-    "rate": "operations that arrive at each instance, per second",
-    "seconds": "duration of the traffic, in seconds",
-    "instances": "number of instances",
-    "median": "50th percentile of the time to complete, in seconds",
-    "upper_quartile": "75th percentile of the time to complete, in seconds",
-    "timeout": "timeout of each operation, in seconds",
-    "keys": "number of keys",
-    "keys_per_operation": "number of keys that an operation draws; it watches a key that it draws twice once",
-    "zipf": "exponent of the keys' distribution: 0 is uniform, 1 is Zipf's law",
-    "slowest": "how many times as long operations of the last instance take",
-    "together": "number of operations, one after the other, that wait for the same change",
-    "cancelled": "share of operations that clients cancel",
-    "missed": "share of operations whose check is forgotten",
-    "seed": "seed of the random generators; the same seed gives the same operations",
-    "start": "start of the traffic, in seconds since 1970",
-    "purgatory": "name of the purgatory",
-    "operation": "type of the operations",
-}
 
 _console = Console(stderr=True)
 
@@ -112,7 +92,7 @@ def add_to(subcommands: "Subcommands") -> None:
             f"--{field.name.replace('_', '-')}",
             type=type(field.default),
             metavar="NAME" if isinstance(field.default, str) else "N",
-            help=f"{_TRAFFIC[field.name]} (default: {default})",
+            help=f"{field.metadata['about']} (default: {default})",
         )
 
 
@@ -185,8 +165,9 @@ def _settings(given: Sequence[str]) -> Mapping[str, str]:
 
 
 def _generate(options: argparse.Namespace) -> Run:
-    changes = {field.name: getattr(options, field.name) for field in fields(Traffic)}
-    traffic = PRESETS[options.preset].with_changes(**changes)
+    given = {field.name: getattr(options, field.name) for field in fields(Traffic)}
+    changes = {name: value for name, value in given.items() if value is not None}
+    traffic = replace(PRESETS[options.preset], **changes)
     if "://" not in options.output and Path(options.output).exists():
         raise PipelineError(f"{options.output} exists: name another directory, for journals are not mixed")
 

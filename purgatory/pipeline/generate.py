@@ -1,5 +1,10 @@
 """Traffic at any scale, made on Spark and written as a trace.
 
+The model is that of the benchmark of Kafka's purgatory redesign proposal: operations arrive at exponential intervals,
+and would take a log-normal time to complete, given by its 50th and 75th percentile, if no timeout came first. To that
+come the troubles of real services: an instance that is slow, clients that go away, checks that were forgotten, and
+changes that wake many watchers at once.
+
 Time is cut into slices, and each slice of each instance is drawn on its own, from a random generator that is seeded by
 (seed, instance, slice): so the traffic does not depend on how Spark divides the work. Arrivals are a Poisson process
 anyway: the number in a slice is Poisson distributed, and given their number, they are uniform in it, which is
@@ -8,7 +13,8 @@ the same as exponential intervals from one to the next, across slices too.
 
 import math
 from collections.abc import Iterator
-from typing import Final, TypeAlias
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +23,13 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from purgatory.pipeline.trace import COLUMNS
-from purgatory.pipeline.traffic import Traffic
 from purgatory.spark.errors import PipelineError
 from purgatory.spark.session import parallelism
+
+_YEAR: Final = 366 * 86_400
+
+_MOST: Final = 1e13
+"""The most operations: days of a very large service."""
 
 _SLICE: Final = 50_000
 """The average number of operations of a slice: some megabytes, and some hundredths of a second of work."""
@@ -37,6 +47,88 @@ _ARRIVED_AT: Final = pa.timestamp("us", tz="UTC")
 
 _DAY: Final = 86_400_000_000
 """Microseconds."""
+
+
+def _field(default: Any, about: str, lowest: float = 0, highest: float = 0) -> Any:
+    """A field of `Traffic`, with its description, and the limits of a number."""
+    return field(default=default, metadata={"about": about, "limits": (lowest, highest)})
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The traffic of each instance of a service. The command has an option for each field."""
+
+    rate: float = _field(10_000.0, "operations that arrive at each instance, per second", 1e-6, 1e9)
+    seconds: float = _field(60.0, "duration of the traffic, in seconds", 1e-3, _YEAR)
+    instances: int = _field(1, "number of instances", 1, 100_000)
+    median: float = _field(0.020, "50th percentile of the time to complete, in seconds", 1e-6, _YEAR)
+    upper_quartile: float = _field(0.060, "75th percentile of the time to complete, in seconds", 1e-6, _YEAR)
+    timeout: float = _field(1.0, "timeout of each operation, in seconds", 0, _YEAR)
+    keys: int = _field(100, "number of keys", 1, 10_000_000)
+    keys_per_operation: int = _field(
+        3, "number of keys that an operation draws; it watches a key that it draws twice once", 1, 100
+    )
+    zipf: float = _field(0.0, "exponent of the keys' distribution: 0 is uniform, 1 is Zipf's law", 0, 10)
+    slowest: float = _field(1.0, "how many times as long operations of the last instance take", 1, 1e6)
+    together: int = _field(1, "number of operations, one after the other, that wait for the same change", 1, 10_000)
+    cancelled: float = _field(0.0, "share of operations that clients cancel", 0, 1)
+    missed: float = _field(0.0, "share of operations whose check is forgotten", 0, 1)
+    seed: int = _field(0, "seed of the random generators; the same seed gives the same operations", 0, 2**63 - 1)
+    start: float = _field(1_750_000_000.0, "start of the traffic, in seconds since 1970", 0, 1e10)
+    purgatory: str = _field("generated", "name of the purgatory")
+    operation: str = _field("Request", "type of the operations")
+
+    def __post_init__(self) -> None:
+        """Raise `PipelineError`, which names the field, for traffic that cannot be generated."""
+        for each in fields(self):
+            value, type_ = getattr(self, each.name), type(each.default)
+            if type_ is str:
+                if not isinstance(value, str) or not value:
+                    raise PipelineError(f"{each.name} must be a name, not {value!r}")
+                continue
+            lowest, highest = each.metadata["limits"]
+            is_number = isinstance(value, (int, type_)) and not isinstance(value, bool)
+            if not is_number or not lowest <= value <= highest:
+                limits = f"whole number from {lowest} to {highest}"
+                if type_ is float:
+                    limits = f"number from {lowest:g} to {highest:g}"
+                raise PipelineError(f"{each.name} must be a {limits}, not {value!r}")
+        if self.upper_quartile < self.median:
+            raise PipelineError(
+                f"upper_quartile, {self.upper_quartile!r}, must not be less than median, {self.median!r}"
+            )
+        if self.rate * self.seconds * self.instances > _MOST:
+            raise PipelineError(f"rate times seconds times instances must not be more than {_MOST:g} operations")
+
+    @property
+    def mu(self) -> float:
+        """The mean of the logarithm of the time to complete."""
+        return math.log(self.median)
+
+    @property
+    def sigma(self) -> float:
+        """The standard deviation of the logarithm of the time to complete."""
+        return (math.log(self.upper_quartile) - self.mu) / 0.674490  # the 75th percentile of the standard normal
+
+
+PRESETS: Final = {
+    "low": Traffic(median=0.020, upper_quartile=0.060, timeout=1.0),
+    "high": Traffic(median=0.200, upper_quartile=0.400, timeout=3.0),
+    "service": Traffic(
+        rate=1_000.0,
+        instances=4,
+        median=0.300,
+        upper_quartile=0.700,
+        timeout=3.0,
+        zipf=1.0,
+        slowest=4.0,
+        together=5,
+        cancelled=0.02,
+        missed=0.002,
+    ),
+}
+"""The proposal's two scenarios, with a low and a high rate of timeouts and with longer timeouts than its 200 ms, and a
+service with troubles."""
 
 
 def generate(spark: SparkSession, traffic: Traffic, partitions: int | None = None) -> DataFrame:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -9,14 +10,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from purgatory.pipeline import cube, generate, report, rollup, stream
-from purgatory.pipeline.traffic import PRESETS
+from purgatory.pipeline.generate import PRESETS
 from purgatory.spark.errors import PipelineError
 from purgatory.spark.session import session
 from tests.pipeline import connect
 from tests.pipeline.commands import pipeline
 from tests.support.servers import reserved_port
 
-TRAFFIC = PRESETS["high"].with_changes(rate=500.0, seconds=4.0, instances=3, seed=3)
+TRAFFIC = replace(PRESETS["high"], rate=500.0, seconds=4.0, instances=3, seed=3)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ from scipy import stats
 
 from purgatory.journal import SCHEMA
 from purgatory.pipeline import trace
-from purgatory.pipeline.generate import generate, write
-from purgatory.pipeline.traffic import Traffic
+from purgatory.pipeline.generate import Traffic, generate, write
 from purgatory.spark.errors import PipelineError
 
 LIKELY = 1e-4
@@ -49,10 +49,10 @@ def _digest(rows: DataFrame) -> Any:
 
 
 def test_the_same_seed_gives_the_same_rows_in_any_number_of_partitions(spark: SparkSession) -> None:
-    traffic = SMALL.with_changes(zipf=1.0)
+    traffic = replace(SMALL, zipf=1.0)
     one = _digest(generate(spark, traffic, partitions=1))
     assert one == _digest(generate(spark, traffic, partitions=5))
-    assert one != _digest(generate(spark, traffic.with_changes(seed=12)))
+    assert one != _digest(generate(spark, replace(traffic, seed=12)))
 
 
 def test_operations_arrive_at_exponential_intervals(columns: dict[str, np.ndarray[Any, Any]]) -> None:
@@ -79,7 +79,7 @@ def test_instances_have_traffic_of_their_own(spark: SparkSession, written: Path)
 
 
 def test_the_timeout_cuts_off_what_takes_longer(spark: SparkSession, written: Path) -> None:
-    cut = generate(spark, SMALL.with_changes(timeout=0.2)).orderBy("instance", "arrived_at").toArrow()
+    cut = generate(spark, replace(SMALL, timeout=0.2)).orderBy("instance", "arrived_at").toArrow()
     whole = trace.read(spark, str(written)).orderBy("instance", "arrived_at").toArrow()
     takes = whole["waited_s"].to_numpy()
     assert (cut["waited_s"].to_numpy() == np.minimum(takes, 0.2)).all()
@@ -182,4 +182,4 @@ def test_a_directory_that_is_there_is_not_written_to(spark: SparkSession, writte
 )
 def test_impossible_traffic_is_refused_by_name(changes: dict[str, Any]) -> None:
     with pytest.raises(PipelineError, match=next(iter(changes))):
-        Traffic().with_changes(**changes)
+        Traffic(**changes)

@@ -16,9 +16,8 @@ from pyspark.sql import SparkSession
 
 from purgatory.journal import SCHEMA
 from purgatory.pipeline import trace
-from purgatory.pipeline.generate import generate
+from purgatory.pipeline.generate import PRESETS, Traffic, generate
 from purgatory.pipeline.report import Report, report
-from purgatory.pipeline.traffic import PRESETS, Traffic
 from purgatory.spark.errors import PipelineError
 from tests.pipeline.traces import START, row
 from tests.support.browser import browser
