@@ -3,13 +3,13 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -19,7 +19,7 @@ from purgatory.pipeline import cube, generate, report, rollup, stream
 from purgatory.pipeline.generate import PRESETS, Traffic
 from purgatory.pipeline.progress import Steps
 from purgatory.pipeline.trace import refuse_empty
-from purgatory.pipeline.words import name
+from purgatory.pipeline.words import kind_name
 from purgatory.spark.errors import PipelineError, first_line
 from purgatory.spark.session import session
 
@@ -96,14 +96,10 @@ def add_to(subcommands: "Subcommands") -> None:
         )
 
 
-Run: TypeAlias = Callable[[SparkSession, argparse.Namespace, Steps], str | None]
-"""A command's work on Spark. It returns the answer for stdout, if there is one."""
-
-
 def _command(
-    commands: "Subcommands", name: str, prepare: Callable[[argparse.Namespace], Run | str], title: str, about: str
+    commands: "Subcommands", name: str, run: Callable[[argparse.Namespace], None], title: str, about: str
 ) -> argparse.ArgumentParser:
-    """Add a command with the common options. `prepare` checks the options, and returns the function to run on Spark."""
+    """Add a command with the common options, which `run` runs."""
     parser = commands.add_parser(name, help=title, description=f"{title[0].upper()}{title[1:]}. {about}")
     spark = parser.add_argument_group("Spark")
     place = spark.add_mutually_exclusive_group()
@@ -112,7 +108,7 @@ def _command(
     place.add_argument("--remote", metavar="URL", help=remote)
     conf = "Spark setting; repeat it for more"
     spark.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help=conf)
-    parser.set_defaults(run=lambda options: _run(prepare, options))
+    parser.set_defaults(run=lambda options: _run(run, options))
     return parser
 
 
@@ -128,23 +124,9 @@ def _day(text: str) -> date:
         raise argparse.ArgumentTypeError(f"must be a day like 2026-11-26, not {text!r}") from None
 
 
-def _run(prepare: Callable[[argparse.Namespace], Run | str], options: argparse.Namespace) -> None:
-    """Run a command on Spark: here, on a cluster, or on a Connect server. An answer that needs no Spark starts none."""
+def _run(run: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> None:
     try:
-        run = prepare(options)
-        if isinstance(run, str):
-            _answer(run)
-            return
-        settings = _settings(options.conf)
-        if (options.master or "").startswith("sc://"):
-            raise PipelineError(f"a Spark Connect server is named by --remote, and not by --master: {options.master}")
-        remote = options.remote or (None if options.master else os.environ.get("SPARK_REMOTE") or None)
-        with session(None if remote else options.master, settings, remote=remote) as spark:
-            steps = Steps(spark, _console)
-            with steps.shown():
-                answer = run(spark, options, steps)
-            if answer is not None:
-                _answer(answer)
+        run(options)
     except PipelineError as error:
         sys.exit(f"purgatory pipeline: {error}")
     except (PySparkException, Py4JError) as error:
@@ -153,46 +135,45 @@ def _run(prepare: Callable[[argparse.Namespace], Run | str], options: argparse.N
         sys.exit(130)
 
 
-def _answer(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-
-
-def _settings(given: Sequence[str]) -> Mapping[str, str]:
-    for each in given:
+@contextmanager
+def _spark(options: argparse.Namespace) -> Iterator[tuple[SparkSession, Steps]]:
+    """Yield Spark, here, on a cluster or on a Connect server, and the steps of the command, which are shown."""
+    for each in options.conf:
         if "=" not in each:
             raise PipelineError(f"--conf takes NAME=VALUE, not {each!r}")
-    return dict(each.split("=", 1) for each in given)
+    if (options.master or "").startswith("sc://"):
+        raise PipelineError(f"a Spark Connect server is named by --remote, and not by --master: {options.master}")
+    settings = dict(each.split("=", 1) for each in options.conf)
+    remote = options.remote or (None if options.master else os.environ.get("SPARK_REMOTE") or None)
+    with session(None if remote else options.master, settings, remote=remote) as spark:
+        steps = Steps(spark, _console)
+        with steps.shown():
+            yield spark, steps
 
 
-def _generate(options: argparse.Namespace) -> Run:
+def _generate(options: argparse.Namespace) -> None:
     given = {field.name: getattr(options, field.name) for field in fields(Traffic)}
     changes = {name: value for name, value in given.items() if value is not None}
     traffic = replace(PRESETS[options.preset], **changes)
     if "://" not in options.output and Path(options.output).exists():
         raise PipelineError(f"{options.output} exists: name another directory, for journals are not mixed")
-
-    def run(spark: SparkSession, options: argparse.Namespace, steps: Steps) -> None:
+    with _spark(options) as (spark, steps):
         expected = traffic.rate * traffic.seconds * traffic.instances
         steps.begin(f"generating about {expected:,.0f} operations of {traffic.instances} instances")
         generate.write(generate.generate(spark, traffic), options.output)
         steps.say(f"written to {options.output}")
 
-    return run
 
-
-def _rollup(options: argparse.Namespace) -> Run:
+def _rollup(options: argparse.Namespace) -> None:
     refuse_empty(options.journal)
-
-    def run(spark: SparkSession, options: argparse.Namespace, steps: Steps) -> None:
+    with _spark(options) as (spark, steps):
         steps.begin(f"rolling up {options.journal}")
         days = [] if options.day is None else [options.day]
         rollup.rollup(spark, options.journal, options.cube, days, steps.say)
         steps.say(f"written to {options.cube}")
 
-    return run
 
-
-def _report(options: argparse.Namespace) -> Run | str:
+def _report(options: argparse.Namespace) -> None:
     report.check(options.output, options.timeout_rate)
 
     def is_wanted(day: date) -> bool:
@@ -200,35 +181,24 @@ def _report(options: argparse.Namespace) -> Run | str:
             return True
         return (options.first or date.min) <= day <= (options.last or date.max)
 
-    def write(table: pa.Table) -> str:
-        return _told(report.report(table, options.output, options.timeout_rate, options.compare))
-
     if cube.files(options.source):
-        return write(cube.load(options.source, is_wanted))
-    refuse_empty(options.source)
-
-    def run(spark: SparkSession, options: argparse.Namespace, steps: Steps) -> str:
-        steps.begin(f"rolling up {options.source}")
-        table = rollup.of_days(spark, options.source, is_wanted)
-        steps.begin("writing the report")
-        return write(table)
-
-    return run
-
-
-def _told(written: report.Report) -> str:
+        table = cube.load(options.source, is_wanted)
+    else:
+        refuse_empty(options.source)
+        with _spark(options) as (spark, steps):
+            steps.begin(f"rolling up {options.source}")
+            table = rollup.of_days(spark, options.source, is_wanted)
+            steps.say("writing the report")
+    written = report.report(table, options.output, options.timeout_rate, options.compare)
     lines = [f"{each.colour}: {each.text} {each.evidence}" for each in written.verdicts if each.colour != "green"]
-    lines += [f"{name(kind[0])} / {name(kind[1])}: {advice}" for kind, advice in written.advice.items()]
-    return "\n".join([*lines, f"written to {written.page}"])
+    lines += [f"{kind_name(kind)}: {advice}" for kind, advice in written.advice.items()]
+    sys.stdout.write("".join(f"{line}\n" for line in [*lines, f"written to {written.page}"]))
 
 
-def _stream(options: argparse.Namespace) -> Run:
+def _stream(options: argparse.Namespace) -> None:
     if cube.days_of(options.cube):
         raise PipelineError(f"{options.cube} is a cube that rollup has written: name another directory")
-
-    def run(spark: SparkSession, options: argparse.Namespace, steps: Steps) -> None:
-        settings = stream.Settings(slot=options.slot, once=options.once)
+    settings = stream.Settings(slot=options.slot, once=options.once)
+    with _spark(options) as (spark, steps):
         steps.begin(f"following {options.journal}")
         stream.follow(spark, options.journal, options.cube, options.checkpoint, settings, steps.say)
-
-    return run

@@ -40,3 +40,8 @@ def name(text: str, longest: int = 48) -> str:
         return shown
     head = longest * 2 // 3
     return f"{shown[:head]}…{shown[head - longest + 1 :]}"
+
+
+def kind_name(kind: tuple[str, str]) -> str:
+    """A purgatory and an operation."""
+    return f"{name(kind[0])} / {name(kind[1])}"
