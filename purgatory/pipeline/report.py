@@ -16,7 +16,7 @@ from purgatory.pipeline.answers import Frame, Kind
 from purgatory.pipeline.cube import refused
 from purgatory.pipeline.estimate import EDGES, Estimate
 from purgatory.pipeline.verdicts import Verdict, verdicts
-from purgatory.pipeline.words import count, figure, name, percent, seconds
+from purgatory.pipeline.words import count, figure, kind_name, name, percent, seconds
 from purgatory.spark.errors import PipelineError
 
 _SIZE: Final = 171
@@ -102,7 +102,7 @@ def report(table: pa.Table, output: str, wanted: float = 0.01, compare: date | N
         "wanted": percent(wanted),
         "kinds": [
             {
-                "name": f"{name(kind[0])} / {name(kind[1])}",
+                "name": kind_name(kind),
                 "advice": advice[kind],
                 "small": _small(found[kind]),
                 "rungs": [_rung(rung) for rung in ladders.get(kind, ())],
@@ -245,7 +245,7 @@ def _rung(rung: answers.Rung) -> dict[str, Any]:
 def _loaded(kind: Kind, row: Any, rows: Frame, span: float) -> Sequence[str]:
     load = answers.pending(rows)
     return [
-        f"{name(kind[0])} / {name(kind[1])}",
+        kind_name(kind),
         figure(row["operations"] / span),
         figure(rows["wait_sum"].sum() / span),
         count(load["pending"].max()),

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 from datetime import date
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from purgatory.pipeline.answers import Frame, estimates, operations
-from purgatory.pipeline.words import count, name, percent, seconds
+from purgatory.pipeline.words import count, kind_name, name, percent, seconds
 
 Colour: TypeAlias = Literal["red", "amber", "green"]
 
@@ -51,7 +51,8 @@ def _missed(rows: Frame, hottest: Frame) -> list[Verdict]:
             share = row["missed"] / row["operations"]
             keys = hottest[(hottest["purgatory"] == row["purgatory"]) & (hottest["missed"] > 0)]
             first = ", ".join(name(key, 24) for key in keys.sort_values("missed", ascending=False)["key"].head(3))
-            text = f"{_name(row)}: nobody checked {count(row['missed'])} operations whose condition held."
+            kind = kind_name((row["purgatory"], row["operation"]))
+            text = f"{kind}: nobody checked {count(row['missed'])} operations whose condition held."
             evidence = (
                 f"Only the last try, at the deadline, completed {percent(share)} of all operations. Call "
                 f"check_and_complete(key) where the state changes. Most of them have the keys {first}."
@@ -71,7 +72,7 @@ def _sick(rows: Frame, wanted: float) -> list[Verdict]:
                 usual = others[column].median()
                 if row[column] >= _FAR * usual:
                     times = f"{row[column] / usual:.1f} times as long"
-                    text = f"{name(row['instance'])} is slow: {name(kind[0])} / {name(kind[1])} waits {times}."
+                    text = f"{name(row['instance'])} is slow: {kind_name(kind)} waits {times}."
                     evidence = f"{seconds(row[column])} {words}, compared with {seconds(usual)} for the others."
                     well = some[some["instance"] != row["instance"]]
                     found.append(Verdict("red", text, f"{evidence}{_without(some, well, wanted)}"))
@@ -112,7 +113,7 @@ def _changed(rows: Frame, today: date, before: date) -> list[Verdict]:
     kind = ["purgatory", "operation"]
     here, there = (operations(rows[rows["day"] == day], *kind).set_index(kind) for day in (today, before))
     for each in here.index.symmetric_difference(there.index):
-        text = f"{name(each[0])} / {name(each[1])} is {'new' if each in here.index else 'gone'}."
+        text = f"{kind_name(each)} is {'new' if each in here.index else 'gone'}."
         found.append(Verdict("amber", text, f"It has operations on {today if each in here.index else before} only."))
     for each in here.index.intersection(there.index):
         now, then = here.loc[each], there.loc[each]
@@ -121,13 +122,9 @@ def _changed(rows: Frame, today: date, before: date) -> list[Verdict]:
             factor = now[column] / max(then[column], 1e-9)
             if few >= _ENOUGH and not 1 / _CHANGED < factor < _CHANGED:
                 times = f"{factor:,.1f}" if factor < 1000 else "over 1,000"
-                text = f"{name(each[0])} / {name(each[1])} {words[0]} {times} times as {words[1]} on {today}."
+                text = f"{kind_name(each)} {words[0]} {times} times as {words[1]} on {today}."
                 evidence = f"{shown(now[column])}, compared with {shown(then[column])} on {before}."
                 colour: Colour = "amber" if factor > 1 or column == "operations" else "green"
                 found.append(Verdict(colour, text, evidence))
     text = f"{today} is like {before}."
     return found or [Verdict("green", text, f"Load, waits and expiries differ by less than {_CHANGED:g} times.")]
-
-
-def _name(row: dict[str, Any]) -> str:
-    return f"{name(row['purgatory'])} / {name(row['operation'])}"
