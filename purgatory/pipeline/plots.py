@@ -2,15 +2,14 @@
 
 import io
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
@@ -40,79 +39,75 @@ _STYLE: Final[Any] = {
 }
 
 
+@rc_context(_STYLE)
 def rates(found: Estimate) -> str:
     """The share of operations that expires by the timeout, with its band, the wanted share and the advice."""
     times = EDGES[: len(found.rates)]
     first = int(np.flatnonzero(found.rates > 0.97)[-1]) if (found.rates > 0.97).any() else 0
     shown = slice(min(first, len(times) - 2), None)
-    with _picture(2.7) as (drawing, axis):
-        axis.set_xscale("log")
-        axis.fill_between(times[shown], found.low[shown], found.high[shown], color=_ACCENT, alpha=0.25, lw=0)
-        axis.plot(times[shown], found.rates[shown], color=_ACCENT, linewidth=1.8)
-        axis.axhline(found.wanted, color=_SOFT, linewidth=1, linestyle="--")
-        if found.safe is not None:
-            axis.plot(found.safe, found.wanted, "o", color=_BAD, markersize=6, zorder=5)
-            axis.annotate(
-                seconds(found.safe),
-                (found.safe, found.wanted),
-                xytext=(5, 6),
-                textcoords="offset points",
-                color=_BAD,
-                fontweight="bold",
-            )
-        axis.set_ylim(0, 1)
-        axis.set_xlabel("timeout")
-        axis.set_ylabel("share that expires")
-        decades = np.log10(times[-1] / times[shown][0])
-        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2 else (1,), numticks=12))
-        _format(axis, x=seconds, y=percent)
-    return drawing.svg
+    picture, axis = _picture()
+    axis.set_xscale("log")
+    axis.fill_between(times[shown], found.low[shown], found.high[shown], color=_ACCENT, alpha=0.25, lw=0)
+    axis.plot(times[shown], found.rates[shown], color=_ACCENT, linewidth=1.8)
+    axis.axhline(found.wanted, color=_SOFT, linewidth=1, linestyle="--")
+    if found.safe is not None:
+        axis.plot(found.safe, found.wanted, "o", color=_BAD, markersize=6, zorder=5)
+        axis.annotate(
+            seconds(found.safe),
+            (found.safe, found.wanted),
+            xytext=(5, 6),
+            textcoords="offset points",
+            color=_BAD,
+            fontweight="bold",
+        )
+    axis.set_ylim(0, 1)
+    axis.set_xlabel("timeout")
+    axis.set_ylabel("share that expires")
+    decades = np.log10(times[-1] / times[shown][0])
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2 else (1,), numticks=12))
+    _format(axis.xaxis, seconds)
+    _format(axis.yaxis, percent)
+    return _svg(picture)
 
 
+@rc_context(_STYLE)
 def load(pending: Frame) -> str:
     """How many operations arrive a second, and how many are pending, over time."""
     times = (pending["start"] / 1e6).to_numpy()
-    with _picture(2.7) as (drawing, axis):
-        axis.fill_between(times, pending["pending"], color=_ACCENT, alpha=0.25, lw=0, step="post")
-        axis.step(times, pending["pending"], color=_ACCENT, where="post", label="pending")
-        axis.step(times, pending["arrivals"] / pending["slot_s"], color=_BAD, where="post", label="arrivals a second")
-        axis.set_ylim(bottom=0)
-        axis.xaxis.set_major_locator(MaxNLocator(4))
-        days = times[0] // 86_400 != times[-1] // 86_400
-        whole = pending["slot_s"].iloc[0] >= 60
-        clock = ("%d %b %H:%M" if whole else "%d %b %H:%M:%S") if days else ("%H:%M" if whole else "%H:%M:%S")
-        _format(axis, x=lambda at: datetime.fromtimestamp(at, UTC).strftime(clock), y=figure)
-        axis.legend(frameon=False, fontsize=8, loc="upper left", ncols=2, bbox_to_anchor=(0, 1.14))
-    return drawing.svg
+    picture, axis = _picture()
+    axis.fill_between(times, pending["pending"], color=_ACCENT, alpha=0.25, lw=0, step="post")
+    axis.step(times, pending["pending"], color=_ACCENT, where="post", label="pending")
+    axis.step(times, pending["arrivals"] / pending["slot_s"], color=_BAD, where="post", label="arrivals a second")
+    axis.set_ylim(bottom=0)
+    axis.xaxis.set_major_locator(MaxNLocator(4))
+    days = times[0] // 86_400 != times[-1] // 86_400
+    whole = pending["slot_s"].iloc[0] >= 60
+    clock = ("%d %b %H:%M" if whole else "%d %b %H:%M:%S") if days else ("%H:%M" if whole else "%H:%M:%S")
+    _format(axis.xaxis, lambda at: datetime.fromtimestamp(at, UTC).strftime(clock))
+    _format(axis.yaxis, figure)
+    axis.legend(frameon=False, fontsize=8, loc="upper left", ncols=2, bbox_to_anchor=(0, 1.14))
+    return _svg(picture)
 
 
-class _Drawing:
-    svg = ""
+def _picture() -> tuple[Figure, Axes]:
+    """A picture that is as wide as the page of a phone, and its axes."""
+    picture = Figure(figsize=(5.0, 2.7), layout="constrained")
+    return picture, picture.subplots()
 
 
-@contextmanager
-def _picture(height: float) -> Iterator[tuple[_Drawing, Axes]]:
-    """Axes that are drawn as SVG at the end of the block. It is as wide as the page of a phone."""
-    drawing = _Drawing()
-    with rc_context(_STYLE):
-        shape = Figure(figsize=(5.0, height), layout="constrained")
-        yield drawing, shape.subplots()
-        file = io.StringIO()
-        shape.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+def _svg(picture: Figure) -> str:
+    """The picture for the page."""
+    file = io.StringIO()
+    picture.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = file.getvalue()
     text = text[text.index("<svg") :]
     for colour, variable in _VARIABLES.items():
         text = text.replace(colour, f"var({variable})")
     # Several pictures are in one page: each has names of its own.
     own = f"{abs(hash(text)):x}"
-    drawing.svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{own}-", text)
+    return re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{own}-", text)
 
 
-def _shown(words: Callable[[float], str], value: float, place: int | None) -> str:
-    return words(value)
-
-
-def _format(axis: Axes, x: Callable[[float], str], y: Callable[[float], str]) -> None:
-    for side, words in ((axis.xaxis, x), (axis.yaxis, y)):
-        side.set_major_formatter(FuncFormatter(partial(_shown, words)))
-        side.set_minor_formatter(NullFormatter())
+def _format(axis: Axis, words: Callable[[float], str]) -> None:
+    axis.set_major_formatter(FuncFormatter(lambda value, place: words(value)))
+    axis.set_minor_formatter(NullFormatter())
