@@ -15,10 +15,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from purgatory.pipeline import cube, generate, report, rollup, stream
+from purgatory.pipeline import cube, generate, report, stream, trace
 from purgatory.pipeline.generate import PRESETS, Traffic
 from purgatory.pipeline.progress import Steps
-from purgatory.pipeline.trace import refuse_empty
 from purgatory.pipeline.words import kind_name
 from purgatory.spark.errors import PipelineError, first_line
 from purgatory.spark.session import session
@@ -165,11 +164,11 @@ def _generate(options: argparse.Namespace) -> None:
 
 
 def _rollup(options: argparse.Namespace) -> None:
-    refuse_empty(options.journal)
+    trace.refuse_empty(options.journal)
     with _spark(options) as (spark, steps):
         steps.begin(f"rolling up {options.journal}")
         days = [] if options.day is None else [options.day]
-        rollup.rollup(spark, options.journal, options.cube, days, steps.say)
+        trace.rollup(spark, options.journal, options.cube, steps.say, days)
         steps.say(f"written to {options.cube}")
 
 
@@ -184,10 +183,10 @@ def _report(options: argparse.Namespace) -> None:
     if cube.files(options.source):
         table = cube.load(options.source, is_wanted)
     else:
-        refuse_empty(options.source)
+        trace.refuse_empty(options.source)
         with _spark(options) as (spark, steps):
             steps.begin(f"rolling up {options.source}")
-            table = rollup.of_days(spark, options.source, is_wanted)
+            table = trace.of_days(spark, options.source, is_wanted)
             steps.say("writing the report")
     written = report.report(table, options.output, options.timeout_rate, options.compare)
     lines = [f"{each.colour}: {each.text} {each.evidence}" for each in written.verdicts if each.colour != "green"]
@@ -198,7 +197,7 @@ def _report(options: argparse.Namespace) -> None:
 def _stream(options: argparse.Namespace) -> None:
     if cube.days_of(options.cube):
         raise PipelineError(f"{options.cube} is a cube that rollup has written: name another directory")
-    settings = stream.Settings(slot=options.slot, once=options.once)
     with _spark(options) as (spark, steps):
         steps.begin(f"following {options.journal}")
-        stream.follow(spark, options.journal, options.cube, options.checkpoint, settings, steps.say)
+        places = options.journal, options.cube, options.checkpoint
+        stream.follow(spark, *places, steps.say, slot=options.slot, once=options.once)

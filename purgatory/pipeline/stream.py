@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 from py4j.protocol import Py4JError
@@ -38,34 +37,68 @@ _RAISED: Final = re.compile(r"(?:Exception|Error): \[\S+\] (.+)")
 _CODES: Final = re.compile(r" *SQLSTATE: \w+")
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The settings of a stream."""
+def follow(
+    spark: SparkSession,
+    journal: str,
+    cube: str,
+    checkpoint: str,
+    say: Callable[[str], object],
+    *,
+    slot: float = 60.0,
+    once: bool = False,
+    interval: float = 10.0,
+) -> None:
+    """Write the cube of `journal`, from the progress in `checkpoint` on, until SIGINT or SIGTERM comes.
 
-    slot: float = 60.0
-    """The length of a slot of time in the cube, in seconds."""
-    once: bool = False
-    """Whether to read the present files, and end."""
-    interval: float = 10.0
-    """Seconds from one look for new files to the next."""
-
-
-DEFAULTS = Settings()
-
-
-def start(
-    spark: SparkSession, journal: str, cube: str, checkpoint: str, settings: Settings = DEFAULTS
-) -> StreamingQuery:
-    """Start to write the cube of `journal`, from the progress in `checkpoint` on.
-
-    A file that cannot be read, or has an impossible row, ends the query with an error that names it. Raises
-    `PipelineError`, with nothing done, if the journal is missing, a number is impossible, or the checkpoint is that of
-    another cube.
+    `slot` is the length of a slot of time in the cube, and `interval` the time from one look for new files to the next,
+    in seconds. With `once` it reads the present files, and ends. Calls `say` with a line for every batch. A batch that
+    is interrupted is done again by the next run. Raises `PipelineError` for a query that fails, because a file cannot
+    be read or has an impossible row, and names that. Also, with nothing done, if the journal is missing, the slot is
+    impossible, or the checkpoint is that of another cube.
     """
-    for title in ("slot", "interval"):
-        value = getattr(settings, title)
-        if not 1e-3 <= value <= _LONGEST:
-            raise PipelineError(f"{title} must be a number of seconds from 0.001 to {_LONGEST}, not {value!r}")
+    if not 1e-3 <= slot <= _LONGEST:
+        raise PipelineError(f"slot must be a number of seconds from 0.001 to {_LONGEST}, not {slot!r}")
+    trigger = {"availableNow": True} if once else {"processingTime": f"{round(interval * 1e6)} microseconds"}
+    last = -1
+
+    def tell() -> None:
+        nonlocal last
+        for progress in query.recentProgress:
+            if progress["batchId"] > last and progress.get("observedMetrics"):
+                last = progress["batchId"]
+                say(progress_line(progress, time.time()))
+
+    with _told_to_stop() as stop:
+        rows = _rows(spark, journal)
+        _refuse_others(spark, cube, checkpoint)
+        writer = rows.writeStream.foreachBatch(_batches(cube, checkpoint, round(slot * 1e6)))
+        query = writer.option("checkpointLocation", checkpoint).trigger(**trigger).start()
+        try:
+            ended = False
+            while not ended and not stop.is_set():
+                stop.wait(_LOOK)
+                ended = not query.isActive
+                tell()
+            if ended:
+                query.awaitTermination()  # raises what it has failed of
+            else:
+                _let_finish(query)
+                tell()
+        except (PySparkException, Py4JError, OSError) as error:
+            if stop.is_set():
+                return  # the signal was for Spark's process as well
+            if isinstance(error, StreamingQueryException):
+                raise PipelineError(f"following {journal} failed: {_reason(error)}") from error
+            raise
+        finally:
+            with suppress(PySparkException, Py4JError, OSError):  # Spark's process may have ended
+                query.stop()
+        if stop.is_set():
+            say("stopped")
+
+
+def _rows(spark: SparkSession, journal: str) -> DataFrame:
+    """The rows of the files of each batch, with what `progress_line` tells of them."""
     schema = ", ".join(f"{title} {kind}" for title, kind in COLUMNS.items())
     reader = spark.readStream.schema(schema).option("basePath", journal).option("pathGlobFilter", "*.parquet")
     try:
@@ -75,21 +108,15 @@ def start(
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
         raise PipelineError(f"{journal} does not exist") from None
-    _refuse_others(spark, cube, checkpoint)
     finished = F.unix_micros("arrived_at") / 1e6 + F.col("waited_s")
     is_ahead = finished > F.unix_micros(F.current_timestamp()) / 1e6
-    seen = rows.withColumn("file", F.expr("_metadata.file_path")).observe(
+    return rows.withColumn("file", F.expr("_metadata.file_path")).observe(
         "seen",
         F.count(F.lit(1)).alias("operations"),
         F.max(F.when(~is_ahead, finished)).alias("newest"),
         F.count_if(is_ahead).alias("ahead"),
         F.collect_set(F.when(is_ahead, F.col("instance"))).alias("instances"),
     )
-    writer = seen.writeStream.foreachBatch(_batches(cube, checkpoint, round(settings.slot * 1e6)))
-    writer = writer.option("checkpointLocation", checkpoint)
-    if settings.once:
-        return writer.trigger(availableNow=True).start()
-    return writer.trigger(processingTime=f"{round(settings.interval * 1e6)} microseconds").start()
 
 
 def _refuse_others(spark: SparkSession, cube: str, checkpoint: str) -> None:
@@ -144,59 +171,6 @@ def _batches(cube: str, checkpoint: str, slot: int) -> Callable[[DataFrame, int]
             found.unpersist()
 
     return write
-
-
-def follow(
-    spark: SparkSession,
-    journal: str,
-    cube: str,
-    checkpoint: str,
-    settings: Settings = DEFAULTS,
-    say: Callable[[str], object] = print,
-) -> None:
-    """As `start`, until the query ends, or SIGINT or SIGTERM comes. Calls `say` with a line for every batch.
-
-    A batch that is interrupted is done again by the next run. Raises `PipelineError` also for a query that fails.
-    """
-    with _told_to_stop() as stop:
-        query = start(spark, journal, cube, checkpoint, settings)
-        told = _Told(say)
-        try:
-            ended = False
-            while not ended and not stop.is_set():
-                stop.wait(_LOOK)
-                ended = not query.isActive
-                told.of(query)
-            if ended:
-                query.awaitTermination()  # raises what it has failed of
-            else:
-                _let_finish(query)
-                told.of(query)
-        except (PySparkException, Py4JError, OSError) as error:
-            if stop.is_set():
-                return  # the signal was for Spark's process as well
-            if isinstance(error, StreamingQueryException):
-                raise PipelineError(f"following {journal} failed: {_reason(error)}") from error
-            raise
-        finally:
-            with suppress(PySparkException, Py4JError, OSError):  # Spark's process may have ended
-                query.stop()
-        if stop.is_set():
-            say("stopped")
-
-
-class _Told:
-    """Calls `say` once for each batch of a query."""
-
-    def __init__(self, say: Callable[[str], object]) -> None:
-        self.say = say
-        self.last = -1
-
-    def of(self, query: StreamingQuery) -> None:
-        for progress in query.recentProgress:
-            if progress["batchId"] > self.last and progress.get("observedMetrics"):
-                self.last = progress["batchId"]
-                self.say(progress_line(progress, time.time()))
 
 
 def progress_line(progress: Mapping[str, Any], now: float) -> str:

@@ -1,15 +1,22 @@
-"""The journal of a service as Spark reads it: a row for each finished operation, in directories by day and instance."""
+"""The journal of a service as Spark reads it, and rolls it up into its cube, a day at a time.
+
+A journal has a row for each finished operation, in directories by day and instance.
+"""
 
 import re
+from collections.abc import Callable, Iterable
 from datetime import UTC, date, datetime
-from importlib.resources import files
+from importlib import resources
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from purgatory.pipeline.cube import days_of, files, refused, save
+from purgatory.pipeline.words import count, name
 from purgatory.spark.errors import PipelineError
 
 COLUMNS: Final = {
@@ -32,11 +39,16 @@ COLUMNS: Final = {
 _ADDED: Final = ("deadline_s", "opened_at", "missed")
 """Columns that journals of older versions do not have."""
 
-SQL: Final = files("purgatory.pipeline").joinpath("cube.sql").read_text("utf-8")  # executors have this in a zip
+SQL: Final = (
+    resources.files("purgatory.pipeline").joinpath("cube.sql").read_text("utf-8")
+)  # executors have this in a zip
 
 _SLOTS: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400)
 """Lengths of a slot of time, in seconds."""
 _MOST_SLOTS: Final = 60
+
+_AGAIN: Final = 2
+"""The newest days of a cube are written again, because rows of their last operations may have come since."""
 
 
 def refuse_empty(path: str) -> None:
@@ -70,10 +82,11 @@ def read(spark: SparkSession, path: str) -> DataFrame:
         if column not in kinds and column not in _ADDED:
             where = ": files lie in directories named date=DAY/instance=NAME" if column in ("date", "instance") else ""
             raise PipelineError(f"missing column {column} in {path}{where}")
-    columns = ", ".join(f"{name} {kinds.get(name, kind)}" for name, kind in COLUMNS.items())
+    columns = ", ".join(f"{column} {kinds.get(column, kind)}" for column, kind in COLUMNS.items())
     rows = spark.read.schema(columns).option("basePath", path).option("pathGlobFilter", "*.parquet")
     return rows.parquet(literal(path)).select(
-        *[F.col(name).cast(kind).alias(name) for name, kind in COLUMNS.items()], F.expr("_metadata.file_path AS file")
+        *[F.col(column).cast(kind).alias(column) for column, kind in COLUMNS.items()],
+        F.expr("_metadata.file_path AS file"),
     )
 
 
@@ -91,6 +104,51 @@ def cube(rows: DataFrame, slot: int, now: datetime | None = None) -> DataFrame:
     """The cube of these rows, with slots of so many seconds. Rows later than `now` are refused."""
     clock = datetime.now(UTC) if now is None else now
     return rows.sparkSession.sql(SQL, slot=slot * 1_000_000, now=round(clock.timestamp() * 1e6), journal=rows)
+
+
+def rollup(
+    spark: SparkSession, journal: str, path: str, say: Callable[[str], object], days: Iterable[date] = ()
+) -> list[date]:
+    """Write the cube of these days of the journal to `path`, in place of those that there are. Returns the days.
+
+    Without `days` these are all that the cube does not have, and the newest two that it has. Calls `say` with a line
+    for each. Raises `PipelineError`.
+    """
+    if any(file.startswith("batch=") for file in files(path)):
+        raise PipelineError(f"{path} is the cube of a stream: name another directory")
+    rows = read(spark, journal)
+    slots = span(rows)
+    wanted = list(days)
+    for day in wanted:
+        if day not in slots:
+            raise PipelineError(f"{journal} has no operations that arrived on {day}")
+    if not wanted:
+        settled = days_of(path)[:-_AGAIN]
+        wanted = [day for day in slots if day not in settled]
+    for day in wanted:
+        table = _day(rows, day, slots[day])
+        save(table, path, day)
+        operations = table.filter(pa.compute.is_valid(table["outcome"]))["operations"]
+        line = f"{day}: {count(pa.compute.sum(operations).as_py() or 0)} operations in {count(len(table))} rows"
+        for instance, number in refused(table).items():
+            line += f"; {count(number)} of {name(instance)} are left out, as they end later than now"
+        say(line)
+    return wanted
+
+
+def of_days(spark: SparkSession, journal: str, is_wanted: Callable[[date], bool]) -> pa.Table:
+    """The cube of the wanted days of a journal, which is written nowhere. Raises `PipelineError`."""
+    rows = read(spark, journal)
+    slots = {day: slot for day, slot in span(rows).items() if is_wanted(day)}
+    if not slots:
+        raise PipelineError(f"{journal} has none of these days")
+    return pa.concat_tables([_day(rows, day, slot) for day, slot in slots.items()])
+
+
+def _day(rows: DataFrame, day: date, slot: int) -> pa.Table:
+    table = cube(rows.where(f"date = '{day}'"), slot).toArrow()
+    refused(table)  # raises
+    return table
 
 
 def literal(path: str) -> str:

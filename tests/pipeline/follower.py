@@ -2,10 +2,10 @@
 
 import sys
 
-from purgatory.pipeline.stream import Settings, follow
+from purgatory.pipeline.stream import follow
 from purgatory.spark.session import session
 
 if __name__ == "__main__":
     with session("local[2]", {"spark.sql.shuffle.partitions": "1"}) as spark:
         journal, cube, checkpoint = sys.argv[1:]
-        follow(spark, journal, cube, checkpoint, Settings(slot=1.0, interval=0.2))
+        follow(spark, journal, cube, checkpoint, print, slot=1.0, interval=0.2)

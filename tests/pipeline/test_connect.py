@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from purgatory.pipeline import cube, generate, report, rollup, stream
+from purgatory.pipeline import cube, generate, report, stream, trace
 from purgatory.pipeline.generate import PRESETS
 from purgatory.spark.errors import PipelineError
 from purgatory.spark.session import session
@@ -49,7 +49,7 @@ def test_a_connect_server_gives_the_same_answers_as_this_machine(
     assert _rows(there / "journal") == _rows(here / "journal")
 
     _pipeline(server, "rollup", there / "journal", there / "cube")
-    rollup.rollup(spark, str(here / "journal"), str(here / "cube"), say=lambda line: None)
+    trace.rollup(spark, str(here / "journal"), str(here / "cube"), lambda line: None)
     assert _rows(there / "cube") == _rows(here / "cube")
 
     said = _pipeline(server, "report", there / "journal", there / "report", "--timeout-rate", "0.1")
@@ -61,8 +61,8 @@ def test_a_connect_server_gives_the_same_answers_as_this_machine(
     options: list[str | Path] = ["--slot", "1", "--once", "--checkpoint", there / "checkpoint"]
     for _ in range(2):
         _pipeline(server, "stream", there / "journal", there / "streamed", *options)
-    settings = stream.Settings(slot=1.0, once=True)
-    stream.follow(spark, str(here / "journal"), str(here / "streamed"), str(here / "checkpoint"), settings)
+    journal, streamed, checkpoint = (str(here / name) for name in ("journal", "streamed", "checkpoint"))
+    stream.follow(spark, journal, streamed, checkpoint, print, slot=1.0, once=True)
     assert _rows(there / "streamed" / "batch=0") == _rows(here / "streamed" / "batch=0")
 
 

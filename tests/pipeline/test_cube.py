@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from purgatory.journal import SCHEMA
 from purgatory.pipeline import answers, cube, trace
-from purgatory.pipeline.rollup import of_days, rollup
+from purgatory.pipeline.trace import of_days, rollup
 from purgatory.spark.errors import PipelineError
 from tests.pipeline.traces import DAY, START, row, write
 
@@ -238,10 +238,10 @@ class TestRollup:
         path = str(tmp_path / "cube")
         said: list[str] = []
         all_days = [DAY + timedelta(days=day) for day in range(4)]
-        assert rollup(spark, days, path, all_days[:3], said.append) == all_days[:3]
+        assert rollup(spark, days, path, said.append, all_days[:3]) == all_days[:3]
         assert said[0] == f"{DAY}: 1 operations in 2 rows"
         before = {name: (tmp_path / "cube" / name).read_bytes() for name in cube.files(path)}
-        assert rollup(spark, days, path, say=said.append) == all_days[1:]
+        assert rollup(spark, days, path, said.append) == all_days[1:]
         assert all((tmp_path / "cube" / name).read_bytes() == content for name, content in before.items())
         assert cube.days_of(path) == all_days
         loaded = answers.rows_of(cube.load(path, lambda day: day >= all_days[2]))
@@ -249,14 +249,14 @@ class TestRollup:
         with pytest.raises(PipelineError, match="has none of these days"):
             cube.load(path, lambda day: False)
         with pytest.raises(PipelineError, match="has no operations that arrived on 2020-01-01"):
-            rollup(spark, days, path, [date(2020, 1, 1)])
+            rollup(spark, days, path, said.append, [date(2020, 1, 1)])
         # Other readers find it as it is.
         sql = f"SELECT sum(operations) FROM '{path}/**/*.parquet' WHERE key IS NULL AND refused IS NULL"
         assert duckdb.connect().execute(sql).fetchall() == [(10,)]
 
     def test_readers_find_one_cube_or_the_other(self, spark: SparkSession, days: str, tmp_path: Path) -> None:
         path = str(tmp_path / "cube")
-        rollup(spark, days, path, [DAY], lambda line: None)
+        rollup(spark, days, path, print, [DAY])
         table = cube.load(path, lambda day: True)
         tables = [table, pa.concat_tables([table] * 3)]
         sizes = {len(each) for each in tables}
@@ -287,7 +287,7 @@ class TestRollup:
         (tmp_path / "cube" / "batch=0").mkdir(parents=True)
         (tmp_path / "cube" / "batch=0" / "part.parquet").touch()
         with pytest.raises(PipelineError, match="is the cube of a stream: name another directory"):
-            rollup(spark, days, str(tmp_path / "cube"))
+            rollup(spark, days, str(tmp_path / "cube"), print)
 
     def test_a_day_has_sixty_slots_at_the_most(self, spark: SparkSession, tmp_path: Path) -> None:
         slots = {0: 1, 59: 1, 61: 2, 1000: 20, 86_399: 1800}

@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 from purgatory.pipeline import answers, cube, trace
-from purgatory.pipeline.stream import Settings, follow, progress_line
+from purgatory.pipeline.stream import follow, progress_line
 from purgatory.spark.errors import PipelineError
 from tests.pipeline.test_cube import made_up
 from tests.pipeline.traces import START, row, write
@@ -42,7 +42,7 @@ class Following:
         journal, cube, checkpoint = (
             str(places.get(name, getattr(self, name))) for name in ("journal", "cube", "checkpoint")
         )
-        follow(self.spark, journal, cube, checkpoint, Settings(slot=1.0, once=True), self.lines.append)
+        follow(self.spark, journal, cube, checkpoint, self.lines.append, slot=1.0, once=True)
 
     def written(self) -> pa.Table:
         """The rows of all batches."""
@@ -129,13 +129,10 @@ def test_a_checkpoint_and_a_cube_that_do_not_belong_together_are_refused(followi
     following.assert_whole()
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [({"slot": 0.0}, "slot must be a number of seconds from"), ({"interval": 1e9}, "interval must be a number of sec")],
-)
-def test_impossible_settings_are_refused(following: Following, settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(PipelineError, match=said):
-        follow(following.spark, "journal", "cube", "checkpoint", Settings(**settings))
+@pytest.mark.parametrize("slot", [0.0, 1e9])
+def test_an_impossible_slot_is_refused(following: Following, slot: float) -> None:
+    with pytest.raises(PipelineError, match=r"slot must be a number of seconds from 0\.001 to 86400, not "):
+        follow(following.spark, "journal", "cube", "checkpoint", print, slot=slot)
 
 
 def test_a_missing_journal_is_named(following: Following, tmp_path: Path) -> None:
