@@ -2,10 +2,9 @@
 
 import io
 import re
-import signal
-import subprocess
-import sys
 import threading
+import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,8 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from purgatory.pipeline.progress import Steps
-from tests.pipeline import cluster
-from tests.support.paths import ROOT
+from purgatory.spark.session import Tasks, watching
+from tests.support.journals import until
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -24,15 +23,14 @@ def test_progress_has_the_name_of_the_step(spark: SparkSession, tmp_path: Path, 
     go_on = tmp_path / "go on"
 
     def wait(rows: object) -> object:
-        pause = threading.Event()
         while not go_on.exists():
-            pause.wait(0.05)
+            time.sleep(0.05)
         return rows
 
     def let_go() -> None:
-        pause = threading.Event()
-        while not re.search(r"counting them[^\n]*\d(/| of )4\b", lines.getvalue()):
-            pause.wait(0.05)
+        until(lambda: re.search(r"counting them[^\n]*\d(/| of )4\b", lines.getvalue()) is not None)
+        with watching(spark) as look:
+            until(lambda: look().running > 0)
         go_on.touch()
 
     threading.Thread(target=let_go, daemon=True).start()
@@ -44,13 +42,10 @@ def test_progress_has_the_name_of_the_step(spark: SparkSession, tmp_path: Path, 
     assert "executor" not in lines.getvalue()
 
 
-def test_a_cluster_without_a_free_executor_is_told_of(tmp_path: Path) -> None:
-    with cluster.running(tmp_path, workers=0) as master:
-        command = [sys.executable, "-m", "tests.pipeline.waiting", master, "3"]
-        process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
-        assert process.stderr is not None
-        said = next(line for line in process.stderr if "no executor" in line)
-        process.send_signal(signal.SIGKILL)
-        process.stderr.close()
-        process.wait()
-    assert re.search(r"no executor has been given to this application for 3 s, and 8 tasks are waiting", said)
+def test_tasks_that_no_executor_takes_are_told_of(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("purgatory.pipeline.progress.watching", lambda spark: nullcontext(lambda: Tasks(1, 9, 0)))
+    lines = io.StringIO()
+    with Steps(spark, Console(file=lines), patience=0.1).shown():
+        until(lambda: "executor" in lines.getvalue())
+    said = r"no executor has been given to this application for \d+ s, and 8 tasks are waiting: the cluster has"
+    assert re.match(said, lines.getvalue())
