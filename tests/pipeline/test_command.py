@@ -3,16 +3,20 @@
 import re
 import signal
 import subprocess
-import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from purgatory.__main__ import main
 from purgatory.pipeline import cube
-from tests.pipeline import cluster
+from purgatory.spark.errors import first_line
 from tests.pipeline.commands import command, pipeline
 from tests.pipeline.traces import row, write
 from tests.support.paths import ROOT
@@ -64,32 +68,23 @@ def test_a_cube_and_its_journal_have_the_same_report(
 def test_a_cluster_makes_the_same_cube_though_an_executor_is_killed(
     journal: Path, rolled_up: Path, tmp_path: Path
 ) -> None:
-    with cluster.running(tmp_path) as master:
-        pipeline("rollup", journal, tmp_path / "one", "--master", master)
-        # Rows of a day for each file are few: the job is long enough to be hit.
-        process = subprocess.Popen(
-            command("rollup", journal, tmp_path / "two", "--master", master, "--conf", "spark.task.maxFailures=8"),
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        killed = _kill_an_executor(process)
-        _, said = process.communicate()
-        assert killed
-        assert process.returncode == 0, said
-    assert rows(tmp_path / "one") == rows(tmp_path / "two") == rows(rolled_up)
-
-
-def _kill_an_executor(process: "subprocess.Popen[str]") -> bool:
-    pause = threading.Event()
-    while process.poll() is None:
-        for each in psutil.process_iter(["cmdline"]):
-            if "CoarseGrainedExecutorBackend" in " ".join(each.info["cmdline"] or ()):
-                pause.wait(1.0)  # it has registered by then
-                each.send_signal(signal.SIGKILL)
-                return True
-        pause.wait(0.05)
-    return False
+    # A master and two workers in the process of the command, with an executor each, which is a process.
+    options = ("--master", "local-cluster[2,1,1024]", "--conf", "spark.task.maxFailures=8")
+    process = subprocess.Popen(
+        command("rollup", journal, tmp_path / "cube", *options), cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    executors: list[psutil.Process] = []
+    while not executors:
+        assert process.poll() is None
+        time.sleep(0.05)
+        with suppress(psutil.NoSuchProcess):  # one of them has ended meanwhile
+            children = psutil.Process(process.pid).children(recursive=True)
+            executors = [each for each in children if "CoarseGrainedExecutorBackend" in " ".join(each.cmdline())]
+    time.sleep(1.0)  # it has registered by then
+    executors[0].send_signal(signal.SIGKILL)
+    _, said = process.communicate()
+    assert process.returncode == 0, said
+    assert rows(tmp_path / "cube") == rows(rolled_up)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +93,8 @@ def _kill_an_executor(process: "subprocess.Popen[str]") -> bool:
         (("generate", "out", "--rate", "0"), "rate must be a number from 1e-06"),
         (("rollup", "none", "cube"), "none does not exist"),
         (("report", "none", "out"), "none does not exist"),
+        (("rollup", "EMPTY", "cube"), "/empty: a server writes its first file after five minutes, or when it ends"),
+        (("rollup", "s3a://journals/web", "cube"), "Spark needs Java 17 or newer"),  # it is looked at with Spark
         (("report", "none", "."), "exists already, and is not an empty directory: name another one"),
         (("report", "none", "out", "--timeout-rate", "1.5"), "timeout-rate must be a share between 0 and 1, not 1.5"),
         (("rollup", "JOURNAL", "cube", "--remote", "spark://host"), "remote must be like sc://127.0.0.1:15002"),
@@ -117,7 +114,8 @@ def test_what_cannot_be_done_is_refused_before_spark_starts(
     write(tmp_path / "journal", [row(0.0)])
     (tmp_path / "cube" / "date=2026-11-21").mkdir(parents=True)
     (tmp_path / "cube" / "date=2026-11-21" / "cube.parquet").touch()
-    places = {"JOURNAL": str(tmp_path / "journal"), "CUBE": str(tmp_path / "cube")}
+    (tmp_path / "empty").mkdir()
+    places = {"JOURNAL": str(tmp_path / "journal"), "CUBE": str(tmp_path / "cube"), "EMPTY": str(tmp_path / "empty")}
     monkeypatch.setenv("JAVA_HOME", "/nonexistent")
     with pytest.raises(SystemExit, match=r"^purgatory pipeline: ") as refused:
         main(["pipeline", *(places.get(each, each) for each in arguments)])
@@ -161,3 +159,14 @@ def test_missing_java_is_reported_with_how_to_get_it(
     with pytest.raises(SystemExit, match=wanted) as refused:
         main(["pipeline", "rollup", str(tmp_path / "journal"), "out"])
     assert said in str(refused.value)
+
+
+def test_lines_of_java_are_left_out(spark: SparkSession) -> None:
+    with pytest.raises(Py4JError) as raised:
+        spark.sparkContext._jvm.java.util.Optional.empty().get()  # type: ignore[union-attr]
+    assert first_line(raised.value) == "java.util.NoSuchElementException: No value present"
+    with pytest.raises(PySparkException) as failed:
+        spark.sql("SELECT raise_error('no such thing')").collect()
+    assert first_line(failed.value).startswith("[USER_RAISED_EXCEPTION] no such thing")
+    assert "\tat " not in first_line(failed.value)
+    assert first_line(Py4JError("the answer is empty")) == "the answer is empty"

@@ -207,14 +207,6 @@ def test_a_missing_column_is_named(spark: SparkSession, tmp_path: Path, missing:
         trace.read(spark, str(tmp_path))
 
 
-def test_no_journal_is_told_without_java(tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match=r"none does not exist$"):
-        trace.refuse_empty(str(tmp_path / "none"))
-    with pytest.raises(PipelineError, match=r"^there are no Parquet files in .*: a server writes its first file after"):
-        trace.refuse_empty(str(tmp_path))
-    trace.refuse_empty("s3a://journals/web")  # that is not looked at
-
-
 @pytest.mark.parametrize(("name", "reason"), [("none", "does not exist"), ("", "has no Parquet files")])
 def test_a_directory_that_is_missing_or_has_no_files_is_named(
     spark: SparkSession, tmp_path: Path, name: str, reason: str
