@@ -41,12 +41,8 @@ _BATCH: Final = 10_000
 """Rows handed to Spark in one go."""
 
 Floats: TypeAlias = npt.NDArray[np.float64]
-Integers: TypeAlias = npt.NDArray[np.int64]
 
 _ARRIVED_AT: Final = pa.timestamp("us", tz="UTC")
-
-_DAY: Final = 86_400_000_000
-"""Microseconds."""
 
 
 def _field(default: Any, about: str, lowest: float = 0, highest: float = 0) -> Any:
@@ -156,7 +152,6 @@ def write(rows: DataFrame, path: str) -> None:
     """Write the rows of a trace to `path`, in a journal's directories. Raises `PipelineError` if `path` exists."""
     # A task has the rows of few instances and days: with a file open for each the rows need not be sorted.
     rows.sparkSession.conf.set("spark.sql.maxConcurrentOutputFileWriters", 16)
-    rows.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     try:
         rows.write.partitionBy("date", "instance").parquet(path)
     except AnalysisException as error:
@@ -178,13 +173,13 @@ def _draw(traffic: Traffic, keys: "_Keys", instance: int, number: int) -> pa.Tab
     arrivals = (number + np.sort(random.random(count))) * seconds
     waited, outcome, missed = _ends(traffic, random, arrivals, instance)
     expired = outcome == "expired"
-    arrived_at = round(traffic.start * 1e6) + (arrivals * 1e6).astype(np.int64)
+    arrived_at = pa.array(round(traffic.start * 1e6) + (arrivals * 1e6).astype(np.int64)).cast(_ARRIVED_AT)
     groups, first = np.arange(count) // traffic.together, -(-count // traffic.together)
     columns = {
         "purgatory": pa.repeat(traffic.purgatory, count),
         "operation": pa.repeat(traffic.operation, count),
         "keys": keys.draw(random, first).take(pa.array(groups)),
-        "arrived_at": pa.array(arrived_at).cast(_ARRIVED_AT),
+        "arrived_at": arrived_at,
         "timeout_s": pa.repeat(float(traffic.timeout), count),
         "deadline_s": pa.repeat(float(traffic.timeout), count),
         "waited_s": pa.array(waited),
@@ -192,7 +187,7 @@ def _draw(traffic: Traffic, keys: "_Keys", instance: int, number: int) -> pa.Tab
         "late_s": pa.array(np.zeros(count), mask=~expired),
         "opened_at": pa.repeat(pa.scalar(round(traffic.start * 1e6), _ARRIVED_AT), count),
         "missed": pa.array(missed),
-        "date": _dates(arrived_at),
+        "date": arrived_at.cast(pa.date32()).cast(pa.string()),
         "instance": pa.repeat(f"instance-{instance}", count),
     }
     return pa.table({name: columns[name] for name in COLUMNS})
@@ -219,11 +214,6 @@ def _ends(
     waited[cancelled] *= moments[cancelled]
     outcome[cancelled] = "cancelled"
     return waited, outcome, missed & ~cancelled
-
-
-def _dates(arrived_at: Integers) -> pa.Array:
-    days, which = np.unique(arrived_at // _DAY, return_inverse=True)
-    return pa.array(days.astype("datetime64[D]").astype(str).tolist(), pa.string()).take(pa.array(which))
 
 
 class _Keys:
