@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
@@ -37,12 +36,6 @@ def rows_of(table: pa.Table) -> Frame:
     rows["timeout_bin"] = rows["timeout_bin"].fillna(_FOREVER).astype(int)
     rows["day"] = pd.to_datetime(rows["arrived"], unit="us", utc=True).dt.date
     return rows
-
-
-def kinds(rows: Frame) -> list[Kind]:
-    """The kinds of operations, those with the most operations first."""
-    counted = rows.groupby(["purgatory", "operation"])["operations"].sum().sort_values(ascending=False, kind="stable")
-    return list(counted.index)
 
 
 def duration(rows: Frame) -> float:
@@ -140,9 +133,10 @@ def _strata(timeouts: Sequence[int]) -> list[int]:
 
 
 def estimates(rows: Frame, wanted: float) -> dict[Kind, Estimate | None]:
-    """The estimate for each kind of operation; `None` if no arrival is settled."""
+    """The estimate for each kind of operation, the most frequent first; `None` if no arrival is settled."""
+    counted = rows.groupby(["purgatory", "operation"])["operations"].sum().sort_values(ascending=False, kind="stable")
     known = dict(list(settled(rows).groupby(["purgatory", "operation"])))
-    return {kind: estimate(ends(known[kind]), wanted) if kind in known else None for kind in kinds(rows)}
+    return {kind: estimate(ends(known[kind]), wanted) if kind in known else None for kind in counted.index}
 
 
 def longest_timeout(rows: Frame) -> float | None:
@@ -202,8 +196,3 @@ def keys(table: pa.Table) -> Frame:
     found = rows.groupby(["purgatory", "key"])[["operations", "num_expired", "num_missed"]].sum().reset_index()
     found = found.rename(columns={"num_expired": "expired", "num_missed": "missed"})
     return found.sort_values(["operations", "purgatory", "key"], ascending=[False, True, True], kind="stable")
-
-
-def by_day(rows: Frame, day: date) -> Frame:
-    """The rows of the arrivals of a day."""
-    return rows[rows["day"] == day]

@@ -57,15 +57,12 @@ class Steps:
             showing.join()
 
     def _show(self, over: threading.Event) -> None:
-        columns = (
+        # Lines of others on stdout and stderr must not come through this console.
+        bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("tasks"),
-        )
-        # Lines of others on stdout and stderr must not come through this console.
-        bar = Progress(
-            *columns,
             console=self._console,
             transient=True,
             redirect_stdout=False,

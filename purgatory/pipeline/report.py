@@ -261,7 +261,7 @@ def _days(rows: Frame, before: date, today: date, shown: Sequence[Kind]) -> list
     cells = []
     for kind in shown:
         for day in (before, today):
-            some = answers.by_day(of_kind(rows, kind), day)
+            some = of_kind(rows[rows["day"] == day], kind)
             if len(some):
                 row = answers.operations(some, "purgatory", "operation").iloc[0]
                 cells.append([str(day), *_loaded(kind, row, some, answers.duration(some))])
