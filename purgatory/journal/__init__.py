@@ -20,12 +20,11 @@ It needs the extra `journal`.
 from purgatory._extras import missing
 
 try:
-    import pyarrow.parquet  # noqa: F401 - columns and files need it
+    import pyarrow.parquet  # noqa: F401 - the files need it
 except ModuleNotFoundError as _error:
     raise missing(_error, "journal") from None
 
-from purgatory.journal.columns import SCHEMA
-from purgatory.journal.errors import JournalError, JournalFull
-from purgatory.journal.journal import Journal, JournalStatistics
+from purgatory.journal.files import SCHEMA
+from purgatory.journal.journal import Journal, JournalError, JournalFull, JournalStatistics
 
 __all__ = ["SCHEMA", "Journal", "JournalError", "JournalFull", "JournalStatistics"]

@@ -17,10 +17,8 @@ from typing import Final, Literal
 
 import pyarrow as pa
 
-from purgatory import FinishedOperation
-from purgatory.journal.columns import Row, columns_by_day
-from purgatory.journal.errors import JournalError, JournalFull
-from purgatory.journal.files import Files
+from purgatory import FinishedOperation, PurgatoryError
+from purgatory.journal.files import Files, Row, columns_by_day
 from purgatory.lowlevel import check_callback, check_count, seconds
 
 _CHUNK: Final = 1000
@@ -34,6 +32,26 @@ _INSTANCE: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _NUMBER: Final = re.compile(r"[0-9.-]+([eE][0-9-]+)?")
 
 _log = logging.getLogger("purgatory")
+
+
+class JournalError(PurgatoryError):
+    """Rows could not be written, or the journal is closed.
+
+    For example:
+
+        with suppress(JournalError):  # with when_full="raise"
+            journal.close()
+    """
+
+
+class JournalFull(JournalError):
+    """The queue has `max_queued` rows, because the disk is slow or full.
+
+    For example:
+
+        with suppress(JournalFull):  # with when_full="raise"
+            journal.write(finished)
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 
 from purgatory import DelayedOperationPurgatory
 from purgatory.journal import SCHEMA, Journal, JournalError, JournalStatistics
-from purgatory.journal.columns import columns_by_day
-from purgatory.journal.files import Files
+from purgatory.journal.files import Files, columns_by_day
 from tests.support.journals import NOON, files, fill, numbers, partitions, read, row, until
 from tests.support.operations import FaultLog, Flag
 from tests.support.paths import ROOT

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from scipy import stats
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory, FinishedOperation, VirtualClock
-from purgatory.journal.columns import columns_by_day
+from purgatory.journal.files import columns_by_day
 from purgatory.pipeline.estimate import Estimate
 from tests.pipeline.worlds import START, WORLDS, Score, found, scored, scores
 
