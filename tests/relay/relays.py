@@ -1,11 +1,9 @@
-"""Parts for the tests of the relay: a shared state, a broker in memory, a loop that skips the waits, and a proxy whose
-connections can be broken in several ways.
-"""
+"""Parts for the tests of the relay: a shared state, a broker in memory, and a loop that skips the waits."""
 
 import asyncio
 import selectors
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Hashable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeAlias
 
@@ -218,61 +216,3 @@ def skipping(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
             runner.run(alone())
 
     return run_test
-
-
-class Proxy:
-    """Forwards TCP connections to a port of this machine, unless told otherwise."""
-
-    def __init__(self, port: int) -> None:
-        self._to = port
-        self._thawed = asyncio.Event()
-        self._writers: list[asyncio.StreamWriter] = []
-        self._tasks = asyncio.TaskGroup()
-
-    async def __aenter__(self) -> "Proxy":
-        await self._tasks.__aenter__()
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.port: int = self._server.sockets[0].getsockname()[1]
-        self.thaw()
-        return self
-
-    async def __aexit__(self, *exception: Any) -> None:
-        self._server.close()
-        self.cut()
-        self.thaw()
-        await self._tasks.__aexit__(*exception)
-
-    def freeze(self) -> None:
-        """Forward nothing more, and keep all connections open: as if the cable had been pulled."""
-        self._thawed.clear()
-
-    def thaw(self) -> None:
-        """Forward again, including all bytes held back."""
-        self._thawed.set()
-
-    def cut(self) -> None:
-        """Break all connections off."""
-        for writer in self._writers:
-            writer.transport.abort()
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.append(writer)
-        self._tasks.create_task(self._connect(reader, writer))
-
-    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            onward_reader, onward_writer = await asyncio.open_connection("127.0.0.1", self._to)
-        except OSError:
-            writer.transport.abort()
-        else:
-            self._writers.append(onward_writer)
-            self._tasks.create_task(self._forward(reader, onward_writer))
-            self._tasks.create_task(self._forward(onward_reader, writer))
-
-    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            while data := await reader.read(65536):
-                await self._thawed.wait()
-                writer.write(data)
-                await writer.drain()
-        writer.transport.abort()
