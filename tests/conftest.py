@@ -43,7 +43,6 @@ SLOW: Final = (
     "core/test_soak.py",
     "docs/test_figures.py",
     "docs/test_habits.py",
-    "docs/test_scale.py",
     "examples",
     "journal/test_compact.py",
     "loops",

@@ -1,5 +1,6 @@
-"""The API reference has every public name."""
+"""The API reference has every public name, with its documentation."""
 
+import inspect
 import re
 
 import pytest
@@ -14,6 +15,7 @@ MODULES = re.findall(r"`(purgatory\.[\w.]+)`", (ROOT / "CONTRIBUTING.md").read_t
 @pytest.mark.parametrize("name", purgatory.__all__)
 def test_reference_has_the_name(name: str) -> None:
     assert re.search(rf"^(::: purgatory\.| +- ){name}$", PAGES, re.MULTILINE)
+    assert inspect.getdoc(getattr(purgatory, name))
 
 
 @pytest.mark.parametrize("module", MODULES)
