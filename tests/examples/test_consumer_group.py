@@ -7,8 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from examples.consumer_group import ConsumerGroup, Membership, StaleMembership
 from purgatory import PurgatoryClosed, PurgatoryMisuse
@@ -180,88 +178,6 @@ class TestCancelledJoin:
         renewed = await join(group, first)
         assert not renewed.done()
         assert shares([await group.join(second), await renewed]) == [[1, 3, 5], [0, 2, 4]]
-
-
-class Agent:
-    """A member that sends heartbeats and joins again when it is told to, until it is killed."""
-
-    def __init__(self, group: ConsumerGroup) -> None:
-        self.group = group
-        self.membership: Membership | None = None
-        self.joining: asyncio.Task[Membership] | None = asyncio.ensure_future(group.join())
-
-    def beat(self) -> None:
-        if self.joining is None:
-            assert self.membership is not None
-            if self.group.heartbeat(self.membership):
-                self.joining = asyncio.ensure_future(self.group.join(self.membership))
-
-    async def look(self) -> None:
-        if self.joining is not None and self.joining.done():
-            self.membership, self.joining = await self.joining, None
-
-
-ACTIONS = st.lists(
-    st.tuples(
-        st.sampled_from(["start", "start", "kill", "silence", "leave", "beat", "advance"]),
-        st.integers(0, 20),
-    ),
-    min_size=8,
-    max_size=40,
-)
-
-
-@given(ACTIONS)
-def test_living_members_share_all_partitions_whatever_the_others_do(actions: list[tuple[str, int]]) -> None:
-    """A living member sends a heartbeat every four seconds at most, and is never dropped."""
-
-    async def run() -> None:
-        clock = FaultLog()
-        group = ConsumerGroup(6, SESSION, 3600.0, clock)  # a rebalance ends because of its members, not by its deadline
-        agents: list[Agent] = []
-        generation = 0
-
-        async def perform(action: str, n: int) -> None:
-            nonlocal generation
-            if action == "start":
-                agents.append(Agent(group))
-            elif action in ("kill", "silence", "leave") and agents:
-                agent = agents.pop(n % len(agents))
-                if agent.joining is not None and action == "kill":
-                    agent.joining.cancel()
-                elif agent.joining is not None:
-                    agent.joining.add_done_callback(lambda done: done.cancelled() or done.exception())
-                elif action == "leave" and agent.membership is not None:
-                    group.leave(agent.membership)
-            if action in ("beat", "advance"):
-                for agent in agents:
-                    agent.beat()
-            if action == "advance":
-                await turns()
-                clock.advance(1.0 + n % 4)
-            await turns()
-            for agent in agents:
-                await agent.look()
-            assert group.generation >= generation
-            generation = group.generation
-            present = [agent.membership for agent in agents if agent.membership is not None]
-            taken = [part for member in present if member.generation == generation for part in member.partitions]
-            assert len(taken) == len(set(taken)), "a partition has one member"
-            assert not clock.faults
-
-        for action, n in actions:
-            await perform(action, n)
-        for _ in range(8):  # the silent ones are dropped, after the rebalance and a session
-            await perform("advance", 3)
-        members = [agent.membership for agent in agents if agent.membership is not None]
-        assert len(members) == len(agents)
-        assert {member.member for member in members} == set(group.members)
-        assert not any(group.heartbeat(member) for member in members)
-        if members:
-            assert sorted(part for member in members for part in member.partitions) == list(range(6))
-        await group.aclose()
-
-    asyncio.run(run())
 
 
 def test_program_ends_with_a_single_member_that_has_all_partitions() -> None:
