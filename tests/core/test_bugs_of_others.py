@@ -74,23 +74,6 @@ class TestTheLoopsOwnHeap:
             assert largest <= 300
 
 
-@pytest.mark.parametrize("days", [11, 12, 13, 400, 800])
-def test_short_timers_run_after_weeks_beside_one_that_is_years_ahead(days: int) -> None:
-    """tokio #8320, #8334: after 12 days of uptime, timers of a second waited for the timer that was years ahead."""
-    clock = FaultLog()
-    timer = WheelTimer(clock)
-    for deadline in (2.0**31, 2.0**33):
-        timer.add(Note(clock), deadline)
-    clock.advance(days * 86_400.0 - 5.0)
-    ran: list[float] = []
-    for _ in range(20):
-        timer.call_later(0.333, ran.append, clock.time() + 0.333)
-        clock.advance(1.0)
-    assert len(ran) == 20
-    assert not clock.faults
-    check_timer(timer)
-
-
 @pytest.mark.parametrize("days", [0, 194, 200, 4000, 36_500])
 @pytest.mark.parametrize("ticks", [1000, 1_000_000])
 def test_what_is_due_at_the_very_time_runs_after_months_of_uptime(days: int, ticks: int) -> None:

@@ -63,13 +63,6 @@ def test_a_move_backwards_or_to_no_finite_time_is_refused(when: float, message: 
     assert clock.time() == 1.0
 
 
-def test_times_that_are_no_number_are_refused() -> None:
-    with pytest.raises(ValueError, match="NaN"):
-        VirtualClock().call_at(math.nan, print)
-    with pytest.raises(ValueError, match="finite"):
-        VirtualClock(math.inf)
-
-
 def test_uncaught_exceptions_go_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
     error = LookupError("lost")
     VirtualClock().call_exception_handler({"message": "something raised", "exception": error})

@@ -51,14 +51,6 @@ class TestFail:
         with pytest.raises(TypeError):
             operation.fail(exception)
 
-    def test_an_exception_that_nobody_retrieves_is_reported(
-        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
-    ) -> None:
-        error = LookupError()
-        purgatory.try_complete_else_watch(Flag(), ["key"]).fail(error)
-        assert clock.exceptions == [error]
-        assert "Flag failed, and its exception was never retrieved" in clock.faults[0]["message"]
-
 
 class TestFailAll:
     async def test_all_get_one_object_with_the_traceback_that_it_had(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from purgatory import DelayedOperationPurgatory, FinishedOperation
+from purgatory import DelayedOperationPurgatory
 from tests.support.operations import FaultLog, Flag, raising
 
 
@@ -15,25 +15,6 @@ def forgotten(purgatory: DelayedOperationPurgatory, *keys: str) -> Flag:
     operation = purgatory.try_complete_else_watch(Flag(0.01), keys)
     operation.ready = True
     return operation
-
-
-def test_the_record_says_which_operation_it_was(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
-    heard: list[FinishedOperation] = []
-    counted: list[int] = []
-    purgatory.add_listener(heard.append)
-    purgatory.add_listener(lambda finished: counted.append(purgatory.statistics().missed))
-    forgotten(purgatory, "a", "b")
-    purgatory.try_complete_else_watch(Flag(0.01), ["c"])
-    checked = forgotten(purgatory, "d")
-    purgatory.check_and_complete("d")
-    clock.advance(1.0)
-    assert [(each.keys, each.outcome, each.missed) for each in heard] == [
-        (("d",), "satisfied", False),
-        (("a", "b"), "satisfied", True),
-        (("c",), "expired", False),
-    ]
-    assert checked.outcome == "satisfied"
-    assert counted == [0, 1, 1], "it is counted before listeners are told"
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ KAFKA-20783 and its repairs.
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -16,7 +15,6 @@ import pytest
 from purgatory import (
     DelayedOperation,
     DelayedOperationPurgatory,
-    FinishedOperation,
     OperationCancelled,
     PurgatoryMisuse,
     VirtualClock,
@@ -230,16 +228,6 @@ DONE = ["it completes", "it is done: satisfied, 0 pending"]
 
 
 class TestOrder:
-    def test_it_comes_when_the_state_is_final_and_counted_and_before_listeners(
-        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
-    ) -> None:
-        purgatory.add_listener(lambda _: operation.calls.append("listener"))
-        operation = Notes(purgatory, 1.0)
-        operation.act = lambda: operation.calls.append(f"{purgatory.statistics().expired} counted")
-        clock.advance(1.0)
-        done = "it is done: expired, 0 pending"
-        assert operation.calls == ["it completes", "it expires", done, "1 counted", "listener"]
-
     async def test_it_comes_before_waiters_are_told_and_before_on_undelivered(self) -> None:
         class Told(asyncio.Future[None]):
             def set_result(self, result: None, /) -> None:
@@ -263,23 +251,6 @@ class TestOrder:
 
 
 class TestFaults:
-    @pytest.mark.parametrize("error", [LookupError, asyncio.CancelledError, KeyboardInterrupt])
-    async def test_awaiting_tasks_and_listeners_are_told_anyway(
-        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, error: type[BaseException]
-    ) -> None:
-        heard: list[FinishedOperation] = []
-        purgatory.add_listener(heard.append)
-        operation = Notes(purgatory)
-        operation.act = raising(error)
-        task = asyncio.ensure_future(operation)
-        await turn()
-        with pytest.raises(KeyboardInterrupt) if error is KeyboardInterrupt else nullcontext():
-            operation.force_complete()
-        assert await task == "result of it"
-        assert len(heard) == 1
-        reported = [(type(each["exception"]), each["operation"]) for each in clock.faults]
-        assert reported == [(error, operation)] * (error is not KeyboardInterrupt)
-
     async def test_a_handler_of_exceptions_that_raises_loses_nothing(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -299,30 +270,6 @@ class TestFaults:
 
 class TestInsideOfIt:
     """`on_done` may call anything."""
-
-    @pytest.mark.parametrize("end", ["cancel_for_key", "cancel_all", "fail_all", "linked cancel", "linked fail"])
-    async def test_one_goes_and_all_go(self, end: str) -> None:
-        error = LookupError()
-        async with DelayedOperationPurgatory() as purgatory:
-            members = [Notes(purgatory) for _ in range(500)]
-            for member, following in zip(members, [*members[1:], members[-1]], strict=True):
-                ends: dict[str, Callable[[], object]] = {
-                    "cancel_for_key": partial(purgatory.cancel_for_key, "key"),
-                    "cancel_all": purgatory.cancel_all,
-                    "fail_all": partial(purgatory.fail_all, error),
-                    "linked cancel": following.cancel,
-                    "linked fail": partial(following.fail, error),
-                }
-                member.act = ends[end]
-            tasks = [asyncio.ensure_future(member) for member in members]
-            await turn()
-            members[0].cancel()
-            assert [len(member.calls) for member in members] == [1] * len(members)
-            assert purgatory.num_delayed == 0
-            await asyncio.wait(tasks)
-            outcome = "failed" if "fail" in end else "cancelled"
-            assert [member.outcome for member in members[1:]] == [outcome] * (len(members) - 1)
-            assert all(isinstance(task.exception(), (OperationCancelled, LookupError)) for task in tasks)
 
     @pytest.mark.parametrize("number", [0, 1, 3])
     async def test_it_may_take_the_result_and_all_waiting_tasks_get_it_too(self, number: int) -> None:

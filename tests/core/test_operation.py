@@ -13,12 +13,7 @@ from purgatory import (
     PurgatoryMisuse,
 )
 from purgatory.lowlevel import add_waiter
-from tests.support.operations import CallingClock, Flag, Waiting, turn
-
-
-def check(purgatory: DelayedOperationPurgatory, operation: Flag) -> None:
-    operation.ready = True
-    purgatory.check_and_complete("key")
+from tests.support.operations import Flag, Waiting, turn
 
 
 class TestOutcomes:
@@ -39,13 +34,6 @@ class TestOutcomes:
 
 
 class TestAwait:
-    async def test_a_finished_operation_is_awaited_without_waiting_even_outside_a_purgatory(self) -> None:
-        async with DelayedOperationPurgatory() as purgatory:
-            assert await purgatory.try_complete_else_watch(Flag(ready=True), ["key"]) == "result of flag"
-        forced = Flag()
-        forced.force_complete()
-        assert await forced == "result of flag"
-
     async def test_an_operation_outside_a_purgatory_is_refused_as_it_would_hang(self) -> None:
         with pytest.raises(PurgatoryMisuse, match="would never complete: hand it to try_complete_else_watch"):
             await Flag(1.0)
@@ -124,18 +112,3 @@ class TestReschedule:
                 operation.reschedule(1.0)
         arriving = purgatory.try_complete_else_watch(Hasty(), ["key"])
         assert isinstance(arriving.exception(), PurgatoryMisuse), "it is not waiting in its first try"
-
-    @pytest.mark.parametrize("nth", range(3))
-    def test_an_operation_that_the_clock_completes_meanwhile_is_in_no_timer(self, nth: int) -> None:
-        clock = CallingClock()
-        purgatory = DelayedOperationPurgatory(clock=clock)
-        operation = purgatory.try_complete_else_watch(Flag(5.0), ["key"])
-        clock.arm(nth, operation.force_complete)
-        if nth:
-            operation.reschedule(1.0)
-        else:
-            with pytest.raises(PurgatoryMisuse):
-                operation.reschedule(1.0)
-        clock.advance(10.0)
-        assert (operation.outcome, operation.calls) == ("satisfied", ["flag completes"])
-        assert len(purgatory.timer) == 0

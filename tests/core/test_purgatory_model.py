@@ -20,6 +20,7 @@ from purgatory import (
 )
 from purgatory._core._base import NESTING
 from purgatory._core.operation import Failure
+from purgatory._core.states import OUTCOMES
 from tests.support import naive
 from tests.support.cores import set_nesting
 from tests.support.invariants import check_purgatory
@@ -124,7 +125,7 @@ class RealWorld(FaultLog):
         super().__init__()
         self.purgatory = DelayedOperationPurgatory(clock=self, **parameters)
         if listened:
-            self.purgatory.add_listener(lambda finished: self.note("listener called", *finished[2:]))
+            self.purgatory.add_listener(lambda finished: self.note("listener called", *finished))
         self.operations: list[Real] = []
         self.events: list[Event] = []
         self.numbers = 0
@@ -133,6 +134,11 @@ class RealWorld(FaultLog):
 
     def note(self, *event: object) -> None:
         self.events.append(event)
+
+    def counts(self) -> tuple[int, int, int]:
+        statistics = self.purgatory.statistics()
+        ended = sum(getattr(statistics, outcome) for outcome in OUTCOMES)
+        return statistics.num_delayed, ended, statistics.missed
 
     def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> Handle:
         def call() -> None:
@@ -351,6 +357,12 @@ class AgainstANaivePurgatory(RuleBasedStateMachine):
         assert self.real.purgatory.watched == statistics.watched
         assert statistics.watched == len(self.naive.entries())
         assert sorted(map(str, self.real.purgatory.watched_keys())) == sorted(self.naive.lists)
+        for key in "abcd":
+            listed = self.naive.lists.get(key)
+            assert self.real.purgatory.is_watched(key) == (listed is not None)
+            expected = [each.number for each in listed.operations if each.state == "pending"] if listed else []
+            watching = self.real.purgatory.watching(key)
+            assert [each.number for each in watching if isinstance(each, Real)] == expected
         if not self.naive.closed:
             assert statistics.watched + statistics.purged == self.naive.registered
         assert statistics.purges == self.naive.purges

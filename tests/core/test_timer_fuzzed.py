@@ -6,6 +6,7 @@ that call the timer when they run, which may be to close it and to set it anew.
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -94,7 +95,11 @@ class AgainstADict(RuleBasedStateMachine):
 
     def _set(self, task: Task, delay: float) -> None:
         now = self.clock.time()
-        (self.timer.reschedule if task in self.pending else self.timer.add)(task, now + delay)
+        if task in self.pending:
+            with pytest.raises(ValueError, match="waits in a timer already"):
+                self.timer.add(task, now)
+        # A task that does not wait may be rescheduled too.
+        (self.timer.reschedule if task in self.pending or delay > 1.0 else self.timer.add)(task, now + delay)
         self.pending[task] = (now + delay, now)
 
     def _cancel(self, task: Task) -> None:

@@ -56,15 +56,6 @@ class TestAdvance:
         clock.advance(0.0)
         assert wait.result() == 1
 
-    def test_an_advance_soon_after_another_one_completes_its_waits_too(
-        self, index: ThresholdPurgatory[int], clock: FaultLog
-    ) -> None:
-        for value in (1, 2):
-            wait = index.reach(value - 1, None)
-            index.advance_soon(value)
-            clock.advance(0.0)
-            assert wait.result() == value
-
     @pytest.mark.parametrize("thresholds", [1, 10_000])
     def test_advance_soon_works_in_slices(
         self, index: ThresholdPurgatory[int], clock: FaultLog, thresholds: int

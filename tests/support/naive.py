@@ -109,7 +109,7 @@ def on_expiration(operation: Planned) -> None:
 
 def on_done(operation: Planned) -> None:
     """An operation's `on_done`, by its plan."""
-    operation.world.note("done", operation.number)
+    operation.world.note("done", operation.number, operation.outcome, *operation.world.counts())
     for action in operation.plan.ends:
         perform(operation.world, action, operation)
 
@@ -154,6 +154,10 @@ class NaiveOperation:
         """Seconds from the arrival to the deadline, as a listener is told."""
         self.timeout = plan.timeout
         self.error: BaseException | None = None
+
+    @property
+    def outcome(self) -> str:
+        return self.state
 
     def expired(self) -> bool:
         return self.state in ("expiring", "expired")
@@ -349,17 +353,12 @@ class NaivePurgatory:
             late = self.now - operation.deadline
         waited = 0.0 if state == "completed_at_once" else self.now - operation.arrived
         keys = tuple(dict.fromkeys(operation.plan.keys))
-        return (
-            "listener called",
-            keys,
-            operation.arrived,
-            operation.timeout,
-            waited,
-            state,
-            late,
-            operation.moved,
-            missed,
-        )
+        times = operation.arrived, operation.timeout, waited, state, late, operation.moved
+        return ("listener called", "purgatory", "Real", keys, *times, missed)
+
+    def counts(self) -> tuple[int, int, int]:
+        """The statistics that an end has changed by `on_done`."""
+        return len(self.pending()), sum(self.outcomes.values()), self.missed
 
     def entries(self) -> list[NaiveOperation]:
         """The entries of all lists."""
