@@ -21,19 +21,6 @@ def tracker(clock: FaultLog, idle: list[Any]) -> IdleTracker[Any]:
 
 
 class TestIdleKeys:
-    def test_a_key_that_is_not_touched_again_is_idle(
-        self, tracker: IdleTracker[str], clock: FaultLog, idle: list[str]
-    ) -> None:
-        tracker.touch("a")
-        clock.advance(29.9)
-        assert (idle, len(tracker), list(tracker), "a" in tracker) == ([], 1, ["a"], True)
-        clock.advance(0.6)
-        assert (idle, len(tracker), "a" in tracker) == (["a"], 0, False)
-        assert len(tracker.timer) == 0
-        tracker.touch("a")
-        clock.advance(31.0)
-        assert idle == ["a", "a"], "it came back, and was tracked again"
-
     def test_the_default_tick_is_a_hundredth_of_the_timeout(self, clock: FaultLog) -> None:
         assert IdleTracker(30.0, clock=clock).timer.tick == 0.3
         assert IdleTracker(1e-5, clock=clock).timer.tick == 1e-6
@@ -46,14 +33,6 @@ class TestIdleKeys:
 
 
 class TestCosts:
-    def test_a_touch_is_no_work_for_the_timer(self, tracker: IdleTracker[str], clock: FaultLog) -> None:
-        tracker.touch("a")
-        for _ in range(2900):
-            clock.advance(0.01)
-            tracker.touch("a")
-        assert clock.armed == [30.0]
-        assert tracker.timer.statistics().wake_ups == 0
-
     def test_touched_key_causes_timer_work_once_in_a_timeout(self, clock: FaultLog) -> None:
         tracker: IdleTracker[str] = IdleTracker(30.0, clock=clock)
         for _ in range(300):
@@ -61,6 +40,7 @@ class TestCosts:
             clock.advance(1.0)
         statistics = tracker.timer.statistics()
         assert statistics.wake_ups <= 11
+        assert len(clock.armed) <= 12
         assert statistics.cascaded == 0
 
     def test_keys_that_become_idle_together_are_passed_on_in_slices(
@@ -143,21 +123,6 @@ class TestClocks:
 
 
 class TestOnIdle:
-    def test_on_idle_may_touch_and_discard(self, clock: FaultLog, idle: list[str]) -> None:
-        def on_idle(key: str) -> None:
-            idle.append(key)
-            coming_back.discard("b")
-            if len(idle) == 1:
-                coming_back.touch(key)
-
-        coming_back: IdleTracker[str] = IdleTracker(1.0, on_idle, clock=clock)
-        coming_back.touch("a")
-        coming_back.touch("b")
-        clock.advance(1.5)
-        assert (idle, len(coming_back)) == (["a"], 1)
-        clock.advance(1.0)
-        assert idle == ["a", "a"]
-
     @pytest.mark.parametrize("error", [LookupError, SystemExit])
     def test_exception_of_on_idle_is_reported_or_raised_and_other_keys_are_passed_on(
         self, clock: FaultLog, idle: list[str], error: type[BaseException]

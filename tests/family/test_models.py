@@ -1,5 +1,7 @@
 """`ThresholdPurgatory`, `IdleTracker` and `VersionedValues` against naive ones, each of them a dict."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
@@ -124,18 +126,28 @@ class AgainstANaiveIdleTracker(RuleBasedStateMachine):
         self.tick = max(timeout * part, 1e-6)
         self.real: IdleTracker[str] = IdleTracker(timeout, self.on_idle, tick=self.tick, clock=self.clock)
         self.touched: dict[str, float] = {}
+        self.calls: dict[str, tuple[Callable[[], None], ...]] = {}
+        """What `on_idle` does with a key."""
 
     def on_idle(self, key: str) -> None:
+        """Note the key. It may come back at once, and take another one with it."""
         now = self.clock.time()
         touched = self.touched.pop(key)
         assert touched + self.timeout <= now, "early"
         assert now < touched + self.timeout + self.tick + now * 1e-15, "late"
         assert key not in self.real
+        for call in self.calls.pop(key, ()):
+            call()
 
     @rule(key=KEYS)
     def touch(self, key: str) -> None:
         self.real.touch(key)
         self.touched[key] = self.clock.time()
+
+    @rule(key=KEYS, other=KEYS)
+    def touch_a_key_that_comes_back(self, key: str, other: str) -> None:
+        self.touch(key)
+        self.calls[key] = partial(self.touch, key), partial(self.discard, other)
 
     @rule(key=KEYS)
     def discard(self, key: str) -> None:
@@ -155,6 +167,7 @@ class AgainstANaiveIdleTracker(RuleBasedStateMachine):
     def it_agrees(self) -> None:
         assert self.clock.faults == []
         assert len(self.real) == len(self.touched) == len(self.real.timer)
+        assert set(self.real) == self.touched.keys()
         now = self.clock.time()
         for key, touched in self.touched.items():
             assert key in self.real
@@ -190,7 +203,9 @@ class AgainstNaiveVersionedValues(RuleBasedStateMachine):
     def wait_for_a_change(self, data: st.DataObject, keys: set[str], timeout: float | None) -> None:
         known = st.sampled_from([0, self.latest, *(version for version, _ in self.current.values())])
         seen = {key: data.draw(known | st.integers(0, self.latest)) for key in sorted(keys)}
-        change = self.real.changed(seen, timeout)
+        given = seen.copy()
+        change = self.real.changed(given, timeout)
+        given.clear()  # what was seen is what it was at the call
         found = self.newer(seen)
         assert change.done() == bool(found)
         if found:

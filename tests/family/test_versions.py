@@ -15,7 +15,7 @@ from purgatory import (
     PurgatoryClosed,
     VersionedValues,
 )
-from tests.support.operations import FaultLog, Moody, turn
+from tests.support.operations import FaultLog, Moody
 
 Values = VersionedValues[str, Any]
 
@@ -76,28 +76,6 @@ class TestSet:
 
 
 class TestChanged:
-    def test_a_wait_completes_when_a_key_becomes_newer(self, values: Values) -> None:
-        seen = {"a": values.set("a", "x"), "b": 0}
-        change = values.changed(seen, None)
-        seen["c"] = 0  # what was seen is what it was at the call
-        values.set("c", "another")
-        assert not change.done()
-        values.set("b", "y")
-        assert (change.outcome, change.result()) == ("satisfied", {"b": (3, "y")})
-
-    def test_all_keys_have_one_operation(self, values: Values, clock: FaultLog) -> None:
-        heard: list[FinishedOperation] = []
-        values.purgatory.add_listener(heard.append)
-        keys = tuple(f"key {number}" for number in range(1000))
-        change = values.changed(dict.fromkeys(keys, 0), 5.0)
-        assert (values.num_waiting, len(values.purgatory.timer)) == (1, 1)
-        values.update({keys[7]: "x", keys[8]: "y"})
-        values.set(keys[7], "z")
-        clock.advance(10.0)
-        values.purgatory.complete_all()
-        assert change.result() == {keys[7]: (1, "x"), keys[8]: (2, "y")}
-        assert [(finished.keys, finished.outcome) for finished in heard] == [(keys, "satisfied")]
-
     def test_a_change_by_a_listener_is_yielded_by_the_waits_after_it(self, values: Values) -> None:
         def set_again(finished: FinishedOperation) -> None:
             values.purgatory.remove_listener(set_again)
@@ -119,14 +97,6 @@ class TestChanged:
 
 
 class TestUntil:
-    async def test_a_state_that_is_gone_before_the_task_runs_is_not_missed(self) -> None:
-        async with VersionedValues[str, str]() as values:
-            task = asyncio.ensure_future(values.until("a", is_ready, 30.0))
-            await turn()
-            values.set("a", "ready")
-            values.set("a", "gone")
-            assert await task == (1, "ready")
-
     def test_a_wait_that_begins_after_the_state_does_not_see_it(self, values: Values) -> None:
         begun: list[DelayedOperation[Any]] = []
 
@@ -147,16 +117,6 @@ class TestUntil:
         waits = [values.until("a", number.__eq__, None) for number in range(50)]
         values.set("a", 0)
         assert [wait.result() for wait in waits] == [(number + 1, number) for number in range(50)]
-
-    def test_exception_of_a_predicate_fails_its_own_wait_alone(self, values: Values) -> None:
-        def fail(state: str) -> bool:
-            raise LookupError(state)
-
-        waits = [values.until("a", fail, None), values.until("a", is_ready, None)]
-        assert values.set("a", "ready") == 1
-        assert waits[1].result() == (1, "ready")
-        with pytest.raises(LookupError, match="ready"):
-            waits[0].result()
 
     def test_a_predicate_may_set_the_value(self, values: Values) -> None:
         def start(state: str) -> bool:
