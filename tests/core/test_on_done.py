@@ -21,7 +21,7 @@ from purgatory import (
 )
 from purgatory._core._base import NESTING
 from purgatory.lowlevel import add_waiter, close_operation, remove_waiter, take_result
-from tests.support.operations import FaultLog, Flag, raising, turn, wait
+from tests.support.operations import ENDS, End, FaultLog, Flag, raising, turn, wait
 
 
 class Permits:
@@ -76,14 +76,14 @@ def deep_inside(purgatory: DelayedOperationPurgatory, end: Callable[[], object],
     purgatory.try_complete_else_watch(Flag(ready=True, then=then), ["others"])
 
 
-async def closed(operation: Acquires) -> None:
+async def closed(operation: DelayedOperation[Any]) -> None:
     coroutine = wait(operation)
     coroutine.send(None)
     coroutine.close()
     await turn()
 
 
-async def leave(operation: Acquires) -> None:
+async def leave(operation: DelayedOperation[Any]) -> None:
     tasks = [asyncio.ensure_future(operation) for _ in range(2)]
     await turn()
     for task in tasks:
@@ -92,43 +92,26 @@ async def leave(operation: Acquires) -> None:
         await asyncio.wait([task])
 
 
-async def leave_as_waiter(operation: Acquires) -> None:
+async def leave_as_waiter(operation: DelayedOperation[Any]) -> None:
     waiter = asyncio.get_running_loop().create_future()
     add_waiter(operation, waiter)
     remove_waiter(operation, waiter)
 
 
-def check_soon(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
-    purgatory.check_and_complete_soon("b")
-    clock.advance(0)
-
-
-async def aclose(purgatory: DelayedOperationPurgatory) -> None:
-    await purgatory.aclose()
-
-
-Try = Callable[[], object]
-End = Callable[[DelayedOperationPurgatory, FaultLog, Acquires], object]
-ENDINGS: dict[str, tuple[str, Try, End]] = {
+ENDINGS: dict[str, tuple[str, Callable[[], object], End]] = {
     # The outcome, what a further try does, and what ends an operation that waits on two keys for a second.
-    "check": ("satisfied", lambda: True, lambda purgatory, clock, _: purgatory.check_and_complete("a")),
-    "check with a limit": ("satisfied", lambda: True, lambda purgatory, clock, _: purgatory.check_and_complete("a", 1)),
-    "check soon": ("satisfied", lambda: True, lambda purgatory, clock, _: check_soon(purgatory, clock)),
-    "a check that raises": ("failed", raising(), lambda purgatory, clock, _: purgatory.check_and_complete("a")),
-    "last try": ("satisfied", lambda: True, lambda purgatory, clock, _: clock.advance(1.0)),
-    "last try that raises": ("failed", raising(), lambda purgatory, clock, _: clock.advance(1.0)),
-    "deadline": ("expired", bool, lambda purgatory, clock, _: clock.advance(1.0)),
-    "force": ("satisfied", bool, lambda purgatory, clock, operation: operation.force_complete()),
-    "cancel": ("cancelled", bool, lambda purgatory, clock, operation: operation.cancel()),
+    **{end: ("satisfied", lambda: True, ENDS[end]) for end in ("check", "check with a limit", "check soon")},
+    **{end: ("cancelled", bool, ENDS[end]) for end in ("cancel", "cancel for key", "cancel all")},
+    **{end: ("closed", bool, ENDS[end]) for end in ("complete all", "close", "aclose")},
+    "force": ("satisfied", bool, ENDS["force"]),
+    "deadline": ("expired", bool, ENDS["deadline"]),
+    "a check that raises": ("failed", raising(), ENDS["check"]),
+    "last try": ("satisfied", lambda: True, ENDS["deadline"]),
+    "last try that raises": ("failed", raising(), ENDS["deadline"]),
     "fail": ("failed", bool, lambda purgatory, clock, operation: operation.fail(LookupError())),
     "force deep inside": ("satisfied", bool, lambda purgatory, _, each: deep_inside(purgatory, each.force_complete)),
     "cancel deep inside": ("cancelled", bool, lambda purgatory, _, each: deep_inside(purgatory, each.cancel)),
     "close_operation": ("closed", bool, lambda purgatory, clock, operation: close_operation(operation)),
-    "complete_all": ("closed", bool, lambda purgatory, clock, _: purgatory.complete_all()),
-    "close": ("closed", bool, lambda purgatory, clock, _: purgatory.close()),
-    "aclose": ("closed", bool, lambda purgatory, clock, _: asyncio.run(aclose(purgatory))),
-    "cancel_for_key": ("cancelled", bool, lambda purgatory, clock, _: purgatory.cancel_for_key("b")),
-    "cancel_all": ("cancelled", bool, lambda purgatory, clock, _: purgatory.cancel_all()),
     "fail_all": ("failed", bool, lambda purgatory, clock, _: purgatory.fail_all(LookupError())),
     "the last task leaves": ("cancelled", bool, lambda purgatory, clock, operation: asyncio.run(leave(operation))),
     "the last waiter": ("cancelled", bool, lambda purgatory, clock, each: asyncio.run(leave_as_waiter(each))),

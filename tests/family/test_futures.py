@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from purgatory import DelayedFutures, DelayedOperationPurgatory, PurgatoryFull
-from tests.support.operations import FaultLog, raising, turn
+from purgatory import DelayedFutures, DelayedOperation, DelayedOperationPurgatory, PurgatoryFull
+from tests.support.operations import ENDS, End, FaultLog, raising, turn
 
 Future = asyncio.Future[Any]
 
@@ -27,7 +27,7 @@ def _futures(count: int) -> list[Future]:
 def _watch(
     purgatory: DelayedOperationPurgatory, futures: Collection[Future], timeout: float | None = None, **options: Any
 ) -> DelayedFutures[Any]:
-    return purgatory.try_complete_else_watch(DelayedFutures(futures, timeout, **options), ["key"])
+    return purgatory.try_complete_else_watch(DelayedFutures(futures, timeout, **options), ["a", "b"])
 
 
 class TestWhenItCompletes:
@@ -120,35 +120,30 @@ class TestCallback:
         assert operations[1].done()
 
 
-async def _leave(operation: DelayedFutures[Any]) -> None:
+async def _leave(operation: DelayedOperation[Any]) -> None:
     task = asyncio.ensure_future(operation)
     await turn()
     task.cancel()
     await asyncio.wait([task])
 
 
-End = Callable[[DelayedOperationPurgatory, FaultLog, DelayedFutures[Any]], Any]
-ENDS: dict[str, End] = {
-    "check": lambda purgatory, clock, operation: purgatory.check_and_complete("key"),
-    "deadline": lambda purgatory, clock, operation: clock.advance(1.0),
-    "cancel": lambda purgatory, clock, operation: operation.cancel(),
+ALL_ENDS: dict[str, End] = {
+    **{end: ENDS[end] for end in ("deadline", "cancel", "force", "close")},
     "task leaves": lambda purgatory, clock, operation: _leave(operation),
-    "force": lambda purgatory, clock, operation: operation.force_complete(),
-    "close": lambda purgatory, clock, operation: purgatory.close(),
     "fail": lambda purgatory, clock, operation: operation.fail(LookupError()) and operation.exception() and None,
 }
 
 
 @pytest.mark.usefixtures("by_reference_count_alone")
 @pytest.mark.parametrize("cancel_late", [False, True])
-@pytest.mark.parametrize("how", [how for how in ENDS if how != "check"])
+@pytest.mark.parametrize("how", ALL_ENDS)
 async def test_late_futures_are_cancelled_only_with_cancel_late_and_keep_no_operation(
     purgatory: DelayedOperationPurgatory, clock: FaultLog, how: str, cancel_late: bool
 ) -> None:
     done, late = futures = _futures(2)
     waiting = _watch(purgatory, futures, 1.0, cancel_late=cancel_late)
     done.set_result(1)
-    ended = ENDS[how](purgatory, clock, waiting)
+    ended: Any = ALL_ENDS[how](purgatory, clock, waiting)
     if how == "task leaves":
         await ended
     assert not waiting.cancel(), "it has ended"

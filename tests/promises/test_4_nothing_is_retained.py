@@ -9,11 +9,12 @@ import gc
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
-from purgatory import DelayedOperationPurgatory, VirtualClock
-from tests.support.operations import FaultLog, Flag, Late, turn
+from purgatory import DelayedOperation, DelayedOperationPurgatory, VirtualClock
+from tests.support.operations import ENDS, End, FaultLog, Flag, Late, turn
 
 pytestmark = pytest.mark.usefixtures("by_reference_count_alone")
 
@@ -48,46 +49,26 @@ class BrokenTry(Carrier):
         return False
 
 
-Path = Callable[[DelayedOperationPurgatory, FaultLog, list[Flag]], object]
-"""A way to finish the operation in the list."""
-
-
-def _checked_by(check: Callable[[DelayedOperationPurgatory], object]) -> Path:
-    def path(purgatory: DelayedOperationPurgatory, clock: FaultLog, held: list[Flag]) -> None:
-        held.pop().ready = True
-        check(purgatory)
-        clock.advance(0)
-
-    return path
-
-
-def _nested(purgatory: DelayedOperationPurgatory, clock: FaultLog, held: list[Flag]) -> None:
+def _nested(purgatory: DelayedOperationPurgatory, clock: VirtualClock, operation: DelayedOperation[Any]) -> None:
     # The chain is deeper than the nesting limit of completions.
+    held = [operation]
     for _ in range(40):
         held.append(purgatory.try_complete_else_watch(Flag(then=lambda: held.pop().force_complete()), ["a"]))
+    del operation
     held.pop().force_complete()
 
 
-def _reschedule(purgatory: DelayedOperationPurgatory, clock: FaultLog, held: list[Flag]) -> None:
-    held[0].reschedule(1e6)
+def _reschedule(purgatory: DelayedOperationPurgatory, clock: VirtualClock, operation: DelayedOperation[Any]) -> None:
+    operation.reschedule(1e6)
     clock.advance(20.0)
-    held.pop().reschedule(1.0)
+    operation.reschedule(1.0)
     clock.advance(1.0)
 
 
-PATHS: dict[str, Path] = {
-    "check": _checked_by(lambda purgatory: purgatory.check_and_complete("a")),
-    "check with a limit": _checked_by(lambda purgatory: purgatory.check_and_complete("a", limit=1)),
-    "check soon": _checked_by(lambda purgatory: purgatory.check_and_complete_soon("a")),
-    "deadline": lambda purgatory, clock, held: clock.advance(10.0),
+PATHS: dict[str, End] = {
+    **{end: path for end, path in ENDS.items() if end != "aclose"},
     "rescheduled deadline": _reschedule,
-    "force": lambda purgatory, clock, held: held.pop().force_complete(),
     "nested": _nested,
-    "complete all": lambda purgatory, clock, held: purgatory.complete_all(),
-    "close": lambda purgatory, clock, held: purgatory.close(),
-    "cancel": lambda purgatory, clock, held: held.pop().cancel(),
-    "cancel for key": lambda purgatory, clock, held: purgatory.cancel_for_key("b"),
-    "cancel all": lambda purgatory, clock, held: purgatory.cancel_all(),
 }
 
 
@@ -101,11 +82,11 @@ def test_the_operation_is_collected_though_its_dead_entries_remain(
     purgatory: DelayedOperationPurgatory, clock: FaultLog, path: str
 ) -> None:
     held, payload = hand_over(purgatory, Carrier())
-    PATHS[path](purgatory, clock, held)
+    held[0].ready = path.startswith("check")
+    PATHS[path](purgatory, clock, held.pop())
     assert (purgatory.num_delayed, len(purgatory.timer)) == (0, 0)
     # A check with a limit compacts a list whose front half is dead.
     assert purgatory.watched >= 2 or path == "close"
-    held.clear()
     assert payload() is None
 
 
@@ -120,8 +101,8 @@ def test_a_failed_operation_is_collected_with_its_exception(
     purgatory: DelayedOperationPurgatory, clock: FaultLog, kind: type[Carrier], path: str
 ) -> None:
     held, payload = hand_over(purgatory, kind())
-    PATHS[path](purgatory, clock, held)
-    held.clear()
+    held[0].ready = path.startswith("check")
+    PATHS[path](purgatory, clock, held.pop())
     assert purgatory.statistics().failed == 1
     gc.collect()
     assert [type(exception) for exception in clock.exceptions] == [LookupError], "never retrieved"
@@ -163,7 +144,7 @@ def test_the_exception_of_an_operation_keeps_no_other_one(
     failing, unrelated = (purgatory.try_complete_else_watch(make(10.0), ["a"]) for make in (kind, Flag))
     failing.ready = unrelated.ready = way.startswith("check") or kind is Late
     gone = weakref.ref(unrelated)
-    PATHS[way](purgatory, clock, [unrelated] if way.startswith("check") else [])
+    PATHS[way](purgatory, clock, failing)
     assert unrelated.done()
     assert failing.done()
     assert [type(exception) for exception in clock.exceptions] == [LookupError] * (

@@ -10,7 +10,7 @@ import pytest
 
 from purgatory import DelayedOperationPurgatory, PurgatoryError
 from tests.support.invariants import check_purgatory
-from tests.support.operations import FaultLog, Flag, turn
+from tests.support.operations import ENDS, End, FaultLog, Flag, turn
 
 EXITS = (SystemExit, KeyboardInterrupt)
 ERRORS = [Exception, BaseException, asyncio.CancelledError, StopIteration, GeneratorExit, RecursionError, *EXITS]
@@ -44,21 +44,10 @@ class Faulty(Flag):
         super().on_expiration()
 
 
-def _check_soon(purgatory: DelayedOperationPurgatory, clock: FaultLog) -> None:
-    purgatory.check_and_complete_soon("key")
-    clock.advance(0)
-
-
-Trigger = Callable[[DelayedOperationPurgatory, FaultLog], object]
-TRIGGERS: dict[str, Trigger] = {
-    "check": lambda purgatory, clock: purgatory.check_and_complete("key"),
-    "check soon": _check_soon,
-    "check with a limit": lambda purgatory, clock: purgatory.check_and_complete("key", limit=100),
-    "deadline": lambda purgatory, clock: clock.advance(10.0),
-    "complete all": lambda purgatory, clock: purgatory.complete_all(),
-    "close": lambda purgatory, clock: purgatory.close(),
-    "nested": lambda purgatory, clock: purgatory.try_complete_else_watch(
-        Flag(ready=True, then=purgatory.complete_all), ["key"]
+TRIGGERS: dict[str, End] = {
+    **{end: ENDS[end] for end in ("check", "check soon", "check with a limit", "deadline", "complete all", "close")},
+    "nested": lambda purgatory, clock, operation: purgatory.try_complete_else_watch(
+        Flag(ready=True, then=purgatory.complete_all), ["a"]
     ),
 }
 
@@ -73,12 +62,12 @@ def test_any_error_of_any_method_is_contained_under_any_trigger(
     for _ in range(3):
         operations += [Flag(10.0), Faulty(method, error), Faulty(method, error), Flag(10.0)]
     for operation in operations:
-        purgatory.try_complete_else_watch(operation, ["key", id(operation)])
+        purgatory.try_complete_else_watch(operation, ["a", id(operation)])
         # An operation is tried at its deadline too: it must not be ready if it is to expire.
         operation.ready = trigger != "deadline" or method in ("try_complete", "after completing")
     exits: BaseException | None = None
     try:  # a request to exit is raised when all others are done
-        TRIGGERS[trigger](purgatory, clock)
+        TRIGGERS[trigger](purgatory, clock, operation)
     except EXITS as request:
         exits = request
     assert [operation.done() for operation in operations] == [True] * 12

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, Final, TypeVar, TypeVarTuple
 
-from purgatory import DelayedOperation, Handle, TimerTask, VirtualClock
+from purgatory import DelayedOperation, DelayedOperationPurgatory, Handle, TimerTask, VirtualClock
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -140,6 +140,28 @@ class Flag(DelayedOperation[str]):
 
     def on_expiration(self) -> None:
         self.calls.append(f"{self.name} expires")
+
+
+def _check_soon(purgatory: DelayedOperationPurgatory, clock: VirtualClock) -> None:
+    purgatory.check_and_complete_soon("a")
+    clock.advance(0)
+
+
+End = Callable[[DelayedOperationPurgatory, VirtualClock, DelayedOperation[Any]], object]
+ENDS: Final[dict[str, End]] = {
+    # How an operation may end that waits on "a" and "b" for at most ten seconds: by a check only if it is ready.
+    "check": lambda purgatory, clock, operation: purgatory.check_and_complete("a"),
+    "check with a limit": lambda purgatory, clock, operation: purgatory.check_and_complete("a", limit=100),
+    "check soon": lambda purgatory, clock, operation: _check_soon(purgatory, clock),
+    "deadline": lambda purgatory, clock, operation: clock.advance(10.0),
+    "force": lambda purgatory, clock, operation: operation.force_complete(),
+    "cancel": lambda purgatory, clock, operation: operation.cancel(),
+    "cancel for key": lambda purgatory, clock, operation: purgatory.cancel_for_key("b"),
+    "cancel all": lambda purgatory, clock, operation: purgatory.cancel_all(),
+    "complete all": lambda purgatory, clock, operation: purgatory.complete_all(),
+    "close": lambda purgatory, clock, operation: purgatory.close(),
+    "aclose": lambda purgatory, clock, operation: list(purgatory.aclose().__await__()),
+}
 
 
 class Late(Flag):
