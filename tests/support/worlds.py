@@ -1,14 +1,103 @@
-"""A purgatory with operations in all states, and the calls of it."""
+"""The worlds into which calls are injected: a purgatory and a timer on a virtual clock.
+
+`PARTS` has the calls of each, and what is called inside them. A world checks its invariants itself: at once after a
+call, and later, when all of its deadlines have passed.
+"""
 
 import weakref
-from collections.abc import Callable, Collection, Hashable, Iterable
-from typing import Final
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeVarTuple
 
 import purgatory as package
-from purgatory import DelayedOperation, DelayedOperationPurgatory
-from tests.support.injection import is_step, require
-from tests.support.invariants import check_purgatory, check_whole
-from tests.support.worlds.common import FAR, START, Clock, Moves, OddKey, each
+from purgatory import DelayedOperation, DelayedOperationPurgatory, Handle, TimerTask, WheelTimer
+from tests.support.injection import Part, is_step, of_a_key, require
+from tests.support.invariants import check_purgatory, check_timer, check_whole
+from tests.support.operations import FaultLog
+
+Ts = TypeVarTuple("Ts")
+
+START: Final = 1000.25
+"""The time at which a world begins: not a multiple of all ticks."""
+FAR: Final = 100_000.0
+"""Seconds after which all deadlines of a world have passed."""
+
+
+class Clock(FaultLog):
+    """A clock whose methods are callbacks too."""
+
+    @is_step
+    def time(self) -> float:
+        return super().time()
+
+    @is_step
+    def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> Handle:
+        return super().call_at(when, callback, *args)
+
+    @is_step
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        super().call_exception_handler(context)
+
+
+@is_step
+def each(keys: tuple[Hashable, ...]) -> Iterator[Hashable]:
+    """Yield the keys: their iteration is a callback."""
+    yield from keys
+
+
+class OddKey:
+    """A key whose methods are written in Python."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @of_a_key
+    def __hash__(self) -> int:
+        return hash(self.name) & 3
+
+    @of_a_key
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OddKey) and other.name == self.name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Moves:
+    """The possible deadlines of an operation or task: one, or, when moves have overlapped, one of each."""
+
+    def __init__(self) -> None:
+        self.possible: list[float | None] = []
+        self._overlapping: list[float | None] = []
+        self._under_way = 0
+
+    @contextmanager
+    def to(self, deadline: float | None) -> Iterator[None]:
+        """Surround a call that moves the deadline there. A call that raises has not moved it."""
+        if not self._under_way:
+            self._overlapping = []
+        self._overlapping.append(deadline)
+        self.possible.append(deadline)
+        self._under_way += 1
+        try:
+            yield
+        except BaseException:
+            self._overlapping.remove(deadline)
+            self.possible.remove(deadline)
+            raise
+        finally:
+            self._under_way -= 1
+            if not self._under_way and self._overlapping:
+                self.possible = list(self._overlapping)
+
+    @property
+    def earliest(self) -> float:
+        return min((deadline for deadline in self.possible if deadline is not None), default=float("inf"))
+
+    @property
+    def never(self) -> bool:
+        """Whether the deadline may never come."""
+        return None in self.possible or not self.possible
 
 
 class Operation(DelayedOperation[str]):
@@ -349,4 +438,140 @@ INTO_A_PURGATORY: Final[dict[str, Callable[[World], object]]] = {
     "remove the listener": lambda world: world.remove(),
     "look": lambda world: (world.purgatory.statistics(), world.purgatory.watched_keys(), repr(world.purgatory)),
     "collect": lambda world: world.clock.call_at(world.clock.time(), int).cancel(),
+}
+
+
+class Task(TimerTask):
+    """Counts how often it runs."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.ran: list[float] = []
+        """Seconds by which each run was early."""
+        self.running = False
+        self.moves = Moves()
+        self.given_up = False
+        """Whether it was cancelled, or forgotten by a close."""
+
+    def run(self) -> None:
+        self.running = True
+        self.ran.append(self.moves.earliest - self.clock.time())
+        self.then()
+
+    @is_step
+    def then(self) -> None:
+        """Be a step: a task that is rescheduled from here on runs again."""
+
+
+class TimerWorld:
+    """A timer with tasks on several levels, and calls."""
+
+    def __init__(self, variant: str) -> None:
+        self.clock = Clock(START)
+        self.timer = WheelTimer(self.clock)
+        self.tasks: list[Task] = []
+        self.handles: list[Any] = []
+        for delay in (0.0, 0.005, 0.1, 2.0, 50.0):
+            self.add(delay)
+            self.call_later(delay)
+        self.subject, self.handle = self.tasks[2], self.handles[1]
+        self.other = self.tasks[6]
+
+    def add(self, delay: float) -> Task:
+        task = Task(self.clock)
+        self.tasks.append(task)
+        with task.moves.to(self.clock.time() + delay):
+            self.timer.add(task, self.clock.time() + delay)
+        return task
+
+    def add_again(self, task: Task) -> None:
+        with task.moves.to(self.clock.time() + 0.5):
+            self.timer.add(task, self.clock.time() + 0.5)
+            task.given_up = True  # it may run twice, or have run before
+
+    def call_later(self, delay: float) -> None:
+        task = Task(self.clock)
+        self.tasks.append(task)
+        with task.moves.to(self.clock.time() + delay):
+            self.handles.append(self.timer.call_later(delay, task.run))
+
+    def cancel(self, task: Task) -> None:
+        waits = not task.ran
+        if self.timer.cancel(task) and waits:
+            require(not task.ran or task.given_up, "it ran though cancel() has taken it out")
+            task.given_up = True
+
+    def cancel_handle(self) -> None:
+        self.tasks[3].given_up = True
+        self.handle.cancel()
+
+    def reschedule(self, task: Task, delay: float) -> None:
+        if task.running:
+            task.given_up = True  # it runs again
+        with task.moves.to(self.clock.time() + delay):
+            self.timer.reschedule(task, self.clock.time() + delay)
+            if task.running:
+                task.given_up = True
+
+    def close(self) -> None:
+        for task in self.tasks:
+            task.given_up = True
+        self.timer.close()
+        for task in self.tasks:
+            task.given_up = True
+
+    def check_whole(self) -> None:
+        check_whole(self.timer)
+
+    def check_now(self) -> None:
+        for task in self.tasks:
+            if task.ran and not task.given_up:
+                require(len(task.ran) == 1, f"it ran {len(task.ran)} times")
+            require(max(task.ran, default=0) <= 0, f"it ran {task.ran} s early")
+        check_timer(self.timer)
+
+    def check_later(self, by_deadlines_first: bool, which: int) -> None:
+        waiting = len(self.timer)
+        require(waiting <= len(self.tasks), f"{waiting} wait, of {len(self.tasks)}")
+        self.clock.advance(FAR)
+        for task in self.tasks:
+            require(len(task.ran) == 1 or task.given_up, f"due at {task.moves.possible}, it ran {len(task.ran)} times")
+        self.check_now()
+        require(len(self.timer) == 0, f"{len(self.timer)} are in the timer")
+
+
+OF_A_TIMER: Final[dict[str, Callable[[TimerWorld], object]]] = {
+    "add": lambda world: world.add(0.05),
+    "add, earlier than all": lambda world: world.add(0.0),
+    "add, later than all": lambda world: world.add(5000.0),
+    "call_later": lambda world: world.call_later(0.003),
+    "cancel": lambda world: world.cancel(world.subject),
+    "cancel a handle": lambda world: world.cancel_handle(),
+    "reschedule earlier": lambda world: world.reschedule(world.subject, 0.001),
+    "reschedule later": lambda world: world.reschedule(world.subject, 3.0),
+    "reschedule within the bucket": lambda world: world.reschedule(world.other, 2.0005),
+    "reschedule to now": lambda world: world.reschedule(world.other, 0.0),
+    "close": lambda world: world.close(),
+    "advance by nothing": lambda world: world.clock.advance(0.0),
+    "advance to a deadline": lambda world: world.clock.advance(0.006),
+    "advance by a cascade": lambda world: world.clock.advance(0.2),
+    "advance by everything": lambda world: world.clock.advance(100.0),
+}
+
+INTO_A_TIMER: Final[dict[str, Callable[[TimerWorld], object]]] = {
+    **OF_A_TIMER,
+    "add again": lambda world: world.add_again(world.subject),
+    "cancel another": lambda world: world.cancel(world.other),
+    "reschedule another": lambda world: world.reschedule(world.other, 0.001),
+    "add to the same bucket": lambda world: world.add(0.1),
+    "look": lambda world: (len(world.timer), world.timer.statistics(), repr(world.timer), world.timer.wheels),
+}
+
+
+PARTS: Final[dict[str, Part]] = {
+    "purgatory": Part(
+        World, OF_A_PURGATORY, INTO_A_PURGATORY, ("plain", "odd keys", "listener", "max_pending", "purge")
+    ),
+    "timer": Part(TimerWorld, OF_A_TIMER, INTO_A_TIMER),
 }
