@@ -78,15 +78,6 @@ async def test_a_deadline_is_not_in_the_context_of_the_first_request() -> None:
     await purgatory.aclose()
 
 
-async def test_a_check_is_in_the_context_of_its_caller() -> None:
-    async with DelayedOperationPurgatory() as purgatory:
-        operation = as_user("first", lambda: purgatory.try_complete_else_watch(Seeing(), ["key"]))
-        operation.seen.clear()
-        operation.ready = True
-        assert as_user("second", lambda: purgatory.check_and_complete("key")) == 1
-        assert operation.seen == ["second"] * 2
-
-
 async def test_a_purge_is_not_in_the_context_of_the_operation_that_started_it() -> None:
     async with DelayedOperationPurgatory(purge_interval=0) as purgatory:
         key = SeeingKey()

@@ -47,14 +47,6 @@ class TestTheLog:
                 assert "check_and_complete" in message
 
     @pytest.mark.usefixtures("debugged")
-    async def test_a_purgatory_on_a_virtual_clock_has_the_debug_mode_of_the_running_loop(
-        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        forgotten(purgatory, "key")
-        clock.advance(1.0)
-        assert len(logged(caplog)) == 1
-
-    @pytest.mark.usefixtures("debugged")
     @pytest.mark.parametrize("method", ["on_complete", "on_done"])
     async def test_it_has_all_keys_even_if_the_operation_checks_them(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, caplog: pytest.LogCaptureFixture, method: str

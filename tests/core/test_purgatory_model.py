@@ -24,7 +24,7 @@ from purgatory._core.states import OUTCOMES
 from tests.support import naive
 from tests.support.cores import set_nesting
 from tests.support.invariants import check_purgatory
-from tests.support.naive import EXITS, Action, Event, NaivePurgatory, Plan, noting_exits, perform
+from tests.support.naive import EXITS, Action, Event, NaivePurgatory, Plan, Planned, noting_exits, perform
 from tests.support.operations import FaultLog
 
 Ts = TypeVarTuple("Ts")
@@ -77,28 +77,12 @@ def plans(draw: st.DrawFn, depth: int) -> Plan:
     )
 
 
-class Real(DelayedOperation[str]):
+class Real(Planned, DelayedOperation[str]):
     """An operation that carries out a plan."""
 
     def __init__(self, world: "RealWorld", number: int, plan: Plan) -> None:
-        super().__init__(plan.timeout)
-        self.world = world
-        self.number = number
-        self.plan = plan
-        self.ready = plan.ready
-        self.tried = 0
-
-    def try_complete(self) -> bool:
-        return naive.try_complete(self)
-
-    def on_complete(self) -> str:
-        return naive.on_complete(self)
-
-    def on_expiration(self) -> None:
-        naive.on_expiration(self)
-
-    def on_done(self) -> None:
-        naive.on_done(self)
+        DelayedOperation.__init__(self, plan.timeout)
+        super().__init__(world, number, plan)
 
     def force_complete(self) -> bool:
         self.world.note("forces", self.number, self.outcome is None)

@@ -7,7 +7,7 @@ tick, keys that were asked for), it follows the real one and asserts that it had
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -47,11 +47,9 @@ class Plan:
 
 World = Any
 """A purgatory, real or naive."""
-Planned = Any
-"""An operation of one, with a plan."""
 
 
-def perform(world: World, action: Action, inside: Planned = None) -> None:
+def perform(world: World, action: Action, inside: Any = None) -> None:
     """Do `action` and note its result. A target below zero is the operation inside of which it is done."""
     target = inside
     if world.operations and (inside is None or action.target >= 0):
@@ -81,37 +79,42 @@ def perform(world: World, action: Action, inside: Planned = None) -> None:
             raise action.error
 
 
-def try_complete(operation: Planned) -> bool:
-    """An operation's `try_complete`, by its plan."""
-    operation.world.note("tries", operation.number)
-    tries = operation.plan.tries
-    actions = tries[operation.tried] if operation.tried < len(tries) else ()
-    operation.tried += 1
-    for action in actions:
-        perform(operation.world, action, operation)
-    return bool(operation.ready and operation.force_complete())
+class Planned:
+    """An operation, real or naive, that carries out a plan in its methods."""
 
+    outcome: Any
+    expired: Callable[[], bool]
+    force_complete: Callable[[], bool]
 
-def on_complete(operation: Planned) -> str:
-    """An operation's `on_complete`, by its plan."""
-    operation.world.note("completes", operation.number, operation.expired())
-    for action in operation.plan.completes:
-        perform(operation.world, action, operation)
-    return f"result of {operation.number}"
+    def __init__(self, world: World, number: int, plan: Plan) -> None:
+        self.world = world
+        self.number = number
+        self.plan = plan
+        self.ready = plan.ready
+        self.tried = 0
 
+    def perform(self, actions: tuple[Action, ...]) -> None:
+        for action in actions:
+            perform(self.world, action, self)
 
-def on_expiration(operation: Planned) -> None:
-    """An operation's `on_expiration`, by its plan."""
-    operation.world.note("expires", operation.number)
-    for action in operation.plan.expires:
-        perform(operation.world, action, operation)
+    def try_complete(self) -> bool:
+        self.world.note("tries", self.number)
+        tried, self.tried = self.tried, self.tried + 1
+        self.perform(self.plan.tries[tried] if tried < len(self.plan.tries) else ())
+        return bool(self.ready and self.force_complete())
 
+    def on_complete(self) -> str:
+        self.world.note("completes", self.number, self.expired())
+        self.perform(self.plan.completes)
+        return f"result of {self.number}"
 
-def on_done(operation: Planned) -> None:
-    """An operation's `on_done`, by its plan."""
-    operation.world.note("done", operation.number, operation.outcome, *operation.world.counts())
-    for action in operation.plan.ends:
-        perform(operation.world, action, operation)
+    def on_expiration(self) -> None:
+        self.world.note("expires", self.number)
+        self.perform(self.plan.expires)
+
+    def on_done(self) -> None:
+        self.world.note("done", self.number, self.outcome, *self.world.counts())
+        self.perform(self.plan.ends)
 
 
 @contextmanager
@@ -137,15 +140,11 @@ def raise_first(exits: list[BaseException]) -> None:
         raise exits[0]
 
 
-class NaiveOperation:
+class NaiveOperation(Planned):
     """An operation of the naive purgatory."""
 
     def __init__(self, world: "NaivePurgatory", number: int, plan: Plan) -> None:
-        self.world = world
-        self.number = number
-        self.plan = plan
-        self.ready = plan.ready
-        self.tried = 0
+        super().__init__(world, number, plan)
         self.state = "pending"
         self.watched = False
         self.arrived = 0.0
@@ -272,7 +271,7 @@ class NaivePurgatory:
 
     def attempt(self, operation: NaiveOperation) -> None:
         try:
-            try_complete(operation)
+            operation.try_complete()
         except BaseException as error:
             if operation.state != "pending":
                 operation.late(error)
@@ -310,13 +309,13 @@ class NaivePurgatory:
         exits: list[BaseException] = []
         error: BaseException | None = None
         try:
-            on_complete(operation)
+            operation.on_complete()
         except BaseException as raised:
             error = raised
             exits += [raised] * isinstance(raised, EXITS)
         if expires:
             try:
-                on_expiration(operation)
+                operation.on_expiration()
             except BaseException as raised:
                 with keeping(exits):
                     operation.late(raised)
@@ -336,7 +335,7 @@ class NaivePurgatory:
         self.missed += missed
         exits: list[BaseException] = []
         try:
-            on_done(operation)
+            operation.on_done()
         except BaseException as error:
             with keeping(exits):
                 operation.late(error)
