@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from purgatory import DelayedOperationPurgatory, FinishedOperation
-from tests.support.operations import CallingClock, FaultLog, Flag, Moody, raising, turn
+from tests.support.operations import FaultLog, Flag, Moody, raising, turn
 
 Heard = list[FinishedOperation]
 
@@ -121,18 +121,6 @@ class TestFaults:
         with pytest.raises(SystemExit):
             flag.force_complete()
         assert (flag.result(), len(heard)) == ("result of flag", 1)
-
-    def test_a_clock_that_raises_at_the_end_of_an_operation_is_reported(self) -> None:
-        clock = CallingClock()
-        purgatory = DelayedOperationPurgatory(clock=clock)
-        purgatory.add_listener(print)
-        operation = purgatory.try_complete_else_watch(Flag(), ["key"])
-        clock.arm(0, raising())
-        assert operation.force_complete()
-        assert operation.result() == "result of flag"
-        assert [(context["message"], type(context["exception"])) for context in clock.faults] == [
-            ("the clock raised", LookupError)
-        ]
 
 
 class TestRetention:

@@ -5,7 +5,6 @@ KAFKA-20783 and its repairs.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,7 +16,6 @@ from purgatory import (
     DelayedOperationPurgatory,
     OperationCancelled,
     PurgatoryMisuse,
-    VirtualClock,
 )
 from purgatory._core._base import NESTING
 from purgatory.lowlevel import add_waiter, close_operation, remove_waiter, take_result
@@ -231,24 +229,6 @@ class TestOrder:
             add_waiter(operation, waiter)
             operation.force_complete()
             assert operation.calls == [*DONE, "it is undelivered"]
-
-
-class TestFaults:
-    async def test_a_handler_of_exceptions_that_raises_loses_nothing(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        class Broken(VirtualClock):
-            def call_exception_handler(self, context: object) -> None:
-                raise asyncio.CancelledError
-
-        monkeypatch.setattr(logging.getLogger("purgatory"), "filters", [raising(ZeroDivisionError)])
-        operation = Notes(DelayedOperationPurgatory(clock=Broken()))
-        operation.act = raising()
-        task = asyncio.ensure_future(operation)
-        await turn()
-        assert operation.force_complete()
-        assert await task == "result of it"
-        assert "ZeroDivisionError" in capsys.readouterr().err
 
 
 class TestInsideOfIt:

@@ -207,6 +207,7 @@ CHANGING: Final[dict[str, str]] = {
     # Each call that changes something, and what to call instead in another thread.
     "purgatory.try_complete_else_watch(Flag(60.0), ['key'])": WATCH,
     "purgatory.wait_for(lambda: False, 'key')": "asyncio.run_coroutine_threadsafe()",
+    "begin(purgatory.__aenter__())": WATCH,
     "purgatory.check_and_complete('key')": "check_and_complete_threadsafe()",
     "purgatory.check_and_complete('key', 1)": "check_and_complete_threadsafe()",
     "purgatory.check_and_complete_soon('key')": "check_and_complete_threadsafe()",

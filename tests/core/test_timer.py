@@ -1,6 +1,7 @@
 """The timing wheels and the timer that drives them."""
 
 import asyncio
+import logging
 import math
 from contextlib import suppress
 from dataclasses import FrozenInstanceError
@@ -398,7 +399,9 @@ class TestFaults:
         assert clock.exceptions == [error]
         assert clock.faults[0]["message"] == "TimerHandle raised at its deadline"
 
-    def test_faults_go_to_the_log_without_an_exception_handler(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_faults_go_to_the_log_without_an_exception_handler(
+        self, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         virtual = VirtualClock()
 
         class Bare:
@@ -407,15 +410,21 @@ class TestFaults:
 
         class Broken(Bare):
             def call_exception_handler(self, context: object) -> None:
-                raise ZeroDivisionError
+                raise asyncio.CancelledError
 
-        for clock in (Bare(), Broken()):
-            WheelTimer(clock).call_at(1.0, "abc".index, "missing")
-        virtual.advance(1)
+        def fail() -> None:
+            for clock in (Bare(), Broken()):
+                WheelTimer(clock).call_at(virtual.time(), "abc".index, "missing")
+            virtual.advance(0)
+
+        fail()
         messages = [record.getMessage() for record in caplog.records]
         assert messages.count("TimerHandle raised at its deadline") == 2
         assert len(messages) == 3
         assert "the exception handler of" in messages[1]
+        monkeypatch.setattr(logging.getLogger("purgatory"), "filters", [raising(ZeroDivisionError)])
+        fail()
+        assert "ZeroDivisionError" in capsys.readouterr().err
 
     def test_a_request_to_exit_is_raised_after_the_other_tasks(self, clock: FaultLog, timer: WheelTimer) -> None:
         note, later = Note(clock), Note(clock)

@@ -1,6 +1,5 @@
 """Promise 10: bad input is refused before anything is registered, with an error that names the value."""
 
-import asyncio
 import math
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -13,7 +12,6 @@ from purgatory import (
     DelayedOperation,
     DelayedOperationPurgatory,
     IdleTracker,
-    PurgatoryError,
     PurgatoryMisuse,
     ThresholdPurgatory,
     VirtualClock,
@@ -212,25 +210,6 @@ def test_an_operation_without_an_event_loop_is_refused() -> None:
     with pytest.raises(RuntimeError, match="no running event loop"):
         DelayedOperationPurgatory().try_complete_else_watch(operation, ["key"])
     assert not operation.done(), "not even tried"
-
-
-@pytest.mark.parametrize("given", [True, False], ids=["clock given", "bound at first use"])
-def test_the_wrong_event_loop_is_refused(given: bool) -> None:
-    async def use(purgatory: DelayedOperationPurgatory) -> None:
-        purgatory.try_complete_else_watch(Flag(ready=True), ["key"])
-
-    async def enter(purgatory: DelayedOperationPurgatory) -> None:
-        async with purgatory:
-            pass
-
-    with asyncio.Runner() as runner, asyncio.Runner() as other:
-        purgatory = DelayedOperationPurgatory(clock=runner.get_loop() if given else None)
-        if not given:
-            runner.run(use(purgatory))
-        for way in (use, enter):
-            with pytest.raises(PurgatoryError, match="another event loop"):
-                other.run(way(purgatory))
-        runner.run(enter(purgatory))
 
 
 @pytest.mark.parametrize(("limit", "error"), [(0, ValueError), (-1, ValueError), (1.0, TypeError), ("1", TypeError)])
