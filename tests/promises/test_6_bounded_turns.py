@@ -1,14 +1,18 @@
 """Promise 6: long work is done in slices of about a thousand entries, each in an iteration of its own."""
 
+import asyncio
+import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
 
 from purgatory import DelayedOperationPurgatory, VirtualClock
-from tests.support.operations import Flag
+from tests.support.operations import Flag, Waiting
 
 MANY = 5_000
+KEYS = 20_000
 
 
 def most_in_an_iteration(clock: VirtualClock, measure: Callable[[], int], end: float) -> int:
@@ -99,3 +103,101 @@ async def test_a_close_is_done_in_slices(purgatory: DelayedOperationPurgatory) -
     steps = [sum(operation.done() for operation in operations) for _ in closing]
     # Then the dead entries are removed, in slices too.
     assert steps == [1000, 2000, 3000, 4000, 5000, *[5000] * 5]
+
+
+async def steps(measure: Callable[[], int], over: Callable[[], bool]) -> list[int]:
+    """The change of `measure()` in each iteration of the loop until `over()` is true."""
+    values = [measure()]
+    for _ in range(1_000_000):
+        await asyncio.sleep(0)
+        values.append(measure())
+        if over():
+            return [abs(after - before) for before, after in pairwise(values)]
+    raise AssertionError("it is never over")
+
+
+async def test_a_close_lets_go_of_keys_in_slices_to_its_very_end() -> None:
+    purgatory = DelayedOperationPurgatory(purge_interval=10 * KEYS)
+    for n in range(KEYS):
+        operation = purgatory.try_complete_else_watch(Waiting(3600.0), (n,))
+        if n % 2:
+            operation.cancel()
+    closing = asyncio.ensure_future(purgatory.aclose())
+    changes = await steps(lambda: len(purgatory.watched_keys()), closing.done)
+    assert sum(changes) == KEYS
+    assert max(changes) <= 2 * 1000
+    assert purgatory.watched == 0
+
+
+def finish(purgatory: DelayedOperationPurgatory) -> None:
+    """Finish enough operations for a purge to be due."""
+    for n in range(KEYS + 100):
+        purgatory.try_complete_else_watch(Waiting(None), (n % 10,)).cancel()
+
+
+@pytest.mark.parametrize("work", ["purge", "aclose"])
+def test_no_copy_of_all_keys_is_made(work: str) -> None:
+    clock = VirtualClock()
+    tracemalloc.start()
+    try:
+        purgatory = DelayedOperationPurgatory(purge_interval=10, clock=clock)
+        for n in range(KEYS):
+            purgatory.try_complete_else_watch(Waiting(None), (n,))
+        if work == "purge":
+            finish(purgatory)
+            clock.advance(0)  # a first purge lays out the lists anew
+            finish(purgatory)
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        if work == "purge":
+            clock.advance(0)
+            assert purgatory.watched == KEYS
+        else:
+            for _ in purgatory.aclose().__await__():
+                pass
+            assert purgatory.watched == 0
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # A list of all keys has 8 bytes for each; the longest of the ten with dead entries is made anew.
+    assert most - before < 4 * KEYS
+
+
+def in_threads(count: int, work: Callable[[int], object]) -> None:
+    """Do `work` in threads while the loop is busy waiting for them."""
+    with ThreadPoolExecutor(count) as threads:
+        list(threads.map(work, range(count)))
+
+
+@pytest.mark.parametrize(("threads", "keys"), [(1, 5000), (4, 3)])
+async def test_calls_of_other_threads_wake_a_busy_loop_once(
+    monkeypatch: pytest.MonkeyPatch, threads: int, keys: int
+) -> None:
+    woken: list[object] = []
+    loop = asyncio.get_running_loop()
+    wake = loop.call_soon_threadsafe
+    async with DelayedOperationPurgatory() as purgatory:
+        flags = [purgatory.try_complete_else_watch(Flag(), (f"key {n}",)) for n in range(keys)]
+        for flag in flags:
+            flag.ready = True
+
+        def check(thread: int) -> None:
+            for n in range(10_000):
+                purgatory.check_and_complete_threadsafe(f"key {n % keys}")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(loop, "call_soon_threadsafe", lambda *call, **options: woken.append(wake(*call, **options)))
+            in_threads(threads, check)
+            assert len(woken) == 1
+            tries = await steps(lambda: sum(flag.tries for flag in flags), lambda: not purgatory.num_delayed)
+            assert sum(tries) == keys
+            assert max(tries) <= 1000
+            for _ in range(1000):  # the passes asked for run to their ends
+                await asyncio.sleep(0)
+            assert len(woken) == 1
+            # The loop is idle now, and is woken again.
+            again = purgatory.try_complete_else_watch(Flag(), ("key 0",))
+            again.ready = True
+            in_threads(1, lambda _: purgatory.check_and_complete_threadsafe("key 0"))
+            assert len(woken) == 2
+            await again
