@@ -1,4 +1,7 @@
-"""Every object that a program may keep has weak references, and is not copied or pickled, as futures are not."""
+"""Every object that a program may keep has weak references, is not copied or pickled, and is collected when dropped.
+
+Of a purgatory to which the program has no reference, the deadlines are kept, and nothing else is.
+"""
 
 import asyncio
 import copy
@@ -20,7 +23,7 @@ from purgatory import (
     VirtualClock,
     WheelTimer,
 )
-from tests.support.operations import Flag, Note
+from tests.support.operations import FaultLog, Flag, Note
 
 COPIES: list[Callable[[Any], object]] = [copy.copy, copy.deepcopy, pickle.dumps]
 
@@ -87,3 +90,51 @@ def test_a_timer_in_a_cycle_is_collected() -> None:
     del timer, clock
     gc.collect()
     assert left() is None
+
+
+@pytest.mark.parametrize("forever", [0, 3])
+def test_operations_of_a_dropped_purgatory_complete_at_their_deadline(clock: FaultLog, forever: int) -> None:
+    calls: list[str] = []
+    purgatory = DelayedOperationPurgatory(clock=clock)
+    dropped = weakref.ref(purgatory)
+    for timeout in [1.0] * 5 + [7200.0] * 5 + [None] * forever:
+        purgatory.try_complete_else_watch(Flag(timeout, calls=calls), ["key"])
+    del purgatory
+    gc.collect()
+    assert dropped() is None
+    clock.advance(1.0)
+    assert calls == ["flag completes", "flag expires"] * 5
+    gc.collect()
+    clock.advance(7200.0)
+    assert calls == ["flag completes", "flag expires"] * 10
+    assert not clock.faults
+
+
+LEAVE: dict[str, Callable[[Flag, VirtualClock], object]] = {
+    "expires": lambda _, clock: clock.advance(60.0),
+    "is cancelled": lambda operation, _: operation.cancel(),
+    "is forced": lambda operation, _: operation.force_complete(),
+    "gets no deadline": lambda operation, _: operation.reschedule(None),
+}
+
+
+@pytest.mark.parametrize("as_clock", [False, True])
+@pytest.mark.parametrize("leave", LEAVE)
+def test_operations_without_a_deadline_do_not_outlive_a_dropped_purgatory(
+    clock: FaultLog, leave: str, as_clock: bool
+) -> None:
+    purgatory = DelayedOperationPurgatory(clock=clock)
+    timer = purgatory.timer  # which a call that is armed keeps too
+    if as_clock:
+        DelayedOperationPurgatory(clock=timer).try_complete_else_watch(Flag(90.0), ["key"])
+    operation = purgatory.try_complete_else_watch(Flag(60.0), ["key"])
+    dropped = weakref.ref(purgatory.try_complete_else_watch(Flag(), ["key"]))
+    del purgatory
+    gc.collect()
+    assert dropped() is not None
+    LEAVE[leave](operation, clock)
+    del operation
+    gc.collect()
+    assert dropped() is None
+    assert len(timer) == as_clock
+    assert not clock.faults
