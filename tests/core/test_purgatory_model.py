@@ -251,10 +251,13 @@ class AgainstANaivePurgatory(RuleBasedStateMachine):
         self._advance_to(self.real.time() + seconds)
 
     @precondition(lambda self: any(operation.deadline is not None for operation in self.naive.pending()))
-    @rule(data=st.data())
-    def advance_to_a_deadline(self, data: st.DataObject) -> None:
-        deadlines = [operation.deadline for operation in self.naive.pending() if operation.deadline is not None]
-        self._advance_to(max(data.draw(st.sampled_from(deadlines)), self.real.time()))
+    @rule(data=st.data(), action=st.sampled_from(["make true", "reschedule", "none"]), seconds=SECONDS)
+    def advance_to_a_deadline(self, data: st.DataObject, action: str, seconds: float) -> None:
+        """Go to the deadline of an operation, which may be moved before, or come true unnoticed."""
+        operation = data.draw(st.sampled_from([each for each in self.naive.pending() if each.deadline is not None]))
+        self._both(Action(action, target=self.naive.operations.index(operation), seconds=seconds))
+        assert operation.deadline is not None
+        self._advance_to(max(operation.deadline, self.real.time()))
 
     def _advance_to(self, when: float) -> None:
         done = False

@@ -109,3 +109,16 @@ class TestHelp:
         ):
             await asyncio.wait([operation])
         assert not hasattr(operation, "add_done_callback")
+
+
+PUBLIC = (
+    "add_done_callback cancel cancelled done exception expired fail force_complete on_complete on_done on_expiration"
+    " on_undelivered outcome reschedule result try_complete"
+)
+OF_PYTHON = {"_abc_impl", "_is_protocol"}
+
+
+@pytest.mark.parametrize(("kind", "public"), [(DelayedOperation, PUBLIC), (TimerTask, "run")])
+def test_internal_names_have_a_prefix_so_all_others_are_the_user_s(kind: type, public: str) -> None:
+    names = {name for name in dir(kind) if not (name.startswith("__") and name.endswith("__"))} - OF_PYTHON
+    assert {name for name in names if not name.startswith(("_purgatory_", "_timer_"))} == set(public.split())

@@ -232,16 +232,6 @@ class TestOneWakeUp:
         clock.advance(1.0)
         assert note.ran == [0.0015]
 
-    @pytest.mark.parametrize("late", [0.0, 0.00005, 0.0002])
-    def test_a_late_call_does_not_postpone_the_next_one(self, late: float) -> None:
-        clock = RefusingClock()
-        timer = WheelTimer(clock, tick=0.0001)
-        for deadline in (0.001, 0.0014):
-            timer.add(Note(clock), deadline)
-        clock.ahead = 0.001 + late
-        timer._wake()
-        assert clock.armed[-1] == 0.0014
-
     def test_the_hands_catch_up_after_idle_hours(self, clock: FaultLog, timer: WheelTimer, note: Note) -> None:
         timer.add(Note(clock), 0.5)
         timer.add(Note(clock), 86_400.0)

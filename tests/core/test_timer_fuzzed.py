@@ -4,6 +4,7 @@ After Caffeine's fuzzer of its timing wheel: a reference model, the integrity of
 that call the timer when they run, which may be to close it and to set it anew.
 """
 
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -63,6 +64,8 @@ class AgainstADict(RuleBasedStateMachine):
         self.timer = WheelTimer(self.clock, tick=tick, wheel_size=wheel_size)
         self.pending: dict[Task, tuple[float, float]] = {}
         """The deadline of each task, and when it was set."""
+        self.blocked = -math.inf
+        """Until when the loop did not run."""
         self.running: list[tuple[float, float]] = []
         """The time and the deadline of each run in an advance."""
 
@@ -71,7 +74,7 @@ class AgainstADict(RuleBasedStateMachine):
         now = self.clock.time()
         deadline, when_set = self.pending.pop(task)
         assert now >= deadline, "early"
-        assert now <= max(when_set, deadline + self.tick + self._rounding(now)), "late"
+        assert now <= max(when_set, self.blocked, deadline + self.tick + self._rounding(now)), "late"
         self.running.append((now, max(deadline, when_set)))
 
     def perform(self, task: Task, call: Call) -> None:
@@ -139,6 +142,15 @@ class AgainstADict(RuleBasedStateMachine):
     def advance_to_a_deadline(self, which: int) -> None:
         deadline, _ = self.pending[self._pick(which)]
         self._advance_to(max(deadline, self.clock.time()))
+
+    @rule(seconds=DELAYS, calls=st.lists(CALLS, max_size=3))
+    def block(self, seconds: float, calls: list[Call]) -> None:
+        """Let time pass in which the loop does not run. Then these calls come before that of the timer."""
+        self.clock._now += seconds
+        self.blocked = self.clock.time()
+        for call in calls:
+            self.perform(Task(self, []), call)
+        self._advance_to(self.blocked)
 
     def _advance_to(self, when: float) -> None:
         self.running.clear()
