@@ -9,7 +9,7 @@ import pytest
 
 from purgatory import DelayedOperationPurgatory
 from purgatory._core._base import NESTING
-from tests.support.operations import FaultLog, Flag
+from tests.support.operations import FaultLog, Flag, raising
 
 DEEP = 10_000
 
@@ -26,19 +26,11 @@ def _check_soon(purgatory: DelayedOperationPurgatory, operations: list[Flag], n:
     purgatory.check_and_complete_soon(n)
 
 
-def _watch(purgatory: DelayedOperationPurgatory, operations: list[Flag], n: int) -> None:
-    # The operation completes at once, and its completion watches the next one.
-    then = partial(_watch, purgatory, operations, n + 1) if n + 1 < DEEP else operations[n].force_complete
-    purgatory.try_complete_else_watch(Flag(ready=True, then=then), ["key"])
-    operations[n].force_complete()
-
-
 LINKS: dict[str, Link] = {
     "check": _check,
     "check soon": _check_soon,
     "force": lambda purgatory, operations, n: operations[n].force_complete(),
     "cancel": lambda purgatory, operations, n: operations[n].cancel(),
-    "watch": _watch,
 }
 
 
@@ -71,8 +63,7 @@ def test_a_chain_of_completions_completes_to_its_end(
     operations: list[Flag] = []
     order: list[str] = []
     for n in range(DEEP):
-        chained = link != "watch" and n + 1 < DEEP
-        then = partial(LINKS[link], purgatory, operations, n + 1) if chained else (lambda: None)
+        then = partial(LINKS[link], purgatory, operations, n + 1) if n + 1 < DEEP else (lambda: None)
         operations.append(Counted(None, str(n), calls=order, then=then))
         purgatory.try_complete_else_watch(operations[n], [n])
     Counted.deepest = 0
@@ -80,10 +71,21 @@ def test_a_chain_of_completions_completes_to_its_end(
     clock.advance(0)
     assert [operation.done() for operation in operations] == [True] * DEEP
     assert sorted(order) == sorted(f"{n} completes" for n in range(DEEP))
-    assert link == "watch" or order[:: DEEP - 1] == ["0 completes", f"{DEEP - 1} completes"]
+    assert order[:: DEEP - 1] == ["0 completes", f"{DEEP - 1} completes"]
     assert clock.exceptions == []
     assert sum(operation.tries - 2 for operation in operations) <= DEEP
     assert Counted.deepest - depth() <= 15 * NESTING
+
+
+def test_a_request_to_exit_of_a_deferred_end_leaves_no_other_one_pending(purgatory: DelayedOperationPurgatory) -> None:
+    last = [purgatory.try_complete_else_watch(Flag(then=then), ["last"]) for then in (raising(SystemExit), int)]
+    then: Callable[[], object] = lambda: [each.force_complete() for each in last]  # noqa: E731
+    for n in range(NESTING):
+        then = purgatory.try_complete_else_watch(Flag(then=then), [n]).force_complete
+    with pytest.raises(SystemExit):
+        then()
+    assert [each.outcome for each in last] == ["failed", "satisfied"]
+    assert purgatory.num_delayed == 0
 
 
 async def test_an_operation_may_be_awaited_from_inside_its_own_completion() -> None:

@@ -17,7 +17,7 @@ from purgatory import (
     VirtualClock,
 )
 from tests.support.invariants import check_purgatory
-from tests.support.operations import CallingClock, FaultLog, Flag, Moody, RefusingClock, raising, turn
+from tests.support.operations import FaultLog, Flag, Moody, OddClock, RefusingClock, raising, turn
 
 
 class TestWatch:
@@ -164,10 +164,7 @@ class TestRefusals:
     def test_an_operation_refused_after_its_first_try_ends_cancelled(
         self, why: str, error: type[Exception], message: str | None
     ) -> None:
-        class Clock(CallingClock, RefusingClock):
-            """May refuse to tell the time, or to call back."""
-
-        clock, key = Clock(), Moody()
+        clock, key = OddClock(), Moody()
         purgatory = DelayedOperationPurgatory("small", max_pending=2, clock=clock)
         heard: list[FinishedOperation] = []
         purgatory.add_listener(heard.append)

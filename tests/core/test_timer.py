@@ -11,7 +11,7 @@ import pytest
 from purgatory import Clock, TimerStatistics, VirtualClock, WheelTimer
 from tests.support.cores import in_python
 from tests.support.invariants import check_timer
-from tests.support.operations import CallingClock, FaultLog, Note, RefusingClock, raising
+from tests.support.operations import FaultLog, Note, RefusingClock, raising
 
 
 @pytest.fixture
@@ -273,36 +273,6 @@ class TestCancelAndReschedule:
 class TestClocks:
     """What a clock may do: refuse, get lost, raise, call anything."""
 
-    def test_a_clock_that_refuses_to_renew_a_late_call_keeps_that_call(self) -> None:
-        clock = RefusingClock()
-        timer = WheelTimer(clock)
-        note = Note(clock)
-        timer.add(note, 1.0)
-        clock.ahead, clock.refuses = 5.0, True
-        with pytest.raises(RuntimeError, match="refused"):
-            timer.call_later(10.0, int)
-        clock.ahead, clock.refuses = 0.0, False
-        clock.advance(2.0)
-        assert (note.ran, len(timer)) == ([1.0], 0)
-        check_timer(timer)
-
-    def test_a_task_is_not_kept_when_the_clock_refuses_to_call_back(self) -> None:
-        clock = RefusingClock()
-        timer = WheelTimer(clock, tick=1.0)
-        late, refused, early = Note(clock), Note(clock), Note(clock)
-        timer.add(late, 10.0)
-        clock.refuses = True
-        with pytest.raises(RuntimeError, match="refused"):
-            timer.add(refused, 5.0)
-        assert len(timer) == 1
-        clock.refuses = False
-        timer.add(early, 3.0)
-        clock.advance_to(3.0)
-        assert clock.armed == [10.0, 3.0, 10.0]
-        clock.advance_to(20.0)
-        assert (early.ran, refused.ran, late.ran) == ([3.0], [], [10.0])
-        check_timer(timer)
-
     def test_call_of_the_clock_that_is_lost_is_made_up_for(self, clock: FaultLog, timer: WheelTimer) -> None:
         """As by a KeyboardInterrupt where the call began: with the one call of the clock, all timers would stop."""
         first, second = Note(clock), Note(clock)
@@ -313,20 +283,6 @@ class TestClocks:
         timer.add(second, 2.5)
         clock.advance(1.0)
         assert (first.ran, second.ran) == ([2.0], [2.5])
-        check_timer(timer)
-
-    @pytest.mark.parametrize("nth", range(8))
-    def test_interrupt_of_a_wake_up_does_not_stop_other_tasks(self, nth: int) -> None:
-        clock = CallingClock()
-        timer = WheelTimer(clock)
-        ran: list[int] = []
-        for number in range(3):
-            timer.call_at(1.0 + number, ran.append, number)
-        clock.arm(nth, raising(KeyboardInterrupt))
-        for _ in range(3):
-            with suppress(KeyboardInterrupt):
-                clock.advance(5.0)
-        assert ran == [0, 1, 2]
         check_timer(timer)
 
 

@@ -5,6 +5,7 @@ that call the timer when they run, which may be to close it and to set it anew.
 """
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from purgatory import TimerTask, WheelTimer
 from tests.support.invariants import check_timer
-from tests.support.operations import FaultLog
+from tests.support.operations import OddClock, raising
 
 DELAYS = st.one_of(
     st.floats(0, 0.1), st.floats(0, 100), st.floats(0, 3.2e8), st.integers(0, 500).map(lambda n: n / 1000), st.just(0)
@@ -59,7 +60,7 @@ class AgainstADict(RuleBasedStateMachine):
         start=st.sampled_from([0.0, -3.3, 1e3, 1.7e9]),
     )
     def start(self, tick: float, wheel_size: int, start: float) -> None:
-        self.clock = FaultLog(start)
+        self.clock = OddClock(start)
         self.tick = tick
         self.timer = WheelTimer(self.clock, tick=tick, wheel_size=wheel_size)
         self.pending: dict[Task, tuple[float, float]] = {}
@@ -71,7 +72,7 @@ class AgainstADict(RuleBasedStateMachine):
 
     def note(self, task: Task) -> None:
         """A task runs: not early, not late, and not unless it is pending."""
-        now = self.clock.time()
+        now = self.clock._now
         deadline, when_set = self.pending.pop(task)
         assert now >= deadline, "early"
         assert now <= max(when_set, self.blocked, deadline + self.tick + self._rounding(now)), "late"
@@ -97,7 +98,7 @@ class AgainstADict(RuleBasedStateMachine):
         return list(self.pending)[which % len(self.pending)]
 
     def _set(self, task: Task, delay: float) -> None:
-        now = self.clock.time()
+        now = self.clock._now
         if task in self.pending:
             with pytest.raises(ValueError, match="waits in a timer already"):
                 self.timer.add(task, now)
@@ -151,6 +152,26 @@ class AgainstADict(RuleBasedStateMachine):
         for call in calls:
             self.perform(Task(self, []), call)
         self._advance_to(self.blocked)
+
+    @rule(seconds=DELAYS, delay=DELAYS)
+    def add_while_the_clock_refuses(self, seconds: float, delay: float) -> None:
+        """Add a task that is kept only if the clock need not be armed. The call that is armed may be late already."""
+        self.clock._now = self.blocked = self.clock._now + seconds
+        self.clock.refuses = True
+        with suppress(RuntimeError):
+            self._set(Task(self, []), delay)
+        self.clock.refuses = False
+        self._advance_to(self.blocked)
+
+    @rule(nth=st.integers(0, 8), seconds=DELAYS)
+    def interrupt(self, nth: int, seconds: float) -> None:
+        """Let a KeyboardInterrupt come in a call of the clock while time passes."""
+        when = self.clock._now + seconds
+        self.clock.arm(nth, raising(KeyboardInterrupt))
+        with suppress(KeyboardInterrupt):
+            self.clock.advance_to(when)
+        self.clock.arm(-1, int)
+        self._advance_to(when)
 
     def _advance_to(self, when: float) -> None:
         self.running.clear()

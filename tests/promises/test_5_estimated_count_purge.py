@@ -43,14 +43,6 @@ def test_entries_are_counted_and_not_operations(clock: FaultLog, keys: int) -> N
     assert (purgatory.statistics().purges, purgatory.watched, purgatory.watched_keys()) == (1, 0, [])
 
 
-def test_entries_that_a_check_has_removed_do_not_count(clock: FaultLog) -> None:
-    purgatory = DelayedOperationPurgatory(purge_interval=10, clock=clock)
-    for _ in range(100):
-        _finish(purgatory, 10, ["a"])
-        purgatory.check_and_complete("a")
-    assert (purgatory.statistics().purges, purgatory.statistics().purged, clock.armed) == (0, 1000, [])
-
-
 def test_entries_that_a_purge_looks_at_are_counted_and_those_of_a_check_are_not(clock: FaultLog) -> None:
     purgatory = DelayedOperationPurgatory(purge_interval=10, clock=clock)
     pending = [purgatory.try_complete_else_watch(Flag(), ["a"]) for _ in range(1500)]

@@ -94,18 +94,6 @@ async def test_an_operation_that_completes_in_the_iteration_of_the_cancellation_
         assert await asyncio.gather(*staying) == ["result of flag"] * others
 
 
-async def test_asyncio_task_groups_cancel_operations() -> None:
-    async with DelayedOperationPurgatory() as purgatory:
-        with pytest.raises(ExceptionGroup):
-            async with asyncio.TaskGroup() as group:
-                group.create_task(wait(purgatory, Flag()))
-                group.create_task(wait(purgatory, Flag()))
-                await turn()
-                assert purgatory.num_delayed == 2
-                raise LookupError
-        assert purgatory.num_delayed == 0
-
-
 async def test_an_anyio_cancel_scope_cancels_its_operation() -> None:
     async with DelayedOperationPurgatory() as purgatory:
         operation = Flag()
@@ -115,15 +103,3 @@ async def test_an_anyio_cancel_scope_cancels_its_operation() -> None:
         assert operation.cancelled()
         # The scope has taken back its cancellation: the task may await further operations.
         assert await wait(purgatory, Flag(0.001)) == "result of flag"
-
-
-async def test_operation_cancelled_crosses_an_anyio_task_group_as_an_error() -> None:
-    async with DelayedOperationPurgatory() as purgatory:
-        with pytest.raises(ExceptionGroup) as caught:
-            async with anyio.create_task_group() as group:
-                group.start_soon(wait, purgatory, Flag())
-                group.start_soon(anyio.sleep_forever)
-                while not purgatory.num_delayed:
-                    await anyio.lowlevel.checkpoint()
-                purgatory.cancel_all()
-        assert caught.group_contains(OperationCancelled)

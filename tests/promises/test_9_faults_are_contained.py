@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -94,17 +93,6 @@ def test_any_error_of_any_method_is_contained_under_any_trigger(
     check_purgatory(purgatory)
 
 
-@pytest.mark.parametrize("method", ["on_complete", "try_complete"])
-def test_on_expiration_runs_if_on_complete_has_failed_and_not_if_the_last_try_has(
-    purgatory: DelayedOperationPurgatory, clock: FaultLog, method: str
-) -> None:
-    operation = purgatory.try_complete_else_watch(Faulty(method), ["key"])
-    operation.ready = method == "try_complete"
-    clock.advance(10.0)
-    assert operation.exception() is operation.error
-    assert operation.calls == (["flag expires"] if method == "on_complete" else [])
-
-
 @pytest.mark.parametrize("honest", [0, 1, 2], ids=["when it comes", "when it is watched", "when it is checked"])
 def test_try_complete_that_returns_true_without_completing_fails(
     purgatory: DelayedOperationPurgatory, honest: int
@@ -135,20 +123,6 @@ def test_the_truth_of_what_try_complete_returns_may_raise(purgatory: DelayedOper
 
     operation = purgatory.try_complete_else_watch(Ambiguous(), ["key"])
     assert isinstance(operation.exception(), LookupError)
-
-
-def test_a_fault_after_a_deferred_completion_is_not_its_outcome(
-    purgatory: DelayedOperationPurgatory, clock: FaultLog
-) -> None:
-    last = purgatory.try_complete_else_watch(Faulty("after completing"), ["last"])
-    last.ready = True
-    then: Callable[[], object] = lambda: purgatory.check_and_complete("last")  # noqa: E731
-    for n in range(20):
-        then = purgatory.try_complete_else_watch(Flag(then=then), [n]).force_complete
-    then()
-    assert last.result() == "result of flag"
-    assert clock.exceptions == [last.error]
-    assert purgatory.statistics().failed == 0
 
 
 @pytest.mark.parametrize("retrieved", ["awaited", "exception", "result", None])

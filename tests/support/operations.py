@@ -75,8 +75,8 @@ class Waiting(DelayedOperation[None]):
 class CallingClock(FaultLog):
     """A virtual clock in one of whose methods a call of the test's own comes, as in a clock that is a user's."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, start: float = 0.0) -> None:
+        super().__init__(start)
         self._left = -1
         self._call: Callable[[], object] = int
 
@@ -107,6 +107,10 @@ class RefusingClock(FaultLog):
         if self.refuses:
             raise RuntimeError("refused")
         return super().call_at(when, callback, *args)
+
+
+class OddClock(CallingClock, RefusingClock):
+    """A virtual clock that may do both."""
 
 
 class Flag(DelayedOperation[str]):
