@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from purgatory import DelayedFutures, DelayedOperation, DelayedOperationPurgatory, PurgatoryFull
-from tests.support.operations import ENDS, End, FaultLog, raising, turn
+from purgatory import DelayedFutures, DelayedOperationPurgatory, PurgatoryFull
+from tests.support.operations import FaultLog, raising, turn
 
 Future = asyncio.Future[Any]
 
@@ -30,129 +30,32 @@ def _watch(
     return purgatory.try_complete_else_watch(DelayedFutures(futures, timeout, **options), ["a", "b"])
 
 
-class TestWhenItCompletes:
-    async def test_operation_completes_when_all_futures_are_done(self, purgatory: DelayedOperationPurgatory) -> None:
-        futures = _futures(4)
-        futures[3].set_result(3)
-        waiting = _watch(purgatory, futures)
-        for number, future in enumerate(futures[:3]):
-            assert not waiting.done()
-            future.set_result(number)
-            await turn()
-        assert await waiting == (set(futures), set())
-        assert not waiting.expired()
-        for some in (futures, []):
-            assert _watch(purgatory, some).result() == (set(some), set())
-        assert purgatory.statistics().completed_at_once == 2
-
-    async def test_operation_completes_at_deadline_with_futures_done_by_then(
-        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
-    ) -> None:
-        early, in_time, late = _futures(3)
-        waiting = _watch(purgatory, [early, in_time, late], 2.0)
-        early.set_result(1)
-        await turn()
-        in_time.set_result(2)  # its callback has not run yet
-        clock.advance(2.0)
-        assert waiting.expired()
-        assert waiting.result() == ({early, in_time}, {late})
-
-    async def test_a_future_that_fails_or_is_cancelled_is_done(self, purgatory: DelayedOperationPurgatory) -> None:
-        failing, cancelled = futures = _futures(2)
-        waiting = _watch(purgatory, futures)
-        failing.set_exception(LookupError())
-        cancelled.cancel()
-        assert await waiting == (set(futures), set())
-        assert isinstance(failing.exception(), LookupError)
-
-    async def test_operation_accepts_tasks_on_a_real_loop(self) -> None:
-        async with DelayedOperationPurgatory() as purgatory:
-            never = asyncio.create_task(asyncio.Event().wait())
-            tasks = [asyncio.create_task(asyncio.sleep(0, number)) for number in range(100)]
-            done, late = await _watch(purgatory, [*tasks, never, never], 0.02, cancel_late=True)
-            assert sorted(task.result() for task in done) == list(range(100))
-            assert late == {never}
-            await asyncio.wait([never])
-            assert never.cancelled()
+async def test_operation_accepts_tasks_on_a_real_loop() -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        never = asyncio.create_task(asyncio.Event().wait())
+        tasks = [asyncio.create_task(asyncio.sleep(0, number)) for number in range(100)]
+        done, late = await _watch(purgatory, [*tasks, never, never], 0.02, cancel_late=True)
+        assert sorted(task.result() for task in done) == list(range(100))
+        assert late == {never}
+        await asyncio.wait([never])
+        assert never.cancelled()
 
 
-class TestCallback:
-    async def test_callback_is_called_once_with_done_and_late_futures(
-        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
-    ) -> None:
-        called: list[tuple[set[Future], set[Future]]] = []
-        done, late = _futures(2)
-        operations = [
-            _watch(purgatory, [done, late], 1.0, callback=lambda done, late: called.append((done, late)))
-            for _ in range(2)
-        ]
-        operations[1].cancel()
-        done.set_result(1)
-        clock.advance(1.0)
-        late.set_result(2)
-        await turn()
-        assert called == [({done}, {late})]
-
-    async def test_callback_may_end_another_operation_on_the_same_future(
-        self, purgatory: DelayedOperationPurgatory
-    ) -> None:
-        futures = _futures(1)
-        first = _watch(purgatory, futures, callback=lambda done, late: other.cancel())
-        other: DelayedFutures[Any] = _watch(purgatory, futures)
-        futures[0].set_result(1)
-        assert await first == (set(futures), set())
-        assert other.cancelled()
-
-    @pytest.mark.parametrize("error", [LookupError, SystemExit, KeyboardInterrupt])
-    def test_exception_of_a_callback_is_its_operation_s_and_a_request_to_exit_is_raised_after_other_ones(
-        self, purgatory: DelayedOperationPurgatory, error: type[BaseException]
-    ) -> None:
-        async def complete() -> None:
-            futures = _futures(1)
-            operations.extend(_watch(purgatory, futures, callback=callback) for callback in (raising(error), None))
-            futures[0].set_result(1)
-            await turn()
-
-        operations: list[DelayedFutures[Any]] = []
-        with asyncio.Runner() as runner, nullcontext() if error is LookupError else pytest.raises(error):
-            runner.run(complete())
-        assert isinstance(operations[0].exception(), error)
-        assert operations[1].done()
-
-
-async def _leave(operation: DelayedOperation[Any]) -> None:
-    task = asyncio.ensure_future(operation)
-    await turn()
-    task.cancel()
-    await asyncio.wait([task])
-
-
-ALL_ENDS: dict[str, End] = {
-    **{end: ENDS[end] for end in ("deadline", "cancel", "force", "close")},
-    "task leaves": lambda purgatory, clock, operation: _leave(operation),
-    "fail": lambda purgatory, clock, operation: operation.fail(LookupError()) and operation.exception() and None,
-}
-
-
-@pytest.mark.usefixtures("by_reference_count_alone")
-@pytest.mark.parametrize("cancel_late", [False, True])
-@pytest.mark.parametrize("how", ALL_ENDS)
-async def test_late_futures_are_cancelled_only_with_cancel_late_and_keep_no_operation(
-    purgatory: DelayedOperationPurgatory, clock: FaultLog, how: str, cancel_late: bool
+@pytest.mark.parametrize("error", [LookupError, SystemExit, KeyboardInterrupt])
+def test_exception_of_a_callback_is_its_operation_s_and_a_request_to_exit_is_raised_after_other_ones(
+    purgatory: DelayedOperationPurgatory, error: type[BaseException]
 ) -> None:
-    done, late = futures = _futures(2)
-    waiting = _watch(purgatory, futures, 1.0, cancel_late=cancel_late)
-    done.set_result(1)
-    ended: Any = ALL_ENDS[how](purgatory, clock, waiting)
-    if how == "task leaves":
-        await ended
-    assert not waiting.cancel(), "it has ended"
-    assert waiting.cancelled() == (how in ("cancel", "task leaves"))
-    assert late.cancelled() == cancel_late
-    kept = weakref.ref(waiting)
-    del waiting, ended
-    await turn()
-    assert kept() is None
+    async def complete() -> None:
+        futures = _futures(1)
+        operations.extend(_watch(purgatory, futures, callback=callback) for callback in (raising(error), None))
+        futures[0].set_result(1)
+        await turn()
+
+    operations: list[DelayedFutures[Any]] = []
+    with asyncio.Runner() as runner, nullcontext() if error is LookupError else pytest.raises(error):
+        runner.run(complete())
+    assert isinstance(operations[0].exception(), error)
+    assert operations[1].done()
 
 
 @pytest.mark.parametrize("cancel_late", [False, True])
@@ -171,23 +74,6 @@ async def test_a_refused_operation_is_cancelled_and_leaves_nothing_at_its_future
     del refused
     gc.collect()
     assert kept() is None
-
-
-@pytest.mark.parametrize("how", ["deadline", "cancel", "check", "force"])
-async def test_future_that_is_done_as_its_operation_ends_does_no_harm(
-    purgatory: DelayedOperationPurgatory, clock: FaultLog, how: str
-) -> None:
-    faults: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
-    futures = _futures(1)
-    waiting = _watch(purgatory, futures, 1.0)
-    futures[0].set_result(1)  # the loop will call, even if callbacks are removed now
-    ENDS[how](purgatory, clock, waiting)
-    assert waiting.done()
-    for _ in range(3):
-        await turn()
-    assert faults == []
-    assert waiting.cancelled() == (how == "cancel")
 
 
 async def test_bad_arguments_are_refused() -> None:

@@ -1,15 +1,27 @@
 """`ThresholdPurgatory`, `IdleTracker` and `VersionedValues` against naive ones, each of them a dict."""
 
+import asyncio
+import math
+import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import purgatory._threshold
-from purgatory import DelayedOperation, DelayedOperationPurgatory, IdleTracker, ThresholdPurgatory, VersionedValues
-from tests.support.operations import FaultLog
+from purgatory import (
+    DelayedFutures,
+    DelayedOperation,
+    DelayedOperationPurgatory,
+    IdleTracker,
+    ThresholdPurgatory,
+    VersionedValues,
+)
+from tests.support.operations import ENDS, FaultLog
+
+Future = asyncio.Future[Any]
 
 SPARED = purgatory._threshold._SPARED
 THRESHOLDS = st.integers(-3, 40)
@@ -293,6 +305,96 @@ class AgainstNaiveVersionedValues(RuleBasedStateMachine):
         assert self.real._announced == {}
 
 
+class AgainstNaiveFutures(RuleBasedStateMachine):
+    """An operation completes when its futures are done or its deadline comes. Then no future keeps it."""
+
+    @initialize()
+    def start(self) -> None:
+        self.clock = FaultLog()
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_exception_handler(lambda _, context: self.clock.call_exception_handler(context))
+        self.purgatory = DelayedOperationPurgatory(clock=self.clock)
+        self.futures = [self.loop.create_future() for _ in range(4)]
+        self.waiting: dict[DelayedFutures[Any], tuple[set[Future], float, bool, list[object]]] = {}
+        """The futures, the deadline, `cancel_late`, and the calls of `callback`."""
+        self.cancelled: set[Future] = set()
+
+    @rule(
+        which=st.sets(st.integers(0, 3)), timeout=st.none() | SECONDS, cancel_late=st.booleans(), cancels=st.booleans()
+    )
+    def wait(self, which: set[int], timeout: float | None, cancel_late: bool, cancels: bool) -> None:
+        futures = {self.futures[n] for n in which}
+        calls: list[object] = []
+
+        def callback(done: set[Future], late: set[Future]) -> None:
+            assert (done | late, done & late) == (futures, set())
+            assert all(future.done() for future in done)
+            assert all(future.cancelled() if cancel_late else not future.done() for future in late)
+            calls.append((done, late))
+            if cancels:
+                next(iter(self.waiting)).cancel()
+
+        operation: DelayedFutures[Any] = DelayedFutures(futures, timeout, callback=callback, cancel_late=cancel_late)
+        deadline = math.inf if timeout is None else self.clock.time() + timeout
+        self.waiting[operation] = futures, deadline, cancel_late, calls
+        self.purgatory.try_complete_else_watch(operation, ["a", "b"])
+        assert not all(future.done() for future in futures) or operation.outcome == "completed_at_once"
+
+    @rule(n=st.integers(0, 3), how=st.sampled_from(["result", "exception", "cancel"]), turns=st.booleans())
+    def finish(self, n: int, how: str, turns: bool) -> None:
+        future, self.futures[n] = self.futures[n], self.loop.create_future()
+        if how == "cancel":
+            future.cancel()
+            self.cancelled.add(future)
+        elif not future.done():
+            future.set_result(n) if how == "result" else future.set_exception(LookupError())
+        assert future.cancelled() or future.exception() or True, "it is retrieved"
+        if turns:
+            self.turn()
+
+    @rule()
+    def turn(self) -> None:
+        for _ in range(3):
+            self.loop.call_soon(self.loop.stop)
+            self.loop.run_forever()
+        for operation, (futures, *_) in self.waiting.items():
+            assert operation.done() == all(future.done() for future in futures) or operation.cancelled()
+
+    @precondition(lambda self: self.waiting)
+    @rule(which=st.integers(0, 100), end=st.sampled_from(["fail", *(end for end in ENDS if "close" not in end)]))
+    def end(self, which: int, end: str) -> None:
+        operation = list(self.waiting)[which % len(self.waiting)]
+        if end == "fail":
+            assert operation.fail(LookupError())
+            assert operation.exception()
+        else:
+            ENDS[end](self.purgatory, self.clock, operation)
+        assert operation.done() or end.startswith("check") or end == "deadline"
+
+    @invariant()
+    def it_agrees(self) -> None:
+        assert self.clock.faults == []
+        for reference in [weakref.ref(operation) for operation in self.waiting if operation.done()]:
+            operation = cast(DelayedFutures[Any], reference())
+            futures, deadline, cancel_late, calls = self.waiting.pop(operation)
+            assert calls == ([] if operation.outcome in ("cancelled", "failed") else [operation.result()])
+            assert not operation.expired() or deadline <= self.clock.time()
+            if cancel_late:
+                assert all(future.done() for future in futures)
+                self.cancelled |= futures
+            del operation
+            assert reference() is None, "a future keeps it"
+        for _, deadline, _, calls in self.waiting.values():
+            assert calls == []
+            assert self.clock.time() < deadline + 0.001 + self.clock.time() * 1e-15
+        for future in self.futures:
+            assert not future.cancelled() or future in self.cancelled
+
+    def teardown(self) -> None:
+        self.loop.close()
+
+
+TestAgainstNaiveFutures = AgainstNaiveFutures.TestCase
 TestAgainstANaiveThresholdPurgatory = AgainstANaiveThresholdPurgatory.TestCase
 TestAgainstANaiveIdleTracker = AgainstANaiveIdleTracker.TestCase
 TestAgainstNaiveVersionedValues = AgainstNaiveVersionedValues.TestCase
