@@ -1,19 +1,20 @@
-"""A delayed operation while it is pending, the tasks that await it, its deadline; `test_on_done` has its endings."""
+"""A delayed operation: while it is pending, the tasks that await it, its deadline, `fail` and `fail_all`.
+
+`test_on_done` has its other endings.
+"""
 
 import asyncio
+import traceback
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
-from purgatory import (
-    DelayedOperation,
-    DelayedOperationPurgatory,
-    PurgatoryMisuse,
-)
+from purgatory import DelayedOperation, DelayedOperationPurgatory, PurgatoryMisuse, ThresholdPurgatory
 from purgatory.lowlevel import add_waiter
-from tests.support.operations import Flag, Waiting, turn
+from tests.support.operations import FaultLog, Flag, Waiting, turn
 
 
 class TestOutcomes:
@@ -112,3 +113,111 @@ class TestReschedule:
                 operation.reschedule(1.0)
         arriving = purgatory.try_complete_else_watch(Hasty(), ["key"])
         assert isinstance(arriving.exception(), PurgatoryMisuse), "it is not waiting in its first try"
+
+
+class TestFail:
+    @pytest.mark.parametrize("limit", [None, 1])
+    def test_in_a_try_it_is_no_completion(self, purgatory: DelayedOperationPurgatory, limit: int | None) -> None:
+        class Fails(Flag):
+            def try_complete(self) -> bool:
+                return self.ready and self.fail(LookupError(self.name))
+
+        fails = purgatory.try_complete_else_watch(Fails(), ["key"])
+        other = purgatory.try_complete_else_watch(Flag(), ["key"])
+        fails.ready = other.ready = True
+        assert purgatory.check_and_complete("key", limit) == 1
+        assert (fails.outcome, other.outcome) == ("failed", "satisfied")
+        at_once = purgatory.try_complete_else_watch(Fails(ready=True), ["key"])
+        assert at_once.outcome == "failed"
+        assert all(isinstance(each.exception(), LookupError) for each in (fails, at_once))
+
+    @pytest.mark.parametrize(
+        ("exception", "message"),
+        [
+            (LookupError, r"exception must be an instance, not the class LookupError: pass LookupError\(\.\.\.\)"),
+            ("no", "exception must be an Exception, not 'no'"),
+            (None, "not None"),
+            (StopIteration(7), r"not StopIteration\(7\)"),
+            (asyncio.CancelledError(), r"not CancelledError\(\)"),
+            (KeyboardInterrupt(), "not KeyboardInterrupt"),
+            (GeneratorExit(), "not GeneratorExit"),
+        ],
+    )
+    def test_what_cannot_be_raised_is_refused(
+        self, purgatory: DelayedOperationPurgatory, exception: Any, message: str
+    ) -> None:
+        operation = purgatory.try_complete_else_watch(Flag(), ["key"])
+        for call in (operation.fail, purgatory.fail_all, Flag().fail):
+            with pytest.raises(TypeError, match=message):
+                call(exception)
+        assert not operation.done()
+        operation.force_complete()
+        with pytest.raises(TypeError):
+            operation.fail(exception)
+
+
+class TestFailAll:
+    async def test_all_get_one_object_with_the_traceback_that_it_had(self) -> None:
+        async with DelayedOperationPurgatory() as purgatory:
+            operations = [purgatory.try_complete_else_watch(Flag(30.0), [key, "all"]) for key in range(100)]
+            tasks = [asyncio.ensure_future(operation) for operation in operations]
+            await turn()
+            try:
+                raise LookupError("the leader has changed")
+            except LookupError as caught:
+                error = caught
+                assert purgatory.fail_all(error) == 100
+            assert await asyncio.gather(*tasks, return_exceptions=True) == [error] * 100
+            with pytest.raises(LookupError) as raised:
+                await operations[0]
+            functions = [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
+            assert functions.count("test_all_get_one_object_with_the_traceback_that_it_had") == 2, "its own and ours"
+            assert len(functions) < 6, "it does not grow with the tasks"
+            assert not purgatory.try_complete_else_watch(Flag(30.0), ["all"]).done(), "it goes on after that"
+
+    @pytest.mark.parametrize("which", ["purgatory", "thresholds"])
+    def test_it_is_reported_once_unless_somebody_retrieves_it(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, which: str
+    ) -> None:
+        index = ThresholdPurgatory(0, purgatory)
+        fail_all = purgatory.fail_all if which == "purgatory" else index.fail_all
+
+        def wait() -> list[DelayedOperation[int]]:
+            return [index.reach(threshold, 1.0) for threshold in (5, 3, 5)]
+
+        assert fail_all(LookupError()) == 0
+        assert clock.faults == [], "no operation has it"
+        waits = wait()
+        error = LookupError()
+        assert fail_all(error) == 3
+        waits.clear()
+        assert clock.exceptions == [error]
+        message = clock.faults.pop()["message"]
+        assert message.startswith("fail_all() of <DelayedOperationPurgatory 'test'")
+        assert message.endswith("failed its operations, and nobody retrieved the exception")
+        waits = wait()
+        assert fail_all(error) == 3
+        assert waits[1].exception() is error
+        waits.clear()
+        assert clock.faults == []
+
+    @pytest.mark.usefixtures("by_reference_count_alone")
+    async def test_it_keeps_neither_tasks_nor_operations(self) -> None:
+        async with DelayedOperationPurgatory() as purgatory:
+            operations = [purgatory.try_complete_else_watch(Flag(30.0), ["key"]) for _ in range(10)]
+            tasks = [asyncio.ensure_future(operation) for operation in operations]
+            await turn()
+            error = LookupError()
+            purgatory.fail_all(error)
+            await asyncio.wait(tasks)
+            assert all(task.exception() is error for task in tasks)
+            kept = [weakref.ref(operation) for operation in operations]
+            del tasks
+            operations.clear()
+            # The traceback of the last raise holds the frames of one task.
+            assert sum(reference() is not None for reference in kept) <= 1
+            error.__traceback__ = None
+            assert all(reference() is None for reference in kept)
+
+    def test_without_a_loop_there_is_nothing_to_fail(self) -> None:
+        assert DelayedOperationPurgatory().fail_all(LookupError()) == 0

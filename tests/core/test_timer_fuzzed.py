@@ -161,12 +161,15 @@ class AgainstADict(RuleBasedStateMachine):
         with suppress(RuntimeError):
             self._set(Task(self, []), delay)
         self.clock.refuses = False
+        check_timer(self.timer)
         self._advance_to(self.blocked)
 
-    @rule(nth=st.integers(0, 8), seconds=DELAYS)
-    def interrupt(self, nth: int, seconds: float) -> None:
-        """Let a KeyboardInterrupt come in a call of the clock while time passes."""
-        when = self.clock._now + seconds
+    @precondition(lambda self: self.pending)
+    @rule(nth=st.integers(0, 4), which=st.integers(0, 1000))
+    def interrupt(self, nth: int, which: int) -> None:
+        """Let a KeyboardInterrupt come in a call of the clock on the way to a deadline."""
+        deadline, _ = self.pending[self._pick(which)]
+        when = max(deadline, self.clock._now)
         self.clock.arm(nth, raising(KeyboardInterrupt))
         with suppress(KeyboardInterrupt):
             self.clock.advance_to(when)
