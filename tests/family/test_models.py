@@ -332,7 +332,7 @@ class AgainstNaiveFutures(RuleBasedStateMachine):
             assert all(future.cancelled() if cancel_late else not future.done() for future in late)
             calls.append((done, late))
             if cancels:
-                next(iter(self.waiting)).cancel()
+                list(self.waiting)[-1].cancel()
 
         operation: DelayedFutures[Any] = DelayedFutures(futures, timeout, callback=callback, cancel_late=cancel_late)
         deadline = math.inf if timeout is None else self.clock.time() + timeout
