@@ -15,10 +15,13 @@ import uvloop
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
+from purgatory.streams.core.commands import Command
+from purgatory.streams.core.transaction import Transaction
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http.app import Application
 from purgatory.streams.http.protocol import BoundedProtocol
 from purgatory.streams.settings import Settings
+from purgatory.streams.storage.database import Database
 from purgatory.streams.storage.opener import opener
 
 
@@ -102,3 +105,13 @@ async def until(condition: Callable[[], object]) -> None:
     """Return when another thread has made it true: the time-out of the test is the bound."""
     while not condition():  # noqa: ASYNC110 - another thread's
         await asyncio.sleep(0.01)
+
+
+def applied(database: Database, *commands: Command[Any], now: float = 0.0) -> Any:
+    """The result of the last one of the commands, which are stored in one transaction."""
+    with database.transaction([path for command in commands for path in command.paths], True):
+        transaction = Transaction(database, now)
+        results = [command.apply(transaction) for command in commands]
+        database.store(transaction)
+    database.stored(transaction)
+    return results[-1]

@@ -1,18 +1,22 @@
-"""Deleted and expired streams are gone at once, and their rows go in transactions of a bounded size."""
+"""Deleted and expired streams, and long chains of forks, are gone at once, and go in steps of a bounded size."""
 
 import asyncio
 import sqlite3
 import threading
 import time
+from collections import Counter
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from purgatory.streams.core.commands import Append, Create, Delete, Identity
-from purgatory.streams.core.errors import NotFound
+from purgatory.streams.core import commands
+from purgatory.streams.core.commands import Append, Create, Delete, Fork, Identity
+from purgatory.streams.core.errors import Forbidden, NotFound
 from purgatory.streams.core.messages import ROW
+from purgatory.streams.core.state import Stream
 from purgatory.streams.core.transaction import Transaction
 from purgatory.streams.engine.store import Store
 from purgatory.streams.engine.streams import Streams
@@ -20,12 +24,13 @@ from purgatory.streams.settings import Settings
 from purgatory.streams.storage import database as storage
 from purgatory.streams.storage.database import Database, Extent, StorageError
 from purgatory.streams.storage.opener import opener
-from purgatory.streams.storage.sqlite import WritingDatabase
-from tests.streams.serving import opened
+from purgatory.streams.storage.sqlite import FileDatabase, WritingDatabase
+from tests.streams.memory import Memory
+from tests.streams.serving import applied, opened
 
 BINARY = "application/octet-stream"
 LEFT = "SELECT (SELECT count(*) FROM data) + (SELECT count(*) FROM producers)"
-ALL_LEFT = f"{LEFT} + (SELECT count(*) FROM dropped)"
+ALL_LEFT = f"{LEFT} + (SELECT count(*) FROM dropped) + (SELECT count(*) FROM streams)"
 
 
 @pytest.fixture
@@ -53,7 +58,7 @@ async def left(streams: Streams, sql: str = LEFT) -> int:
 
 
 async def until_left(streams: Streams, count: int) -> None:
-    """Return when there are no more, and all deleted streams are dropped: the time-out of the test is the bound."""
+    """Return when there are no more, with the streams themselves: the time-out of the test is the bound."""
     while await left(streams, ALL_LEFT) > count:  # noqa: ASYNC110 - another thread's
         await asyncio.sleep(0.01)
 
@@ -84,7 +89,7 @@ async def test_a_deleted_stream_goes_in_steps_between_commands(
         await streams.run(Append("large", BINARY, b"y"))
         assert await left(streams) > 200  # the others have waited for a step each
         done.set()
-        await until_left(streams, 7)
+        await until_left(streams, 9)
         known = await streams.find("large")
         for _ in range(2):
             assert (await streams.chunk(known, 0)).body() == b"y"
@@ -169,19 +174,6 @@ async def test_streams_that_expire_at_once_go_in_steps(
     assert (max(steps), sum(steps)) == (20, 300)
 
 
-async def test_what_a_killed_process_has_left_goes_later(tmp_path: Path) -> None:
-    with closing(WritingDatabase(tmp_path / "streams.sqlite")) as database:
-        for command in (Create("a", BINARY, body=bytes(3 * ROW)), Delete("a")):
-            transaction = Transaction(database, 0.0)
-            with database.transaction(()):
-                command.apply(transaction)
-                database.store(transaction)
-            database.stored(transaction)
-        assert database.execute(LEFT) == [(3,)]
-    async with opened(Settings(data=str(tmp_path))) as streams:
-        await until_left(streams, 0)
-
-
 @pytest.mark.parametrize(
     ("error", "message"),
     [
@@ -212,7 +204,7 @@ async def test_a_step_that_fails_is_tried_again_and_harms_no_command(
         while failures < 3:  # noqa: ASYNC110 - another thread's
             await asyncio.sleep(0.01)
         assert await left(streams) == 1
-    await until_left(streams, 0)
+    await until_left(streams, 1)
     assert message in caplog.text
 
 
@@ -244,3 +236,77 @@ def test_processes_do_not_wait_for_each_other(database: str, monkeypatch: pytest
         with other.transaction(()):
             assert not other.drop_rows()
         assert one.execute(sql) == one.execute("SELECT * FROM dropped") == []
+
+
+def creations(length: int) -> list[Create]:
+    """A stream, a fork of it, a fork of that and so on, each with a byte more."""
+    forks = [Create(f"{number}", None, body=b"x", fork=Fork(f"{number - 1}")) for number in range(1, length)]
+    return [Create("0", BINARY, body=b"x"), *forks]
+
+
+def test_the_depth_of_forks_is_bounded() -> None:
+    transaction = Transaction(Memory(), 0.0)
+    streams = [creation.apply(transaction).stream for creation in creations(65)]
+    assert [len(stream.lineage) for stream in streams] == list(range(65))
+    with pytest.raises(Forbidden, match="more than 64 streams: copy the data to a stream of its own"):
+        Create("65", None, body=b"x", fork=Fork("64")).apply(transaction)
+    assert "65" not in [stream.path for stream in transaction.added.values()]
+    assert transaction.stream("64") == streams[64]
+    # A fork that branches off before has fewer.
+    assert len(Create("65", None, fork=Fork("64", 64)).apply(transaction).stream.lineage) == 64
+
+
+def test_forks_share_their_lineage(tmp_path: Path) -> None:
+    with closing(WritingDatabase(tmp_path / "streams.sqlite")) as database:
+        streams = [applied(database, creation).stream for creation in creations(60)]
+        for stream, fork in pairwise(streams[1:]):
+            assert all(map(lambda one, other: one is other, stream.lineage, fork.lineage))
+        applied(database, Create("other", None, fork=Fork("58")))
+        first, second = (FileDatabase.stream(database, path) for path in ("59", "other"))  # not the remembered ones
+        assert first is not None
+        assert second is not None
+        assert first.lineage is second.lineage
+        assert len(first.lineage) == 59
+
+
+async def test_a_long_chain_is_dropped_in_steps(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "_DROPPED", 10)
+    removed: Counter[Transaction] = Counter()
+    remove = Transaction.remove
+
+    def counted(self: Transaction, stream: Stream) -> None:
+        removed[self] += 1
+        remove(self, stream)
+
+    monkeypatch.setattr(Transaction, "remove", counted)
+    async with opened(settings) as streams:
+        for creation in creations(35):
+            await streams.run(creation)
+        known = await streams.find("34")
+        known.drop_recent()
+        assert (await streams.chunk(known, 0)).body() == 35 * b"x"
+        for number in range(34):
+            await streams.run(Delete(f"{number}"))
+        assert not removed  # all are kept for the last one
+        await streams.run(Delete("34"))
+        with pytest.raises(NotFound):
+            await streams.find("34")
+        # The path of one that is still to be dropped can be used at once.
+        await streams.run(Create("24", BINARY))
+        await until_left(streams, 1)
+        assert (max(removed.values()), sum(removed.values())) == (10, 35)
+
+
+async def test_what_a_killed_process_has_left_goes_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "_DROPPED", 2)
+    with closing(WritingDatabase(tmp_path / "streams.sqlite")) as database:
+        applied(database, *creations(7))
+        applied(database, *(Delete(f"{number}") for number in range(7)))
+        assert database.execute("SELECT path, deadline FROM streams WHERE refs = 0") == [("4", 0.0)]
+        assert database.execute(LEFT) == [(7,)]
+    async with opened(Settings(data=str(tmp_path))) as streams:
+        assert await left(streams) == 5  # those of streams that were dropped are deleted
+        with pytest.raises(NotFound):
+            await streams.run(Append("4", BINARY, b"x"))
+        streams.look_for_due()
+        await until_left(streams, 0)
