@@ -57,6 +57,11 @@ class ServerProcess:
         self.output.append(rest)
         return self.process.returncode
 
+    def kill(self) -> None:
+        """`kill -9`."""
+        self.process.kill()
+        self.process.communicate()
+
 
 def client_of(url: str, address: str = "127.0.0.1", **headers: str) -> httpx.AsyncClient:
     """A client that comes from `address`."""
