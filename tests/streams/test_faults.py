@@ -1,7 +1,12 @@
-"""A database that fails at each statement in turn, of each kind of request."""
+"""A database that fails at each statement in turn, of each kind of request, and a disk that is full."""
 
+import errno
+import os
 import sqlite3
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -12,15 +17,20 @@ import psycopg
 import pytest
 
 from purgatory.streams.settings import Settings
+from purgatory.streams.storage import sqlite
 from purgatory.streams.storage.database import StorageUnavailable
 from purgatory.streams.storage.opener import opener
 from purgatory.streams.storage.postgresql import PostgresDatabase
+from purgatory.streams.storage.sqlite import RESERVED, Reserve, WritingDatabase
 from tests.streams.processes import TEXT
 from tests.streams.serving import served, serving
 from tests.support.servers import PostgresServer
 
 STREAM = "/v1/stream"
 SUBSCRIPTION = f"{STREAM}/__ds/subscriptions/s"
+PULLS = {"type": "pull-wake", "pattern": "a*", "wake_stream": "wakes"}
+BINARY = {"Content-Type": "application/octet-stream"}
+MEBIBYTE = 1024 * 1024
 
 
 def producer(seq: int) -> dict[str, str]:
@@ -34,9 +44,8 @@ def requests() -> dict[str, tuple[httpx.Request, set[int]]]:
     def add(name: str, method: str, path: str, statuses: set[int], **options: Any) -> None:
         made[name] = httpx.Request(method, f"http://localhost{path}", **options), statuses
 
-    pulls = {"type": "pull-wake", "pattern": "a*", "wake_stream": "wakes"}
     add("create", "PUT", f"{STREAM}/a", {200, 201}, headers=TEXT, content="a")
-    add("subscribe", "PUT", SUBSCRIPTION, {200, 201}, json=pulls)
+    add("subscribe", "PUT", SUBSCRIPTION, {200, 201}, json=PULLS)
     add("append", "POST", f"{STREAM}/a", {204}, headers=TEXT, content="b")
     add("produce", "POST", f"{STREAM}/a", {200, 204}, headers=producer(0), content="c")
     add("read", "GET", f"{STREAM}/a?offset=-1", {200})
@@ -227,3 +236,132 @@ def test_an_append_that_meets_an_io_error_says_whether_it_may_be_stored_and_the_
         assert http.head(f"{STREAM}/a").headers["stream-next-offset"].endswith(f"{len(text) - 1}")
         assert http.post(f"{STREAM}/a", headers=TEXT, content="c").status_code == 204
         assert http.get(f"{STREAM}/a").text == text
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small disk of its own."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", str(disk)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("a file system cannot be mounted here")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def fill(file: Path) -> None:
+    with file.open("wb", buffering=0) as opened, pytest.raises(OSError, match="No space"):
+        while opened.write(bytes(4096)):
+            pass
+
+
+def append(http: httpx.Client, name: str, size: int = MEBIBYTE) -> int:
+    return http.post(f"{STREAM}/{name}", headers=BINARY, content=bytes(size)).status_code
+
+
+def append_until_full(http: httpx.Client) -> list[str]:
+    """Create streams until the disk is full. Returns their names."""
+    names: list[str] = []
+    while True:
+        name = f"{len(names)}"
+        status = http.put(f"{STREAM}/{name}", headers=BINARY, content=bytes(MEBIBYTE)).status_code
+        if status == 507:
+            return names
+        assert status == 201
+        names.append(name)
+
+
+def until_appended(http: httpx.Client, name: str) -> None:
+    """Return when there is room again: the time-out of the test is the bound."""
+    while (status := append(http, name)) == 507:
+        time.sleep(0.05)
+    assert status == 204
+
+
+@pytest.mark.parametrize("is_filled", [False, True], ids=["by the server", "by another program"])
+def test_streams_are_deleted_on_a_full_disk_and_then_appends_go_on(disk: Path, is_filled: bool) -> None:
+    with served(data=str(disk / "data")) as (_, http):
+        names = append_until_full(http)
+        assert len(names) > 15
+        if is_filled:
+            fill(disk / "other")
+        assert [append(http, name) for name in names[:3]] == [507] * 3
+        for name in names[:-3]:
+            assert http.delete(f"{STREAM}/{name}").status_code == 204
+            assert http.get(f"{STREAM}/{name}").status_code == 404
+        if is_filled:
+            (disk / "other").unlink()
+        until_appended(http, names[-1])
+        ends = [int(http.head(f"{STREAM}/{name}").headers["stream-next-offset"][-16:]) for name in names[-2:]]
+        assert ends == [MEBIBYTE, 2 * MEBIBYTE]
+        assert (disk / "data" / "reserve").stat().st_size == RESERVED
+        assert len(append_until_full(http)) > 5
+
+
+def test_a_server_starts_on_a_full_disk_and_deletes(disk: Path) -> None:
+    with served(data=str(disk / "data")) as (_, http):
+        names = append_until_full(http)
+    fill(disk / "other")
+    with served(data=str(disk / "data")) as (_, http):
+        assert append(http, names[0], 1) == 507
+        assert [http.delete(f"{STREAM}/{name}").status_code for name in names] == [204] * len(names)
+
+
+def test_a_large_append_leaves_room_for_its_way_from_the_log_to_the_file(disk: Path) -> None:
+    with served(data=str(disk / "data"), max_body=64 * MEBIBYTE) as (_, http):
+        http.put(f"{STREAM}/a", headers=BINARY)
+        assert append(http, "a", 40 * MEBIBYTE) == 507
+        assert append(http, "a", 20 * MEBIBYTE) == 204
+        assert append(http, "a", 20 * MEBIBYTE) == 507
+        assert http.delete(f"{STREAM}/a").status_code == 204
+
+
+def test_new_subscriptions_are_refused_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(data=str(tmp_path)) as (_, http):
+        monkeypatch.setattr(sqlite, "_MARGIN", 2**62)
+        assert http.put(SUBSCRIPTION, json=PULLS).status_code == 507
+        monkeypatch.undo()
+        assert http.put(SUBSCRIPTION, json=PULLS).status_code == 201
+        monkeypatch.setattr(sqlite, "_MARGIN", 2**62)
+        assert http.delete(SUBSCRIPTION).status_code == 204
+
+
+def test_a_reserve_that_finds_no_room_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no")
+
+    assert not Reserve(tmp_path / "none" / "reserve").make()
+    reserve = Reserve(tmp_path / "reserve")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.posix_fallocate", fail)
+        assert not reserve.make()
+    assert (tmp_path / "reserve").stat().st_size == 0
+    assert not reserve.release()
+    monkeypatch.delattr("os.posix_fallocate", raising=False)
+    assert reserve.make()
+    assert Reserve(tmp_path / "reserve").is_made
+
+
+def test_a_file_system_that_does_not_say_what_is_free_has_no_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve = Reserve(tmp_path / "reserve")
+    assert 0 < reserve.free() < sys.maxsize
+    monkeypatch.setattr("os.statvfs", lambda path: os.statvfs_result([4096, 4096, *[0] * 8]))
+    assert reserve.free() == sys.maxsize
+
+
+def test_a_database_that_cannot_be_opened_releases_the_reserve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: WritingDatabase) -> None:
+        raise StorageUnavailable("no room for the index of the log")
+
+    monkeypatch.setattr(WritingDatabase, "_prepare", fail)
+    with pytest.raises(StorageUnavailable):
+        WritingDatabase(tmp_path / "streams.sqlite")  # there is no reserve yet
+    Reserve(tmp_path / "reserve").make()
+    with pytest.raises(StorageUnavailable):
+        WritingDatabase(tmp_path / "streams.sqlite")
+    assert not Reserve(tmp_path / "reserve").is_made
