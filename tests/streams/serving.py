@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
+import pytest
 import uvicorn
 import uvloop
 from starlette.applications import Starlette
@@ -17,6 +18,7 @@ from starlette.routing import Mount
 
 from purgatory.streams.core.commands import Command
 from purgatory.streams.core.transaction import Transaction
+from purgatory.streams.engine.store import Store
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http.app import Application
 from purgatory.streams.http.protocol import BoundedProtocol
@@ -115,3 +117,20 @@ def applied(database: Database, *commands: Command[Any], now: float = 0.0) -> An
         database.store(transaction)
     database.stored(transaction)
     return results[-1]
+
+
+@contextmanager
+def answers_held(store: Store) -> Iterator["asyncio.Queue[asyncio.Event]"]:
+    """The answers that the database gives in the block: each is kept back until its event, in the queue, is set."""
+    read = store.read
+    answers: asyncio.Queue[asyncio.Event] = asyncio.Queue()
+
+    async def read_late(wanted: Callable[[Database], Any]) -> Any:
+        found = await read(wanted)
+        answers.put_nowait(arrives := asyncio.Event())
+        await arrives.wait()
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "read", read_late)
+        yield answers

@@ -21,7 +21,7 @@ from purgatory.streams.storage.database import Database, StorageConflict, Storag
 from purgatory.streams.storage.opener import opener
 from purgatory.streams.storage.postgresql import errors
 from tests.streams.processes import TEXT
-from tests.streams.serving import opened, served, serving
+from tests.streams.serving import answers_held, opened, served, serving
 from tests.support.servers import PostgresServer
 
 
@@ -137,18 +137,7 @@ def test_an_older_stream_does_not_replace_a_newer_one_and_rows_have_no_gap() -> 
 @pytest.mark.parametrize("heard", [True, False])
 async def test_look_up_does_not_hide_a_change_from_another_one(here: Streams, there: Streams, heard: bool) -> None:
     """The answer of the first one is on its way while another process appends, and while a second one begins."""
-    read = here.store.read
-    answers: asyncio.Queue[asyncio.Event] = asyncio.Queue()
-
-    async def read_late(wanted: Callable[[Database], Any]) -> Any:
-        found = await read(wanted)
-        arrived = asyncio.Event()
-        answers.put_nowait(arrived)
-        await arrived.wait()
-        return found
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(here.store, "read", read_late)
+    with answers_held(here.store) as answers:
         first = asyncio.create_task(here.find("a"))
         first_answer = await answers.get()
         await there.run(Append("a", "text/plain", b"x"))

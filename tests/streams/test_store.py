@@ -22,7 +22,7 @@ from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import Extent, StorageConflict, StorageError, StorageUnavailable
 from purgatory.streams.storage.opener import FolderOpener
 from purgatory.streams.storage.sqlite import FileDatabase, WritingDatabase
-from tests.streams.serving import opened
+from tests.streams.serving import answers_held, opened
 
 
 @dataclass
@@ -200,49 +200,17 @@ async def test_readers_of_a_stream_no_longer_in_memory_are_told_of_its_changes(s
         assert [each.body() for each in found if not isinstance(each, Exception)] == [b"x"] * 2
 
 
-class Looks:
-    """Look-ups of streams in the database, which keep their answers back while they are held."""
-
-    def __init__(self) -> None:
-        self.begun = threading.Event()
-        self.released = threading.Event()
-        self.released.set()
-
-    def hold(self) -> None:
-        self.begun.clear()
-        self.released.clear()
-
-    async def until_begun(self) -> None:
-        assert await asyncio.to_thread(self.begun.wait, 60)
-
-
-@pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
-    looks = Looks()
-    found = FileDatabase.stream
-
-    def stream(self: Any, path: str) -> Any:
-        row = found(self, path)
-        if type(self) is FileDatabase:
-            looks.begun.set()
-            assert looks.released.wait(60)
-        return row
-
-    monkeypatch.setattr(FileDatabase, "stream", stream)
-    return looks
-
-
 @pytest.mark.parametrize("again", [False, True])
-async def test_look_up_sees_a_deletion_that_happens_meanwhile(streams: Streams, looks: Looks, again: bool) -> None:
+async def test_look_up_sees_a_deletion_that_happens_meanwhile(streams: Streams, again: bool) -> None:
     await streams.run(Create("a", "text/plain", body=b"old"))
     streams.cache.forget("a")
-    looks.hold()
-    finding = asyncio.ensure_future(streams.find("a"))
-    await looks.until_begun()
+    with answers_held(streams.store) as answers:
+        finding = asyncio.ensure_future(streams.find("a"))
+        answer = await answers.get()
     await streams.run(Delete("a"))
     if again:
         await streams.run(Create("a", "text/plain", body=b"another"))
-    looks.released.set()
+    answer.set()
     if again:
         assert (await finding).stream.tail == 7
     else:
@@ -250,17 +218,17 @@ async def test_look_up_sees_a_deletion_that_happens_meanwhile(streams: Streams, 
             await finding
 
 
-async def test_committed_stream_is_not_overridden_by_an_older_look_up(streams: Streams, looks: Looks) -> None:
+async def test_committed_stream_is_not_overridden_by_an_older_look_up(streams: Streams) -> None:
     await streams.run(Create("a", "text/plain"))
     known = await streams.find("a")
     read = streams.wait(known, 0, 60.0)
     streams.cache.forget("a")
     execute(streams, "DELETE FROM streams")
-    looks.hold()
-    streams.readers.look("a")
-    await looks.until_begun()
+    with answers_held(streams.store) as answers:
+        streams.readers.look("a")
+        answer = await answers.get()
     streams.cache._known["a"] = known
-    looks.released.set()
+    answer.set()
     await streams._background.join()
     assert not read.done()
     read.cancel()
@@ -280,39 +248,29 @@ async def test_reader_gets_the_error_of_a_look_up_that_fails(streams: Streams, m
     assert isinstance(await read, StorageError)
 
 
-class Later(FolderOpener):
-    """A clock that goes by hand."""
-
-    seconds = 1000.0
-
-    def now(self) -> float:
-        return self.seconds
-
-
-async def test_reads_prolong_a_stream_and_few_of_them_are_stored(tmp_path: Path) -> None:
-    opener = Later(tmp_path)
-    streams = Streams(opener)
-    await streams.start()
+async def test_reads_prolong_a_stream_and_few_of_them_are_stored(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(streams._opener, "now", lambda: now)
     await streams.run(Create("a", "text/plain", 40))
     stored = []
     for _ in range(300):
-        opener.seconds += 0.1
+        now += 0.1
         known = await streams.find("a")
         streams.touch(known)
         await streams._background.join()
         stored.append(streams.cache._known["a"].stream.deadline)
         assert stored[-1] is not None
-        assert 40 <= stored[-1] - opener.seconds <= 41
+        assert 40 <= stored[-1] - now <= 41
     assert len(set(stored)) < 45
-    opener.seconds += 39.9
+    now += 39.9
     await streams.run(Append("a", "text/plain", b"x"))
-    opener.seconds += 39.9
+    now += 39.9
     await streams.find("a")
-    opener.seconds += 0.2
+    now += 0.2
     with pytest.raises(NotFound):
         await streams.find("a")
-    await streams.close()
-    opener.close()
 
 
 async def test_expiry_times_that_come_during_a_scan_are_kept(streams: Streams) -> None:
