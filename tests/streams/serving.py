@@ -111,7 +111,8 @@ async def until(condition: Callable[[], object]) -> None:
 
 def applied(database: Database, *commands: Command[Any], now: float = 0.0) -> Any:
     """The result of the last one of the commands, which are stored in one transaction."""
-    with database.transaction([path for command in commands for path in command.paths], True):
+    paths = {path for command in commands for path in command.paths}
+    with database.transaction(paths, any(command.alone for command in commands)):
         transaction = Transaction(database, now)
         results = [command.apply(transaction) for command in commands]
         database.store(transaction)

@@ -23,7 +23,7 @@ from purgatory.streams.storage.database import Database
 from purgatory.streams.storage.opener import opener
 from purgatory.streams.storage.sqlite import WritingDatabase
 from tests.streams.memory import Memory
-from tests.streams.serving import Server, opened
+from tests.streams.serving import Server, applied, opened
 from tests.streams.test_subscriptions import PULL, SUBSCRIPTIONS, Core, append, create, refusal, subscribe, worker
 from tests.support.costs import lines
 
@@ -35,7 +35,7 @@ class Counted(Core):
         self.statements = 0
         self.rows = 0
         """Rows that were read, and parameters of statements that were run many times."""
-        execute, execute_many, put_links = database.execute, database.execute_many, database.put_links
+        execute, execute_many = database.execute, database.execute_many
 
         def count(sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
             found = execute(sql, parameters)
@@ -48,25 +48,13 @@ class Counted(Core):
             self.rows += len(parameters)
             execute_many(sql, parameters)
 
-        def count_links(links: Any) -> None:
-            before = self.rows
-            put_links(links)
-            self.rows = before + len(links)
-
         patch: Any = database
-        patch.execute, patch.execute_many, patch.put_links = count, count_many, count_links
+        patch.execute, patch.execute_many = count, count_many
 
     def run(self, *commands: Command[Any]) -> Any:
         """Apply the commands in a transaction, and return the result of the last one."""
         self.statements = self.rows = 0
-        paths = {path for command in commands for path in command.paths}
-        with self.database.transaction(paths, any(command.alone for command in commands)):
-            transaction = Transaction(self.database, self.now)
-            results = [command.apply(transaction) for command in commands]
-            if transaction.is_changed:
-                self.database.store(transaction)
-        self.database.stored(transaction)
-        return results[-1]
+        return applied(self.database, *commands, now=self.now)
 
     def paths(self) -> list[str]:
         return [each.path for each in self.run(core.Look("s")).streams]
@@ -431,11 +419,7 @@ def _matches(pattern: list[str], path: list[str]) -> bool:
 def test_links_of_few_paths_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("purgatory.streams.storage.sqlite._CACHED", 1)
     with closing(WritingDatabase(tmp_path / "streams.sqlite")) as database:
-        transaction = Transaction(database, 0.0)
-        with database.transaction(()):
-            subscribe(None, "a", "b").apply(transaction)
-            database.store(transaction)
-        database.stored(transaction)
+        applied(database, subscribe(None, "a", "b"))
         for path in "abab":
             assert list(database.links_at(path)) == ["s"]
             assert len(database._links) == 1

@@ -190,8 +190,7 @@ def waits(http: httpx.Client) -> list[int]:
 
 
 class TestServersOnOneDatabase:
-    def test_each_server_on_a_database_shows_all_of_them(self, postgres: PostgresServer) -> None:
-        database = postgres.create_database()
+    def test_each_server_on_a_database_shows_all_of_them(self, database: str) -> None:
         with served(database=database) as (_, here), served(database=database) as (_, there):
             there.put("/v1/stream/a")
             with there.stream("GET", "/v1/stream/a?offset=-1&live=sse") as waiting:
@@ -200,11 +199,8 @@ class TestServersOnOneDatabase:
                 wait_until(lambda: waits(here) == waits(there) == [0, 1])
             wait_until(lambda: waits(here) == waits(there) == [0, 0])
 
-    def test_nothing_is_scheduled_without_a_page(
-        self, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_nothing_is_scheduled_without_a_page(self, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("purgatory.streams.engine.live.FRESH", 2.0)
-        database = postgres.create_database()
         with served(database=database) as (one, here), served(database=database) as (other, _):
             lives = [live(server) for server in (one, other)]
             assert all(is_idle(each) for each in lives)

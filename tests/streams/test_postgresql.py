@@ -2,8 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from typing import Any
 
 import httpx
@@ -25,18 +25,6 @@ from tests.streams.serving import answers_held, opened, served, serving
 from tests.support.servers import PostgresServer
 
 
-@contextmanager
-def two(database: str, **settings: Any) -> Iterator[tuple[httpx.Client, httpx.Client]]:
-    """Clients of two servers that share a database."""
-    with (
-        serving(database=database, **settings) as one,
-        serving(database=database, **settings) as other,
-        httpx.Client(base_url=one.url, timeout=60) as here,
-        httpx.Client(base_url=other.url, timeout=60) as there,
-    ):
-        yield here, there
-
-
 @pytest.fixture
 async def here(database: str) -> AsyncIterator[Streams]:
     async with opened(Settings(database=database)) as streams:
@@ -51,23 +39,9 @@ async def there(here: Streams, database: str) -> AsyncIterator[Streams]:
         yield streams
 
 
-def test_answers_of_one_server_hold_for_the_other(database: str) -> None:
-    with two(database) as (here, there):
-        for number in range(3):
-            path = f"/v1/stream/{number}"
-            assert here.put(path, headers=TEXT).status_code == 201
-            assert there.put(path, headers=TEXT).status_code == 200
-            assert there.post(path, headers=TEXT, content="a").status_code == 204
-            assert here.get(path).text == "a"
-            assert here.post(path, headers=TEXT, content="b").status_code == 204
-            assert there.get(path).text == "ab"
-            assert here.delete(path).status_code == 204
-            assert there.get(path).status_code == 404
-
-
 async def test_readers_miss_nothing_and_see_nothing_twice(database: str) -> None:
-    with two(database, long_poll_timeout=20.0) as (here, there):
-        here.put("/v1/stream/a", headers={"Content-Type": "application/json"})
+    with served(database=database) as (here, http), serving(database=database) as there:
+        http.put("/v1/stream/a", json=[])
 
         async def write(url: str, name: int) -> None:
             async with httpx.AsyncClient(base_url=url, timeout=60) as writer:
@@ -86,7 +60,7 @@ async def test_readers_miss_nothing_and_see_nothing_twice(database: str) -> None
                         found += response.json()
             return found
 
-        urls = [str(each.base_url) for each in (here, there)]
+        urls = [here.url, there.url]
         one, other, *_ = await asyncio.gather(*map(read, urls), *map(write, urls, (0, 1)))
         assert one == other
         assert sorted(one) == [[name, number] for name in (0, 1) for number in range(40)]
@@ -185,7 +159,8 @@ async def test_pages_are_in_the_order_of_their_bytes_whatever_the_database_sorts
 
 
 def test_max_streams_holds_for_all_servers_together(database: str) -> None:
-    with two(database, max_streams=3) as (here, there):
+    settings: dict[str, Any] = {"database": database, "max_streams": 3}
+    with served(**settings) as (_, here), served(**settings) as (_, there):
         statuses = [here.put(f"/v1/stream/{number}", headers=TEXT).status_code for number in range(5)]
         assert statuses == [201, 201, 201, 403, 403]
         assert there.put("/v1/stream/x", headers=TEXT).status_code == 403
