@@ -1,6 +1,7 @@
 """The fixtures of the tests of streams. Selenium is imported where a browser is needed: fast tests do without."""
 
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import pytest
 
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.settings import Settings
+from purgatory.streams.storage.sqlite import WritingDatabase
 from tests.streams.processes import client_of
 from tests.streams.serving import Server, opened, serving
 from tests.support.servers import PostgresServer
@@ -26,6 +28,14 @@ def database(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr("purgatory.streams.engine.store.PATIENCE", 300.0)
     monkeypatch.setattr("purgatory.streams.storage.postgresql._CONNECTING", 60)
     return postgres.create_database()
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[WritingDatabase]:
+    """A new database of SQLite, without a server, which does not wait for its disk."""
+    with closing(WritingDatabase(tmp_path / "writer.sqlite")) as writer:
+        writer.execute("PRAGMA synchronous = OFF")
+        yield writer
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from purgatory.streams.core.commands import Command
+from purgatory.streams.core.errors import StreamsError
 from purgatory.streams.core.transaction import Transaction
 from purgatory.streams.engine.store import Store
 from purgatory.streams.engine.streams import Streams
@@ -110,13 +111,20 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def applied(database: Database, *commands: Command[Any], now: float = 0.0) -> Any:
-    """The result of the last one of the commands, which are stored in one transaction."""
+    """The result of the last one of the commands: all are stored in one transaction, even if one is refused."""
+    refusal: StreamsError | None = None
+    results = []
     paths = {path for command in commands for path in command.paths}
     with database.transaction(paths, any(command.alone for command in commands)):
         transaction = Transaction(database, now)
-        results = [command.apply(transaction) for command in commands]
+        try:
+            results = [command.apply(transaction) for command in commands]
+        except StreamsError as error:
+            refusal = error
         database.store(transaction)
     database.stored(transaction)
+    if refusal is not None:
+        raise refusal
     return results[-1]
 
 

@@ -25,7 +25,6 @@ from purgatory.streams.storage import database as storage
 from purgatory.streams.storage.database import Database, Extent, StorageError
 from purgatory.streams.storage.opener import opener
 from purgatory.streams.storage.sqlite import FileDatabase, WritingDatabase
-from tests.streams.memory import Memory
 from tests.streams.serving import applied, opened
 
 BINARY = "application/octet-stream"
@@ -130,13 +129,12 @@ async def test_a_deleted_stream_gives_its_room_back_to_the_disk(tmp_path: Path, 
     assert writing.execute("PRAGMA integrity_check") == [("ok",)]
 
 
-def test_a_failure_to_shrink_is_told(tmp_path: Path) -> None:
-    with closing(WritingDatabase(tmp_path / "streams.sqlite")) as database:
-        database.execute("INSERT INTO data VALUES (1, 0, 1, NULL, zeroblob(2000000))")
-        database.execute("DELETE FROM data")
-        database.execute("PRAGMA query_only = 1")
-        with pytest.raises(StorageError, match="readonly"):
-            database.shrink()
+def test_a_failure_to_shrink_is_told(writer: WritingDatabase) -> None:
+    writer.execute("INSERT INTO data VALUES (1, 0, 1, NULL, zeroblob(2000000))")
+    writer.execute("DELETE FROM data")
+    writer.execute("PRAGMA query_only = 1")
+    with pytest.raises(StorageError, match="readonly"):
+        writer.shrink()
 
 
 async def test_a_database_that_cannot_shrink_keeps_its_room(tmp_path: Path) -> None:
@@ -244,8 +242,8 @@ def creations(length: int) -> list[Create]:
     return [Create("0", BINARY, body=b"x"), *forks]
 
 
-def test_the_depth_of_forks_is_bounded() -> None:
-    transaction = Transaction(Memory(), 0.0)
+def test_the_depth_of_forks_is_bounded(writer: WritingDatabase) -> None:
+    transaction = Transaction(writer, 0.0)
     streams = [creation.apply(transaction).stream for creation in creations(65)]
     assert [len(stream.lineage) for stream in streams] == list(range(65))
     with pytest.raises(Forbidden, match="more than 64 streams: copy the data to a stream of its own"):
@@ -256,17 +254,16 @@ def test_the_depth_of_forks_is_bounded() -> None:
     assert len(Create("65", None, fork=Fork("64", 64)).apply(transaction).stream.lineage) == 64
 
 
-def test_forks_share_their_lineage(tmp_path: Path) -> None:
-    with closing(WritingDatabase(tmp_path / "streams.sqlite")) as database:
-        streams = [applied(database, creation).stream for creation in creations(60)]
-        for stream, fork in pairwise(streams[1:]):
-            assert all(map(lambda one, other: one is other, stream.lineage, fork.lineage))
-        applied(database, Create("other", None, fork=Fork("58")))
-        first, second = (FileDatabase.stream(database, path) for path in ("59", "other"))  # not the remembered ones
-        assert first is not None
-        assert second is not None
-        assert first.lineage is second.lineage
-        assert len(first.lineage) == 59
+def test_forks_share_their_lineage(writer: WritingDatabase) -> None:
+    streams = [applied(writer, creation).stream for creation in creations(60)]
+    for stream, fork in pairwise(streams[1:]):
+        assert all(map(lambda one, other: one is other, stream.lineage, fork.lineage))
+    applied(writer, Create("other", None, fork=Fork("58")))
+    first, second = (FileDatabase.stream(writer, path) for path in ("59", "other"))  # not the remembered ones
+    assert first is not None
+    assert second is not None
+    assert first.lineage is second.lineage
+    assert len(first.lineage) == 59
 
 
 async def test_a_long_chain_is_dropped_in_steps(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

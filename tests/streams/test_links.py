@@ -22,7 +22,6 @@ from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import Database
 from purgatory.streams.storage.opener import opener
 from purgatory.streams.storage.sqlite import WritingDatabase
-from tests.streams.memory import Memory
 from tests.streams.serving import Server, applied, opened
 from tests.streams.test_subscriptions import PULL, SUBSCRIPTIONS, Core, append, create, refusal, subscribe, worker
 from tests.support.costs import lines
@@ -30,8 +29,7 @@ from tests.support.costs import lines
 
 class Counted(Core):
     def __init__(self, database: Database) -> None:
-        super().__init__()
-        self.source = self.database = database
+        super().__init__(database)
         self.statements = 0
         self.rows = 0
         """Rows that were read, and parameters of statements that were run many times."""
@@ -211,28 +209,20 @@ class TestBounds:
         assert caplog.messages == ["the subscription 's' has 3 streams, and gets no others"] * 2
 
     @pytest.mark.parametrize("seed", range(8))
-    def test_commands_in_one_transaction_do_what_they_do_one_by_one(self, counted: Counted, seed: int) -> None:
-        """Against streams in dictionaries, where each command has a transaction of its own."""
+    def test_commands_in_one_transaction_do_what_they_do_one_by_one(
+        self, counted: Counted, writer: WritingDatabase, seed: int
+    ) -> None:
         rng = random.Random(seed)
-        memory = Memory()
+        batches = counted.database
         for _ in range(15):
             actions = [_action(rng) for _ in range(rng.randrange(1, 12))]
-            expected = []
-            for action in actions:
-                transaction = Transaction(memory, counted.now)
-                expected.append(_outcome(action, transaction))
-                memory.store(transaction)
-            with counted.database.transaction([], True):
-                transaction = Transaction(counted.database, counted.now)
-                outcomes = [_outcome(action, transaction) for action in actions]
-                counted.database.store(transaction)
-            counted.database.stored(transaction)
-            assert outcomes == expected
+            expected = [_outcomes(writer, counted.now, action) for action in actions]
+            assert [[outcome] for outcome in _outcomes(batches, counted.now, *actions)] == expected
             for name in "st":
-                assert counted.database.linked(name, "", 99) == memory.linked(name, "", 99)
-                assert counted.database.link_count(name) == memory.link_count(name)
+                assert batches.linked(name, "", 99) == writer.linked(name, "", 99)
+                assert batches.link_count(name) == writer.link_count(name)
             for path in _PATHS:
-                assert counted.database.links_at(path) == memory.links_at(path)
+                assert batches.links_at(path) == writer.links_at(path)
 
 
 _PATHS = ("e/1", "e/2", "e/3", "f", "wakes")
@@ -267,8 +257,17 @@ def _action(rng: random.Random) -> Callable[[Transaction], Command[Any]]:
     return make
 
 
+def _outcomes(database: Database, now: float, *actions: Callable[[Transaction], Command[Any]]) -> list[Any]:
+    """What can be compared of the outcomes of actions in one transaction."""
+    with database.transaction([], True):
+        transaction = Transaction(database, now)
+        found = [_outcome(action, transaction) for action in actions]
+        database.store(transaction)
+    database.stored(transaction)
+    return found
+
+
 def _outcome(action: Callable[[Transaction], Command[Any]], transaction: Transaction) -> Any:
-    """What can be compared of a command's outcome."""
     try:
         result = action(transaction).apply(transaction)
     except StreamsError as error:
@@ -361,11 +360,10 @@ class TestGlobs:
         assert http.put(f"{SUBSCRIPTIONS}/bounded", json={**PULL, "pattern": pattern}).status_code == status
         http.delete(f"{SUBSCRIPTIONS}/bounded")
 
-    def test_segments_of_new_streams_are_bounded(self) -> None:
-        transaction = Transaction(Memory(), 0.0)
-        create("/".join("a" * MAX_SEGMENTS)).apply(transaction)
+    def test_segments_of_new_streams_are_bounded(self, writer: WritingDatabase) -> None:
+        applied(writer, create("/".join("a" * MAX_SEGMENTS)))
         with pytest.raises(Invalid, match="more than 64 segments"):
-            create("/".join("a" * (MAX_SEGMENTS + 1))).apply(transaction)
+            applied(writer, create("/".join("a" * (MAX_SEGMENTS + 1))))
 
     @pytest.mark.parametrize("pattern", ["**/a/" * 31 + "b", "**/*/" * 31 + "b", "**/" * 500 + "b", "*/" * 63 + "b"])
     def test_a_match_runs_lines_by_the_segments_of_the_path(self, pattern: str) -> None:
@@ -416,10 +414,9 @@ def _matches(pattern: list[str], path: list[str]) -> bool:
     return bool(path) and first in ("*", path[0]) and _matches(rest, path[1:])
 
 
-def test_links_of_few_paths_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_of_few_paths_are_remembered(writer: WritingDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("purgatory.streams.storage.sqlite._CACHED", 1)
-    with closing(WritingDatabase(tmp_path / "streams.sqlite")) as database:
-        applied(database, subscribe(None, "a", "b"))
-        for path in "abab":
-            assert list(database.links_at(path)) == ["s"]
-            assert len(database._links) == 1
+    applied(writer, subscribe(None, "a", "b"))
+    for path in "abab":
+        assert list(writer.links_at(path)) == ["s"]
+        assert len(writer._links) == 1

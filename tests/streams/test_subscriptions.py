@@ -18,11 +18,11 @@ from purgatory.streams.core.offsets import encode
 from purgatory.streams.core.state import Subscription
 from purgatory.streams.core.transaction import Transaction
 from purgatory.streams.http.webhooks import Resolver, UrlRejected, check_url
-from purgatory.streams.storage.database import StorageError
+from purgatory.streams.storage.database import Database, Extent, StorageError
+from purgatory.streams.storage.sqlite import WritingDatabase
 from tests.streams.hooks import HOOK, Hook, listening
-from tests.streams.memory import Memory
 from tests.streams.processes import client_of
-from tests.streams.serving import Server, served, serving, wait_until
+from tests.streams.serving import Server, applied, served, serving, wait_until
 
 SUBSCRIPTIONS = "/v1/stream/__ds/subscriptions"
 
@@ -49,26 +49,20 @@ def worker(subscription: Subscription | None) -> tuple[str, str, int, tuple[int,
 
 
 class Core:
-    """Commands on streams in memory, with a clock of their own."""
+    """Commands on a database, with a clock of their own."""
 
-    def __init__(self) -> None:
-        self.source: Any = Memory()
+    def __init__(self, database: Database) -> None:
+        self.database = database
         self.now = 1000.0
 
     def run(self, *commands: Command[Any]) -> Any:
         """Apply each command in a transaction of its own, and return the result of the last one."""
-        result = None
-        for command in commands:
-            transaction = Transaction(self.source, self.now)
-            try:
-                result = command.apply(transaction)
-            finally:
-                self.source.store(transaction)
-        return result
+        return [applied(self.database, command, now=self.now) for command in commands][-1]
 
     @property
     def subscription(self) -> Subscription:
-        found: Subscription = self.source.subscription("s")
+        found = self.database.subscription("s")
+        assert found is not None
         return found
 
     def worker(self) -> tuple[str, str, int, tuple[int, int]]:
@@ -80,19 +74,20 @@ class Core:
 
     def wakes(self) -> list[tuple[str, str, int]]:
         """The events of the wake stream: a subscription, a stream, a generation."""
-        stream = self.source.stream("wakes")
+        stream = self.database.stream("wakes")
         assert stream is not None
-        events = [json.loads(row.data) for row in self.source.rows.get(stream.id, [])]
+        parts = self.database.read(stream.pieces(0), Extent(2**30, 2**30))
+        events = [json.loads(part.row.data) for part in parts]
         return [(each["subscription_id"], each["stream"], each["generation"]) for each in events]
 
     def acked(self) -> dict[str, int]:
-        return {path: link.acked for path, link in self.source.links("s").items()}
+        return {each.path: each.link.acked for each in self.database.linked("s", "", 100)}
 
 
 @pytest.fixture
-def streams() -> Core:
+def streams(writer: WritingDatabase) -> Core:
     """With a stream for wakes."""
-    found = Core()
+    found = Core(writer)
     found.run(Create("wakes", JSON))
     return found
 
@@ -191,10 +186,10 @@ class TestWakes:
             streams.run(Create(wakes, JSON))
             streams.run(core.Subscribe(wakes, "pull-wake", None, (f"{number - 1}",), None, wakes, 10.0, None))
         streams.run(Create("0", JSON, body=b"1"))
-        assert [each.tail for each in streams.source.streams.values() if each.path != "wakes"] == [1] * 501
+        assert [each.tail for each in streams.database.listed("", "", 600)] == [*[1] * 501, 0]
 
-    def test_results_of_commands_do_not_change(self) -> None:
-        transaction = Transaction(Memory(), 0.0)
+    def test_results_of_commands_do_not_change(self, writer: WritingDatabase) -> None:
+        transaction = Transaction(writer, 0.0)
         created = create("e/1").apply(transaction)
         view = subscribe().apply(transaction)
         Append("e/1", "text/plain", b"2", close=True).apply(transaction)
@@ -247,7 +242,7 @@ class TestMembership:
 
     def test_nothing_is_left_of_a_deleted_subscription(self, woken: Core) -> None:
         woken.run(core.Unsubscribe("s"), core.Unsubscribe("s"))
-        assert (woken.source.known, woken.source.all_links) == ({}, {})
+        assert [woken.database.execute(f"SELECT * FROM {table}") for table in ("subscriptions", "links")] == [[], []]
 
 
 class TestDelivery:
