@@ -179,19 +179,10 @@ class TestLifespan:
 
     async def test_two_servers_of_a_process_have_a_folder_each(self, tmp_path: Path) -> None:
         one, other = (durable_streams(data=tmp_path / name) for name in ("one", "other"))
-
-        @asynccontextmanager
-        async def lifespan(app: Starlette) -> AsyncIterator[None]:
-            async with one.lifespan(app), other.lifespan(app):
-                yield
-
-        app = Starlette(routes=[Mount("/one", one), Mount("/other", other)])
-        async with lifespan(app), client(app) as http:
-            for prefix in ("/one", "/other"):
-                answer = await http.put(f"{prefix}/v1/stream/a", content=prefix, headers=TEXT)
-                assert answer.status_code == 201
-            for prefix in ("/one", "/other"):
-                assert (await http.get(f"{prefix}/v1/stream/a")).text == prefix
+        async with one.lifespan(None), other.lifespan(None), client(one) as here, client(other) as there:
+            for text, http in (("one", here), ("other", there)):
+                assert (await http.put("/v1/stream/a", content=text, headers=TEXT)).status_code == 201
+            assert [(await http.get("/v1/stream/a")).text for http in (here, there)] == ["one", "other"]
 
     async def test_folder_that_another_server_uses_is_refused(self, tmp_path: Path) -> None:
         one, other = (durable_streams(data=tmp_path) for _ in range(2))

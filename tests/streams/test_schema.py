@@ -15,13 +15,13 @@ import pytest
 from purgatory.streams.core import messages
 from purgatory.streams.core.commands import Create, Fork
 from purgatory.streams.core.errors import Invalid
-from purgatory.streams.core.transaction import Transaction
 from purgatory.streams.engine.cache import Chunk
 from purgatory.streams.storage import schema
 from purgatory.streams.storage.database import SELECT_STREAM, Database, Extent, StorageError, stream_of_row
 from purgatory.streams.storage.opener import PostgresOpener
 from purgatory.streams.storage.sqlite import FileDatabase, WritingDatabase
 from tests.streams import version_1
+from tests.streams.serving import applied
 from tests.support.servers import PostgresServer
 
 
@@ -77,12 +77,9 @@ def check(database: Database, expected: Any) -> None:
     assert everything(database) == expected
     assert database.execute("SELECT version FROM schema_version") == [(schema.VERSION,)]
     assert max(len(row[-1]) for row in expected["rows"] if row[2] - row[1] > 1) <= messages.ROW
-    transaction = Transaction(database, version_1.NOW)
-    with database.transaction(("new", "large/0"), True):
-        with pytest.raises(Invalid, match="beyond the append"):
-            Create("new", None, fork=Fork("large/0", 1, 3001)).apply(transaction)
-        assert Create("new", None, fork=Fork("large/0", 1, 3000)).apply(transaction).stream.tail == 3001
-        database.store(transaction)
+    with pytest.raises(Invalid, match="beyond the append"):
+        applied(database, Create("new", None, fork=Fork("large/0", 1, 3001)))
+    assert applied(database, Create("new", None, fork=Fork("large/0", 1, 3000))).stream.tail == 3001
 
 
 def test_a_database_of_version_1_is_migrated(old: Path, expected: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import Extent, StorageConflict, StorageError, StorageUnavailable
 from purgatory.streams.storage.opener import FolderOpener
 from purgatory.streams.storage.sqlite import FileDatabase, WritingDatabase
-from tests.streams.serving import answers_held, opened
+from tests.streams.serving import answers_held, applied, opened
 
 
 @dataclass
@@ -377,18 +376,12 @@ async def test_a_read_that_is_cancelled_when_its_turn_has_come_passes_it_on(stre
 
 
 @pytest.mark.parametrize("wrong", [-3600.0, 3600.0])
-async def test_database_finds_what_a_wrong_clock_has_left(streams: Streams, wrong: float) -> None:
-    now = time.time()
-    wrong_now = now + wrong
-    streams._opener.now = lambda: wrong_now  # type: ignore[method-assign]
-    await streams.run(Create("wakes", "application/json"))
-    await streams.run(Subscribe("s", "pull-wake", "e/*", (), None, "wakes", 3.0, None))
-    await streams.run(Create("e/1", "text/plain", body=b"a"))
-    await streams.run(Claim("s", "worker"))
-    _, names, _ = await streams.store.read(lambda database: database.due(now))
-    assert names == ["s"]
-    _, names, _ = await streams.store.read(lambda database: database.due(wrong_now))
-    assert names == []
+def test_database_finds_what_a_wrong_clock_has_left(writer: WritingDatabase, wrong: float) -> None:
+    now = 10_000.0
+    applied(writer, Create("wakes", "application/json"), now=now + wrong)
+    applied(writer, Subscribe("s", "pull-wake", "e/*", (), None, "wakes", 3.0, None), now=now + wrong)
+    applied(writer, Create("e/1", "text/plain", body=b"a"), Claim("s", "worker"), now=now + wrong)
+    assert [writer.due(time)[1] for time in (now, now + wrong)] == [["s"], []]
 
 
 def test_a_file_that_cannot_be_opened_is_an_error_of_storage(tmp_path: Path) -> None:
