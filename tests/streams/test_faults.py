@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,7 +24,7 @@ from purgatory.streams.storage.opener import opener
 from purgatory.streams.storage.postgresql import PostgresDatabase
 from purgatory.streams.storage.sqlite import RESERVED, Reserve, WritingDatabase
 from tests.streams.processes import TEXT
-from tests.streams.serving import served, serving
+from tests.streams.serving import served
 from tests.support.servers import PostgresServer
 
 STREAM = "/v1/stream"
@@ -33,34 +34,26 @@ BINARY = {"Content-Type": "application/octet-stream"}
 MEBIBYTE = 1024 * 1024
 
 
-def producer(seq: int) -> dict[str, str]:
-    return {**TEXT, "Producer-Id": "p", "Producer-Epoch": "0", "Producer-Seq": str(seq)}
-
-
-def requests() -> dict[str, tuple[httpx.Request, set[int]]]:
-    """Requests that each need the database, in this order, and the statuses with which they succeed."""
-    made: dict[str, tuple[httpx.Request, set[int]]] = {}
-
-    def add(name: str, method: str, path: str, statuses: set[int], **options: Any) -> None:
-        made[name] = httpx.Request(method, f"http://localhost{path}", **options), statuses
-
-    add("create", "PUT", f"{STREAM}/a", {200, 201}, headers=TEXT, content="a")
-    add("subscribe", "PUT", SUBSCRIPTION, {200, 201}, json=PULLS)
-    add("append", "POST", f"{STREAM}/a", {204}, headers=TEXT, content="b")
-    add("produce", "POST", f"{STREAM}/a", {200, 204}, headers=producer(0), content="c")
-    add("read", "GET", f"{STREAM}/a?offset=-1", {200})
-    add("head", "HEAD", f"{STREAM}/a", {200})
-    add("long poll", "GET", f"{STREAM}/a?offset=-1&live=long-poll", {200})
-    add("claim", "POST", f"{SUBSCRIPTION}/claim", {200, 409}, json={"worker": "w"})
-    add("look", "GET", SUBSCRIPTION, {200})
-    add("fork", "PUT", f"{STREAM}/fork", {200, 201}, headers={"Stream-Forked-From": f"{STREAM}/a"})
-    add("delete", "DELETE", f"{STREAM}/a", {204, 404, 410})
-    add("read the fork", "GET", f"{STREAM}/fork?offset=-1", {200})
-    add("close", "POST", f"{STREAM}/fork", {204}, headers={**TEXT, "Stream-Closed": "true"})
-    add("list", "GET", "/v1/streams", {200})
-    add("health", "GET", "/health", {200, 503})
-    add("unsubscribe", "DELETE", SUBSCRIPTION, {204, 404})
-    return made
+PRODUCER = {**TEXT, "Producer-Id": "p", "Producer-Epoch": "0", "Producer-Seq": "0"}
+REQUESTS: dict[str, tuple[str, str, set[int], dict[str, Any]]] = {
+    "create": ("PUT", f"{STREAM}/a", {200, 201}, {"headers": TEXT, "content": "a"}),
+    "subscribe": ("PUT", SUBSCRIPTION, {200, 201}, {"json": PULLS}),
+    "append": ("POST", f"{STREAM}/a", {204}, {"headers": TEXT, "content": "b"}),
+    "produce": ("POST", f"{STREAM}/a", {200, 204}, {"headers": PRODUCER, "content": "c"}),
+    "read": ("GET", f"{STREAM}/a?offset=-1", {200}, {}),
+    "head": ("HEAD", f"{STREAM}/a", {200}, {}),
+    "long poll": ("GET", f"{STREAM}/a?offset=-1&live=long-poll", {200}, {}),
+    "claim": ("POST", f"{SUBSCRIPTION}/claim", {200, 409}, {"json": {"worker": "w"}}),
+    "look": ("GET", SUBSCRIPTION, {200}, {}),
+    "fork": ("PUT", f"{STREAM}/fork", {200, 201}, {"headers": {"Stream-Forked-From": f"{STREAM}/a"}}),
+    "delete": ("DELETE", f"{STREAM}/a", {204, 404, 410}, {}),
+    "read the fork": ("GET", f"{STREAM}/fork?offset=-1", {200}, {}),
+    "close": ("POST", f"{STREAM}/fork", {204}, {"headers": {**TEXT, "Stream-Closed": "true"}}),
+    "list": ("GET", "/v1/streams", {200}, {}),
+    "health": ("GET", "/health", {200, 503}, {}),
+    "unsubscribe": ("DELETE", SUBSCRIPTION, {204, 404}, {}),
+}
+"""Requests that each need the database, in this order, and the statuses with which they succeed."""
 
 
 class Faults:
@@ -98,17 +91,16 @@ def test_a_connection_that_is_lost_at_any_statement_is_a_503_and_the_next_reques
     failures = 0
     with (
         psycopg.connect(postgres.dsn(), autocommit=True) as superuser,
-        serving(database=postgres.create_database()) as server,
-        httpx.Client(base_url=server.url, timeout=60, headers={"Host": "localhost"}) as http,
+        served(database=postgres.create_database()) as (_, http),
     ):
         faults = Faults(superuser)
         for name in ("execute", "execute_many"):
             faults.patch(monkeypatch, name)
-        for name, (request, statuses) in requests().items():
-            request.url = httpx.URL(server.url).join(request.url.raw_path.decode())
+        for name, (method, path, statuses, options) in REQUESTS.items():
+            request = partial(http.request, method, path, **options)
             for statement in range(100):
                 faults.left = statement
-                response = http.send(request)
+                response = request()
                 answered, faults.left = faults.left is not None, None
                 if answered:
                     assert response.status_code in statuses, (name, statement, response.text)
@@ -118,7 +110,7 @@ def test_a_connection_that_is_lost_at_any_statement_is_a_503_and_the_next_reques
                 assert response.status_code in {503, *statuses}, (name, statement, response.text)
                 if response.status_code == 503:
                     assert response.headers["retry-after"] == "1"
-                    assert http.send(request).status_code in statuses, (name, statement)
+                    assert request().status_code in statuses, (name, statement)
             else:
                 raise AssertionError(f"{name} has no end")
         # The idempotent producer has stored its message once, whatever was lost.
@@ -140,21 +132,21 @@ def test_an_sqlite_that_fails_at_any_step_changes_nothing_and_goes_on(tmp_path: 
     statuses_of_failures = set()
     with served(data=str(tmp_path)) as (server, http):
         streams = server.application.streams
-        for name, (request, statuses) in requests().items():
-            request.url = httpx.URL(server.url).join(request.url.raw_path.decode())
+        for name, (method, path, statuses, options) in REQUESTS.items():
+            request = partial(http.request, method, path, **options)
             step = 1
             while True:
                 writing: Any = streams.store._writing
                 if writing is not None:
                     with interrupted(writing.connection, step, times) as hits:
-                        response = http.send(request)
+                        response = request()
                     if not hits:
                         assert response.status_code in statuses, (name, step, response.text)
                         break
                     assert response.status_code in {500, 503, *statuses}, (name, step, response.text)
                     statuses_of_failures.add(response.status_code)
                     step = step * 5 // 4 + 1
-                assert http.send(request).status_code in statuses, (name, step)
+                assert request().status_code in statuses, (name, step)
         assert http.get(f"{STREAM}/fork?offset=-1").text.count("c") == 1
     assert (500 if times == 1 else 503) in statuses_of_failures
 
