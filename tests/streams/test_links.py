@@ -5,7 +5,6 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,11 +17,12 @@ from purgatory.streams.core.errors import Invalid, StreamsError
 from purgatory.streams.core.globs import MAX_SEGMENTS, Glob, Patterns
 from purgatory.streams.core.offsets import encode
 from purgatory.streams.core.transaction import Transaction
+from purgatory.streams.engine.streams import Streams
 from purgatory.streams.settings import Settings
 from purgatory.streams.storage.database import Database
 from purgatory.streams.storage.opener import opener
 from purgatory.streams.storage.sqlite import WritingDatabase
-from tests.streams.serving import Server, applied, opened
+from tests.streams.serving import Server, applied
 from tests.streams.test_subscriptions import PULL, SUBSCRIPTIONS, Core, append, create, refusal, subscribe, worker
 from tests.support.costs import lines
 
@@ -194,18 +194,17 @@ class TestBounds:
                 counted.run(take)
 
     async def test_a_full_subscription_is_logged_once(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+        self, streams: Streams, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("purgatory.streams.engine.streams.MAX_LINKS", 3)
-        async with opened(Settings(data=str(tmp_path))) as streams:
-            for _ in range(2):
-                await streams.run(subscribe("e/*", *"abc"))
-                for number in range(3):
-                    await streams.run(create(f"e/{number}"))
-                    await streams.run(append(f"e/{number}"))
-                await streams.run(core.Unsubscribe("s"))
-                for number in range(3):
-                    await streams.run(Delete(f"e/{number}"))
+        for _ in range(2):
+            await streams.run(subscribe("e/*", *"abc"))
+            for number in range(3):
+                await streams.run(create(f"e/{number}"))
+                await streams.run(append(f"e/{number}"))
+            await streams.run(core.Unsubscribe("s"))
+            for number in range(3):
+                await streams.run(Delete(f"e/{number}"))
         assert caplog.messages == ["the subscription 's' has 3 streams, and gets no others"] * 2
 
     @pytest.mark.parametrize("seed", range(8))

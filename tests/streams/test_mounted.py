@@ -25,13 +25,13 @@ from purgatory.streams.http.requests import below_root, relative
 from purgatory.streams.settings import Settings
 from tests.asgi.processes import Server, serving
 from tests.streams import serving as here
+from tests.streams.hooks import HOOK
 from tests.streams.processes import JSON, TEXT
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
 ROOT = "/streams/v1/stream"
-HOOK = {"type": "webhook", "pattern": "a/*", "webhook": {"url": "http://localhost:1/"}}
 COMMANDS = {
     "parked": ["purgatory.uvicorn", "--port", "0"],
     "httptools": ["uvicorn", "--port", "0", "--http", "httptools"],
@@ -301,7 +301,7 @@ class TestPrefixes:
             await http.put("/v1/stream/__ds/subscriptions/s", json=HOOK)
         streams = durable_streams(data=tmp_path)
         async with streams.lifespan(None), client(streams) as http:
-            await http.put("/v1/stream/a/1", content="1", headers=JSON)
+            await http.put("/v1/stream/e/1", content="1", headers=JSON)
             shown: dict[str, Any] = {"status": "active"}
             while shown["status"] != "failed":
                 await asyncio.sleep(0.01)

@@ -21,7 +21,7 @@ from purgatory.streams.storage.database import Database, StorageConflict, Storag
 from purgatory.streams.storage.opener import opener
 from purgatory.streams.storage.postgresql import errors
 from tests.streams.processes import TEXT
-from tests.streams.serving import answers_held, opened, served, serving
+from tests.streams.serving import answers_held, applied, opened, served, serving
 from tests.support.servers import PostgresServer
 
 
@@ -141,21 +141,17 @@ async def test_look_up_does_not_begin_anew_with_each_append(here: Streams, monke
         assert (await here.find("a")).stream.tail == 1
 
 
-@pytest.mark.asyncio(loop_factories=["asyncio"])
-async def test_pages_are_in_the_order_of_their_bytes_whatever_the_database_sorts_by(postgres: PostgresServer) -> None:
+def test_pages_are_in_the_order_of_their_bytes_whatever_the_database_sorts_by(postgres: PostgresServer) -> None:
     postgres.execute("CREATE DATABASE dictionary TEMPLATE template0 LOCALE_PROVIDER icu ICU_LOCALE 'en'")
     names = sorted(["b", "B", "a-b", "a/b", "aa", "é", "_"])
-    async with opened(Settings(database=postgres.dsn("dictionary"))) as streams:
-        await streams.run(Subscribe("s", "pull-wake", None, tuple(names), None, "w", 1.0, None))
-        for name in names:
-            await streams.run(Create(name, "text/plain", body=b"x"))
-        pending = await streams.store.read(lambda database: database.pending("s", 3))
-        assert [each.path for each in pending] == names[:3]
+    with closing(opener(Settings(database=postgres.dsn("dictionary"))).writer()) as database:
+        applied(database, Subscribe("s", "pull-wake", None, tuple(names), None, "w", 1.0, None))
+        applied(database, *(Create(name, "text/plain", body=b"x") for name in names))
+        assert [each.path for each in database.pending("s", 3)] == names[:3]
         for after in ("", "B", "_", "aa", "é"):
-            listed = await streams.store.read(lambda database: database.listed("", after, 4))  # noqa: B023 - awaited
-            linked = await streams.store.read(lambda database: database.linked("s", after, 4))  # noqa: B023 - awaited
             expected = [name for name in names if name > after][:4]
-            assert [each.path for each in listed] == [each.path for each in linked] == expected
+            assert [each.path for each in database.listed("", after, 4)] == expected
+            assert [each.path for each in database.linked("s", after, 4)] == expected
 
 
 def test_max_streams_holds_for_all_servers_together(database: str) -> None:
