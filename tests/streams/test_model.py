@@ -4,12 +4,12 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from purgatory.streams.core import messages
 from purgatory.streams.core.commands import Append, Create, Delete, Fork, Identity, Touch
@@ -31,8 +31,6 @@ from purgatory.streams.storage.database import Extent
 from purgatory.streams.storage.sqlite import WritingDatabase
 from tests.streams.serving import applied
 
-T = TypeVar("T")
-
 
 @pytest.fixture(autouse=True)
 def _small_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +41,7 @@ def _small_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 IN_MEMORY = Path("/dev/shm")
 """A folder that waits for no disk, where there is one."""
-PATHS = ["a", "b", "c/d"]
+PATHS = ["a", "b", "c/d", "e", "f", "g"]
 TYPES = ["text/plain", JSON]
 
 
@@ -75,17 +73,28 @@ def units_of(kind: str, body: bytes) -> list[Any]:
 values = st.sampled_from([1, "é", None, [2, [3]], {"a": " , "}])
 texts = st.one_of(
     st.lists(values, min_size=1, max_size=4).map(lambda each: json.dumps(each).encode()),
-    st.sampled_from([b'{"x": 1.50}', b" 7 ", b"[ [ ] ]", b"[1 , 2]"]),
-    st.sampled_from([b"[1,", b"[]", b"ab"]),
+    st.sampled_from([b'{"x": 1.50}', b" 7 ", b"[ [ ] ]", b"[1 , 2]", b"[1,", b"[]", b"ab", b""]),
 )
 bodies = st.just(b"") | texts
 OWN = "its own"
-kinds = st.sampled_from([OWN, OWN, OWN, OWN, "text/plain", JSON, "Text/Plain; charset=utf-8", None])
-"""Content types of appends: mostly the stream's."""
 producers = st.none() | st.tuples(
-    st.sampled_from(["p", "q"]), st.sampled_from([0, 0, 0, 0, 1, -1]), st.sampled_from([1, 1, 1, 1, 0, 0, -1, 2])
+    st.sampled_from(["p", "p", "p", "q"]),
+    st.sampled_from([0, 0, 0, 0, 1, -1]),
+    st.sampled_from([1, 1, 1, 1, 0, 0, -1, 2]),
 )
 """Names, and how the epoch and the sequence number differ from the last ones."""
+appends = st.lists(
+    st.tuples(
+        st.sampled_from([*[OWN] * 9, "text/plain", JSON, "Text/Plain; charset=utf-8", None]),
+        texts,
+        st.sampled_from([*[None] * 9, "1", "10", "2"]),
+        producers,
+        st.sampled_from([*[False] * 29, True]),
+    ),
+    min_size=1,
+    max_size=8,
+)
+"""The content type, body and `Stream-Seq` of each, its producer, and whether it closes the stream."""
 
 
 class Machine(RuleBasedStateMachine):
@@ -168,8 +177,13 @@ class Machine(RuleBasedStateMachine):
 
     # The rules.
 
+    @initialize(kind=st.sampled_from(TYPES))
+    def create_some(self, kind: str) -> None:
+        for path in PATHS[:2]:
+            self.create(path, kind, b"", False, None)
+
     @rule(
-        path=st.sampled_from(PATHS),
+        path=st.sampled_from(PATHS[:4]),
         kind=st.sampled_from(TYPES),
         body=bodies,
         closed=st.sampled_from([False, False, False, True]),
@@ -201,15 +215,18 @@ class Machine(RuleBasedStateMachine):
         return True
 
     @rule(
-        path=st.sampled_from(PATHS),
-        source=st.sampled_from(PATHS),
+        path=st.sampled_from(PATHS[2:]),
+        source=st.sampled_from(PATHS[:4]),
         offset=st.none() | st.integers(0, 12),
         more=st.integers(0, 4),
-        kind=st.none() | st.sampled_from(TYPES),
+        kind=st.sampled_from([None, None, None, None, *TYPES]),
         body=bodies,
     )
     def fork(self, path: str, source: str, offset: int | None, more: int, kind: str | None, body: bytes) -> None:
-        more = 0 if offset is None else more
+        if offset is None:
+            more = 0
+        elif source in self.model:
+            offset %= len(self.model[source].units) + 2
         result = self.run(Create(path, kind, None, None, False, body, Fork(source, offset, more)))
         place = source, None if offset is None else offset + more
         existing = self.at(path)
@@ -246,28 +263,22 @@ class Machine(RuleBasedStateMachine):
         if naive.ttl is not None:
             naive.deadline = self.now + naive.ttl
 
-    @rule(
-        path=st.sampled_from(PATHS),
-        kind=kinds,
-        body=bodies,
-        seq=st.sampled_from([None, "1", "10", "2"]),
-        place=producers,
-        close=st.sampled_from([False, False, False, False, True]),
-    )
-    def append(self, path: str, kind: str | None, body: bytes, seq: str | None, place: Any, close: bool) -> None:
-        naive = self.model.get(path)
-        if kind == OWN:
-            kind = "text/plain" if naive is None else naive.kind
-        producer = None
-        if place is not None:
-            epoch, last = naive.producers.get(place[0], (0, -1)) if naive is not None else (0, -1)
-            producer = Identity(place[0], max(0, epoch + place[1]), 0 if place[1] == 1 else max(0, last + place[2]))
-        result = self.run(Append(path, kind, body, seq, producer, close))
-        expected = self.appended(path, kind, body, seq, producer, close)
-        if isinstance(expected, type):
-            assert type(result) is expected
-        else:
-            assert (result.tail, result.closed, result.new) == expected
+    @rule(path=st.sampled_from(PATHS[:4]), appends=appends)
+    def append(self, path: str, appends: list[Any]) -> None:
+        for kind, body, seq, place, close in appends:
+            naive = self.model.get(path)
+            media = kind if kind != OWN else "text/plain" if naive is None else naive.kind
+            producer = None
+            if place is not None:
+                name, epochs, steps = place
+                epoch, last = naive.producers.get(name, (0, -1)) if naive is not None else (0, -1)
+                producer = Identity(name, max(0, epoch + epochs), 0 if epochs == 1 else max(0, last + steps))
+            result = self.run(Append(path, media, body, seq, producer, close))
+            expected = self.appended(path, media, body, seq, producer, close)
+            if isinstance(expected, type):
+                assert type(result) is expected
+            else:
+                assert (result.tail, result.closed, result.new, result.seq) == expected
 
     def appended(
         self, path: str, kind: str | None, body: bytes, seq: str | None, producer: Identity | None, close: bool
@@ -278,11 +289,12 @@ class Machine(RuleBasedStateMachine):
         if naive.deleted:
             return Gone
         known = None if producer is None else naive.producers.get(producer.name)
+        last_seq = None if producer is None else producer.seq
         stale = producer is not None and known is not None and producer.epoch < known[0]
         if naive.closed:
             again = producer is not None and naive.closed_by == (producer.name, producer.epoch, producer.seq)
             if again or (producer is None and close and not body):
-                return len(naive.units), True, False
+                return len(naive.units), True, False, last_seq
             return StaleEpoch if stale else StreamClosed
         if body:
             if kind is None:
@@ -298,7 +310,7 @@ class Machine(RuleBasedStateMachine):
                 if producer.seq:
                     return SequenceGap if known is None else Invalid
             elif producer.seq <= known[1]:
-                return len(naive.units), False, False
+                return len(naive.units), False, False, known[1]
             elif producer.seq > known[1] + 1:
                 return SequenceGap
         if seq is not None and naive.seq is not None and seq <= naive.seq:
@@ -320,7 +332,7 @@ class Machine(RuleBasedStateMachine):
         if close:
             naive.closed = True
             naive.closed_by = None if producer is None else (producer.name, producer.epoch, producer.seq)
-        return len(naive.units), close, True
+        return len(naive.units), close, True, last_seq
 
     @rule(path=st.sampled_from(PATHS))
     def delete(self, path: str) -> None:
@@ -410,4 +422,4 @@ def test_a_fork_ends_where_it_was_cut(writer: WritingDatabase, together: bool) -
 
 
 TestStreams = Machine.TestCase
-TestStreams.settings = settings(max_examples=4 * settings().max_examples, deadline=None)
+TestStreams.settings = settings(max_examples=3 * settings().max_examples, deadline=None)
