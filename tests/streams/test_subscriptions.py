@@ -11,7 +11,7 @@ import jwt
 import pytest
 
 from purgatory.streams.core import subscriptions as core
-from purgatory.streams.core.commands import Append, Command, Create, Delete
+from purgatory.streams.core.commands import Append, Command, Create, Delete, Fork
 from purgatory.streams.core.errors import Forbidden, Invalid
 from purgatory.streams.core.messages import JSON
 from purgatory.streams.core.offsets import encode
@@ -219,6 +219,13 @@ class TestMembership:
         assert streams.acked() == {"x": 0}
         streams.run(create("x"))
         assert len(streams.wakes()) == 1
+
+    def test_a_deleted_stream_that_is_kept_for_a_fork_has_nothing_pending(self, streams: Core) -> None:
+        streams.run(create("x"), Create("fork", None, fork=Fork("x")), subscribe(None, "x"), Delete("x"))
+        streams.run(subscribe(None, "x", name="t"))
+        for name in ("s", "t"):
+            (linked,) = streams.run(core.Look(name)).streams
+            assert (linked.link.acked, linked.tail, linked.is_pending) == (0, 0, False)
 
     def test_a_wake_of_streams_that_are_deleted_is_over(self, woken: Core) -> None:
         woken.run(Delete("e/1"))
