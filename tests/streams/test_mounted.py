@@ -279,34 +279,24 @@ class TestPrefixes:
             assert forked.status_code == 201
             assert (await http.get(f"{sent}/b")).text == "x"
 
-    async def test_callback_urls_of_webhooks_begin_with_the_url(self, tmp_path: Path) -> None:
-        streams = durable_streams(data=tmp_path, url="https://www.example.org/streams/", local_webhooks=True)
-        async with streams.lifespan(None), client(streams) as http:
-            shown = (await http.put("/v1/stream/__ds/subscriptions/s", json=HOOK)).json()
-            keys = shown["webhook"]["signing"]["jwks_url"]
-            assert keys == "https://www.example.org/streams/v1/stream/__ds/jwks.json"
-
-    async def test_webhook_without_a_url_is_refused(self, tmp_path: Path) -> None:
-        streams = durable_streams(data=tmp_path)
-        async with streams.lifespan(None), client(streams) as http:
-            refused = await http.put("/v1/stream/__ds/subscriptions/s", json=HOOK)
-            assert refused.status_code == 400
-            assert "pass url to durable_streams" in refused.text
-
-    async def test_webhook_of_before_waits_until_there_is_a_url(
+    async def test_webhooks_are_told_the_url_and_wait_without_one(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        streams = durable_streams(data=tmp_path, url="http://localhost:2", local_webhooks=True)
+        subscription, keys = "/v1/stream/__ds/subscriptions/s", "/v1/stream/__ds/jwks.json"
+        streams = durable_streams(data=tmp_path, url="http://localhost:2/streams/", local_webhooks=True)
         async with streams.lifespan(None), client(streams) as http:
-            await http.put("/v1/stream/__ds/subscriptions/s", json=HOOK)
+            shown: dict[str, Any] = (await http.put(subscription, json=HOOK)).json()
+            assert shown["webhook"]["signing"]["jwks_url"] == f"http://localhost:2/streams{keys}"
         streams = durable_streams(data=tmp_path)
         async with streams.lifespan(None), client(streams) as http:
+            refused = await http.put(f"{subscription}2", json=HOOK)
+            assert refused.status_code == 400
+            assert "pass url to durable_streams" in refused.text
             await http.put("/v1/stream/e/1", content="1", headers=JSON)
-            shown: dict[str, Any] = {"status": "active"}
             while shown["status"] != "failed":
                 await asyncio.sleep(0.01)
-                shown = (await http.get("/v1/stream/__ds/subscriptions/s")).json()
-            assert shown["webhook"]["signing"]["jwks_url"] == "/v1/stream/__ds/jwks.json"
+                shown = (await http.get(subscription)).json()
+            assert shown["webhook"]["signing"]["jwks_url"] == keys
         assert "this server has no url that could be called back" in caplog.text
 
 
