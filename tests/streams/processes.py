@@ -21,10 +21,12 @@ ZERO = "0000000000000000_0000000000000000"
 
 
 class ServerProcess:
-    """The process, started on a free port, and its URL."""
+    """The process, started on a free port, and its URL. It may have so many open files, if that is given."""
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, files: int | None = None) -> None:
         command = [sys.executable, "-m", "purgatory", "serve", "--port", "0", *options]
+        if files is not None:
+            command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
         self.process = subprocess.Popen(command, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True)
         self.output: list[str] = []
         assert self.process.stdout is not None
@@ -71,9 +73,9 @@ def client_of(url: str, address: str = "127.0.0.1", **headers: str) -> httpx.Asy
 
 
 @contextmanager
-def running(data: Path | None, *options: str) -> Iterator[ServerProcess]:
+def running(data: Path | None, *options: str, files: int | None = None) -> Iterator[ServerProcess]:
     """A server for as long as the context lasts. Its output must have no traceback."""
-    server = ServerProcess(*options, *(() if data is None else ("--data", str(data))))
+    server = ServerProcess(*options, *(() if data is None else ("--data", str(data))), files=files)
     try:
         yield server
     finally:

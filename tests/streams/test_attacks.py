@@ -1,10 +1,8 @@
 """The attacks, shortened: what they cost in bytes, and what everybody is answered. Times are for the command."""
 
-import sys
-
 import pytest
 
-from tests.streams.attacks.driver import BARE, MEMORY, run
+from tests.streams.attacks.driver import run
 from tests.streams.attacks.every import EVERY
 
 ANSWERS = {200, 201, 204, 409}
@@ -16,11 +14,10 @@ FEWER = {"quiet", "events-25", "stalled-8", "unread-8"}
 
 @pytest.mark.parametrize("name", [name for name in EVERY if name not in FEWER])
 def test_no_client_stops_another(name: str) -> None:
-    outcome = run(name, EVERY[name], sys.executable, short=True)
-    assert outcome.grown < MEMORY - BARE
+    outcome = run(name, short=True)
+    assert outcome.failures == []
     # Without descriptors, the other client's new connections are refused as those of the attackers.
     allowed = {"none", "503"} if name == "descriptors" else {"none"}
     assert set(outcome.refusals) <= allowed, "another client was refused"
     statuses = {int(status) for status in outcome.statuses if status not in ("none", "waiting")}
     assert statuses <= ANSWERS | REFUSALS, outcome.statuses
-    assert (outcome.without_retry_after, outcome.tracebacks, outcome.failures) == (0, 0, [])

@@ -13,10 +13,9 @@ from itertools import cycle
 import aiohttp
 from yarl import URL
 
-ROOT = "/v1/stream"
+from tests.streams.processes import ROOT, TEXT
+
 SUBSCRIPTIONS = f"{ROOT}/__ds/subscriptions"
-TEXT = {"Content-Type": "text/plain"}
-JSON = {"Content-Type": "application/json"}
 MIB = 1024 * 1024
 ONE = ("127.0.0.1",)
 HUNDRED = tuple(f"127.0.1.{number}" for number in range(1, 101))
@@ -27,8 +26,6 @@ class Attackers:
     """Clients of one server, and the counts of what they are answered."""
 
     port: int
-    log: Callable[[], str]
-    """What the server has written so far."""
     session: aiohttp.ClientSession
     short: bool
     statuses: Counter[str] = field(default_factory=Counter)
