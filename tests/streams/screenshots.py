@@ -8,7 +8,6 @@ from pathlib import Path
 
 import httpx
 from PIL import Image
-from selenium.webdriver import Chrome
 
 from tests.streams.pages import Page
 from tests.streams.processes import running
@@ -16,8 +15,6 @@ from tests.support.browser import browser
 from tests.support.paths import ROOT
 
 PENDING = 5000
-SECONDS = 15.0
-"""Until as many have finished as to make a picture."""
 VIEWS = {
     "light": ("light", 1440, 1440, 1.0),
     "dark": ("dark", 1440, 1030, 1.0),
@@ -33,22 +30,6 @@ APPENDS = [
 ]
 
 
-def look(page: Page, scheme: str, width: int, height: int, scale: float) -> None:
-    """Open the page as a screen of that size and colour scheme shows it."""
-    page.resize(width, height, scale)
-    page.driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-    page.open("#follow=news,orders")
-
-
-def save(driver: Chrome, path: Path) -> None:
-    """A picture of the window, of few colours: half as large, without a visible difference."""
-    picture = Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
-    picture.quantize(256, kmeans=1, dither=Image.Dither.NONE).save(path, optimize=True)
-    sys.stdout.write(f"{path}: {path.stat().st_size / 1024:.0f} KiB\n")
-
-
 def fill(url: str) -> None:
     with httpx.Client(base_url=url) as client:
         for path, kind, data in APPENDS:
@@ -60,7 +41,6 @@ def fill(url: str) -> None:
 
 
 def main(directory: Path) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory() as scratch,
         running(Path(scratch) / "data", "--demo", "--instance", "example") as server,
@@ -68,12 +48,18 @@ def main(directory: Path) -> None:
     ):
         page = Page(driver, server.url)
         fill(server.url)
-        time.sleep(SECONDS)
-        for name, view in VIEWS.items():
-            look(page, *view)
+        time.sleep(15)  # until as many have finished as to make a picture
+        driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
+        for name, (scheme, width, height, scale) in VIEWS.items():
+            page.resize(width, height, scale)
+            features = [{"name": "prefers-color-scheme", "value": scheme}]
+            driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+            page.open("#follow=news,orders")
             page.until(lambda: page.number("[data-counter=num_delayed]") > 0.9 * PENDING)
             time.sleep(4)
-            save(driver, directory / f"{name}.png")
+            # Of few colours: half as large, without a visible difference.
+            picture = Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
+            picture.quantize(256, kmeans=1, dither=Image.Dither.NONE).save(directory / f"{name}.png", optimize=True)
 
 
 if __name__ == "__main__":
