@@ -31,15 +31,6 @@ def shown() -> Shown:
     return Shown()
 
 
-@pytest.mark.parametrize("pending", [1, 10, 300, MAX_PENDING])
-def test_demo_keeps_that_many_waiting(shown: Shown, pending: int) -> None:
-    shown.demo.keep(pending)
-    shown.clock.advance(5.0)
-    for _ in range(200):
-        shown.clock.advance(0.05)
-        assert 0.95 * pending - 3 <= shown.demo.purgatory.num_delayed <= pending
-
-
 def test_about_half_of_the_demo_completes_by_its_condition(shown: Shown) -> None:
     shown.demo.keep(300)
     shown.clock.advance(150.0)
@@ -49,35 +40,28 @@ def test_about_half_of_the_demo_completes_by_its_condition(shown: Shown) -> None
     assert all(shown.demo.purgatory.timer.statistics().levels[1:4])
 
 
-def test_demo_comes_and_goes_in_slices(shown: Shown) -> None:
+def test_demo_comes_and_goes_in_slices_and_keeps_that_many_waiting(shown: Shown) -> None:
     pending = [0]
-    for wanted in (5000, 100, 2000, 0):
+    for wanted in (MAX_PENDING, 1, 300, 10, 2000, 0):
         shown.demo.keep(wanted)
-        for _ in range(60):
+        for _ in range(200):
             shown.clock.advance(0.05)
             pending.append(shown.demo.purgatory.num_delayed)
-        assert abs(pending[-1] - wanted) < 0.05 * wanted + 1
+        assert 0.95 * wanted - 3 <= min(pending[-100:]) <= max(pending[-100:]) <= wanted
     # A slice, and what finishes by itself meanwhile.
     assert max(abs(after - before) for before, after in pairwise(pending)) < 400
     assert shown.has_ended()
 
 
 def test_demo_ends_after_a_while_without_a_reader(shown: Shown) -> None:
-    shown.demo.keep(1000)
-    shown.clock.advance(30.0)
-    assert shown.demo.pending == 1000
-    shown.unseen = UNSEEN + 1
+    for pending, unseen, seconds in ((1000, 0.0, 30.0), (100, float("inf"), UNSEEN - 1)):  # or before there is one
+        shown.unseen = unseen
+        shown.demo.keep(pending)
+        shown.clock.advance(seconds)
+        assert shown.demo.pending == pending
     shown.clock.advance(200.0)
     assert shown.demo.pending == 0
     assert shown.has_ended()
-
-
-def test_demo_begins_before_the_first_reader(shown: Shown) -> None:
-    shown.unseen = float("inf")
-    shown.demo.keep(100)
-    shown.clock.advance(UNSEEN - 1)
-    assert shown.demo.pending == 100
-    assert shown.demo.purgatory.num_delayed > 90
 
 
 def test_demo_waits_for_a_viewer_unless_one_has_chosen(shown: Shown) -> None:
