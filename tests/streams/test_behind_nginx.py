@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -89,15 +89,6 @@ async def test_a_client_that_disconnects_is_removed_at_once(client: httpx.AsyncC
     assert await polls[2] == "for the others"
 
 
-async def test_connections_to_the_server_are_kept(client: httpx.AsyncClient) -> None:
-    await create(client, "kept")
-    before = await metric(client, "process_open_fds")
-    for number in range(100):
-        await append(client, "kept", str(number))
-    # With 100 more connections the server would have 100 more files open.
-    assert await metric(client, "process_open_fds") <= before + 2
-
-
 async def test_the_longest_wait_ends_before_nginx_gives_up(tmp_path: Path) -> None:
     # Both are shorter by the same factor: a test should not take a minute.
     changed = ("proxy_read_timeout 60s;", "proxy_read_timeout 2s;")
@@ -138,31 +129,26 @@ async def test_an_address_has_so_many_connections_and_no_more(tmp_path: Path) ->
             assert await asyncio.gather(*polls) == ["for all"] * 3
 
 
-async def test_a_body_that_stalls_is_the_proxys(url: str, client: httpx.AsyncClient) -> None:
-    await create(client, "stalled")
-    before = await metric(client, "process_open_fds")
-    writers = []
-    for _ in range(20):
-        _, writer = await asyncio.open_connection(LOOPBACK, httpx.URL(url).port)
-        writer.write(f"POST {ROOT}/stalled HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 9999\r\n\r\nx".encode())
-        await writer.drain()
-        writers.append(writer)
-    await append(client, "stalled", "y")
-    assert await metric(client, "process_open_fds") <= before + 1
-    for writer in writers:
-        writer.close()
-
-
-async def test_an_answer_that_is_not_read_is_the_proxys(url: str, client: httpx.AsyncClient) -> None:
+async def test_connections_are_kept_and_slow_clients_are_the_proxys(url: str, client: httpx.AsyncClient) -> None:
+    """With a connection for each of them, the server would have so many more files open."""
     await create(client, "long")
-    await append(client, "long", b"x" * 1024 * 1024)
     before = await metric(client, "process_open_fds")
-    with socket.create_connection((LOOPBACK, httpx.URL(url).port or 0)) as reader:
-        reader.sendall(f"GET {ROOT}/long HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
+    for _ in range(100):
+        await append(client, "long", b"x" * 10_000)
+    assert await metric(client, "process_open_fds") <= before + 2
+    stalled = f"POST {ROOT}/long HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 9999\r\n\r\nx"
+    unread = f"GET {ROOT}/long HTTP/1.1\r\nHost: {HOST}\r\n\r\n"
+    with ExitStack() as stack:
+        address = (LOOPBACK, httpx.URL(url).port or 0)
+        writers = [stack.enter_context(socket.create_connection(address)) for _ in range(20)]
+        reader = stack.enter_context(socket.create_connection(address))
+        for connection in writers:
+            connection.sendall(stalled.encode())
+        reader.sendall(unread.encode())
         assert await asyncio.to_thread(reader.recv, 1) == b"H"
         # The server has sent all of it when it takes the next request on the same connection.
-        assert len((await client.get(f"{ROOT}/long")).content) == 1024 * 1024
-        assert await metric(client, "process_open_fds") <= before + 1
+        assert len((await client.get(f"{ROOT}/long")).content) == 1_000_000
+        assert await metric(client, "process_open_fds") <= before + 2
 
 
 async def test_a_page_of_the_site_may_append_and_one_of_another_may_not(client: httpx.AsyncClient) -> None:

@@ -127,16 +127,6 @@ async def test_bytes_that_are_unusual_are_answered(server: Server, sent: bytes, 
     assert (await raw(server, sent))[0] == status
 
 
-async def test_a_head_in_pieces_is_read(server: Server) -> None:
-    async with connected(server) as (reader, writer):
-        for _ in range(2):
-            for piece in (b"GET /hea", b"lth HTTP/1.1\r\nHo", b"st: 127.0.0.1\r\n", b"\r\n"):
-                writer.write(piece)
-                await writer.drain()
-                await asyncio.sleep(0.01)
-            assert b"200 OK" in await reader.readuntil(b"}")
-
-
 @pytest.mark.parametrize(("size", "status"), [(0, 200), (16_400, 431)])
 async def test_head_in_the_packet_of_a_body_is_not_longer_by_it(server: Server, size: int, status: int) -> None:
     """The request with the body is answered before that comes, as GET needs none."""
