@@ -1,11 +1,14 @@
 """The page in a browser, for tests."""
 
+import base64
+import io
 import itertools
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from PIL import Image
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
@@ -64,6 +67,10 @@ class Page:
 
     def number(self, selector: str) -> int:
         return int(re.sub(r"\D", "", self.text(selector)) or -1)
+
+    def picture(self, canvas: str) -> Image.Image:
+        url: str = self.run("return document.querySelector(arguments[0]).toDataURL()", canvas)
+        return Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB")
 
     def fill(self, selector: str, value: str) -> None:
         """Not by keys: a driver knows no key for some characters."""
