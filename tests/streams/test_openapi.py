@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from purgatory.streams.engine.demo import MAX_PENDING
@@ -19,7 +18,6 @@ from purgatory.streams.http.protocol import BODY_SECONDS, HEAD_SECONDS, MAX_HEAD
 from purgatory.streams.http.subscriptions import DEFAULT_LEASE, LEASE, MAX_NAME, MAX_STREAMS
 from purgatory.streams.settings import Settings
 from tests.streams.processes import ServerProcess, running
-from tests.streams.serving import serving
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
@@ -52,28 +50,21 @@ async def test_schemathesis_finds_no_answer_that_is_not_described(server: Server
     assert re.search(r"Tested: *22\b", done.stdout), done.stdout
 
 
-async def test_description_tells_the_settings(tmp_path: Path) -> None:
-    with serving(data=str(tmp_path), max_streams=7, max_units=9) as server:
-        async with httpx.AsyncClient(base_url=server.url) as client:
-            described = (await client.get("/openapi.json")).json()
-            assert (await client.get("/openapi.json")).json() == described  # which is made once
-    text = str(described)
-    assert "The limit of 7 streams is reached" in text
-    assert "exceed 9 bytes or messages" in text
-    assert described == describe(Settings(max_streams=7, max_units=9))
-
-
-async def test_every_default_and_bound_of_the_list_is_right(server: ServerProcess) -> None:
-    found: dict[str, Any] = describe(Settings())["paths"]["/v1/streams"]["get"]["parameters"][2]["schema"]
+async def test_server_describes_itself_and_the_bounds_of_its_list(server: ServerProcess) -> None:
     async with server.client() as client:
+        described, again = [(await client.get("/openapi.json")).json() for _ in range(2)]
+        assert described == again == describe(Settings(long_poll_timeout=0.05))
+        found = described["paths"]["/v1/streams"]["get"]["parameters"][2]["schema"]
         for limit, status in ((found["minimum"] - 1, 400), (found["maximum"], 200), (found["maximum"] + 1, 400)):
             assert (await client.get("/v1/streams", params={"limit": limit})).status_code == status
 
 
-async def test_description_has_the_bounds_of_the_code() -> None:
-    described = describe(Settings())
+async def test_description_has_the_bounds_of_the_settings_and_the_code() -> None:
+    described = describe(Settings(max_streams=7, max_units=9, long_poll_timeout=5))
     text = json.dumps(described)
-    assert "{max_streams}" not in text
+    assert "The limit of 7 streams is reached" in text
+    assert "exceed 9 bytes or messages" in text
+    assert "No data was appended within 5 seconds." in text
     assert f"within {HEAD_SECONDS:g} seconds, or the body within {BODY_SECONDS:g}." in text
     assert f"are longer than {MAX_HEAD_BYTES} bytes, or there are more than {MAX_HEADERS} headers." in text
     assert described["components"]["parameters"]["Id"]["schema"]["pattern"] == f"^[A-Za-z0-9_-]{{1,{MAX_NAME}}}$"
