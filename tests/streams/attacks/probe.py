@@ -5,19 +5,17 @@ answer's time counts from when the request was due: a stall of ten seconds delay
 Meanwhile it samples the memory of the process PID and its children. It stops at the end of its standard input.
 """
 
+import asyncio
 import contextlib
 import json
 import sys
-import threading
 import time
-from collections.abc import Callable
-from http.client import HTTPConnection, HTTPException
 from typing import Any
 
+import aiohttp
 import psutil
 
 ADDRESS = "127.0.0.2"
-PATH = "/v1/stream/probe"
 TEXT = {"Content-Type": "text/plain"}
 READ_EVERY = 0.05
 APPEND_EVERY = 0.1
@@ -26,51 +24,32 @@ PATIENCE = 10.0
 """Seconds for the last answers, once the attack is over. A wait that is longer counts as it is then."""
 
 
-class Requests(threading.Thread):
-    """The same request again and again."""
+class Requests:
+    """The same request again and again, by new connections or by one that is kept."""
 
-    def __init__(self, every: float, request: Callable[[], int]) -> None:
-        super().__init__(daemon=True)
+    def __init__(self, port: int, is_kept: bool) -> None:
+        connector = aiohttp.TCPConnector(local_addr=(ADDRESS, 0), force_close=not is_kept)
+        self.session = aiohttp.ClientSession(f"http://127.0.0.1:{port}/v1/stream/", connector=connector, headers=TEXT)
         self.samples: list[tuple[float, int]] = []
         """The seconds until each answer, and its status: 0 for none."""
-        self._every = every
-        self._request = request
-        self._due = time.monotonic()
-        self._over = threading.Event()
-        self.start()
+        self.due = 0.0
+        self.is_over = False
 
-    def run(self) -> None:
-        while not self._over.wait(max(0.0, self._due - time.monotonic())):
-            status = self._request()
-            self.samples.append((time.monotonic() - self._due, status))
-            self._due += self._every
+    async def ask(self, method: str, target: str, body: bytes | None = None) -> int:
+        try:
+            async with self.session.request(method, target, data=body, timeout=aiohttp.ClientTimeout(60)) as answer:
+                await answer.read()
+                return answer.status
+        except (aiohttp.ClientError, TimeoutError):
+            return 0
 
-    def stop(self, patience: float) -> None:
-        """Stop, and wait for the answer that is still to come."""
-        self._over.set()
-        self.join(patience)
-        if self.is_alive():
-            self.samples.append((time.monotonic() - self._due, 0))
-
-
-def _connection(port: int) -> HTTPConnection:
-    return HTTPConnection("127.0.0.1", port, timeout=60, source_address=(ADDRESS, 0))
-
-
-def _ask(connection: HTTPConnection, method: str, path: str, body: bytes | None = None) -> int:
-    try:
-        connection.request(method, path, body, TEXT)
-        answer = connection.getresponse()
-        answer.read()
-    except (OSError, HTTPException):
-        connection.close()  # the next request opens it again
-        return 0
-    return answer.status
-
-
-def _read(port: int) -> int:
-    with contextlib.closing(_connection(port)) as connection:
-        return _ask(connection, "GET", f"{PATH}?offset=-1")
+    async def run(self, every: float, *request: Any) -> None:
+        self.due = time.monotonic()
+        while not self.is_over:
+            status = await self.ask(*request)
+            self.samples.append((time.monotonic() - self.due, status))
+            self.due += every
+            await asyncio.sleep(self.due - time.monotonic())
 
 
 def _memory(pid: int) -> int:
@@ -82,25 +61,30 @@ def _memory(pid: int) -> int:
     return size
 
 
-def main(port: int, pid: int) -> dict[str, Any]:
+async def main(port: int, pid: int) -> dict[str, Any]:
     """What was measured until the end of the standard input."""
-    appending = _connection(port)
-    _ask(appending, "PUT", PATH)
-    begin = largest = _memory(pid)
-    reads = Requests(READ_EVERY, lambda: _read(port))
-    appends = Requests(APPEND_EVERY, lambda: _ask(appending, "POST", PATH, b"."))
-    reading = threading.Thread(target=sys.stdin.read, daemon=True)
-    reading.start()
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    while reading.is_alive():
-        largest = max(largest, _memory(pid))
-        reading.join(SAMPLE_EVERY)
-    end = time.monotonic() + PATIENCE
-    for requests in (reads, appends):
-        requests.stop(max(0.0, end - time.monotonic()))
+    reads, appends = Requests(port, False), Requests(port, True)
+    async with reads.session, appends.session:
+        await appends.ask("PUT", "probe")
+        begin = largest = _memory(pid)
+        running = {
+            reads: asyncio.create_task(reads.run(READ_EVERY, "GET", "probe?offset=-1")),
+            appends: asyncio.create_task(appends.run(APPEND_EVERY, "POST", "probe", b".")),
+        }
+        reading = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        while not reading.done():
+            largest = max(largest, _memory(pid))
+            await asyncio.wait([reading], timeout=SAMPLE_EVERY)
+        reads.is_over = appends.is_over = True
+        _, late = await asyncio.wait(running.values(), timeout=PATIENCE)
+        for requests, task in running.items():
+            if task in late:
+                requests.samples.append((time.monotonic() - requests.due, 0))
+                task.cancel()
     return {"begin": begin, "memory": max(largest, _memory(pid)), "reads": reads.samples, "appends": appends.samples}
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(int(sys.argv[1]), int(sys.argv[2]))))
+    sys.stdout.write(json.dumps(asyncio.run(main(int(sys.argv[1]), int(sys.argv[2])))))
