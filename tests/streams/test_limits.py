@@ -5,36 +5,26 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from purgatory import PurgatoryClosed
 from purgatory.streams import admission
-from purgatory.streams.admission import (
-    SMALL,
-    Budget,
-    Clients,
-    Hold,
-    Quotas,
-    Refusal,
-    TooManyRequests,
-    address,
-    jittered,
-)
+from purgatory.streams.admission import Clients, Quotas, TooManyRequests, address, jittered
 from purgatory.streams.core.commands import Create
+from purgatory.streams.engine.chunk import Chunk
 from purgatory.streams.engine.streams import Streams
+from purgatory.streams.http import events
 from purgatory.streams.http.protocol import BoundedProtocol
 from purgatory.streams.http.replies import Reply
 from purgatory.streams.http.streams import delayed
 from purgatory.uvicorn import ParkingProtocol
-from tests.streams.processes import JSON, ROOT, ZERO, append, client_of, create, poll, slow_reader, until_waiting
+from tests.streams.processes import JSON, ROOT, TEXT, ZERO, append, client_of, create, poll, slow_reader, until_waiting
 from tests.streams.serving import Server, serving, until
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
@@ -45,16 +35,18 @@ MIB = 1024 * 1024
 SETTINGS = {"max_pending_client": 3}
 
 
-class TestWaits:
-    @given(st.floats(0.001, 3600), st.floats(0, 1, exclude_max=True))
-    async def test_a_wait_is_shortened_by_up_to_a_sixteenth(self, most: float, drawn: float) -> None:
-        wait = jittered(most, lambda: drawn)
-        assert most * (15 / 16 if most >= 1 else 1) <= wait <= most
+def check_refusal(response: httpx.Response, status: int, message: str) -> None:
+    answer = response.status_code, response.headers["retry-after"], response.json()
+    assert answer == (status, "1", {"error": {"message": message}})
 
+
+class TestWaits:
     async def test_readers_that_came_at_once_do_not_come_back_at_once(self) -> None:
         waits = sorted(jittered(48.0) for _ in range(1000))
+        assert 45.0 <= waits[0] <= waits[-1] <= 48.0
         # Of a thousand in three seconds, hardly fifty come in any tenth of one.
         assert max(sum(begin <= wait < begin + 0.1 for wait in waits) for begin in waits) < 100
+        assert jittered(0.999) == 0.999
 
 
 class TestClients:
@@ -69,9 +61,7 @@ class TestClients:
                 async def refused() -> None:
                     for live in ("long-poll", "sse"):
                         response = await client.get(f"{ROOT}/room", params={"offset": end, "live": live})
-                        assert (response.status_code, response.headers["retry-after"]) == (429, "1")
-                        message = "the client has reached its limit of 3 waiting reads"
-                        assert response.json() == {"error": {"message": message}}
+                        check_refusal(response, 429, "the client has reached its limit of 3 waiting reads")
 
                 await create(client, "room")
                 end = ZERO
@@ -86,24 +76,6 @@ class TestClients:
                 end = await append(client, "room", "x")  # which does not wait
                 assert await asyncio.gather(*polls) == ["x"] * 4
                 assert len(server.application.streams.readers.clients) == 0
-
-    @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans())))
-    async def test_requests_are_counted_as_in_a_list(self, steps: list[tuple[str, bool]]) -> None:
-        clients = Clients(2, "requests")
-        waiting: list[str] = []
-        for name, comes in steps:
-            if waiting.count(name) >= 2:
-                with pytest.raises(TooManyRequests, match="the client has reached its limit of 2 requests"):
-                    clients.check(name)
-            else:
-                clients.check(name)
-            if comes:
-                clients.enter(name)
-                waiting.append(name)
-            elif name in waiting:
-                clients.leave(name)
-                waiting.remove(name)
-            assert len(clients) == len(set(waiting))
 
     @pytest.mark.parametrize(
         ("host", "counted"),
@@ -128,8 +100,7 @@ class TestClients:
                 await until_waiting(client, 2)
                 for path in ("full", "missing"):  # for a stream that is not there too
                     response = await client.get(f"{ROOT}/{path}?offset=-1&live=long-poll")
-                    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
-                    assert response.json()["error"]["message"] == "the server has too many waiting requests"
+                    check_refusal(response, 503, "the server has too many waiting requests")
                 assert (await client.get(f"{ROOT}/full?offset=-1")).status_code == 200
                 await append(client, "full", "x")
                 assert await asyncio.gather(*polls) == ["x"] * 2
@@ -146,10 +117,10 @@ class TestClients:
             async with client_of(server.url, "127.0.0.9") as client, client_of(server.url) as other:
                 await until(lambda: busy._counts.get("127.0.0.9", 0) == 3)
                 for path in (f"{ROOT}/none", "/v1/streams"):
-                    refused = await client.get(path)
-                    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-                    assert "3 requests in progress" in refused.text
+                    message = "the client has reached its limit of 3 requests in progress"
+                    check_refusal(await client.get(path), 429, message)
                 assert (await other.get(f"{ROOT}/none")).status_code == 404
+            assert server.application.limits.memory.bytes == 0, "they are small"
         await until(lambda: not len(busy))
 
     async def test_reads_that_have_ended_or_cannot_wait_are_not_counted(self, streams: Streams) -> None:
@@ -171,51 +142,6 @@ class TestClients:
 
 
 class TestBytes:
-    @given(
-        st.lists(
-            st.tuples(
-                st.sampled_from(["a", "b", "c"]),
-                st.integers(0, 3),
-                st.sampled_from(["resize", "count", "check", "leave"]),
-                st.sampled_from([0, 5, SMALL, SMALL + 1, 2 * SMALL, 4 * SMALL, 5 * SMALL]),
-            ),
-            max_size=60,
-        )
-    )
-    async def test_bytes_are_counted_as_a_table_of_clients_does(self, steps: list[tuple[str, int, str, int]]) -> None:
-        whole, share = 8 * 4 * SMALL, 4 * SMALL
-        budget = Budget(whole)
-        holds: dict[tuple[str, int], tuple[Hold, int]] = {}
-
-        def held(of: str | None = None) -> int:
-            return sum(size for (client, _), (_, size) in holds.items() if of is None or of == client)
-
-        for client, request, step, size in steps:
-            hold, before = holds.setdefault((client, request), (budget.hold(client), 0))
-            counted = size if size > SMALL else 0
-            if step == "leave":
-                hold.count(0)
-                del holds[client, request]
-            elif step == "count":
-                hold.count(size)
-                holds[client, request] = hold, counted
-            else:
-                more = 1 if step == "check" else counted - before
-                act = partial(hold.resize, size) if step == "resize" else partial(budget.check, client)
-                status = 429 if held(client) + more > share else 503 if held() + more > whole else None
-                if status is None or more <= 0:
-                    act()
-                    if step == "resize":
-                        holds[client, request] = hold, counted
-                else:
-                    with pytest.raises(Refusal, match="limit of") as raised:
-                        act()
-                    assert (raised.value.status, raised.value.headers) == (status, [(b"retry-after", b"1")])
-            assert budget.bytes == held()
-        for hold, _ in holds.values():
-            hold.count(0)
-        assert budget.bytes == 0
-
     async def test_a_body_that_is_too_large_is_refused(self, tmp_path: Path) -> None:
         with serving(data=str(tmp_path), max_body=10) as server:
             async with client_of(server.url) as client:
@@ -233,18 +159,20 @@ class TestBytes:
         with serving(data=str(tmp_path), max_body=10_000) as server:
             memory = server.application.limits.memory
             head = b"POST /v1/stream/none HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000\r\n\r\n"
-            with ExitStack() as stack:
-                for number in range(9):
-                    address = (f"127.0.1.{number}", 0)
-                    body = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 60, address))
-                    body.sendall(head + b" " * 8_000)
-                await until(lambda: memory.bytes > 72_000)
-                async with client_of(server.url) as client:
+            async with client_of(server.url) as client:
+                with ExitStack() as stack:
+                    for number in range(9):
+                        address = (f"127.0.1.{number}", 0)
+                        body = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 60, address))
+                        body.sendall(head + b" " * 8_000)
+                    await until(lambda: memory.bytes > 72_000)
                     refused = await client.post(f"{ROOT}/none", content=b" " * 9_000)
-                    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-                    message = "the server has reached its limit of 80000 bytes in memory"
-                    assert refused.json()["error"]["message"] == message
-            await until(lambda: not memory.bytes)
+                    check_refusal(refused, 503, "the server has reached its limit of 80000 bytes in memory")
+                    assert (await client.post(f"{ROOT}/none", content=b" " * 4_000)).status_code == 404  # it is small
+                await until(lambda: not memory.bytes)
+                # What has come of a body counts once.
+                answer = await client.post(f"{ROOT}/none", content=chunks(b" " * 5_000, b" " * 4_000))
+                assert answer.status_code == 404
 
     @pytest.mark.parametrize("live", ["", "&live=long-poll"])
     async def test_unread_answers_of_a_client_are_an_eighth_of_all(
@@ -297,12 +225,38 @@ class TestBytes:
                         stack.enter_context(slow_reader(server, "lines?offset=-1&live=sse"))
                     await until(lambda: memory.bytes >= 8 * MIB)
                     refused = await client.get(f"{ROOT}/lines?offset=-1&live=sse")
-                    assert refused.status_code == 429
+                    check_refusal(refused, 429, f"the client has reached its limit of {8 * MIB} bytes in memory")
                     assert memory.bytes < 9 * MIB
-                    async with other.stream("GET", f"{ROOT}/lines?offset=-1&live=sse") as events:
-                        assert events.status_code == 200
-                        assert await anext(events.aiter_lines()) == "event: data"
+                    async with other.stream("GET", f"{ROOT}/lines?offset=-1&live=sse") as unread:
+                        assert unread.status_code == 200
+                        assert await anext(unread.aiter_lines()) == "event: data"
                 await until(lambda: not memory.bytes)
+
+    async def test_events_of_a_long_append_are_made_in_pieces(
+        self, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made: list[int] = []
+        encoded = events._encoded
+
+        def counted(chunk: Chunk, cursor: str) -> bytes:
+            piece = encoded(chunk, cursor)
+            made.append(len(piece))
+            return piece
+
+        monkeypatch.setattr(events, "_encoded", counted)
+        text = "\n" * 512 * 1024 + "ä€\n" * 70_000
+        sent = text.replace("€\n", "€\r\n").encode()
+        created = await client.put(f"{ROOT}/long", headers={**TEXT, "Stream-Closed": "true"}, content=sent)
+        assert created.status_code == 201
+        response = await client.get(f"{ROOT}/long?offset=-1&live=sse")
+        data = [
+            "\n".join(line.removeprefix("data:") for line in event.split("\n")[1:])
+            for event in response.text.split("\n\n")
+            if event.startswith("event: data\n")
+        ]
+        assert "".join(data) == text
+        assert max(made) < 512 * 1024
+        assert len(made) > 10
 
 
 async def chunks(*parts: bytes) -> AsyncIterator[bytes]:

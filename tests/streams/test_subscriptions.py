@@ -443,6 +443,7 @@ class TestEndpoint:
         assert ack(expired, **wake) == (401, "TOKEN_EXPIRED")
         assert ack() == (400, "INVALID_REQUEST")
         wrong: list[dict[str, Any]] = [{"done": 1}, {"acks": 1}, {"acks": [{}]}, {"acks": [1]}]
+        wrong += [{"acks": [{"path": path, "offset": "0"}]} for path in ("", "a\0", "..")]
         for more in wrong:
             assert ack(**wake, **more) == (400, "INVALID_REQUEST")
         assert ack(**{**wake, "wake_id": "x"}) == (409, "FENCED")
