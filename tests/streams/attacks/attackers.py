@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import cycle
+from typing import Self
 
 import aiohttp
 from yarl import URL
@@ -100,52 +101,54 @@ Sent = bytes | Callable[[int], bytes]
 """What each connection sends, or that by its number."""
 
 
-class Connections(contextlib.ExitStack):
+class Connections:
     """Connections of which answers are read as the attack likes, by sockets with small buffers.
 
-    At the end of the block they are closed, and their answers counted.
+    At the end of the block their answers are counted, and they are closed.
     """
 
     def __init__(self, attackers: Attackers) -> None:
-        super().__init__()
         self.sockets: list[socket.socket] = []
         self._attackers = attackers
-        self._uncounted: list[socket.socket] = []
+        self._num_counted = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.count()
+        for each in self.sockets:
+            each.close()
 
     async def open(self, count: int, sent: Sent, addresses: Iterable[str] = ONE) -> None:
         """Open `count` connections, in turn from these addresses, and send the bytes by each."""
-        numbered = zip(range(count), cycle(addresses), strict=False)
-        await asyncio.gather(
-            *[self._open(address, sent if isinstance(sent, bytes) else sent(number)) for number, address in numbered]
-        )
-
-    async def _open(self, address: str, sent: bytes) -> None:
         loop = asyncio.get_running_loop()
-        opened = self.enter_context(socket.socket())
-        self.sockets.append(opened)
-        self._uncounted.append(opened)
-        self.callback(self.count)  # before it is closed
-        opened.setblocking(False)
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        opened.bind((address, 0))
-        with contextlib.suppress(OSError):  # the server may refuse before it has all
-            await loop.sock_connect(opened, ("127.0.0.1", self._attackers.port))
-            await loop.sock_sendall(opened, sent)
+
+        async def connect(number: int, address: str) -> None:
+            opened = socket.socket()
+            self.sockets.append(opened)
+            opened.setblocking(False)
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            opened.bind((address, 0))
+            with contextlib.suppress(OSError):  # the server may refuse before it has all
+                await loop.sock_connect(opened, ("127.0.0.1", self._attackers.port))
+                await loop.sock_sendall(opened, sent if isinstance(sent, bytes) else sent(number))
+
+        await asyncio.gather(*map(connect, range(count), cycle(addresses)))
 
     def count(self) -> None:
         """Count the answers so far, of which nothing must have been read, once."""
-        while self._uncounted:
-            head, missing = b"", "none"
+        uncounted, self._num_counted = self.sockets[self._num_counted :], len(self.sockets)
+        for each in uncounted:
             try:
-                head = self._uncounted.pop().recv(4096, socket.MSG_PEEK)
-            except BlockingIOError:
-                missing = "waiting"
-            except OSError:
-                pass
+                head = each.recv(4096, socket.MSG_PEEK)
+            except OSError as error:
+                self._attackers.statuses["waiting" if isinstance(error, BlockingIOError) else "none"] += 1
+                continue
             if head.startswith(b"HTTP/1.1 "):
                 self._attackers.count(*parsed(head))
             else:
-                self._attackers.statuses[missing] += 1
+                self._attackers.statuses["none"] += 1
 
 
 def parsed(head: bytes) -> tuple[int, dict[str, str]]:

@@ -30,14 +30,11 @@ from tests.streams.processes import JSON, ROOT
 
 CLIENTS = 32
 SLOW_READERS = 500
-WRITERS = 64
 POLLS = 1_000
 STREAMS = 10_000
 DEEP = 300
 PATTERNS = 100
 RECEIVERS = 200
-MISSING = 10
-"""Bytes of a body that stalls."""
 KEPT = 300 * 1024
 """Bytes that come behind each long poll."""
 FILES = 512
@@ -145,7 +142,7 @@ async def stalled(attackers: Attackers, writers: int, addresses: Iterable[str] =
     """Bodies as large as the server takes, which stop before their end."""
     size = await attackers.fill("large", b"x", 16 * MIB)
     attackers.notes.append(f"bodies of {size:,} bytes")
-    sent = head("POST", f"{ROOT}/large", TYPE, f"Content-Length: {size}") + b"x" * (size - MISSING)
+    sent = head("POST", f"{ROOT}/large", TYPE, f"Content-Length: {size}") + b"x" * (size - 10)
     await attackers.hold(attackers.seconds, writers, sent, addresses)
 
 
@@ -172,7 +169,7 @@ async def forks(attackers: Attackers) -> None:
 async def rows(attackers: Attackers) -> None:
     """As many appends as can be made, and the deletion of their stream."""
     await attackers.put("rows")
-    await flood(attackers, head("POST", f"{ROOT}/rows", TYPE, "Content-Length: 1") + b".", WRITERS)
+    await flood(attackers, head("POST", f"{ROOT}/rows", TYPE, "Content-Length: 1") + b".", clients=64)
     begin = time.monotonic()
     await attackers.request("DELETE", f"{ROOT}/rows")
     attackers.notes.append(f"{attackers.statuses['204']:,} appends, deleted in {time.monotonic() - begin:.2f} s")
