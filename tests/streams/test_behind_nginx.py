@@ -6,11 +6,13 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
 
-from tests.streams.processes import ROOT, append, client_of, create, metric, poll, running, until_waiting
+from tests.streams.processes import ROOT, append, client_of, create, metric, poll, running, slow_reader, until_waiting
 from tests.support.paths import ROOT as PROJECT
 from tests.support.servers import LOOPBACK, nginx, reserved_port
 
@@ -137,15 +139,13 @@ async def test_connections_are_kept_and_slow_clients_are_the_proxys(url: str, cl
         await append(client, "long", b"x" * 10_000)
     assert await metric(client, "process_open_fds") <= before + 2
     stalled = f"POST {ROOT}/long HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 9999\r\n\r\nx"
-    unread = f"GET {ROOT}/long HTTP/1.1\r\nHost: {HOST}\r\n\r\n"
+    proxy: Any = SimpleNamespace(port=httpx.URL(url).port)
     with ExitStack() as stack:
-        address = (LOOPBACK, httpx.URL(url).port or 0)
-        writers = [stack.enter_context(socket.create_connection(address)) for _ in range(20)]
-        reader = stack.enter_context(socket.create_connection(address))
-        for connection in writers:
-            connection.sendall(stalled.encode())
-        reader.sendall(unread.encode())
-        assert await asyncio.to_thread(reader.recv, 1) == b"H"
+        for _ in range(20):
+            writer = stack.enter_context(socket.create_connection((LOOPBACK, proxy.port)))
+            writer.sendall(stalled.encode())
+            reader = stack.enter_context(slow_reader(proxy, "long"))
+            assert await asyncio.to_thread(reader.recv, 12) == b"HTTP/1.1 200"
         # The server has sent all of it when it takes the next request on the same connection.
         assert len((await client.get(f"{ROOT}/long")).content) == 1_000_000
         assert await metric(client, "process_open_fds") <= before + 2

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 SUBSCRIPTIONS = f"{ROOT}/__ds/subscriptions"
 
 
-PATHS = ("a" * 1024, "é" * 512, "...", ".a", "a/..b", "a\n", "_d", "__dsx", "a/__ds")
+PATHS = ("a" * 1024, "é" * 512, "...", ".a", "a/..b", "a/\n", "_d", "__dsx", "a/__ds")
 NO_PATHS = (
     *("", ".", "..", "./a", "a/.", "a/../b", "/a", "a/", "a//b", "a\0", "\ufffd", "\ud800", "a\udfff"),
     *("a" * 1025, "é" * 513, "__ds", "__ds/a"),

@@ -59,33 +59,22 @@ def problem(response: httpx.Response) -> str:
     return message
 
 
-class TestBadRequests:
-    @pytest.mark.parametrize(
-        ("method", "target", "status"),
-        [
-            ("GET", "/nothing", 404),
-            ("PUT", "/v1/stream/__ds/nothing", 404),
-            ("PUT", "/v1/stream/__ds/subscriptions/", 400),
-            ("PUT", "/v1/stream/", 400),
-            ("PUT", "/v1/stream/a/%2e%2e/b", 400),
-            ("PUT", "/v1/stream/%00", 400),
-            ("PUT", "/v1/stream/%ff", 400),
-            ("PUT", "/v1/stream/%C0%AF", 400),
-            ("GET", "{stream}?live=push&offset=-1", 400),
-            ("GET", "{stream}?offset=1", 400),
-            ("GET", "{stream}?offset=" + offset(1), 400),
-            ("GET", "{stream}?" + "&".join("a" * 101), 400),
-        ],
-    )
-    def test_bad_requests_are_refused(
-        self, http: httpx.Client, stream: str, method: str, target: str, status: int
-    ) -> None:
-        response = http.request(method, target.format(stream=stream))
-        assert (response.status_code, bool(problem(response))) == (status, True)
-
-    @pytest.mark.parametrize(
-        "headers",
-        [
+BAD: list[tuple[str, str, dict[str, Any], int]] = [
+    ("GET", "/nothing", {}, 404),
+    ("PUT", "/v1/stream/__ds/nothing", {}, 404),
+    ("PUT", "/v1/stream/__ds/subscriptions/", {}, 400),
+    ("PUT", "/v1/stream/", {}, 400),
+    ("PUT", "/v1/stream/a/%2e%2e/b", {}, 400),
+    ("PUT", "/v1/stream/%00", {}, 400),
+    ("PUT", "/v1/stream/%ff", {}, 400),
+    ("PUT", "/v1/stream/%C0%AF", {}, 400),
+    ("GET", "{stream}?live=push&offset=-1", {}, 400),
+    ("GET", "{stream}?offset=1", {}, 400),
+    ("GET", "{stream}?offset=" + offset(1), {}, 400),
+    ("GET", "{stream}?" + "&".join("a" * 101), {}, 400),
+    *[
+        ("PUT", "/v1/stream/bad", {"headers": headers}, 400)
+        for headers in (
             {"Content-Type": "nonsense"},
             {"Content-Type": "text/plain; " + "x" * 1024},
             {"Stream-TTL": "-1"},
@@ -95,21 +84,27 @@ class TestBadRequests:
             {"Stream-Forked-From": "elsewhere"},
             {"Stream-Fork-Offset": ZERO},
             {"Stream-Forked-From": "/v1/stream/a", "Stream-Fork-Offset": "1"},
-        ],
-    )
-    def test_bad_headers_of_a_new_stream_are_refused(self, http: httpx.Client, headers: dict[str, str]) -> None:
-        response = http.put("/v1/stream/bad", headers=headers)
-        assert (response.status_code, bool(problem(response))) == (400, True)
+        )
+    ],
+    *[
+        ("POST", "{messages}", {"headers": JSON, "content": text}, 400)
+        for text in ("[" * 100_000, "[1] 2", "NaN", "\ufeff1", b'"\xff"', b'"\xed\xa0\x80"')
+    ],
+]
+
+
+class TestRequests:
+    @pytest.mark.parametrize(("method", "target", "sent", "status"), BAD)
+    def test_bad_ones_are_refused(
+        self, http: httpx.Client, stream: str, messages: str, method: str, target: str, sent: Any, status: int
+    ) -> None:
+        response = http.request(method, target.format(stream=stream, messages=messages), **sent)
+        assert (response.status_code, bool(problem(response))) == (status, True)
         assert http.head("/v1/stream/bad").status_code == 404
 
     def test_repeated_header_is_refused(self, http: httpx.Client) -> None:
         response = http.put("/v1/stream/twice", headers=[("Stream-TTL", "1"), ("Stream-TTL", "2")])
         assert (response.status_code, problem(response)) == (400, "the header stream-ttl must not be repeated")
-
-    @pytest.mark.parametrize("text", ["[" * 100_000, "[1] 2", "NaN", "\ufeff1", b'"\xff"', b'"\xed\xa0\x80"'])
-    def test_text_that_is_not_json_is_refused(self, http: httpx.Client, messages: str, text: str | bytes) -> None:
-        response = http.post(messages, content=text, headers=JSON)
-        assert (response.status_code, bool(problem(response))) == (400, True)
 
     def test_json_is_kept_as_it_is(self, http: httpx.Client, messages: str) -> None:
         text = r'[1e999, 0.10000000000000000001, "\ud800", {"\udfff": 1}, {"a": 1, "a": 2}, ' + "9" * 5000 + "]"
@@ -288,14 +283,3 @@ class TestTrouble:
             wait_until(lambda: len(in_progress))
         wait_until(lambda: not len(in_progress))
         assert http.get(stream).text == ""
-
-    @pytest.mark.parametrize(
-        ("trouble", "status"), [("PRAGMA max_page_count = 1", 507), ("DROP TABLE data", 500)], ids=["full", "broken"]
-    )
-    def test_append_to_a_database_that_is_full_or_broken(self, tmp_path: Path, trouble: str, status: int) -> None:
-        with with_stream(tmp_path) as (server, http):
-            writing: Any = server.application.streams.store._writing
-            writing.connection.execute(trouble)
-            for _ in range(2):
-                assert http.post("/v1/stream/a", content="x" * 90_000, headers=TEXT).status_code == status
-            assert http.get("/v1/stream/a").text == ""

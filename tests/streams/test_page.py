@@ -114,7 +114,7 @@ def test_stream_is_followed_while_the_tab_is_hidden(page: Page, page_server: Ser
 
 
 def test_list_is_brought_up_to_date_and_filtered(page: Page, page_http: httpx.Client) -> None:
-    prefix = f"{next(PATHS)}/"
+    prefix = f"{create(page_http)}/"
     page.driver.execute_script("document.querySelector('#list-prefix').focus()")
     page.driver.switch_to.active_element.send_keys(prefix)
     page.until(lambda: page.text("#list-note") == "No path begins with this text.")
