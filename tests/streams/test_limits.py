@@ -158,21 +158,22 @@ class TestBytes:
         monkeypatch.setattr(admission, "_HELD", 0)
         with serving(data=str(tmp_path), max_body=10_000) as server:
             memory = server.application.limits.memory
-            head = b"POST /v1/stream/none HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000\r\n\r\n"
-            async with client_of(server.url) as client:
-                with ExitStack() as stack:
-                    for number in range(9):
-                        address = (f"127.0.1.{number}", 0)
-                        body = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 60, address))
-                        body.sendall(head + b" " * 8_000)
-                    await until(lambda: memory.bytes > 72_000)
+            head = b"POST /v1/stream/none HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9500\r\n\r\n"
+            with ExitStack() as stack:
+                bodies = [
+                    stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 60, (f"127.0.1.{n}", 0)))
+                    for n in range(9)
+                ]
+                for body in bodies:
+                    body.sendall(head + b" " * 8_700)
+                await until(lambda: memory.bytes > 78_300)
+                async with client_of(server.url) as client:
                     refused = await client.post(f"{ROOT}/none", content=b" " * 9_000)
                     check_refusal(refused, 503, "the server has reached its limit of 80000 bytes in memory")
                     assert (await client.post(f"{ROOT}/none", content=b" " * 4_000)).status_code == 404  # it is small
-                await until(lambda: not memory.bytes)
-                # What has come of a body counts once.
-                answer = await client.post(f"{ROOT}/none", content=chunks(b" " * 5_000, b" " * 4_000))
-                assert answer.status_code == 404
+                bodies[0].sendall(b" " * 800)  # what has come of it counts once
+                assert await asyncio.to_thread(bodies[0].recv, 12) == b"HTTP/1.1 404"
+            await until(lambda: not memory.bytes)
 
     @pytest.mark.parametrize("live", ["", "&live=long-poll"])
     async def test_unread_answers_of_a_client_are_an_eighth_of_all(
