@@ -1,20 +1,30 @@
-"""The same small application in three frameworks: `/poll` waits for 300 seconds, `/state` tells how many wait."""
+"""The same small application in three frameworks: clients wait for 300 seconds, and `/state` tells how many do."""
 
 import os
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any, cast
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from quart import Quart
+from quart import request as quart_request
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from purgatory import Delay, DelayedOperationPurgatory
-from purgatory.asgi import ClientDisconnected, DelayedResponse, closing_on_shutdown, unless_disconnected
+from purgatory.asgi import (
+    ClientDisconnected,
+    DelayedResponse,
+    Event,
+    EventStream,
+    closing_on_shutdown,
+    parking_statistics,
+    unless_disconnected,
+)
 
 purgatory = DelayedOperationPurgatory()
 stuck = DelayedOperationPurgatory()
@@ -24,8 +34,17 @@ def _wait() -> Delay:
     return purgatory.try_complete_else_watch(Delay(300.0), ["poll"])
 
 
+def _delayed() -> DelayedResponse[None]:
+    return DelayedResponse(_wait(), lambda _: JSONResponse("answered"))
+
+
+def _events() -> EventStream[None]:
+    return EventStream(lambda _: _wait(), lambda _: [Event("answered")])
+
+
 def _state() -> dict[str, int]:
-    return {"pid": os.getpid(), "num_delayed": purgatory.num_delayed + stuck.num_delayed}
+    num_delayed = purgatory.num_delayed + stuck.num_delayed
+    return {"pid": os.getpid(), "num_delayed": num_delayed, "not_parked": parking_statistics().not_parked}
 
 
 @asynccontextmanager
@@ -34,69 +53,66 @@ async def _lifespan(app: object) -> AsyncIterator[None]:
         yield
 
 
-async def _poll(request: Request) -> Response:
-    await unless_disconnected(request.receive, _wait())
+async def poll(request: Request) -> Response:
+    with suppress(ClientDisconnected):
+        await unless_disconnected(request.receive, _wait())
     return JSONResponse("answered")
 
 
-async def _delayed(request: Request) -> Response:
-    response = DelayedResponse(_wait(), lambda _: JSONResponse("answered"))
-    return cast("Response", response)  # Starlette takes any ASGI application
+async def delayed(request: Request) -> Response:
+    return _delayed()
 
 
-async def _complete(request: Request) -> Response:
-    return JSONResponse(purgatory.complete_all())
+async def events(request: Request) -> Response:
+    return _events()
 
 
-async def _stuck(request: Request) -> Response:
-    """A response that does not end when shutdown begins."""
-    await stuck.try_complete_else_watch(Delay(300.0), ["stuck"])
-    return JSONResponse("answered")
-
-
-async def _show(request: Request) -> Response:
+async def state(request: Request) -> Response:
     return JSONResponse(_state())
 
 
-async def _gone(request: Request, exception: Any) -> Response:
-    return Response(status_code=499)
+async def complete(request: Request) -> Response:
+    return JSONResponse(purgatory.complete_all())
+
+
+async def does_not_end(request: Request) -> Response:
+    """A response that does not end when shutdown begins."""
+    await stuck.try_complete_else_watch(Delay(300.0), ["stuck"])
+    return JSONResponse("answered")
 
 
 async def _hand_on(request: Request, call_next: RequestResponseEndpoint) -> Response:
     return await call_next(request)
 
 
-ROUTES = [
-    Route("/poll", _poll),
-    Route("/complete", _complete, methods=["POST"]),
-    Route("/stuck", _stuck),
-    Route("/state", _show),
-]
-HANDLERS: dict[int | type[Exception], Any] = {ClientDisconnected: _gone}
-starlette = Starlette(routes=ROUTES, exception_handlers=HANDLERS, lifespan=_lifespan)
-without_handlers = Starlette(routes=[Route("/poll", _delayed), Route("/state", _show)], lifespan=_lifespan)
-middleware = Starlette(
-    routes=ROUTES,
-    exception_handlers=HANDLERS,
-    lifespan=_lifespan,
-    middleware=[Middleware(BaseHTTPMiddleware, dispatch=_hand_on)] * 2,
-)
-
-fastapi = FastAPI(exception_handlers=HANDLERS, lifespan=_lifespan)
+HANDLERS = [poll, delayed, events, state, complete, does_not_end]
+ROUTES = [Route(f"/{handler.__name__}", handler) for handler in HANDLERS]
+BASE = [Middleware(BaseHTTPMiddleware, dispatch=_hand_on)] * 2
+starlette = Starlette(routes=ROUTES, lifespan=_lifespan)
+middleware = Starlette(routes=ROUTES, lifespan=_lifespan, middleware=BASE)
+fastapi = FastAPI(lifespan=_lifespan)
+for handler in HANDLERS:
+    fastapi.get(f"/{handler.__name__}", response_model=None)(handler)
 
 
-@fastapi.get("/poll")
-async def fastapi_poll(request: Request) -> str:
-    await unless_disconnected(request.receive, _wait())
-    return "answered"
+class Delayed:
+    """For a framework whose handlers return no ASGI applications: `scope["delayed"]` answers instead."""
 
+    def __init__(self, app: Any) -> None:
+        self.app = app
 
-@fastapi.get("/state")
-async def fastapi_state() -> dict[str, int]:
-    return _state()
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def unless_delayed(message: Any) -> None:
+            if "delayed" not in scope:
+                await send(message)
+
+        await self.app(scope, receive, unless_delayed)
+        if "delayed" in scope:
+            await scope["delayed"](scope, receive, send)
 
 
 quart = Quart(__name__)
+quart.asgi_app = Delayed(quart.asgi_app)  # type: ignore[method-assign]
 
 
 @quart.while_serving
@@ -109,6 +125,18 @@ async def quart_lifespan() -> AsyncGenerator[None]:
 async def quart_poll() -> str:
     await _wait()  # at a disconnect Quart cancels the task, and with it the operation
     return '"answered"'
+
+
+@quart.get("/delayed")
+async def quart_delayed() -> str:
+    quart_request.scope["delayed"] = _delayed()  # type: ignore[typeddict-unknown-key]
+    return ""
+
+
+@quart.get("/events")
+async def quart_events() -> str:
+    quart_request.scope["delayed"] = _events()  # type: ignore[typeddict-unknown-key]
+    return ""
 
 
 @quart.get("/state")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import httpx
 
@@ -41,10 +42,10 @@ class Server:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         return httpx.AsyncClient(base_url=self.url, timeout=60, limits=limits)
 
-    async def until_waiting(self, count: int) -> None:
-        """Return when that many operations are pending in all processes together."""
-        seen: dict[int, int] = {}
-        while not seen or sum(seen.values()) != count:
+    async def until_waiting(self, count: int) -> list[Any]:
+        """Return the states of all processes when that many operations are pending in them together."""
+        seen: dict[int, Any] = {}
+        while not seen or sum(state["num_delayed"] for state in seen.values()) != count:
             async with self.client() as client:
                 # Concurrent requests on separate connections reach all processes.
                 requests = (client.get("/state") for _ in range(10))
@@ -55,7 +56,8 @@ class Server:
                     if isinstance(answer, BaseException):
                         raise answer
                     state = answer.json()
-                    seen[state["pid"]] = state["num_delayed"]
+                    seen[state["pid"]] = state
+        return list(seen.values())
 
     async def end(self) -> str:
         """Wait until the process ends by itself. Returns its output."""

@@ -10,6 +10,7 @@ from purgatory.bench.case import OURS
 from purgatory.bench.client import Client, connect
 from purgatory.bench.machine import running
 from purgatory.bench.web.servers import POLLS
+from tests.support.paths import ROOT
 
 WAVES = 100
 LEAST = {"warm": 1, "cold": 77}
@@ -85,3 +86,10 @@ async def test_waves_of_clients_leave_nothing_behind(temperature: str) -> None:
                 break
         else:
             pytest.fail(f"the memory has not settled in {WAVES} waves: {memory} bytes")
+
+
+def test_script_shows_many_clients_answered_by_one_publish() -> None:
+    command = [sys.executable, "-m", "tests.support.parked", "--clients", "300", "--seconds", "0.5"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=100)
+    assert done.stdout.startswith("poll, 300 clients: ")
+    assert "answered within " in done.stdout
