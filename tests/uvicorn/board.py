@@ -1,15 +1,17 @@
 """A small application: notes on a board, which clients wait for."""
 
 import asyncio
-from collections.abc import Callable, Hashable
+from collections.abc import AsyncGenerator, Callable, Hashable
+from functools import partial
 from typing import Any
 
+from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory
 from purgatory.asgi import DelayedResponse, Event, EventStream
@@ -36,9 +38,9 @@ class Look(DelayedOperation[list[str]]):
 
 
 class Board:
-    """The notes, and the application."""
+    """The notes, and the application in Starlette, in FastAPI, or mounted in another one."""
 
-    def __init__(self, *middleware: Middleware) -> None:
+    def __init__(self, *middleware: Middleware, kind: str = "starlette") -> None:
         self.notes: list[str] = []
         self.undelivered: list[list[str]] = []
         self.rendered: list[Any] = []
@@ -46,15 +48,17 @@ class Board:
         self.key: Callable[[list[str]], Hashable] | None = None
         self.looks: list[Look] = []
         self.purgatory = DelayedOperationPurgatory("board")
-        self.app = Starlette(
-            routes=[
-                Route("/look", self.look, methods=["GET", "POST"]),
-                Route("/events", self.events),
-                Route("/note", self.note, methods=["POST"]),
-                Route("/now", self.now, methods=["GET", "POST"]),
-            ],
-            middleware=middleware,
-        )
+        self.app: Any
+        if kind == "fastapi":
+            self.app = FastAPI(middleware=middleware)
+            add = partial(self.app.add_api_route, response_model=None)
+        else:
+            self.app = Starlette(middleware=middleware)
+            add = self.app.add_route
+        for handler in (self.look, self.events, self.tokens, self.now):
+            add(f"/{handler.__name__}", handler, methods=["GET", "POST"])
+        if kind == "mounted":
+            self.app = Starlette(routes=[Mount("/", self.app)])
 
     def watch(self, look: Look) -> Look:
         """Hand `look` to the purgatory."""
@@ -74,6 +78,8 @@ class Board:
         """Wait for notes after `seen`."""
         if request.query_params.get("body") == "read":
             await request.body()
+        if "session" in request.scope:
+            request.session["seen"] = "1"
         timeout = float(request.query_params.get("timeout", "60"))
         look = Look(self, int(request.query_params.get("seen", "0")), timeout)
         self.looks.append(look)
@@ -105,10 +111,14 @@ class Board:
         first = len(self.notes) - len(notes) + 1
         return [Event(note, id=str(first + number)) for number, note in enumerate(notes)]
 
-    async def note(self, request: Request) -> Response:
-        """Pin a note."""
-        self.pin((await request.body()).decode())
-        return JSONResponse(len(self.notes))
+    async def tokens(self, request: Request) -> Response:
+        """Stream what an iterator yields, which does not end."""
+
+        async def generate() -> AsyncGenerator[str, None]:
+            yield "one"
+            await asyncio.Event().wait()
+
+        return EventStream(generate())
 
     async def now(self, request: Request) -> Response:
         """Answer at once."""

@@ -17,11 +17,37 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from purgatory import Delay, DelayedOperationPurgatory
 from purgatory.asgi import DelayedResponse, park_through, parking_statistics
-from purgatory.asgi.middleware import UnsafeWrapper, warn_once
 from purgatory.uvicorn import ParkingProtocol
 from tests.uvicorn.board import Board
-from tests.uvicorn.middlewares import BEHIND, PARKED, Application, MarkedFunction, Responder, answers, around
+from tests.uvicorn.middlewares import BEHIND, PARKED, Responder, answers, around, marked
 from tests.uvicorn.serving import connected, serving
+
+SEVERAL = [name for name in PARKED if name != "waits"]
+
+
+def hides(send: Send) -> Send:
+    """A wrapper that is marked, and hides the next one."""
+    another_name = send
+
+    async def wrapped(message: Message) -> None:
+        await another_name(message)
+
+    wrapped.purgatory_parking = True  # type: ignore[attr-defined]
+    return wrapped
+
+
+def traces(send: Send) -> Send:
+    """A wrapper that gets the mark of the next one, which it is not to have."""
+
+    @functools.wraps(send)
+    async def wrapped(message: Message) -> None:
+        await send(message)
+
+    return wrapped
+
+
+class Undeclared(Responder):
+    purgatory_parking = False
 
 
 @pytest.fixture
@@ -33,29 +59,27 @@ def same_second(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.asyncio(loop_factories=["uvloop"])
 @pytest.mark.usefixtures("same_second")
 class TestTheAnswerIsTheSame:
-    @pytest.mark.parametrize("name", PARKED)
-    async def test_and_no_task_waits(self, name: str) -> None:
-        *with_tasks, tasks = await answers(Application("fastapi", PARKED[name]), HttpToolsProtocol)
+    @pytest.mark.parametrize(
+        ("kind", "names"),
+        [("fastapi", [name]) for name in PARKED] + [(kind, SEVERAL) for kind in ("starlette", "fastapi", "mounted")],
+        ids=str,
+    )
+    async def test_and_no_task_waits(self, kind: str, names: list[str]) -> None:
+        middleware = [PARKED[name] for name in names]
+        *with_tasks, tasks = await answers(Board(*middleware, kind=kind), HttpToolsProtocol)
         assert tasks == 2
-        assert await answers(Application("fastapi", PARKED[name]), ParkingProtocol) == (*with_tasks, 0)
-
-    @pytest.mark.parametrize("kind", ["starlette", "fastapi", "mounted"])
-    async def test_behind_several(self, kind: str) -> None:
-        several = [PARKED[name] for name in PARKED if name != "waits"]
-        *with_tasks, tasks = await answers(Application(kind, *several), HttpToolsProtocol)
-        assert tasks == 2
-        assert await answers(Application(kind, *several), ParkingProtocol) == (*with_tasks, 0)
-        for part in (b"access-control-allow-origin", b"x-path: /", b"an-id", b"x-marked: method"):
-            assert all(part in each.lower() for each in with_tasks)
+        assert await answers(Board(*middleware, kind=kind), ParkingProtocol) == (*with_tasks, 0)
+        if names == SEVERAL:
+            for part in (b"access-control-allow-origin", b"x-path: /", b"an-id", b"x-marked: method"):
+                assert all(part in each.lower() for each in with_tasks)
 
     @pytest.mark.parametrize("name", BEHIND)
     async def test_and_a_task_waits_behind_others(self, name: str, caplog: pytest.LogCaptureFixture) -> None:
         middleware, wrapper = BEHIND[name]
-        *with_tasks, _ = await answers(Application("mounted", middleware), HttpToolsProtocol)
+        *with_tasks, _ = await answers(Board(middleware, kind="mounted"), HttpToolsProtocol)
         before = parking_statistics()
         for _ in range(2):
-            application = Application("mounted", middleware)
-            assert await answers(application, ParkingProtocol) == (*with_tasks, 2)
+            assert await answers(Board(middleware, kind="mounted"), ParkingProtocol) == (*with_tasks, 2)
         records = [record for record in caplog.records if record.name == "purgatory.asgi"]
         assert len(records) == 2  # once for each application
         assert all(record.levelno == logging.WARNING for record in records)
@@ -65,40 +89,35 @@ class TestTheAnswerIsTheSame:
         assert parking_statistics().middleware == before.middleware + 4
 
 
-async def test_client_that_leaves_behind_base_http_middleware_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
-    application = Application("starlette", BEHIND["base"][0])
-    async with serving(application.app) as server, connected(server) as client:
-        await client.send("GET", "/poll")
-        await application.until_waiting(1)
-        client.writer.transport.abort()
-        await application.until_waiting(0)
-    assert "Traceback" not in caplog.text
-    assert "No response returned" not in caplog.text
+async def test_application_without_a_framework_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    purgatory = DelayedOperationPurgatory("news")
 
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        async def wrapped(message: Message) -> None:
+            await send(message)
 
-def test_an_application_without_a_framework_is_warned_of(
-    caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
-) -> None:
-    def wrapper() -> None: ...
+        name = f"wrapped for {id(purgatory)}"  # another one in the next test
+        wrapped.__code__ = wrapped.__code__.replace(co_qualname=name)
+        operation = purgatory.try_complete_else_watch(Delay(0.01), ["news"])
+        await DelayedResponse(operation, lambda _: PlainTextResponse("news"))(scope, receive, wrapped)
 
-    wrapper.__code__ = wrapper.__code__.replace(co_qualname=request.node.name)  # another one than in the test before
-    for _ in range(2):
-        warn_once(None, UnsafeWrapper(wrapper, None, is_declared=False))
-    (record,) = caplog.records
-    assert record.getMessage().startswith("the waiting requests of an application are not parked")
+    async with serving(app, lifespan="off") as server, connected(server) as client:
+        for _ in range(2):
+            assert (await client.request("GET", "/")).body == b"news"
+    assert caplog.text.count("the waiting requests of an application are not parked") == 1
 
 
 class TestWhichAreSafe:
-    def test_class_or_function_is_needed(self) -> None:
-        with pytest.raises(TypeError, match=r"middleware must be a class or a function, not 5"):
-            park_through(5)  # type: ignore[type-var]
-
-    def test_base_http_middleware_is_refused(self) -> None:
-        class Mine(BaseHTTPMiddleware):
-            pass
-
-        with pytest.raises(TypeError, match="write it as a pure ASGI middleware"):
-            park_through(Mine)
+    @pytest.mark.parametrize(
+        ("wrong", "match"),
+        [
+            (5, "middleware must be a class or a function, not 5"),
+            (type("Mine", (BaseHTTPMiddleware,), {}), "write it as a pure ASGI middleware"),
+        ],
+    )
+    def test_wrong_ones_are_refused(self, wrong: Any, match: str) -> None:
+        with pytest.raises(TypeError, match=match):
+            park_through(wrong)
 
     async def test_class_that_is_derived_from_a_safe_one_is_not_known(self, caplog: pytest.LogCaptureFixture) -> None:
         class WorksAfterSessions(SessionMiddleware):
@@ -111,61 +130,25 @@ class TestWhichAreSafe:
 
         for derived, options in ((WorksAfterSessions, {"secret_key": "a"}), (WorksAfterCORS, {"allow_origins": ["*"]})):
             for expected in (2, 0):
-                application = Application("starlette", Middleware(derived, **options))
-                *_, tasks = await answers(application, ParkingProtocol)
+                *_, tasks = await answers(Board(Middleware(derived, **options)), ParkingProtocol)
                 assert tasks == expected
                 park_through(derived)
             assert f"park_through({derived.__qualname__})" in caplog.text
 
-    async def test_wrapper_that_hides_the_next_one_is_not_safe(self, caplog: pytest.LogCaptureFixture) -> None:
-        def hides(send: Send) -> Send:
-            another_name = send
-
-            async def wrapped(message: Message) -> None:
-                await another_name(message)
-
-            wrapped.purgatory_parking = True  # type: ignore[attr-defined]
-            return wrapped
-
-        *_, tasks = await answers(Application("starlette", around(hides)), ParkingProtocol)
+    @pytest.mark.parametrize(
+        ("middleware", "text"),
+        [
+            ([around(hides)], "hides wraps send, so each keeps its task: it is declared, but the `send`"),
+            ([around(marked), around(traces)], f"park_through({traces.__name__})"),
+            ([around(Undeclared)], f"park_through({Undeclared.__name__})"),
+        ],
+    )
+    async def test_others_are_not(
+        self, middleware: list[Middleware], text: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        *_, tasks = await answers(Board(*middleware), ParkingProtocol)
         assert tasks == 2
-        assert f"{__name__}.TestWhichAreSafe.test_wrapper_that_hides" in caplog.text
-        assert "the `send` that it wraps isn't found: store that by the name `send`" in caplog.text
-
-    async def test_mark_is_not_inherited_by_functools_wraps(self) -> None:
-        def traces(send: Send) -> Send:
-            @functools.wraps(send)
-            async def wrapped(message: Message) -> None:
-                await send(message)
-
-            return wrapped
-
-        *_, tasks = await answers(Application("starlette", Middleware(MarkedFunction), around(traces)), ParkingProtocol)
-        assert tasks == 2
-
-    async def test_callable_object_that_is_not_declared_is_not_safe(self) -> None:
-        class Object(Responder):
-            purgatory_parking = False
-
-        *_, tasks = await answers(Application("starlette", around(Object)), ParkingProtocol)
-        assert tasks == 2
-
-    async def test_application_without_a_scopes_app_is_warned_of_too(self, caplog: pytest.LogCaptureFixture) -> None:
-        purgatory = DelayedOperationPurgatory("news")
-
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            async def wrapped(message: Message) -> None:
-                await send(message)
-
-            name = f"wrapped for {id(purgatory)}"  # another one in the next test
-            wrapped.__code__ = wrapped.__code__.replace(co_qualname=name)
-            operation = purgatory.try_complete_else_watch(Delay(0.01), ["news"])
-            await DelayedResponse(operation, lambda _: PlainTextResponse("news"))(scope, receive, wrapped)
-
-        async with serving(app, lifespan="off") as server, connected(server) as client:
-            for _ in range(2):
-                assert (await client.request("GET", "/")).body == b"news"
-        assert caplog.text.count("wraps send") == 1
+        assert text in caplog.text
 
 
 class TestStatistics:

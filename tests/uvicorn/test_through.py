@@ -15,9 +15,9 @@ from starlette.routing import Route
 from starlette.types import Message, Send
 
 from purgatory.asgi import EventStream
-from purgatory.uvicorn import ParkingProtocol
 from purgatory.uvicorn.cold import ColdTransport
-from tests.uvicorn.middlewares import PARKED, Application, answers, wrapping
+from tests.uvicorn.board import Board
+from tests.uvicorn.middlewares import PARKED, wrapping
 from tests.uvicorn.serving import connected, serving
 
 SAMPLE = 60
@@ -52,26 +52,6 @@ def is_cold(connection: Any) -> bool:
 
 
 class TestThrough:
-    async def test_connection_goes_on_after_the_answer(self) -> None:
-        application = Application("starlette", PARKED["cors"], PARKED["session"])
-        async with serving(application.app) as server, connected(server) as client:
-            for _ in range(3):
-                await client.send("GET", "/poll", "Origin: http://a.example")
-                await application.until_waiting(1)
-                await server.until("QuietConnection")
-                application.purgatory.complete_all()
-                assert (await client.receive()).headers["access-control-allow-origin"] == "*"
-
-    async def test_client_that_disconnects_leaves_its_operation(self) -> None:
-        application = Application("fastapi", PARKED["cors"])
-        for target in ("/poll", "/events"):
-            async with serving(application.app) as server, connected(server) as client:
-                await client.send("GET", target)
-                await application.until_waiting(1)
-                await server.until("QuietConnection")
-                client.writer.close()
-                await application.until_waiting(0)
-
     @pytest.mark.parametrize("sends", ["start", "body"])
     async def test_middleware_that_raises_is_logged_and_the_client_gets_an_error(
         self, sends: str, caplog: pytest.LogCaptureFixture
@@ -83,11 +63,11 @@ class TestThrough:
                 raise faults.pop()
             await send(message)
 
-        application = Application("starlette", wrapping(raises))
-        async with serving(application.app) as server, connected(server) as client:
-            await client.send("GET", "/poll")
-            await application.until_waiting(1)
-            application.purgatory.complete_all()
+        board = Board(wrapping(raises))
+        async with serving(board.app) as server, connected(server) as client:
+            await client.send("GET", "/look")
+            await board.until_waiting(1)
+            board.pin("hello")
             assert (await client.receive()).status == 500
             assert "a bad middleware" in caplog.text
 
@@ -100,18 +80,16 @@ class TestThrough:
                 raise ValueError("a bad middleware")
             await send(message)
 
-        application = Application("starlette", wrapping(raises))
-        for target in ("/poll", "/events", "/tokens"):
-            async with serving(application.app) as server, connected(server) as client:
+        board = Board(wrapping(raises))
+        for target in ("/look?timeout=0.01", "/events", "/tokens"):
+            async with serving(board.app) as server, connected(server) as client:
                 await client.send("GET", target)
-                await application.until_waiting(1 if target == "/poll" else 0)
-                application.purgatory.complete_all()
                 assert await client.ended()
                 await server.until_no_task()
                 assert "a bad middleware" in caplog.text
                 caplog.clear()
 
-    async def test_middleware_that_raises_when_all_is_sent_leaves_the_connection(
+    async def test_connection_goes_on_though_a_middleware_raises_when_all_is_sent(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         async def raises_at_the_end(message: Message, send: Send) -> None:
@@ -120,36 +98,22 @@ class TestThrough:
                 await asyncio.sleep(0.001)
                 raise ValueError("a bad middleware")
 
-        application = Application("starlette", wrapping(raises_at_the_end))
-        async with serving(application.app) as server, connected(server) as client:
+        board = Board(wrapping(raises_at_the_end))
+        async with serving(board.app) as server, connected(server) as client:
             for _ in range(2):
-                await client.send("GET", "/poll")
-                await application.until_waiting(1)
-                application.purgatory.complete_all()
-                assert (await client.receive()).body == b"news"
+                assert (await client.request("GET", "/look?timeout=0.01")).body == b"[]"
                 while "a bad middleware" not in caplog.text:
                     await asyncio.sleep(0.005)
                 caplog.clear()
 
-    async def test_exception_of_what_a_middleware_awaits_reaches_it(self) -> None:
-        async def recovers(message: Message, send: Send) -> None:
-            future = asyncio.get_running_loop().create_future()
-            asyncio.get_running_loop().call_soon(future.set_exception, ValueError("awaited"))
-            with contextlib.suppress(ValueError):
-                await future
-            await send(message)
-
-        application = Application("starlette", wrapping(recovers))
-        assert (await answers(application, ParkingProtocol))[2] == 0
-
     async def test_server_that_cancels_the_task_of_a_waiting_middleware_closes_the_connection(self) -> None:
-        application = Application("starlette", Gate().middleware)
-        async with serving(application.app) as server, connected(server) as client:
-            await client.send("GET", "/poll")
-            await application.until_waiting(1)
+        board = Board(Gate().middleware)
+        async with serving(board.app) as server, connected(server) as client:
+            await client.send("GET", "/look")
+            await board.until_waiting(1)
             await server.until_no_task()
             before = asyncio.all_tasks()
-            application.purgatory.complete_all()
+            board.pin("hello")
             while not (new := asyncio.all_tasks() - before):
                 await asyncio.sleep(0)
             for task in new:
@@ -157,28 +121,24 @@ class TestThrough:
             assert await client.ended()
 
     async def test_scope_is_left_to_tasks_that_the_handler_has_started(self) -> None:
-        application = Application("fastapi", PARKED["cors"], PARKED["session"])
-        seen: list[Any] = []
+        board = Board(PARKED["cors"], PARKED["session"], kind="fastapi")
 
-        async def look(request: Request) -> None:
-            await application.until_waiting(1)
+        async def read(request: Request) -> tuple[Any, ...]:
+            await board.until_waiting(1)
             await asyncio.sleep(0.05)
-            seen.append((request.url.path, dict(request.session), "origin" in request.headers))
+            return request.url.path, dict(request.session), "origin" in request.headers
 
-        poll = application.poll
+        async def look_and_read(request: Request) -> Any:
+            tasks.append(asyncio.create_task(read(request)))
+            return await board.look(request)
 
-        async def poll_and_look(request: Request) -> Any:
-            tasks.append(asyncio.create_task(look(request)))
-            return await poll(request)
-
-        tasks: list[asyncio.Task[None]] = []
-        application.poll = poll_and_look  # type: ignore[method-assign]
-        async with serving(application.app) as server, connected(server) as client:
-            await client.send("GET", "/poll", "Origin: http://a.example")
-            await application.until_waiting(1)
+        tasks: list[asyncio.Task[Any]] = []
+        board.app.get("/read", response_model=None)(look_and_read)
+        async with serving(board.app) as server, connected(server) as client:
+            await client.send("GET", "/read", "Origin: http://a.example")
+            await board.until_waiting(1)
             await server.until("QuietConnection")
-            await asyncio.wait(tasks)
-            assert seen == [("/poll", {"seen": "1"}, True)]
+            assert await tasks[0] == ("/read", {"seen": "1"}, True)
 
     @pytest.mark.parametrize("pauses", range(6))
     @pytest.mark.parametrize("items", [0, 2])
@@ -198,20 +158,6 @@ class TestThrough:
         async with serving(iterated(generate, wrapping(yields))) as server, connected(server) as client:
             response = await client.request("GET", "/")
             assert response.body.replace(b":\n\n", b"") == b"".join(b"data:%d\n\n" % each for each in range(items))
-
-    async def test_time_limit_of_a_middleware_is_its_own(self) -> None:
-        async def limits(message: Message, send: Send) -> None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0.01):
-                    await asyncio.sleep(60)
-            await send(message)
-
-        async def generate() -> AsyncGenerator[str, None]:
-            yield "one"
-            yield "two"
-
-        async with serving(iterated(generate, wrapping(limits))) as server, connected(server) as client:
-            assert (await client.request("GET", "/")).body.replace(b":\n\n", b"") == b"data:one\n\ndata:two\n\n"
 
     async def test_middleware_that_raises_at_a_heartbeat_closes_the_connection(
         self, caplog: pytest.LogCaptureFixture
@@ -235,60 +181,58 @@ class TestThrough:
     async def test_stream_asks_for_nothing_while_a_middleware_waits(self) -> None:
         gate = Gate()
         gate.open.set()
-        application = Application("starlette", gate.middleware)
-        async with serving(application.app) as server, connected(server) as client:
+        board = Board(gate.middleware)
+        async with serving(board.app) as server, connected(server) as client:
             await client.send("GET", "/events")
-            await application.until_waiting(1)
+            await board.until_waiting(1)
             gate.open.clear()
-            application.purgatory.complete_all()
+            board.pin("hello")
             await server.until_no_task()
             for _ in range(5):
                 await asyncio.sleep(0)
-            assert application.purgatory.num_delayed == 0
-            assert application.followed == [None]
+            assert (board.purgatory.num_delayed, len(board.looks)) == (0, 1)
             gate.open.set()
-            await client.until(b"0\r\n\r\n")
-            assert application.followed == [None, "3"]
+            await board.until_waiting(1)
 
     @pytest.mark.parametrize("held", ["events", "end"])
     async def test_shutdown_while_a_middleware_waits_cuts_nothing_off(self, held: str) -> None:
         def holds(message: Message) -> bool:
             is_end = message["type"] == "http.response.body" and not message.get("more_body", False)
-            return is_end if held == "end" else "é3".encode() in message.get("body", b"")
+            return is_end if held == "end" else b"data:end" in message.get("body", b"")
 
         gate = Gate(holds)
-        application = Application("starlette", gate.middleware)
-        async with serving(application.app) as server, connected(server) as client:
+        board = Board(gate.middleware)
+        async with serving(board.app) as server, connected(server) as client:
             await client.send("GET", "/events")
-            await application.until_waiting(1)
-            application.purgatory.complete_all()
+            await board.until_waiting(1)
+            board.pin("end")
             await asyncio.sleep(0.05)
             server.should_exit = True
             await asyncio.sleep(0.3)
             gate.open.set()
-            assert "data:é3".encode() in await client.until(b"0\r\n\r\n")
+            assert b"data:end" in await client.until(b"0\r\n\r\n")
 
     @pytest.mark.asyncio(loop_factories=["uvloop"])
     async def test_what_the_wrappers_do_not_need_is_let_go(self, temperature: str) -> None:
         """A client takes two KiB more, whatever its headers are, and the request's objects are freed."""
 
         async def size(*middleware: Middleware) -> float:
-            application = Application("fastapi", *middleware)
+            board = Board(*middleware, kind="fastapi")
             headers = [f"X-Header-{number}: {'x' * 100}" for number in range(20)]
-            async with serving(application.app) as server, contextlib.AsyncExitStack() as stack:
+            async with serving(board.app) as server, contextlib.AsyncExitStack() as stack:
                 clients = [await stack.enter_async_context(connected(server)) for _ in range(SAMPLE + 20)]
                 sizes = []
                 for some in (clients[:20], clients[20:]):
                     for client in some:
-                        await client.send("GET", "/poll", "Origin: http://a.example", *headers)
+                        await client.send("GET", "/look", "Origin: http://a.example", *headers)
                     await server.until(*["QuietConnection"] * len(clients))
-                    await application.until_waiting(20 if some == clients[:20] else len(clients))
+                    await board.until_waiting(20 if some == clients[:20] else len(clients))
                     while temperature == "cold" and not all(map(is_cold, server.server_state.connections)):
                         await asyncio.sleep(0.005)
                     await asyncio.sleep(0.01)
                     gc.collect()
                     sizes.append(tracemalloc.get_traced_memory()[0])
-                application.purgatory.cancel_all()
+                board.purgatory.cancel_all()
             return (sizes[1] - sizes[0]) / SAMPLE
 
         tracemalloc.start()
