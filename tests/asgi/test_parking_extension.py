@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse
 from purgatory import Delay, DelayedOperationPurgatory
 from purgatory.asgi import DelayedResponse, Event, EventStream
 from purgatory.asgi.interface import EXTENSION
-from tests.support.operations import turn
+from tests.support.operations import Flag, raising, turn
 
 
 class ParkingServer:
@@ -81,15 +81,6 @@ async def parked(live: DelayedOperationPurgatory, render: Any = text) -> Parking
     return server
 
 
-async def test_response_is_sent_when_the_operation_is_done(live: DelayedOperationPurgatory) -> None:
-    server = await parked(live)
-    assert server.sent == []
-    live.complete_all()
-    await turn()
-    assert [message["type"] for message in server.sent] == ["http.response.start", "http.response.body"]
-    assert server.body == b"done"
-
-
 async def test_response_for_an_operation_that_is_done_is_sent_at_once(live: DelayedOperationPurgatory) -> None:
     server = ParkingServer()
     operation = wait(live)
@@ -98,23 +89,21 @@ async def test_response_for_an_operation_that_is_done_is_sent_at_once(live: Dela
     assert (server.listener, server.body) == (None, b"done")
 
 
-async def test_server_that_does_not_park_now_gets_the_response_from_the_task(live: DelayedOperationPurgatory) -> None:
-    server = ParkingServer(parks=False)
-    calling = asyncio.create_task(server.call(DelayedResponse(wait(live), text)))
-    for _ in range(3):
-        await turn()
-    assert not calling.done()
-    live.complete_all()
-    await calling
-    assert server.body == b"done"
+@pytest.mark.parametrize("stream", [False, True])
+async def test_disconnect_between_completion_and_answer_leaves_the_result(
+    live: DelayedOperationPurgatory, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Left(Flag):
+        def on_undelivered(self, result: str) -> None:
+            self.calls.append(f"undelivered {result}")
 
-
-async def test_disconnect_between_completion_and_answer_leaves_the_result(live: DelayedOperationPurgatory) -> None:
-    server = await parked(live)
+    server, flag = ParkingServer(), live.try_complete_else_watch(Left(60.0), ["key"])
+    await server.call(EventStream(lambda seen: flag, raising()) if stream else DelayedResponse(flag, raising()))
     live.complete_all()
     server.listener.disconnected()
     await turn()
-    assert server.sent == []
+    assert (server.body, caplog.text) == (b"", "")
+    assert flag.calls == ["flag completes", "undelivered result of flag"]
 
 
 async def test_shutdown_between_completion_and_answer_changes_nothing(live: DelayedOperationPurgatory) -> None:
@@ -219,16 +208,6 @@ async def test_stream_is_sent_with_default_and_own_headers() -> None:
             (b"x-accel-buffering", b"no"),
             *headers,
         ]
-
-
-async def test_disconnect_between_completion_and_events_ends_a_stream(live: DelayedOperationPurgatory) -> None:
-    server = ParkingServer()
-    await server.call(EventStream(lambda seen: wait(live), lambda result: [Event("a")]))
-    live.complete_all()
-    server.listener.disconnected()
-    await turn()
-    assert server.body == b""
-    assert live.num_delayed == 0
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ class Board:
     def __init__(self, *middleware: Middleware, kind: str = "starlette") -> None:
         self.notes: list[str] = []
         self.undelivered: list[list[str]] = []
-        self.rendered: list[Any] = []
+        self.rendered: list[str] = []
         self.render: Callable[[list[str]], Any] = JSONResponse
         self.key: Callable[[list[str]], Hashable] | None = None
         self.looks: list[Look] = []
@@ -90,7 +90,7 @@ class Board:
         return response
 
     def _render(self, notes: list[str]) -> Any:
-        self.rendered.append(notes)
+        self.rendered.append("look")
         return self.render(notes)
 
     async def events(self, request: Request) -> Response:
@@ -98,16 +98,17 @@ class Board:
         timeout = float(request.query_params.get("timeout", "60"))
 
         def follow(last_event_id: str | None) -> Look | None:
-            if "end" in self.notes:
+            seen = int(last_event_id or 0)
+            if "end" in self.notes[:seen]:
                 return None
-            look = Look(self, int(last_event_id or 0), timeout)
+            look = Look(self, seen, timeout)
             self.looks.append(look)
             return self.watch(look)
 
         return EventStream(follow, self._to_events, request.headers.get("last-event-id"), key=self.key)
 
     def _to_events(self, notes: list[str]) -> list[Event]:
-        self.rendered.append(notes)
+        self.rendered.append("events")
         first = len(self.notes) - len(notes) + 1
         return [Event(note, id=str(first + number)) for number, note in enumerate(notes)]
 

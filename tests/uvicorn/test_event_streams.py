@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -140,31 +139,6 @@ class TestStreams:
 
 
 class TestParkedStreams:
-    async def test_streams_end_when_shutdown_begins(self) -> None:
-        board = Board()
-        async with serving(board.app) as server, connected(server) as client:
-            await open_stream(board, client)
-            await board.until_waiting(1)
-            server.should_exit = True
-            assert await chunk(client) == b":\n\n"
-            assert await chunk(client) == b""
-            assert await client.ended()
-            await server.serve_task
-
-    async def test_events_with_one_key_are_rendered_once(self, board: Board) -> None:
-        board.key = tuple
-        async with serving(board.app) as server, AsyncExitStack() as stack:
-            clients = [await stack.enter_async_context(connected(server)) for _ in range(20)]
-            for client in clients:
-                await open_stream(board, client)
-            await board.until_waiting(20)
-            board.pin("hello")
-            assert [await chunk(client) for client in clients] == [b"id: 1\ndata:hello\n\n"] * 20
-            assert len(board.rendered) < 20
-            await board.until_waiting(20)
-            board.pin("again")
-            assert [await chunk(client) for client in clients] == [b"id: 2\ndata:again\n\n"] * 20
-
     async def test_reader_that_takes_no_events_is_dropped_and_holds_little(self, board: Board) -> None:
         async with serving(board.app, Impatient) as server, connected(server) as client:
             await open_stream(board, client)

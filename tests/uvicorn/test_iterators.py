@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from purgatory.asgi import Event, EventStream
 from purgatory.uvicorn import ParkingProtocol
+from tests.support.operations import raising
 from tests.uvicorn.serving import Client, Server, connected, serving
 
 USER: ContextVar[str] = ContextVar("USER")
@@ -105,36 +106,22 @@ async def test_stream_ends_at_shutdown_with_its_last_event(last: str | None, tex
         assert feed.events[-1] == "ended for somebody"
 
 
-async def test_request_that_is_parked_after_shutdown_has_begun_ends() -> None:
-    feed = Feed()
-    async with serving(feed.app) as server, connected(server) as client:
-        await client.send("GET", "/feed")
-        for connection in list(server.server_state.connections):
-            connection.shared.is_stopping = True  # type: ignore[union-attr]
-        await client.until(b"0\r\n\r\n")
-        assert feed.events in ([], ["begun", "cancelled", "ended for somebody"])
-
-
-@pytest.mark.parametrize("item", [5, {"a": 1}])
-async def test_wrong_item_is_an_error_that_says_what_to_do(
-    item: object, http: Any, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("render", "item", "text"),
+    [
+        (None, 5, "must yield events or strings, not a int: pass a render function"),
+        (None, {"a": 1}, "must yield events or strings, not a dict: pass a render function"),
+        (raising(ValueError("a bad item")), 1, "a bad item"),
+    ],
+)
+async def test_iterator_that_fails_closes_the_connection(
+    render: Any, item: object, text: str, http: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    feed = Feed()
+    feed = Feed(render=render)
     async with reading(feed, http) as (_, client):
         feed.queue.put_nowait(item)
         assert await client.ended()
-        assert f"must yield events or strings, not a {type(item).__name__}: pass a render function" in caplog.text
-
-
-async def test_iterator_that_raises_closes_the_connection(http: Any, caplog: pytest.LogCaptureFixture) -> None:
-    def bad(item: object) -> list[Event]:
-        raise ValueError("a bad item")
-
-    feed = Feed(render=bad)
-    async with reading(feed, http) as (_, client):
-        feed.queue.put_nowait(1)
-        assert await client.ended()
-        assert "a bad item" in caplog.text
+        assert text in caplog.text
         await feed.until("ended for somebody")
 
 
@@ -152,9 +139,10 @@ async def test_iterator_that_is_no_generator_is_enough(http: Any) -> None:
         assert response.body == b"data:1\n\ndata:2\n\n"
 
 
-async def test_wrong_headers_are_logged_and_close_the_connection(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("follow", [lambda: Feed().items(), lambda: lambda last_event_id: None])
+async def test_wrong_headers_are_logged_and_close_the_connection(follow: Any, caplog: pytest.LogCaptureFixture) -> None:
     async def wrong(request: Any) -> EventStream[str]:
-        return EventStream(Feed().items(), headers=[(b"a b", b"c")])
+        return EventStream(follow(), list, headers=[(b"a b", b"c")])
 
     async with serving(Starlette(routes=[Route("/", wrong)])) as server, connected(server) as client:
         await client.send("GET", "/")

@@ -28,6 +28,7 @@ made = 0
 
 class HttpToolsProtocol(ParkingProtocol):  # the tests ask for the name
     cool_after = 0.0
+    settle_after = 0.001
 
     def connection_made(self, transport):
         global made

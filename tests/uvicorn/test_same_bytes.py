@@ -22,23 +22,25 @@ from tests.uvicorn.serving import PROTOCOLS, Server, serving
 
 EXAMPLES = 1000 if os.environ.get("HYPOTHESIS_PROFILE") == "searching" else 60
 
-LOOK = b"GET /look?timeout=0.01 HTTP/1.1\r\nHost: x\r\n\r\n"
+LOOK = b"GET /look?seen=1&timeout=0.01 HTTP/1.1\r\nHost: x\r\n\r\n"
 HEAD = LOOK.replace(b"GET", b"HEAD")
+EVENTS = b"GET /events HTTP/1.1\r\nHost: x\r\n\r\n"
 NOW = b"GET /now HTTP/1.1\r\nHost: x\r\n\r\n"
-READS = b"POST /look?timeout=0.01&body=read HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n12345"
+READS = b"POST /look?seen=1&timeout=0.01&body=read HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n12345"
 LEAVES = READS.replace(b"&body=read", b"")
 REQUESTS = [
     LOOK,
     HEAD,
+    EVENTS,
     NOW,
     READS,
     LEAVES,
     READS.replace(b"Host", b"Expect: 100-continue\r\nHost"),
-    b"POST /look?timeout=0.01 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+    b"POST /look?seen=1&timeout=0.01 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
     b"\r\n",
 ]
 CLOSES = LOOK.replace(b"Host", b"Connection: close\r\nHost")
-HTTP_1_0 = b"GET /look?timeout=0.01 HTTP/1.0\r\n\r\n"
+HTTP_1_0 = b"GET /look?seen=1&timeout=0.01 HTTP/1.0\r\n\r\n"
 NO_REQUEST = b"NONSENSE\r\n\r\n"
 LAST = [
     CLOSES,
@@ -102,6 +104,7 @@ Compare: TypeAlias = Callable[..., None]
 def compare() -> Iterator[Compare]:
     """Sends packets to uvicorn alone and with parking, and compares what they answer."""
     board = Board()
+    board.notes.append("end")
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
 
@@ -129,6 +132,7 @@ def compare() -> Iterator[Compare]:
 @given(sent=packets())
 @example(sent=[(LOOK, 0.003), (NO_REQUEST, 0.0)])
 @example(sent=[(LOOK, 0.003), (NOW[:9], 0.003), (NOW[9:] + CLOSES, 0.0)])
+@example(sent=[(EVENTS, 0.003), (EVENTS + CLOSES, 0.0)])
 @example(sent=[(LOOK + NOW[:9], 0.02), (NOW[9:] + CLOSES, 0.0)])
 @example(sent=[(LEAVES[:-3], 0.003), (LEAVES[-3:] + CLOSES, 0.0)])
 @example(sent=[(LEAVES[:-3], 0.02), (LEAVES[-3:] + CLOSES, 0.0)])

@@ -10,11 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import websockets
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
-from purgatory.uvicorn import ParkingProtocol
 from tests.support.servers import program
 from tests.uvicorn.board import Board
 from tests.uvicorn.serving import Client, Server, connected, serving
@@ -22,51 +18,41 @@ from tests.uvicorn.serving import Client, Server, connected, serving
 QUIET = "QuietConnection"
 
 
-class TestClientsThatGo:
-    async def test_answer_that_no_client_takes_is_undelivered(
-        self, board: Board, server: Server, client: Client
-    ) -> None:
-        await client.send("GET", "/look")
-        await board.until_waiting(1)
-        (quiet,) = server.server_state.connections
-        assert board.pin("hello") == 1
-        quiet.connection_lost(None)  # before the answer is written
-        await asyncio.sleep(0.01)
-        assert board.undelivered == [["hello"]]
-        assert board.rendered == []
-
-    async def test_client_that_shares_an_operation_leaves_it_to_the_other(
-        self, board: Board, server: Server, client: Client
-    ) -> None:
-        await client.send("GET", "/look")
-        await board.until_waiting(1)
-        waiting = asyncio.ensure_future(board.looks[0])
-        await asyncio.sleep(0)
-        client.writer.close()
-        await server.until()
-        board.pin("hello")
-        assert await waiting == ["hello"]
+async def test_client_that_shares_an_operation_leaves_it_to_the_other(
+    board: Board, server: Server, client: Client
+) -> None:
+    await client.send("GET", "/look")
+    await board.until_waiting(1)
+    waiting = asyncio.ensure_future(board.looks[0])
+    await asyncio.sleep(0)
+    client.writer.close()
+    await server.until()
+    board.pin("hello")
+    assert await waiting == ["hello"]
 
 
 class TestTheServer:
-    async def test_parked_requests_are_answered_when_shutdown_begins(self) -> None:
-        board = Board()
+    async def test_parked_requests_are_answered_when_shutdown_begins(self, board: Board) -> None:
         async with (
             serving(board.app) as server,
             connected(server) as one,
             connected(server) as other,
+            connected(server) as reader,
             connected(server) as idle,
         ):
             assert (await idle.request("GET", "/now")).status == 200
-            await server.until(QUIET, QUIET, QUIET)
+            await server.until(*[QUIET] * 4)
             await one.send("GET", "/look")
             await other.send("GET", "/look")
-            await board.until_waiting(2)
+            await reader.send("GET", "/events")
+            await board.until_waiting(3)
             server.should_exit = True
             for client in (one, other):
                 response = await client.receive()
                 assert (response.status, response.body, response.headers["connection"]) == (200, b"[]", "close")
                 assert await client.ended()
+            assert (await reader.receive()).body == b":\n\n"
+            assert await reader.ended()
             assert await idle.ended()
             await server.serve_task
         assert {look.outcome for look in board.looks} == {"closed"}
@@ -98,6 +84,7 @@ class TestTheServer:
             '10.1.2.3:0 - "HEAD /look?timeout=0.01 HTTP/1.1" 200',
             f'127.0.0.1:{port} - "GET /look?timeout=0.01 HTTP/1.0" 200',
         ]
+        assert server.server_state.total_requests == 3
 
     async def test_access_log_is_not_written_if_it_is_off(
         self, board: Board, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -106,25 +93,6 @@ class TestTheServer:
         async with serving(board.app, access_log=False) as server, connected(server) as client:
             assert (await client.request("GET", "/look?timeout=0.01")).status == 200
         assert not [record for record in caplog.records if record.name == "uvicorn.access"]
-
-
-async def test_websocket_stays_a_websocket() -> None:
-    async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            await Response("now")(scope, receive, send)
-            return
-        await receive()
-        await send({"type": "websocket.accept"})
-        while (message := await receive())["type"] == "websocket.receive":
-            await send({"type": "websocket.send", "text": message["text"]})
-
-    async with serving(echo, lifespan="off") as server:
-        async with websockets.connect(f"ws://127.0.0.1:{server.port}/") as websocket:
-            for _ in range(2):
-                await asyncio.sleep(3 * ParkingProtocol.settle_after)  # a connection that were idle would be small now
-                await websocket.send("hello")
-                assert await websocket.recv() == "hello"
-        await server.until()
 
 
 async def test_requests_over_tls_are_parked(board: Board, tmp_path: Path) -> None:
