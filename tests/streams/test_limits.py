@@ -17,7 +17,7 @@ from purgatory import PurgatoryClosed
 from purgatory.streams import admission
 from purgatory.streams.admission import Clients, Quotas, TooManyRequests, address, jittered
 from purgatory.streams.core.commands import Create
-from purgatory.streams.engine.chunk import Chunk
+from purgatory.streams.engine.cache import Chunk
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http import events
 from purgatory.streams.http.protocol import BoundedProtocol
