@@ -72,12 +72,7 @@ def touch(transaction: Transaction, stream: Stream) -> None:
 
 def drop(transaction: Transaction, stream: Stream) -> None:
     """Delete a stream, with all deleted ones that were kept for it alone."""
-    path = stream.path
-    _drop(transaction, stream)
-    wakes.forget(transaction, path)
-
-
-def _drop(transaction: Transaction, stream: Stream) -> None:
+    wakes.forget(transaction, stream.path)
     for _ in range(_DROPPED):
         if stream.references:
             kept = transaction.change(stream)

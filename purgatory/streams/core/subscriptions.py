@@ -126,7 +126,7 @@ class Subscribe(_OfSubscription[View]):
         if known is not None:
             if known.config not in (digest, config):  # earlier versions have stored all of it
                 raise AlreadyExists("the subscription exists already, with another configuration")
-            return _view(transaction, known, "", PAGE)
+            return _view(transaction, known, transaction.linked(self.id, "", PAGE))
         if self.most is not None and transaction.subscription_count() >= self.most:
             raise Forbidden(f"the limit of {self.most} subscriptions is reached")
         glob = None if self.pattern is None else Glob(self.pattern)
@@ -155,11 +155,10 @@ class Subscribe(_OfSubscription[View]):
         for path in explicit.union(path for path in matched if path in tails):
             link = Link(path in explicit, path in matched and path in tails, tails.get(path, 0))
             transaction.change_link(self.id, path, None, link)
-        return _view(transaction, subscription, "", PAGE, new=True)
+        return _view(transaction, subscription, transaction.linked(self.id, "", PAGE), new=True)
 
 
-def _view(transaction: Transaction, subscription: Subscription, after: str, limit: int, *, new: bool = False) -> View:
-    streams = transaction.linked(subscription.id, after, limit)
+def _view(transaction: Transaction, subscription: Subscription, streams: list[Linked], *, new: bool = False) -> View:
     return View(subscription.copy(), streams, transaction.link_count(subscription.id), new)
 
 
@@ -220,7 +219,8 @@ class Look(_OfSubscription[View]):
 
     def apply(self, transaction: Transaction) -> View:
         """Raises `SubscriptionNotFound`."""
-        return _view(transaction, _find(transaction, self.id), self.after, self.limit)
+        subscription = _find(transaction, self.id)
+        return _view(transaction, subscription, transaction.linked(self.id, self.after, self.limit))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ class Claim(_OfSubscription[View]):
         subscription = transaction.change_subscription(subscription)
         subscription.holder = self.worker
         subscription.lease_until = transaction.now + subscription.lease
-        return View(subscription.copy(), streams, transaction.link_count(self.id))
+        return _view(transaction, subscription, streams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,8 +366,7 @@ class Deliver(_OfSubscription[Delivery | None]):
             return None
         subscription = transaction.change_subscription(subscription)
         subscription.attempt_at = transaction.now + 2 * self.patience
-        view = View(subscription.copy(), streams, transaction.link_count(self.id))
-        return Delivery(view, subscription.attempts)
+        return Delivery(_view(transaction, subscription, streams), subscription.attempts)
 
 
 @dataclass(frozen=True, slots=True)
