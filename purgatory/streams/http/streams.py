@@ -229,13 +229,11 @@ def _appended(command: Append, appended: Appended) -> Reply:
     answer = [_offset(appended.tail)]
     if appended.closed:
         answer.append(_CLOSED)
-    producer = command.producer
-    if producer is None:
-        return Reply(204, answer)
-    answer.append((b"producer-epoch", b"%d" % producer.epoch))
-    answer.append((b"producer-seq", b"%d" % (appended.seq or 0)))
-    if appended.new and command.body:
-        return Reply(200, answer, b"")
+    if command.producer is not None:
+        answer.append((b"producer-epoch", b"%d" % command.producer.epoch))
+        answer.append((b"producer-seq", b"%d" % (appended.seq or 0)))
+        if appended.new and command.body:
+            return Reply(200, answer, b"")
     return Reply(204, answer)
 
 

@@ -391,13 +391,10 @@ class Database(Source, ABC):
                 left -= len(names)
                 self.execute("DELETE FROM producers WHERE stream = ? AND name <= ?", [stream, *names[-1]])
             if left <= 0:  # this one may have more
-                self._forget_dropped(streams[:count])
-                return True
-        self._forget_dropped(streams)
-        return len(streams) == _DROPPED_STREAMS
-
-    def _forget_dropped(self, streams: list[int]) -> None:
+                streams = streams[:count]
+                break
         self._execute_each("DELETE FROM dropped WHERE stream = ?", [(stream,) for stream in streams])
+        return left <= 0 or len(streams) == _DROPPED_STREAMS
 
     def shrink(self) -> bool:
         """Give some of the room that deleted rows have left back to the disk. Return whether there is more.
