@@ -150,7 +150,6 @@ class Meter:
         self._began = time.perf_counter()
 
     def seconds(self) -> float:
-        """The time so far."""
         return time.perf_counter() - self._began
 
     def cpu(self) -> float:

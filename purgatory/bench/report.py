@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -21,6 +22,9 @@ class Spread:
     least: float
     most: float
 
+    def __str__(self) -> str:
+        return f"{number(self.median)} ({number(self.least)} to {number(self.most)})"
+
     @classmethod
     def of(cls, figures: Sequence[float]) -> "Spread":
         """The spread of `figures`, one for each round."""
@@ -36,10 +40,9 @@ class Group:
     members: dict[str, Measured]
 
     def __str__(self) -> str:
-        shown = [(name, value) for name, value in self.parameters.items() if name not in HOW_MUCH]
-        return ", ".join(
-            [self.loop, *(f"{name} {value:,}" if isinstance(value, int) else value for name, value in shown)]
-        )
+        shown = {name: value for name, value in self.parameters.items() if name not in HOW_MUCH}
+        texts = [f"{name} {value:,}" if isinstance(value, int) else value for name, value in shown.items()]
+        return ", ".join([self.loop, *texts])
 
     def spread(self, implementation: str, metric: str) -> Spread:
         """The spread of one figure of one implementation."""
@@ -63,14 +66,11 @@ class Group:
 
 def groups(measured: Iterable[Measured]) -> list[Group]:
     """The measured cases of one scenario as groups, in the order of their measurement."""
-    found: dict[str, Group] = {}
-    for each in measured:
-        if each.rounds:
-            case = each.case
-            name = json.dumps([case.loop, case.parameters])
-            group = found.setdefault(name, Group(case.loop, dict(case.parameters), {}))
-            group.members[case.implementation] = each
-    return list(found.values())
+    finished = [each for each in measured if each.rounds]
+    return [
+        Group(loop, parameters, {each.case.implementation: each for each in members})
+        for (loop, parameters), members in groupby(finished, lambda each: (each.case.loop, dict(each.case.parameters)))
+    ]
 
 
 def table(scenario: Scenario, measured: Iterable[Measured]) -> str:
@@ -87,10 +87,7 @@ def table(scenario: Scenario, measured: Iterable[Measured]) -> str:
             for metric in scenario.metrics:
                 row.append(number(group.spread(implementation, metric.key).median))
                 if metric.compared:
-                    ratio = group.ratio(implementation, metric.key)
-                    row.append(
-                        f"{number(ratio.median)} ({number(ratio.least)} to {number(ratio.most)})" if ratio else ""
-                    )
+                    row.append(str(group.ratio(implementation, metric.key) or ""))
             rows.append(row)
     return markdown(scenario.title, columns, rows)
 
@@ -135,8 +132,9 @@ def load(path: Path) -> tuple[dict[str, Any], dict[str, list[Measured]]]:
     content = json.loads(path.read_text())
     measured = {
         name: [
-            Measured(rounds=case.pop("rounds"), failed=case.pop("failed", None), case=Case(**case)) for case in cases
+            Measured(rounds=case.pop("rounds"), failed=case.pop("failed", None), case=Case(**case))
+            for case in scenario["cases"]
         ]
-        for name, cases in ((name, scenario["cases"]) for name, scenario in content.pop("scenarios").items())
+        for name, scenario in content.pop("scenarios").items()
     }
     return content, measured

@@ -23,52 +23,40 @@ from purgatory.bench.machine import Heartbeat
 from purgatory.bench.scenarios.pending import TIMEOUT, Operation
 
 KEYS: Final = ("key",)
-
+AWAITS: Final = (OURS, "Event + timeout", "future (floor)")
 
 Waiting = list[Callable[[], object]]
 """The calls that complete the present waits."""
 
 
-def _await_operation(waiting: Waiting) -> Callable[[], Awaitable[None]]:
+def _await_once(implementation: str, waiting: Waiting) -> Callable[[], Awaitable[None]]:
     watch = DelayedOperationPurgatory().try_complete_else_watch
+    create_future = asyncio.get_running_loop().create_future
 
-    async def wait() -> None:
+    async def ours() -> None:
         operation = Operation(TIMEOUT)
         waiting.append(operation.force_complete)
         await watch(operation, KEYS)
 
-    return wait
-
-
-def _await_event(waiting: Waiting) -> Callable[[], Awaitable[None]]:
-    async def wait() -> None:
+    async def event() -> None:
         event = asyncio.Event()
         waiting.append(event.set)
         async with asyncio.timeout(TIMEOUT):
             await event.wait()
 
-    return wait
-
-
-def _await_future(waiting: Waiting) -> Callable[[], Awaitable[None]]:
-    loop = asyncio.get_running_loop()
-
-    async def wait() -> None:
-        future: asyncio.Future[None] = loop.create_future()
+    async def floor() -> None:
+        future: asyncio.Future[None] = create_future()
         waiting.append(partial(future.set_result, None))
         await future
 
-    return wait
-
-
-AWAITS: Final = {OURS: _await_operation, "Event + timeout": _await_event, "future (floor)": _await_future}
+    return dict(zip(AWAITS, (ours, event, floor), strict=True))[implementation]
 
 
 async def run_awaits(case: Case) -> Figures:
     """Complete all waits, again and again."""
     tasks, waits = case.parameters["tasks"], case.parameters["waits"]
     waiting: Waiting = []
-    wait = AWAITS[case.implementation](waiting)
+    wait = _await_once(case.implementation, waiting)
 
     async def handler() -> None:
         for _ in range(waits + 1):
