@@ -35,9 +35,6 @@ _TASK: Final = 2 * 1024 * 1024
 _SIZE: Final = 64 * 1024 * 1024
 """Bytes of responses after which a micro-batch ends."""
 
-_ROWS: Final = 10_000
-"""Rows of a record batch, as Spark makes them."""
-
 _PATIENCE: Final = 10.0
 """The timeout of connecting, and of an answer that does not wait, in seconds."""
 
@@ -132,16 +129,12 @@ class JsonStream:
             if count < left and page.up_to_date:
                 raise self.lost(f"{left - count} messages before position {end}")
             try:
-                texts = page.messages()
+                texts = page.messages()[:count]
             except ValueError as error:
                 raise self._no_array(offset, error) from None
-            for first in range(0, count, _ROWS):
-                part = texts[first : min(first + _ROWS, count)]
-                positions = np.arange(position, position + len(part))
-                columns = [pa.repeat(self.url, len(part)), pa.array(positions), part]
-                yield pa.RecordBatch.from_arrays(columns, names=["stream", "position", "value"])
-                position += len(part)
-            offset = page.end
+            columns = [pa.repeat(self.url, count), pa.array(np.arange(position, position + count)), texts]
+            yield pa.RecordBatch.from_arrays(columns, names=["stream", "position", "value"])
+            offset, position = page.end, position + count
 
     def _request(self, parameters: dict[str, str], limit: float, retries: Retry) -> BaseHTTPResponse:
         url = f"{self.url}?{urlencode(sorted(parameters.items()))}"  # in this order, a cache has it once

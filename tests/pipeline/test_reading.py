@@ -185,13 +185,6 @@ class TestPlaces:
         with pytest.raises(PipelineError, match=r"belongs to another source: its offset is \{'offset': 2\}"):
             _read(_stream_reader("http://127.0.0.1:9/a"), {"offset": 2})
 
-    def test_record_batches_are_no_longer_than_those_of_spark(self) -> None:
-        with _scripted(_page("b", json.dumps(list(range(25_000))).encode())) as (url, _):
-            batches = list(JsonStream(url).between(BEGINNING, 24_000))
-        assert [len(batch) for batch in batches] == [10_000, 10_000, 4_000]
-        rows = [(row["position"], row["value"]) for batch in batches for row in batch.to_pylist()]
-        assert rows == [(number, str(number)) for number in range(24_000)]
-
 
 class TestMicroBatches:
     def test_tasks_are_in_the_checkpoint_and_take_no_request_to_plan(self, monkeypatch: pytest.MonkeyPatch) -> None:
