@@ -18,12 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import LongType, StringType, StructType
+from urllib3 import BaseHTTPResponse, PoolManager
 
 from purgatory.spark import reading
 from purgatory.spark.errors import PipelineError
 from purgatory.spark.reading import JsonStream, Page, Place, Plan
 from purgatory.spark.source import BatchReader, Range, StreamReader, StreamSource
-from tests.pipeline.json_server import JsonServer, append, running
+from tests.pipeline.json_server import append, stream, waiting
+from tests.streams.processes import ServerProcess, running
 from tests.support.journals import until
 
 SCHEMA = StructType().add("stream", StringType()).add("position", LongType()).add("value", StringType())
@@ -31,18 +33,27 @@ BEGINNING = Place("-1", 0)
 Query = dict[str, str]
 Answer = tuple[int, dict[str, str], bytes]
 OFFSET = "0000000000000000_{:016d}".format
-"""An offset of `purgatory serve`, as it is in the queries of its access log."""
+"""An offset of `purgatory serve`."""
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JsonServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with running(tmp_path_factory.mktemp("data"), "--long-poll-timeout", "0.2") as server:
         yield server
 
 
 @pytest.fixture
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_RETRYING", {**reading._RETRYING, "total": 1})
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The queries of the test's requests, in order."""
+    queries: list[str] = []
+    request = PoolManager.request
+
+    def noted(pool: PoolManager, method: str, url: str, **options: Any) -> BaseHTTPResponse:
+        queries.append(urlsplit(url).query)
+        return request(pool, method, url, **options)
+
+    monkeypatch.setattr(PoolManager, "request", noted)
+    return queries
 
 
 def _source(url: str, **options: Any) -> StreamSource:
@@ -172,15 +183,6 @@ class TestPlaces:
             with pytest.raises(PipelineError, match="ends at c, before d: messages were lost"):
                 stream.get("d")
 
-    def test_stream_that_was_made_anew_is_refused(self, server: JsonServer) -> None:
-        url = server.stream("anew", 0, 1)
-        reader = _stream_reader(url)
-        _, end = _read(reader, reader.initialOffset())
-        assert httpx.delete(url, timeout=60).is_success
-        server.make(url, "another")
-        with pytest.raises(PipelineError, match=f"answers 400 at offset {OFFSET(2)}: .*beyond the end of the stream"):
-            _read(_stream_reader(url), end)
-
     def test_checkpoint_of_another_source_is_refused(self) -> None:
         with pytest.raises(PipelineError, match=r"belongs to another source: its offset is \{'offset': 2\}"):
             _read(_stream_reader("http://127.0.0.1:9/a"), {"offset": 2})
@@ -196,10 +198,7 @@ class TestMicroBatches:
             parts = _stream_reader(url).partitions(_offset("another, as startingOffset is latest", 0), end)
             assert [query["offset"] for query in queries] == ["a", "b", "c"]
         assert parts == [Range(Place("a", 5), 8), Range(Place("c", 8), 9)]
-
-    def test_empty_batch_has_no_tasks(self) -> None:
-        end = _offset("d", 9, a=5, c=8)
-        assert _stream_reader("http://127.0.0.1:9/a").partitions(end, end) == []
+        assert _stream_reader(url).partitions(end, end) == []
 
     def test_batch_ends_with_the_response_that_makes_it_large(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reading, "_SIZE", len(b"[\n 0\n]") + 1)
@@ -209,14 +208,14 @@ class TestMicroBatches:
             assert _read(reader, start)[0] == [0, 1]
             assert reader.latestOffset(start, ReadAllAvailable())["position"] == 7
 
-    def test_offset_that_is_not_the_last_one_is_read_from(self, server: JsonServer) -> None:
-        reader = _stream_reader(server.stream("twice", 0, 1))
+    def test_offset_that_is_not_the_last_one_is_read_from(self, server: ServerProcess) -> None:
+        reader = _stream_reader(stream(server, "twice", 0, 1))
         start = reader.initialOffset()
         assert _read(reader, start)[0] == [0, 1]
         assert _read(reader, start)[0] == [0, 1]
 
-    def test_latest_offset_stays_where_it_was_at_first(self, server: JsonServer) -> None:
-        url = server.stream("latest", 0)
+    def test_latest_offset_stays_where_it_was_at_first(self, server: ServerProcess) -> None:
+        url = stream(server, "latest", 0)
         reader = _stream_reader(url, startingOffset="latest")
         start = reader.initialOffset()
         append(url, 1)
@@ -248,17 +247,17 @@ class TestAvailableNow:
                 offset = following
         assert batches == [[0, 1, 2, 3], [4, 5, 6, 7]]  # 7 was in the last response
 
-    def test_stream_that_was_read_is_neither_read_nor_polled(self, server: JsonServer) -> None:
-        url = server.stream("read", 0)
+    def test_stream_that_was_read_is_neither_read_nor_polled(self, server: ServerProcess, sent: list[str]) -> None:
+        url = stream(server, "read", 0)
         reader = _stream_reader(url, wait=300)
         _, end = _read(reader, reader.initialOffset())
         reader = _stream_reader(url, wait=300)
         reader.prepareForTriggerAvailableNow()
         assert _read(reader, end) == ([], end)
-        assert server.requests(url) == ["offset=-1", "offset=-1", "offset=now"]
+        assert sent == ["offset=-1", "offset=-1", "offset=now"]
 
-    def test_stream_without_messages_ends_available_now_at_once(self, server: JsonServer) -> None:
-        reader = _stream_reader(server.stream("without"), wait=300)
+    def test_stream_without_messages_ends_available_now_at_once(self, server: ServerProcess) -> None:
+        reader = _stream_reader(stream(server, "without"), wait=300)
         reader.prepareForTriggerAvailableNow()
         start = reader.initialOffset()
         assert _read(reader, start) == ([], start)
@@ -280,21 +279,6 @@ class TestAvailableNow:
                 reader.latestOffset(_offset("a", 0), ReadMaxRows(5))
 
 
-class TestLag:
-    def test_end_is_asked_for_only_while_there_is_more_to_read(self, server: JsonServer) -> None:
-        url = server.stream("lag")
-        for number in range(3):
-            append(url, f"{number}{'x' * 700_000}")  # a response has two of them
-        reader = _stream_reader(url, maxMessagesPerBatch=1)
-        limit = reader.getDefaultReadLimit()
-        offset = reader.latestOffset(reader.initialOffset(), limit)
-        assert (offset["offset"], reader.reportLatestOffset()) == (OFFSET(2), {"offset": OFFSET(3)})
-        offset = reader.latestOffset(offset, limit)
-        assert (offset["offset"], reader.reportLatestOffset()) == (OFFSET(3), {"offset": OFFSET(3)})
-        assert server.requests(url) == ["offset=-1", "offset=now", f"offset={OFFSET(2)}"]
-        assert _stream_reader(url).reportLatestOffset() == {"offset": OFFSET(3)}  # nothing was read
-
-
 class TestBatches:
     def test_batch_ends_where_the_stream_did_when_it_was_planned(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reading, "_TASK", 1)
@@ -305,55 +289,51 @@ class TestBatches:
         assert parts == [Range(BEGINNING, 1), Range(Place("b", 1), 3)]
         assert queries == [{"offset": "now"}, {"offset": "-1"}, {"offset": "b"}]
 
-    def test_batch_of_a_stream_without_messages_has_an_empty_task(self, server: JsonServer) -> None:
-        reader = _source(server.stream("nothing")).reader(SCHEMA)
-        (part,) = reader.partitions()
-        assert _values(reader, part) == []
-
 
 class TestPolls:
-    def test_idle_stream_is_polled_with_the_cursor_and_not_read(self, server: JsonServer) -> None:
-        url = server.stream("idle", 0)
+    def test_idle_stream_is_polled_with_the_cursor_and_not_read(self, server: ServerProcess, sent: list[str]) -> None:
+        url = stream(server, "idle", 0)
         reader = _stream_reader(url, wait=300)
         values, end = _read(reader, reader.initialOffset())
         assert values == [0]
         for _ in range(3):
             assert _read(reader, end) == ([], end)
             assert reader.reportLatestOffset() == {"offset": OFFSET(1)}
-        first, again, second, *others = server.requests(url)
+        first, again, second, *others = sent
         assert (first, again) == ("offset=-1", "offset=-1")  # of the planner, and of the task
         assert second == f"live=long-poll&offset={OFFSET(1)}"
         assert [each.partition("cursor=")[0] for each in others] == [""] * 2
         cursors = [int(each.split("&")[0].removeprefix("cursor=")) for each in others]
         assert cursors == sorted(set(cursors))
+        assert _stream_reader(url).reportLatestOffset() == {"offset": OFFSET(1)}  # nothing was read
 
-    def test_empty_stream_is_polled_from_an_offset(self, server: JsonServer) -> None:
-        url = server.stream("empty")
+    def test_empty_stream_is_polled_from_an_offset(self, server: ServerProcess, sent: list[str]) -> None:
+        url = stream(server, "empty")
         reader = _stream_reader(url, wait=300)
         start = reader.initialOffset()
         assert start == {"offset": "-1", "position": 0, "tasks": {}}
         assert _read(reader, start) == ([], start)
         assert _read(reader, start) == ([], start)
-        assert server.requests(url) == ["offset=-1", f"live=long-poll&offset={OFFSET(0)}"]
+        assert sent == ["offset=-1", f"live=long-poll&offset={OFFSET(0)}"]
         append(url, 0)
         assert _read(reader, start) == ([0], {"offset": OFFSET(1), "position": 1, "tasks": {"-1": 0}})
 
     def test_poll_may_take_longer_than_other_requests(
-        self, server: JsonServer, monkeypatch: pytest.MonkeyPatch
+        self, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(reading, "_PATIENCE", 0.1)
-        stream = JsonStream(server.stream("patient"))
-        page = stream.poll(stream.end(), None, 300.0)
+        patient = JsonStream(stream(server, "patient"))
+        page = patient.poll(patient.end(), None, 300.0)
         assert page is not None
         assert page.up_to_date
 
     def test_poll_that_takes_longer_than_the_wait_is_given_up(self, tmp_path: Path) -> None:
         with running(tmp_path, "--long-poll-timeout", "3000") as server:
-            url = server.stream("slow", 0)
+            url = stream(server, "slow", 0)
             reader = _stream_reader(url, wait=0.1)
             _, end = _read(reader, reader.initialOffset())
             assert _read(reader, end) == ([], end)
-            until(lambda: server.waiting() == 0)
+            until(lambda: waiting(server) == 0)
             append(url, 1)
             values: list[Any] = []
             while not values:  # perhaps a poll was given up that had an answer
@@ -375,27 +355,17 @@ class TestPolls:
                 assert _read(reader, start) == ([], start)
         assert (len(polled), len(queries)) == (3, 2)
 
-    def test_closed_stream_that_was_read_gets_no_requests(self, server: JsonServer) -> None:
-        url = server.stream("closed", 0)
-        httpx.post(url, headers={"Stream-Closed": "true"}, timeout=60).raise_for_status()
-        reader = _stream_reader(url, wait=0.1)
-        end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
-        assert end["position"] == 1
-        began = time.monotonic()
-        for _ in range(3):
-            assert _read(reader, end) == ([], end)
-            assert reader.reportLatestOffset() == {"offset": OFFSET(1)}
-        assert time.monotonic() - began >= 0.3  # Spark asks again at once
-        assert server.requests(url) == ["offset=-1"]
-
-    def test_stream_that_is_closed_meanwhile_is_polled_once_more(self, server: JsonServer) -> None:
-        url = server.stream("closing", 0)
+    def test_closed_stream_that_was_read_gets_no_requests(self, server: ServerProcess, sent: list[str]) -> None:
+        url = stream(server, "closed", 0)
         reader = _stream_reader(url, wait=1)
         end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
         httpx.post(url, headers={"Stream-Closed": "true"}, timeout=60).raise_for_status()
-        for _ in range(2):
+        began = time.monotonic()
+        for _ in range(2):  # the first one learns of that
             assert _read(reader, end) == ([], end)
-        assert server.requests(url) == ["offset=-1", f"live=long-poll&offset={OFFSET(1)}"]
+            assert reader.reportLatestOffset() == {"offset": OFFSET(1)}
+        assert time.monotonic() - began >= 1  # Spark asks again at once
+        assert sent == ["offset=-1", f"live=long-poll&offset={OFFSET(1)}"]
 
 
 class TestRetries:
@@ -409,17 +379,14 @@ class TestRetries:
         assert page.messages().to_pylist() == ['"a"']
         assert queries == [{"live": "long-poll", "offset": "a"}] * 3
 
-    @pytest.mark.usefixtures("_impatient")
-    def test_server_that_stays_busy_is_given_up(self) -> None:
+    def test_server_that_stays_busy_or_away_is_given_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(reading, "_RETRYING", {**reading._RETRYING, "total": 1})
         with (
             _scripted((503, {}, b"")) as (url, queries),
             pytest.raises(PipelineError, match=r"cannot be read from: .*too many 503 error responses"),
         ):
             JsonStream(url).poll("a", None, 60.0)
         assert len(queries) == 2
-
-    @pytest.mark.usefixtures("_impatient")
-    def test_server_that_stays_away_is_given_up(self) -> None:
         with pytest.raises(PipelineError, match=r"http://127.0.0.1:9/a cannot be read from: .*refused"):
             JsonStream("http://127.0.0.1:9/a").end()
 
@@ -432,7 +399,13 @@ class TestNonsense:
             ((200, {"Stream-Next-Offset": "b"}, b"[]"), "must name a stream of application/json, not of ''"),
             ((500, {}, b"x" * 300), f"answers 500 at offset a: {'x' * 200}$"),
             ((401, {}, b"no password"), "answers 401 at offset a: no password$"),
-            ((410, {}, b"gone"), r"answers 410 at offset a: gone \(do startingOffset and the checkpoint belong"),
+            *(
+                (
+                    (status, {}, b"gone"),
+                    rf"answers {status} at offset a: gone \(do startingOffset and the checkpoint bel",
+                )
+                for status in (400, 404, 410)
+            ),
             (_page("b", b"{}"), "an array of JSON at offset a: the response begins with '{}'"),
             (_page("b", b""), "an array of JSON at offset a: the response begins with ''"),
             (_page("b", b"[1], [2]"), r"the response ends with '\[1\], \[2\]', not with the array's last bracket"),

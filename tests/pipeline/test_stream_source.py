@@ -2,27 +2,28 @@
 
 import json
 import re
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import httpx
 import pytest
-from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from purgatory.spark.errors import PipelineError
 from purgatory.spark.source import StreamSource, register
-from tests.pipeline.json_server import JsonServer, append, running
+from tests.pipeline.json_server import append, stream, waiting
 from tests.streams.node import reference_server
+from tests.streams.processes import ServerProcess, running
 from tests.support.journals import until
 from tests.support.paths import ROOT
+from tests.support.servers import reserved_port
 
 # Spark gives a stream's process of Python ten seconds to start, which no setting changes and a busy machine may exceed.
 pytestmark = pytest.mark.flaky(reruns=20, only_rerun="Python worker failed to connect back")
@@ -39,7 +40,7 @@ def source(spark: SparkSession) -> SparkSession:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JsonServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with running(tmp_path_factory.mktemp("data"), "--long-poll-timeout", "1", "--max-body", "4000000") as server:
         yield server
 
@@ -48,7 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JsonServer]:
 def news(request: pytest.FixtureRequest) -> Iterator[str]:
     """A stream with the messages 0, 1 and 2, of our server and of the protocol's authors' own."""
     if request.param == "purgatory serve":
-        yield request.getfixturevalue("server").stream("news", 0, 1, 2)
+        yield stream(request.getfixturevalue("server"), "news", 0, 1, 2)
         return
     with reference_server() as base:
         url = f"{base}/v1/stream/news"
@@ -57,9 +58,9 @@ def news(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def long(server: JsonServer) -> str:
+def long(server: ServerProcess) -> str:
     """A stream of 75,000 messages, each with its number."""
-    url = server.stream("long")
+    url = stream(server, "long")
     for first in range(0, 75_000, 15_000):
         append(url, *({"number": number, "text": "x" * 60} for number in range(first, first + 15_000)))
     return url
@@ -89,13 +90,6 @@ def _following(spark: SparkSession, url: str, checkpoint: Path, sink: Sink, **op
         assert query.exception() is None
     finally:
         query.stop()
-
-
-def _available_now(spark: SparkSession, url: str, checkpoint: Path, sink: Sink, **options: Any) -> StreamingQuery:
-    """A query that has read all there was when it began."""
-    query = _start(spark, url, checkpoint, sink, {"availableNow": True}, **options)
-    query.awaitTermination()
-    return query
 
 
 def _until(query: StreamingQuery, condition: Callable[[], bool]) -> None:
@@ -140,29 +134,22 @@ class TestStream:
 
     def test_restart_of_the_server_does_not_end_the_query(self, source: SparkSession, tmp_path: Path) -> None:
         batches: Batches = {}
-        with running(tmp_path / "data") as server:
-            url = server.stream("news", 0)
-            with _following(source, url, tmp_path / "checkpoint", _into(batches)) as query:
-                _until(query, lambda: _values(batches) == [0] and server.waiting() == 1)
-                server.stop()
-                server.start()
+        port = "--port", str(reserved_port())
+        with ExitStack() as stack:
+            with running(tmp_path / "data", *port) as server:
+                url = stream(server, "news", 0)
+                query = stack.enter_context(_following(source, url, tmp_path / "checkpoint", _into(batches)))
+                _until(query, lambda: _values(batches) == [0] and waiting(server) == 1)
+            with running(tmp_path / "data", *port):
                 append(url, 1, 2)
                 _until(query, lambda: _values(batches) == [0, 1, 2])
 
-    def test_query_reads_several_streams(self, source: SparkSession, server: JsonServer, tmp_path: Path) -> None:
-        urls = [server.stream(f"several-{number}", number) for number in range(2)]
-        first, second = (source.readStream.format("purgatory").options(url=url).load() for url in urls)
-        batches: Batches = {}
-        writer = first.union(second).writeStream.foreachBatch(_into(batches))
-        writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start().awaitTermination()
-        assert sorted(row for batch in batches.values() for row in batch) == [(urls[0], 0, "0"), (urls[1], 0, "1")]
-
     def test_waiting_query_can_be_stopped(self, source: SparkSession, tmp_path: Path) -> None:
         with running(tmp_path / "data", "--long-poll-timeout", "3000") as server:
-            url = server.stream("silent")
+            url = stream(server, "silent")
             with _following(source, url, tmp_path / "checkpoint", _into({}), wait=300) as query:
-                _until(query, lambda: server.waiting() == 1)
-            until(lambda: server.waiting() == 0)  # the server does not wait in vain
+                _until(query, lambda: waiting(server) == 1)
+            until(lambda: waiting(server) == 0)  # the server does not wait in vain
 
 
 class TestAvailableNow:
@@ -175,7 +162,8 @@ class TestAvailableNow:
             columns = "spark_partition_id()", "position", "get_json_object(value, '$.number')"
             _into(found)(rows.selectExpr(*columns), batch)
 
-        query = _available_now(source, long, tmp_path, collect, maxMessagesPerBatch=30_000)
+        query = _start(source, long, tmp_path, collect, {"availableNow": True}, maxMessagesPerBatch=30_000)
+        query.awaitTermination()
         rows = [row for _, batch in sorted(found.items()) for row in batch]
         assert [(position, int(number)) for _, position, number in rows] == [(each, each) for each in range(75_000)]
         assert len(found) == 3
@@ -188,57 +176,6 @@ class TestAvailableNow:
         assert read == [batch[-1][1] + 1 for batch in found.values()]
         assert end == [75_000] * 3
 
-    def test_growing_stream_does_not_keep_the_query_from_ending(
-        self, source: SparkSession, news: str, tmp_path: Path
-    ) -> None:
-        batches: Batches = {}
-
-        def collect(rows: DataFrame, batch: int) -> None:
-            append(news, 3 + 2 * batch, 4 + 2 * batch)
-            _into(batches)(rows, batch)
-
-        for counts in ([3], [3, 2]):
-            _available_now(source, news, tmp_path, collect)
-            assert [len(batch) for batch in batches.values()] == counts
-        assert _values(batches) == [0, 1, 2, 3, 4]
-
-    def test_killed_query_reads_its_batch_again_as_it_was(
-        self, source: SparkSession, server: JsonServer, tmp_path: Path
-    ) -> None:
-        url = server.stream("killed")
-        for number in range(4):
-            append(url, *(f"{number}{letter}{'x' * 1_000_000}" for letter in "ab"))  # a batch each
-        output = tmp_path / "output"
-        output.mkdir()
-        command = [sys.executable, "-m", "tests.pipeline.killed", url, str(tmp_path / "checkpoint"), str(output)]
-        assert subprocess.run(command, cwd=ROOT, check=False).returncode == -signal.SIGKILL
-        killed = {int(file.name): [tuple(row) for row in json.loads(file.read_text())] for file in output.iterdir()}
-        assert sorted(killed) == [0, 1, 2]
-        append(url, "4")
-        batches: Batches = {}
-        # Batch 2 stays as it was.
-        _available_now(source, url, tmp_path / "checkpoint", _into(batches), maxMessagesPerBatch=100)
-        assert sorted(batches) == [2, 3]
-        assert batches[2] == killed[2]
-        assert [value[:2] for value in _values(killed | batches)] == [
-            *("0a", "0b", "1a", "1b", "2a", "2b", "3a", "3b"),
-            "4",
-        ]
-
-    def test_deletion_of_the_stream_fails_available_now(
-        self, source: SparkSession, server: JsonServer, tmp_path: Path
-    ) -> None:
-        url = server.stream("deleted-now")
-        for number in range(2):
-            append(url, f"{number}{'x' * 2_000_000}")
-
-        def delete(rows: DataFrame, batch: int) -> None:
-            assert rows.count() == 1
-            httpx.delete(url, timeout=60).raise_for_status()
-
-        with pytest.raises(StreamingQueryException, match=r"deleted-now-\d+ answers 404 at offset"):
-            _available_now(source, url, tmp_path, delete, maxMessagesPerBatch=1)
-
 
 class TestBatch:
     def test_long_stream_is_read_in_parallel_tasks(self, source: SparkSession, long: str) -> None:
@@ -248,7 +185,7 @@ class TestBatch:
         counted = rows.selectExpr("count(*)", "count(DISTINCT position)", f"count_if(position = {number})").first()
         assert counted == (75_000, 75_000, 75_000)
 
-    def test_batch_has_every_json_text_as_the_server_has_it(self, source: SparkSession, server: JsonServer) -> None:
+    def test_batch_has_every_json_text_as_the_server_has_it(self, source: SparkSession, server: ServerProcess) -> None:
         texts = [
             r'"quotes \" and \\ and \u0000"',
             '"Größe 漢字 🦉"',
@@ -259,14 +196,14 @@ class TestBatch:
             '""',
             "[]",
         ]
-        url = server.stream("odd")
+        url = stream(server, "odd")
         httpx.post(url, content=f"[ {' , '.join(texts)} ]", headers={"Content-Type": "application/json"}, timeout=60)
         assert [tuple(row) for row in _read(source, url).collect()] == [
             (url, number, text) for number, text in enumerate(texts)
         ]
 
-    def test_batch_starts_at_the_given_offset(self, source: SparkSession, server: JsonServer) -> None:
-        url = server.stream("from")
+    def test_batch_starts_at_the_given_offset(self, source: SparkSession, server: ServerProcess) -> None:
+        url = stream(server, "from")
         offset = append(url, "a", "b")
         append(url, "c")
         assert [tuple(row) for row in _read(source, url, startingOffset=offset).collect()] == [(url, 0, '"c"')]
@@ -296,34 +233,24 @@ class TestRefused:
             StreamSource({"url": "http://127.0.0.1:9/v1/stream/news", **options})
         assert "secret" not in str(raised.value)
 
-    @pytest.mark.parametrize(
-        ("name", "options", "message"),
-        [
-            ("text", {}, "the option url must name a stream of application/json, not of 'text/plain'"),
-            ("elsewhere", {}, r"elsewhere answers 404 at offset now: .*no such stream"),
-            ("text", {"startingOffset": "?"}, "the option startingOffset must be earliest, latest or an offset"),
-        ],
-    )
-    def test_source_is_refused_before_the_query_starts(
-        self, source: SparkSession, server: JsonServer, name: str, options: dict[str, str], message: str
+    def test_missing_stream_is_refused_before_the_query_starts(
+        self, source: SparkSession, server: ServerProcess
     ) -> None:
-        text = f"{server.url}/v1/stream/text"
-        httpx.put(text, headers={"Content-Type": "text/plain"}, timeout=60).raise_for_status()
-        reader = source.readStream.format("purgatory").options(url=f"{server.url}/v1/stream/{name}", **options)
-        with pytest.raises(AnalysisException, match=message):
+        reader = source.readStream.format("purgatory").options(url=f"{server.url}/v1/stream/elsewhere")
+        with pytest.raises(AnalysisException, match=r"elsewhere answers 404 at offset now: .*no such stream"):
             reader.load()
 
-    def test_schema_other_than_that_of_the_source_is_refused(self, source: SparkSession, server: JsonServer) -> None:
-        reader = source.read.schema("value string").format("purgatory").options(url=server.stream("empty"))
+    def test_schema_other_than_that_of_the_source_is_refused(self, source: SparkSession, server: ServerProcess) -> None:
+        reader = source.read.schema("value string").format("purgatory").options(url=stream(server, "empty"))
         with pytest.raises(PySparkException, match="the schema must be stream string, position bigint, value string"):
             reader.load().collect()
 
 
-def test_readmes_query_prints_the_messages_of_a_stream(server: JsonServer, tmp_path: Path) -> None:
+def test_readmes_query_prints_the_messages_of_a_stream(server: ServerProcess, tmp_path: Path) -> None:
     page = (ROOT / "purgatory" / "spark" / "README.md").read_text()
     program = page.partition("```python\n")[2].partition("```")[0]
     for shown, here in (
-        ("http://127.0.0.1:4437/v1/stream/news", server.stream("news", "first", "second")),
+        ("http://127.0.0.1:4437/v1/stream/news", stream(server, "news", "first", "second")),
         (".start().awaitTermination()", ".trigger(availableNow=True).start().awaitTermination()"),
     ):
         assert shown in program
