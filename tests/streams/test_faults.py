@@ -32,8 +32,6 @@ SUBSCRIPTION = f"{STREAM}/__ds/subscriptions/s"
 PULLS = {"type": "pull-wake", "pattern": "a*", "wake_stream": "wakes"}
 BINARY = {"Content-Type": "application/octet-stream"}
 MEBIBYTE = 1024 * 1024
-
-
 PRODUCER = {**TEXT, "Producer-Id": "p", "Producer-Epoch": "0", "Producer-Seq": "0"}
 REQUESTS: dict[str, tuple[str, str, set[int], dict[str, Any]]] = {
     "create": ("PUT", f"{STREAM}/a", {200, 201}, {"headers": TEXT, "content": "a"}),

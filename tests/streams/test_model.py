@@ -389,17 +389,6 @@ class Machine(RuleBasedStateMachine):
         return json.loads(body) if stream.media_type == JSON else list(body)
 
 
-def test_repeated_appends_of_a_producer_add_nothing(writer: WritingDatabase) -> None:
-    applied(writer, Create("a", "text/plain"))
-    found = []
-    for epoch, seq in ((0, 0), (0, 0), (0, 1), (0, 1), (0, 0), (1, 0), (1, 0), (1, 1)):
-        result = applied(writer, Append("a", "text/plain", b"x", None, Identity("p", epoch, seq)))
-        found.append((result.tail, result.new, result.seq))
-    new, old = True, False
-    assert found[:4] == [(1, new, 0), (1, old, 0), (2, new, 1), (2, old, 1)]
-    assert found[4:] == [(2, old, 1), (3, new, 0), (3, old, 0), (4, new, 1)]
-
-
 @pytest.mark.parametrize("together", [False, True])
 def test_a_fork_ends_where_it_was_cut(writer: WritingDatabase, together: bool) -> None:
     transaction = Transaction(writer, 0.0)
