@@ -1,19 +1,16 @@
 """The example with a copy of the official client, instead of the one that browsers load from elsewhere."""
 
 import os
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from fastapi import Request
-from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
+from fastapi.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import Route
 
 from examples.llm_tokens import app as example
 from examples.llm_tokens.app import app
 
 ELSEWHERE = "https://esm.sh/@durable-streams/client@0.2.7"
-QUERIES: list[dict[str, str]] = []
-"""The queries of live reads."""
 
 
 async def page(request: Request) -> Response:
@@ -26,15 +23,4 @@ async def client(request: Request) -> Response:
     return FileResponse(os.environ["CLIENT"])
 
 
-async def requests(request: Request) -> Response:
-    return JSONResponse(QUERIES)
-
-
-@app.middleware("http")
-async def note(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-    if "offset" in request.query_params:
-        QUERIES.append(dict(request.query_params))
-    return await call_next(request)
-
-
-app.router.routes[:0] = [Route("/", page), Route("/client.js", client), Route("/requests", requests)]
+app.router.routes[:0] = [Route("/", page), Route("/client.js", client)]
