@@ -8,17 +8,8 @@ from purgatory import DelayedOperationPurgatory, FinishedOperation
 from purgatory._extras import missing
 from purgatory.asgi import parking_statistics
 from purgatory.lowlevel import Listener
-from purgatory.metrics.measures import (
-    LATENESS,
-    LATENESS_BOUNDS,
-    MEASURES,
-    MISSED,
-    REQUESTS,
-    WAIT,
-    WAIT_BOUNDS,
-    Exporter,
-    Measure,
-)
+from purgatory.metrics import measures
+from purgatory.metrics.measures import Exporter, Measure
 
 try:
     from opentelemetry.metrics import (
@@ -61,12 +52,12 @@ class PurgatoryInstruments(Exporter[Listener]):
         if provider in _instrumented:
             raise ValueError(f"{provider!r} has PurgatoryInstruments already: add() the purgatories to them")
         meter = get_meter("purgatory", meter_provider=provider)
-        self._waits = _histogram(meter, WAIT, WAIT_BOUNDS)
-        self._lateness = _histogram(meter, LATENESS, LATENESS_BOUNDS)
-        self._missed = meter.create_counter(_name(MISSED[0]), "1", MISSED[1])
+        self._waits = _histogram(meter, measures.WAIT, measures.WAIT_BOUNDS)
+        self._lateness = _histogram(meter, measures.LATENESS, measures.LATENESS_BOUNDS)
+        self._missed = meter.create_counter(_name(measures.MISSED[0]), "1", measures.MISSED[1])
         super().__init__(*purgatories)
         _instrumented.add(provider)
-        for measure in MEASURES:
+        for measure in measures.MEASURES:
             kind = meter.create_observable_counter if measure.kind == "counter" else meter.create_observable_gauge
             kind(_name(measure.name), [self._observer(measure)], "s" if measure.seconds else "1", measure.help)
 
@@ -106,7 +97,7 @@ def observe_parking(meter_provider: MeterProvider | None = None) -> None:
         return [Observation(count, {"handled": way}) for way, count in asdict(parking_statistics()).items()]
 
     meter = get_meter("purgatory", meter_provider=meter_provider)
-    meter.create_observable_counter(_name(REQUESTS[0]), [observe], "1", REQUESTS[1])
+    meter.create_observable_counter(_name(measures.REQUESTS[0]), [observe], "1", measures.REQUESTS[1])
 
 
 def _name(name: str) -> str:

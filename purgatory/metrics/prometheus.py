@@ -8,18 +8,8 @@ from typing import TYPE_CHECKING
 from purgatory import FinishedOperation
 from purgatory._extras import missing
 from purgatory.asgi import parking_statistics
-from purgatory.metrics.measures import (
-    LATENESS,
-    LATENESS_BOUNDS,
-    MEASURES,
-    MISSED,
-    REQUESTS,
-    WAIT,
-    WAIT_BOUNDS,
-    WAITED,
-    Exporter,
-    Measure,
-)
+from purgatory.metrics import measures
+from purgatory.metrics.measures import Exporter, Measure
 
 try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -60,8 +50,8 @@ class _Listener:
     def __init__(self) -> None:
         self.missed: dict[str, int] = {}
         """By the operation's type."""
-        self.waits = {outcome: _Histogram(WAIT_BOUNDS) for outcome in WAITED}
-        self.lateness = _Histogram(LATENESS_BOUNDS)
+        self.waits = {outcome: _Histogram(measures.WAIT_BOUNDS) for outcome in measures.WAITED}
+        self.lateness = _Histogram(measures.LATENESS_BOUNDS)
 
     def __call__(self, finished: FinishedOperation) -> None:
         wait = self.waits.get(finished.outcome)
@@ -87,15 +77,21 @@ class PurgatoryCollector(Exporter[_Listener], Collector):
         """Yield the figures as they are now. The registry calls it."""
         listened = self._listened
         read = [(each.name, each.statistics(), each.timer.statistics()) for each in listened]
-        for measure in MEASURES:
+        for measure in measures.MEASURES:
             family = _family(measure)
             for name, statistics, timer in read:
                 for label, value in measure.read(statistics, timer).items():
                     family.add_metric([name, label] if measure.label else [name], value)
             yield family
-        waits = HistogramMetricFamily(f"purgatory_{WAIT[0]}_seconds", WAIT[1], labels=["purgatory", "outcome"])
-        lateness = HistogramMetricFamily(f"purgatory_{LATENESS[0]}_seconds", LATENESS[1], labels=["purgatory"])
-        missed = CounterMetricFamily(f"purgatory_{MISSED[0]}", MISSED[1], labels=["purgatory", "operation"])
+        waits = HistogramMetricFamily(
+            f"purgatory_{measures.WAIT[0]}_seconds", measures.WAIT[1], labels=["purgatory", "outcome"]
+        )
+        lateness = HistogramMetricFamily(
+            f"purgatory_{measures.LATENESS[0]}_seconds", measures.LATENESS[1], labels=["purgatory"]
+        )
+        missed = CounterMetricFamily(
+            f"purgatory_{measures.MISSED[0]}", measures.MISSED[1], labels=["purgatory", "operation"]
+        )
         for purgatory, listener in listened.items():
             for operation, count in listener.missed.items():
                 missed.add_metric([purgatory.name, operation], count)
@@ -147,7 +143,7 @@ class ParkingCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the figures as they are now. The registry calls it."""
-        family = CounterMetricFamily(f"purgatory_{REQUESTS[0]}", REQUESTS[1], labels=["handled"])
+        family = CounterMetricFamily(f"purgatory_{measures.REQUESTS[0]}", measures.REQUESTS[1], labels=["handled"])
         for way, count in asdict(parking_statistics()).items():
             family.add_metric([way], count)
         yield family
