@@ -49,7 +49,8 @@ def until_begun(readers: list[socket.socket]) -> None:
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server that waits a little for clients that take nothing."""
-    with running(tmp_path_factory.mktemp("data"), "--write-timeout", "1.5", "--max-body", str(SIZE)) as server:
+    options = ("--write-timeout", "1.5", "--max-body", str(SIZE), "--long-poll-timeout", "600")
+    with running(tmp_path_factory.mktemp("data"), *options) as server:
         yield server
 
 
