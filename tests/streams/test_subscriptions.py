@@ -339,7 +339,7 @@ class TestAddresses:
             *("https://169.254.169.254/latest/meta-data", "https://224.0.0.1/", "https://[fe80::1%25eth0]/"),
             *("https://[fd00::1]/", "https://[::ffff:10.0.0.1]/", "https://[2002:0a00:0001::]/", "https://[::1]/"),
             *("https://[::93.184.216.34]/", "https://[4000::1]/", "https://localhost/", "https://a.localhost./"),
-            *("https://[64:ff9b:1::1]/", "https://[ff02::1]/"),
+            *("https://[64:ff9b:1::1]/", "https://[ff02::1]/", "https://[2002:a00:1::]/", "https://[::ffff:a00:1]/"),
             *("https://user:password@hooks.example/", "https://hooks.example/" + "x" * 2048),
         ],
     )
