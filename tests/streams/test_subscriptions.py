@@ -12,7 +12,7 @@ import pytest
 
 from purgatory.streams.core import subscriptions as core
 from purgatory.streams.core.commands import Append, Command, Create, Delete, Fork
-from purgatory.streams.core.errors import Forbidden, Invalid
+from purgatory.streams.core.errors import Conflict, Forbidden, Invalid
 from purgatory.streams.core.messages import JSON
 from purgatory.streams.core.offsets import encode
 from purgatory.streams.core.state import Subscription
@@ -226,6 +226,8 @@ class TestMembership:
         for name in ("s", "t"):
             (linked,) = streams.run(core.Look(name)).streams
             assert (linked.link.acked, linked.tail, linked.is_pending) == (0, 0, False)
+        with pytest.raises(Conflict, match="kept for its forks"):
+            streams.run(create("x"))
 
     def test_a_wake_of_streams_that_are_deleted_is_over(self, woken: Core) -> None:
         woken.run(Delete("e/1"))
