@@ -4,26 +4,20 @@ import asyncio
 import gc
 import math
 import os
-import re
 import resource
-import subprocess
 import sys
 import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from starlette.responses import Response
 
 from purgatory.asgi.event_stream import WaitingStream
-from purgatory.bench.case import OURS
-from purgatory.bench.client import Client as Caller
-from purgatory.bench.client import abort, connect
-from purgatory.bench.web.servers import POLLS
 from purgatory.uvicorn import ParkingProtocol
 from purgatory.uvicorn.cold import ColdTransport
+from purgatory.uvicorn.protocol import cool_after_setting
 from tests.support.operations import turn
 from tests.uvicorn.board import Board
 from tests.uvicorn.serving import Client, Server, connected, serving
@@ -89,17 +83,6 @@ async def test_connection_is_cold_after_its_time_and_not_before(board: Board) ->
         assert clock.time() - began >= Later.cool_after - 1e-6
 
 
-async def test_with_infinity_no_connection_gets_cold(board: Board) -> None:
-    class Never(ParkingProtocol):
-        cool_after = math.inf
-
-    async with serving(board.app, Never) as server, connected(server) as client:
-        await client.send("GET", "/look")
-        await board.until_waiting(1)
-        (connection,) = server.server_state.connections
-        assert connection.shared.cooling is None  # type: ignore[union-attr]
-
-
 async def test_connection_of_a_unix_socket_gets_cold(board: Board, tmp_path: Path) -> None:
     async with serving(board.app, uds=str(tmp_path / "socket")) as server:
         client = Client(*await asyncio.open_unix_connection(tmp_path / "socket"))
@@ -111,24 +94,27 @@ async def test_connection_of_a_unix_socket_gets_cold(board: Board, tmp_path: Pat
         await server.until()
 
 
-async def test_without_a_descriptor_it_keeps_its_transport_until_there_is_one(
-    board: Board, server: Server, client: Client
+async def test_without_a_descriptor_they_keep_their_transports_until_there_is_one(
+    board: Board, server: Server, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await client.request("GET", "/now")
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() - 1, hard))  # one was that of the folder
-    try:
-        await client.send("GET", "/look")
-        await board.until_waiting(1)
-        await asyncio.sleep(0.05)
-        (connection,) = server.server_state.connections
-        assert not isinstance(connection.transport, ColdTransport)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    await cold(server)
+    async with connected(server) as other:
+        for each in (client, other):
+            await each.request("GET", "/now")
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() - 1, hard))  # one was that of the folder
+        try:
+            for each in (client, other):
+                await each.send("GET", "/look")
+            await board.until_waiting(2)
+            await asyncio.sleep(0.05)
+            assert not any(isinstance(each.transport, ColdTransport) for each in server.server_state.connections)
+            assert caplog.text.count("connections keep their transports, and take a kibibyte more") == 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        while not all(isinstance(each.transport, ColdTransport) for each in server.server_state.connections):
+            await turn()
 
 
-@pytest.mark.asyncio(loop_factories=["uvloop"])
 class NoDescriptors:
     """A loop such as Windows' own, which watches no descriptors."""
 
@@ -157,38 +143,6 @@ async def test_on_a_loop_that_watches_no_descriptors_it_keeps_its_transport(
     assert descriptors() == before
     board.pin("hello")
     assert (await client.receive()).body == b'["hello"]'
-
-
-async def test_at_the_limit_of_descriptors_the_server_answers_and_logs_and_goes_on(tmp_path: Path) -> None:
-    """Those that came before the limit get cold, the last one keeps its transport, others are not let in."""
-    log = tmp_path / "log"
-    with (
-        log.open("w") as file,
-        subprocess.Popen(POLLS[OURS], stderr=file, env={**os.environ, "PURGATORY_COOL_AFTER": "0"}) as process,
-    ):
-        while not (found := re.search(r"running on http://127.0.0.1:(\d+)", log.read_text())):
-            await asyncio.sleep(0.02)
-        server = psutil.Process(process.pid)
-        control = await anext(connect(int(found[1]), 1, Caller))
-        await control.ask("GET", "/now")
-        before = server.num_fds()
-        server.rlimit(psutil.RLIMIT_NOFILE, (before + 20, before + 1000))
-        clients = [client async for client in connect(int(found[1]), 40, Caller)]
-        for client in clients:
-            if not client.transport.is_closing():
-                client.ask("GET", "/wait?topic=all&after=0")
-        while "connections keep their transports" not in log.read_text():
-            await asyncio.sleep(0.02)
-        await control.ask("POST", "/publish?topic=all")
-        answers = await asyncio.gather(*(client.answer for client in clients), return_exceptions=True)
-        assert 15 <= answers.count(b"1") <= 20
-        abort(clients)
-        while server.num_fds() > before + 1:
-            await asyncio.sleep(0.02)
-        again = [client async for client in connect(int(found[1]), 15, Caller)]
-        assert await asyncio.gather(*(client.ask("GET", "/now") for client in again)) == [b'"now"'] * 15
-        process.kill()
-    assert log.read_text().count("Too many open files") == 1
 
 
 async def test_look_without_a_cause_changes_nothing(board: Board, server: Server, client: Client) -> None:
@@ -328,23 +282,17 @@ def test_descriptors_are_closed_though_the_loop_ends_before_its_connections() ->
     assert descriptors() == before
 
 
-SCRIPT = "import purgatory.uvicorn; print(purgatory.uvicorn.ParkingProtocol.cool_after)"
-
-
-@pytest.mark.parametrize(
-    ("setting", "says"),
-    [
-        (None, "3.0\n"),
-        ("0", "0.0\n"),
-        ("inf", "inf\n"),
-        ("never", "PURGATORY_COOL_AFTER must be a number of seconds, or inf for never, not 'never'"),
-        ("-1", "PURGATORY_COOL_AFTER must be a number of seconds, or inf for never, not '-1'"),
-        ("nan", "PURGATORY_COOL_AFTER must be a number of seconds, or inf for never, not 'nan'"),
-    ],
-)
-def test_environment_has_the_time(setting: str | None, says: str) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "PURGATORY_COOL_AFTER"}
+@pytest.mark.parametrize(("setting", "seconds"), [(None, 3.0), ("0", 0.0), ("inf", math.inf)])
+def test_environment_has_the_time(setting: str | None, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PURGATORY_COOL_AFTER", raising=False)
     if setting is not None:
-        environment["PURGATORY_COOL_AFTER"] = setting
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=60)
-    assert says in done.stdout + done.stderr
+        monkeypatch.setenv("PURGATORY_COOL_AFTER", setting)
+    assert cool_after_setting() == seconds
+
+
+@pytest.mark.parametrize("setting", ["never", "-1", "nan"])
+def test_wrong_time_of_the_environment_is_refused(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PURGATORY_COOL_AFTER", setting)
+    says = f"PURGATORY_COOL_AFTER must be a number of seconds, or inf for never, not '{setting}'"
+    with pytest.raises(ValueError, match=says):
+        cool_after_setting()
