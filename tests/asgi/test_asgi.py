@@ -91,14 +91,6 @@ async def _begin(client: Client, operation: DelayedOperation[str]) -> asyncio.Ta
 
 
 class TestUnlessDisconnected:
-    async def test_result_of_operation_is_returned(self, waiting: DelayedOperationPurgatory) -> None:
-        client = Client()
-        answering = await _begin(client, _hold(waiting))
-        waiting.complete_all()
-        assert await answering == "answer"
-        assert (client.running, client.calls) == (0, 1)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
     async def test_a_disconnect_cancels_the_operation_at_once(self, waiting: DelayedOperationPurgatory) -> None:
         client = Client(END)
         operation = _hold(waiting)
@@ -216,21 +208,6 @@ class TestUnlessDisconnected:
         with pytest.raises(RuntimeError, match="repeats the end of the body"):
             await unless_disconnected(replay, operation)
         assert operation.cancelled()
-
-    async def test_exception_of_a_failing_operation_is_raised_to_the_handler(
-        self, waiting: DelayedOperationPurgatory
-    ) -> None:
-        class Failing(Answer):
-            def on_complete(self) -> str:
-                raise ArithmeticError("no answer")
-
-        client = Client()
-        failing = waiting.try_complete_else_watch(Failing(300.0), ["key"])
-        answering = await _begin(client, failing)
-        waiting.complete_all()
-        with pytest.raises(ArithmeticError, match="no answer"):
-            await answering
-        assert client.running == 0
 
 
 EVENTS = st.sampled_from(["nothing", "part", "end", "disconnect", "fault", "complete", "cancel", "interrupt"])

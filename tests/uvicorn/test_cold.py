@@ -202,15 +202,6 @@ class TestMoments:
         await board.until_waiting(0)
         assert await client.ended()
 
-    async def test_shutdown_with_the_rest_of_an_event_ends_by_the_time_limit(self, board: Board) -> None:
-        class Impatient(ParkingProtocol):
-            write_timeout = 0.3
-
-        async with serving(board.app, Impatient) as server, connected(server) as client:
-            connection = await part_of_an_event(board, server, client)
-            connection.shutdown()
-            await server.until()
-
     async def test_listener_that_fails_to_go_on_keeps_its_connection(
         self, board: Board, server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
