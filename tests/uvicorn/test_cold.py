@@ -4,17 +4,24 @@ import asyncio
 import gc
 import math
 import os
+import re
 import resource
+import subprocess
 import sys
 import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from starlette.responses import Response
 
 from purgatory.asgi.event_stream import WaitingStream
+from purgatory.bench.case import OURS
+from purgatory.bench.client import Client as Caller
+from purgatory.bench.client import abort, connect
+from purgatory.bench.web.servers import POLLS
 from purgatory.uvicorn import ParkingProtocol
 from purgatory.uvicorn.cold import ColdTransport
 from purgatory.uvicorn.protocol import cool_after_setting
@@ -143,6 +150,38 @@ async def test_on_a_loop_that_watches_no_descriptors_it_keeps_its_transport(
     assert descriptors() == before
     board.pin("hello")
     assert (await client.receive()).body == b'["hello"]'
+
+
+async def test_at_the_limit_of_descriptors_the_server_answers_and_logs_and_goes_on(tmp_path: Path) -> None:
+    """Those that came before the limit get cold, the last one keeps its transport, others are not let in."""
+    log = tmp_path / "log"
+    with (
+        log.open("w") as file,
+        subprocess.Popen(POLLS[OURS], stderr=file, env={**os.environ, "PURGATORY_COOL_AFTER": "0"}) as process,
+    ):
+        while not (found := re.search(r"running on http://127.0.0.1:(\d+)", log.read_text())):
+            await asyncio.sleep(0.02)
+        server = psutil.Process(process.pid)
+        control = await anext(connect(int(found[1]), 1, Caller))
+        await control.ask("GET", "/now")
+        before = server.num_fds()
+        server.rlimit(psutil.RLIMIT_NOFILE, (before + 20, before + 1000))
+        clients = [client async for client in connect(int(found[1]), 40, Caller)]
+        for client in clients:
+            if not client.transport.is_closing():
+                client.ask("GET", "/wait?topic=all&after=0")
+        while "connections keep their transports" not in log.read_text():
+            await asyncio.sleep(0.02)
+        await control.ask("POST", "/publish?topic=all")
+        answers = await asyncio.gather(*(client.answer for client in clients), return_exceptions=True)
+        assert 15 <= answers.count(b"1") <= 20
+        abort(clients)
+        while server.num_fds() > before + 1:
+            await asyncio.sleep(0.02)
+        again = [client async for client in connect(int(found[1]), 15, Caller)]
+        assert await asyncio.gather(*(client.ask("GET", "/now") for client in again)) == [b'"now"'] * 15
+        process.kill()
+    assert log.read_text().count("Too many open files") == 1
 
 
 async def test_look_without_a_cause_changes_nothing(board: Board, server: Server, client: Client) -> None:
