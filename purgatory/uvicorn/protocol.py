@@ -16,7 +16,7 @@ from purgatory.uvicorn.sender import Sender
 from purgatory.uvicorn.shared import Shared
 
 
-def _cool_after() -> float:
+def cool_after_setting() -> float:
     """Return the setting of the environment, which worker processes inherit."""
     text = os.environ.get("PURGATORY_COOL_AFTER", "3")
     try:
@@ -40,7 +40,7 @@ class ParkingProtocol(HttpToolsProtocol):
 
     settle_after: ClassVar[float] = 0.1
     """Seconds of idleness after which a connection drops its parser."""
-    cool_after: ClassVar[float] = _cool_after()
+    cool_after: ClassVar[float] = cool_after_setting()
     """Seconds after which a quiet connection is cold: it drops its transport, and takes a kibibyte less. If its client
     then sends something, it gets a new transport. Infinity means never."""
     first_request_timeout: ClassVar[float | None] = None
