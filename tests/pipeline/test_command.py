@@ -4,7 +4,6 @@ import re
 import signal
 import subprocess
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -77,9 +76,12 @@ def test_a_cluster_makes_the_same_cube_though_an_executor_is_killed(
     while not executors:
         assert process.poll() is None
         time.sleep(0.05)
-        with suppress(psutil.NoSuchProcess):  # one of them has ended meanwhile
-            children = psutil.Process(process.pid).children(recursive=True)
-            executors = [each for each in children if "CoarseGrainedExecutorBackend" in " ".join(each.cmdline())]
+        ours = {each.pid for each in psutil.Process(process.pid).children(recursive=True)}
+        executors = [
+            each
+            for each in psutil.process_iter(["cmdline"])
+            if each.pid in ours and "CoarseGrainedExecutorBackend" in " ".join(each.info["cmdline"] or ())
+        ]
     time.sleep(1.0)  # it has registered by then
     executors[0].send_signal(signal.SIGKILL)
     _, said = process.communicate()
