@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -131,6 +132,29 @@ class TestStream:
         assert [len(batch) for batch in (batches | repeated).values()] == [3, 1, 1]
         assert _values(batches | repeated) == [0, 1, 2, 3, 4]
         assert [row.value for row in _read(source, news).collect()] == ["0", "1", "2", "3", "4"]
+
+    def test_killed_query_reads_its_batch_again_as_it_was(
+        self, source: SparkSession, server: ServerProcess, tmp_path: Path
+    ) -> None:
+        url = stream(server, "killed")
+        for number in range(4):
+            append(url, *(f"{number}{letter}{'x' * 1_000_000}" for letter in "ab"))  # a batch each
+        output = tmp_path / "output"
+        output.mkdir()
+        command = [sys.executable, "-m", "tests.pipeline.killed", url, str(tmp_path / "checkpoint"), str(output)]
+        assert subprocess.run(command, cwd=ROOT, check=False).returncode == -signal.SIGKILL
+        killed = {int(file.name): [tuple(row) for row in json.loads(file.read_text())] for file in output.iterdir()}
+        assert sorted(killed) == [0, 1, 2]
+        append(url, "4")
+        batches: Batches = {}
+        # Batch 2 stays as it was.
+        _start(source, url, tmp_path / "checkpoint", _into(batches), {"availableNow": True}).awaitTermination()
+        assert sorted(batches) == [2, 3]
+        assert batches[2] == killed[2]
+        assert [value[:2] for value in _values(killed | batches)] == [
+            *("0a", "0b", "1a", "1b", "2a", "2b", "3a", "3b"),
+            "4",
+        ]
 
     def test_restart_of_the_server_does_not_end_the_query(self, source: SparkSession, tmp_path: Path) -> None:
         batches: Batches = {}
