@@ -221,10 +221,10 @@ def _safety(function: Any, owner: Any) -> _Safe | None:
     if _is_marked(function) or _is_marked(owner):
         return _Safe()
     _add_known(_module(function))
-    known = _codes.get(getattr(function, "__code__", None))  # type: ignore[arg-type]
-    if known is None:
+    properties = _codes.get(getattr(function, "__code__", None))  # type: ignore[arg-type]
+    if properties is None:
         return None
-    safe, classes = known
+    safe, classes = properties
     return safe if owner is None or not classes or type(owner) in classes else None
 
 

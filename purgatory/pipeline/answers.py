@@ -132,11 +132,14 @@ def _strata(timeouts: Sequence[int]) -> list[int]:
     return begins
 
 
-def estimates(rows: Frame, wanted: float) -> dict[Kind, Estimate | None]:
+def estimates(rows: Frame, timeout_rate: float) -> dict[Kind, Estimate | None]:
     """The estimate for each kind of operation, the most frequent first; `None` if no arrival is settled."""
     counted = rows.groupby(["purgatory", "operation"])["operations"].sum().sort_values(ascending=False, kind="stable")
-    known = dict(list(settled(rows).groupby(["purgatory", "operation"])))
-    return {kind: estimate(ends(known[kind]), wanted) if kind in known else None for kind in counted.index}
+    settled_rows = dict(list(settled(rows).groupby(["purgatory", "operation"])))
+    return {
+        kind: estimate(ends(settled_rows[kind]), timeout_rate) if kind in settled_rows else None
+        for kind in counted.index
+    }
 
 
 def longest_timeout(rows: Frame) -> float | None:

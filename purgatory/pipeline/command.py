@@ -175,18 +175,18 @@ def _rollup(options: argparse.Namespace) -> None:
 def _report(options: argparse.Namespace) -> None:
     report.check(options.output, options.timeout_rate)
 
-    def is_wanted(day: date) -> bool:
+    def is_requested(day: date) -> bool:
         if day == options.compare:
             return True
         return (options.first or date.min) <= day <= (options.last or date.max)
 
     if cube.files(options.source):
-        table = cube.load(options.source, is_wanted)
+        table = cube.load(options.source, is_requested)
     else:
         trace.refuse_empty(options.source)
         with _spark(options) as (spark, steps):
             steps.begin(f"rolling up {options.source}")
-            table = trace.of_days(spark, options.source, is_wanted)
+            table = trace.of_days(spark, options.source, is_requested)
             steps.say("writing the report")
     written = report.report(table, options.output, options.timeout_rate, options.compare)
     lines = [f"{each.colour}: {each.text} {each.evidence}" for each in written.verdicts if each.colour != "green"]

@@ -58,12 +58,12 @@ def save(table: pa.Table, path: str, day: date) -> None:
     system.move(hidden, f"{place}/cube.parquet")
 
 
-def load(path: str, is_wanted: Callable[[date], bool]) -> pa.Table:
-    """Read the cube of the wanted days. Raises `PipelineError` if it has none of them."""
+def load(path: str, is_requested: Callable[[date], bool]) -> pa.Table:
+    """Read the cube of the requested days. Raises `PipelineError` if it has none of them."""
     system, below = _open(path)
     tables = []
     for name in files(path):
-        if not name.startswith("date=") or is_wanted(date.fromisoformat(name[5:15])):
+        if not name.startswith("date=") or is_requested(date.fromisoformat(name[5:15])):
             with system.open_input_file(f"{below}/{name}") as file:
                 tables.append(pq.read_table(file))
     if not tables:
@@ -71,7 +71,7 @@ def load(path: str, is_wanted: Callable[[date], bool]) -> pa.Table:
     table = pa.concat_tables(tables, promote_options="permissive")
     days = pc.divide(table["arrived"], _DAY)
     unwanted = [
-        each for each in pc.unique(days).to_pylist() if each is not None and not is_wanted(_EPOCH + timedelta(each))
+        each for each in pc.unique(days).to_pylist() if each is not None and not is_requested(_EPOCH + timedelta(each))
     ]
     return table.filter(pc.invert(pc.is_in(days, pa.array(unwanted, pa.int64()))))
 

@@ -56,7 +56,7 @@ class Ends:
 class Estimate:
     """What is known of the timeouts of a kind of operation."""
 
-    wanted: float
+    timeout_rate: float
     """The share that may expire."""
     rates: Floats
     """The share that expires with a timeout at each of `EDGES`, up to the longest that is known."""
@@ -64,7 +64,7 @@ class Estimate:
     high: Floats
     """The 95 % band of that share."""
     timeout: float | None
-    """The shortest timeout with which no more than the wanted share expires; `None` if that is not known."""
+    """The shortest timeout with which no more than the share `timeout_rate` expires; `None` if that is not known."""
     earliest: float | None
     latest: float | None
     """The 95 % band of that timeout; `None` where it has no end."""
@@ -95,39 +95,39 @@ class Estimate:
         return float((widths * (before + self.rates[: count + 1]) / 2).sum())
 
 
-def estimate(ends: Ends, wanted: float) -> Estimate:
-    """Estimate which timeouts keep the share of operations that expire at `wanted`."""
+def estimate(ends: Ends, timeout_rate: float) -> Estimate:
+    """Estimate which timeouts keep the share of operations that expire at `timeout_rate`."""
     blocks = ends.seen.shape[1]
     random = np.random.default_rng(0)
     drawn = random.multinomial(blocks, np.full(blocks, 1 / blocks), _DRAWS)
     weights = np.ones((_DRAWS + 1, blocks))  # the first are those of the estimate itself
     weights[1:] += (drawn - 1) * _WIDER
 
-    known = int(np.flatnonzero(ends.seen.sum(axis=(0, 1)))[-1]) + 1
-    lower, upper, agree = _curves(ends.gone[:, :, :known], ends.seen[:, :, :known], weights)
+    num_bins = int(np.flatnonzero(ends.seen.sum(axis=(0, 1)))[-1]) + 1
+    lower, upper, agree = _curves(ends.gone[:, :, :num_bins], ends.seen[:, :, :num_bins], weights)
     low = np.quantile(lower[1:], 0.025, axis=0).clip(0.0, 1.0)
     high = np.quantile(upper[1:], 0.975, axis=0).clip(0.0, 1.0)
-    place, *draws = _crossing(upper, wanted).tolist()
+    place, *draws = _crossing(upper, timeout_rate).tolist()
     draws.sort()
     safe, latest = draws[int(_SAFE * _DRAWS)], draws[int(0.975 * _DRAWS)]
-    earliest = sorted(_crossing(lower[1:], wanted).tolist())[int(0.025 * _DRAWS)]
+    earliest = sorted(_crossing(lower[1:], timeout_rate).tolist())[int(0.025 * _DRAWS)]
 
     reason = None
-    if place < known and np.count_nonzero(_outlasting(ends, place)) < FEW:
+    if place < num_bins and np.count_nonzero(_outlasting(ends, place)) < FEW:
         reason = "few"
-    elif safe >= known:
-        reason = "unreached" if agree or lower[0, -1] > wanted else "strata"
+    elif safe >= num_bins:
+        reason = "unreached" if agree or lower[0, -1] > timeout_rate else "strata"
     total = int(ends.seen.sum())
-    at = min(place, known - 1)
+    at = min(place, num_bins - 1)
     rate, variance = float(upper[0, at]), float(upper[1:, at].var())
     return Estimate(
-        wanted,
+        timeout_rate,
         upper[0],
         low,
         high,
-        None if place >= known else float(EDGES[place]),
-        None if earliest >= known else float(EDGES[max(earliest - 1, 0)]),
-        None if latest >= known else float(EDGES[latest]),
+        None if place >= num_bins else float(EDGES[place]),
+        None if earliest >= num_bins else float(EDGES[max(earliest - 1, 0)]),
+        None if latest >= num_bins else float(EDGES[latest]),
         None if reason else float(EDGES[safe]),
         total,
         rate * (1 - rate) / variance if variance > 0 else total,
@@ -181,8 +181,8 @@ def _outlasting(ends: Ends, place: int) -> Floats:
     return longer
 
 
-def _crossing(curves: Floats, wanted: float) -> npt.NDArray[np.intp]:
-    """For each draw the first place at which no more than the wanted share expires, or one behind all."""
-    reached = curves <= wanted
+def _crossing(curves: Floats, timeout_rate: float) -> npt.NDArray[np.intp]:
+    """For each draw the first place at which no more than the share `timeout_rate` expires, or one behind all."""
+    reached = curves <= timeout_rate
     places: npt.NDArray[np.intp] = np.where(reached.any(axis=1), reached.argmax(axis=1), curves.shape[1])
     return places

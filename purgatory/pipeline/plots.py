@@ -49,12 +49,12 @@ def rates(found: Estimate) -> str:
     axis.set_xscale("log")
     axis.fill_between(times[shown], found.low[shown], found.high[shown], color=_ACCENT, alpha=0.25, lw=0)
     axis.plot(times[shown], found.rates[shown], color=_ACCENT, linewidth=1.8)
-    axis.axhline(found.wanted, color=_SOFT, linewidth=1, linestyle="--")
+    axis.axhline(found.timeout_rate, color=_SOFT, linewidth=1, linestyle="--")
     if found.safe is not None:
-        axis.plot(found.safe, found.wanted, "o", color=_BAD, markersize=6, zorder=5)
+        axis.plot(found.safe, found.timeout_rate, "o", color=_BAD, markersize=6, zorder=5)
         axis.annotate(
             seconds(found.safe),
-            (found.safe, found.wanted),
+            (found.safe, found.timeout_rate),
             xytext=(5, 6),
             textcoords="offset points",
             color=_BAD,

@@ -69,11 +69,11 @@ class Steps:
             redirect_stderr=False,
             disable=not self._console.is_terminal,
         )
-        with watching(self._spark) as look, bar:
+        with watching(self._spark) as progress, bar:
             shown = bar.add_task("", visible=False)
-            told = busy = time.monotonic()
+            reported = busy = time.monotonic()
             while not over.wait(_LOOK):
-                tasks = look()
+                tasks = progress()
                 now = time.monotonic()
                 bar.update(
                     shown, description=self._name, completed=tasks.done, total=tasks.total, visible=tasks.total > 0
@@ -83,6 +83,6 @@ class Steps:
                 elif now >= busy + self._patience:
                     self.say(_NO_EXECUTOR.format(now - busy, tasks.total - tasks.done))
                     busy = now
-                if tasks.total and not self._console.is_terminal and now >= told + self._interval:
+                if tasks.total and not self._console.is_terminal and now >= reported + self._interval:
                     self.say(f"{self._name}: {tasks.done} of {tasks.total} tasks are done")
-                    told = now
+                    reported = now

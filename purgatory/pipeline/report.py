@@ -37,10 +37,10 @@ class Report:
     verdicts: list[Verdict]
 
 
-def check(output: str, wanted: float) -> Path:
+def check(output: str, timeout_rate: float) -> Path:
     """Make the directory. Raises `PipelineError` if that has anything in it, and for a share that is none."""
-    if not 0 < wanted < 1:
-        raise PipelineError(f"timeout-rate must be a share between 0 and 1, not {wanted!r}")
+    if not 0 < timeout_rate < 1:
+        raise PipelineError(f"timeout-rate must be a share between 0 and 1, not {timeout_rate!r}")
     directory = Path(output)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -52,32 +52,32 @@ def check(output: str, wanted: float) -> Path:
     return directory
 
 
-def report(table: pa.Table, output: str, wanted: float = 0.01, compare: date | None = None) -> Report:
+def report(table: pa.Table, output: str, timeout_rate: float = 0.01, compare: date | None = None) -> Report:
     """Write the report on a cube to the directory `output`, which is empty or missing.
 
-    `wanted` is the share of operations that may expire, and `compare` the day with which the newest one is compared.
+    `timeout_rate` is the share of operations that may expire, and `compare` the day to compare the newest one with.
     Raises `PipelineError`.
     """
-    directory = check(output, wanted)
+    directory = check(output, timeout_rate)
     left_out = refused(table)
     rows = answers.rows_of(table)
     if rows.empty:
         raise PipelineError("there are no operations in these days")
     days = sorted(set(rows["day"]))
     if compare is not None and (compare not in days or compare == days[-1]):
-        known = ", ".join(map(str, days[:-1][-10:])) or "none"
-        raise PipelineError(f"compare must be an earlier day that has operations, not {compare}: there are {known}")
+        earlier = ", ".join(map(str, days[:-1][-10:])) or "none"
+        raise PipelineError(f"compare must be an earlier day that has operations, not {compare}: there are {earlier}")
     hottest = answers.keys(table)
-    found = answers.estimates(rows, wanted)
-    said = verdicts(rows, hottest, wanted, None if compare is None else (days[-1], compare))
-    advice = {kind: _advice(of_kind(rows, kind), estimate, wanted) for kind, estimate in found.items()}
+    found = answers.estimates(rows, timeout_rate)
+    said = verdicts(rows, hottest, timeout_rate, None if compare is None else (days[-1], compare))
+    advice = {kind: _advice(of_kind(rows, kind), estimate, timeout_rate) for kind, estimate in found.items()}
     ladders = {
         kind: answers.ladder(of_kind(rows, kind), estimate) for kind, estimate in found.items() if estimate is not None
     }
     summary = answers.operations(rows, "purgatory", "operation").set_index(["purgatory", "operation"])
     load = answers.pending(rows)
     tables = {
-        "advice": _advised(found, wanted),
+        "advice": _advised(found, timeout_rate),
         "ladder": pd.DataFrame(
             [{"purgatory": kind[0], "operation": kind[1], **asdict(rung)} for kind in ladders for rung in ladders[kind]]
         ),
@@ -99,7 +99,7 @@ def report(table: pa.Table, output: str, wanted: float = 0.01, compare: date | N
     content = {
         "about": _about(rows, left_out),
         "verdicts": said,
-        "wanted": percent(wanted),
+        "timeout_rate": percent(timeout_rate),
         "kinds": [
             {
                 "name": kind_name(kind),
@@ -132,7 +132,7 @@ def of_kind(rows: Frame, kind: Kind) -> Frame:
     return rows[(rows["purgatory"] == kind[0]) & (rows["operation"] == kind[1])]
 
 
-def _advice(rows: Frame, found: Estimate | None, wanted: float) -> str:
+def _advice(rows: Frame, found: Estimate | None, timeout_rate: float) -> str:
     used = answers.longest_timeout(rows)
     if found is None:
         longest = max(used or 0.0, float(rows["wait_max"].max()))
@@ -141,7 +141,8 @@ def _advice(rows: Frame, found: Estimate | None, wanted: float) -> str:
             "longer than that. Record for ten times as long."
         )
     if found.reason is None and found.safe is not None:
-        return f"{seconds(found.safe)}. With this timeout at most {percent(wanted)} expire, with a probability of 90 %."
+        share = percent(timeout_rate)
+        return f"{seconds(found.safe)}. With this timeout at most {share} expire, with a probability of 90 %."
     last = float(found.rates[-1])
     longest = float(EDGES[len(found.rates) - 1]) if used is None else used
     until, longer = seconds(longest), seconds(longest * _LONGER)
@@ -173,7 +174,7 @@ def _small(found: Estimate | None) -> str:
     )
 
 
-def _advised(found: dict[Kind, Estimate | None], wanted: float) -> Frame:
+def _advised(found: dict[Kind, Estimate | None], timeout_rate: float) -> Frame:
     rows = [
         {
             "purgatory": kind[0],
@@ -181,7 +182,7 @@ def _advised(found: dict[Kind, Estimate | None], wanted: float) -> Frame:
             "timeout_s": each.safe if each else None,
             "low_s": each.earliest if each else None,
             "high_s": each.latest if each else None,
-            "rate": wanted,
+            "rate": timeout_rate,
             "estimate_s": each.timeout if each else None,
             "reason": "unsettled" if each is None else each.reason,
         }

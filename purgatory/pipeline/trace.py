@@ -118,14 +118,14 @@ def rollup(
         raise PipelineError(f"{path} is the cube of a stream: name another directory")
     rows = read(spark, journal)
     slots = span(rows)
-    wanted = list(days)
-    for day in wanted:
+    requested = list(days)
+    for day in requested:
         if day not in slots:
             raise PipelineError(f"{journal} has no operations that arrived on {day}")
-    if not wanted:
+    if not requested:
         settled = days_of(path)[:-_AGAIN]
-        wanted = [day for day in slots if day not in settled]
-    for day in wanted:
+        requested = [day for day in slots if day not in settled]
+    for day in requested:
         table = _day(rows, day, slots[day])
         save(table, path, day)
         operations = table.filter(pa.compute.is_valid(table["outcome"]))["operations"]
@@ -133,13 +133,13 @@ def rollup(
         for instance, number in refused(table).items():
             line += f"; {count(number)} of {name(instance)} are left out, as they end later than now"
         say(line)
-    return wanted
+    return requested
 
 
-def of_days(spark: SparkSession, journal: str, is_wanted: Callable[[date], bool]) -> pa.Table:
-    """The cube of the wanted days of a journal, which is written nowhere. Raises `PipelineError`."""
+def of_days(spark: SparkSession, journal: str, is_requested: Callable[[date], bool]) -> pa.Table:
+    """The cube of the requested days of a journal, which is written nowhere. Raises `PipelineError`."""
     rows = read(spark, journal)
-    slots = {day: slot for day, slot in span(rows).items() if is_wanted(day)}
+    slots = {day: slot for day, slot in span(rows).items() if is_requested(day)}
     if not slots:
         raise PipelineError(f"{journal} has none of these days")
     return pa.concat_tables([_day(rows, day, slot) for day, slot in slots.items()])

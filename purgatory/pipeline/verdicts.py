@@ -36,9 +36,9 @@ class Verdict:
     evidence: str
 
 
-def verdicts(rows: Frame, hottest: Frame, wanted: float, compared: tuple[date, date] | None) -> list[Verdict]:
+def verdicts(rows: Frame, hottest: Frame, timeout_rate: float, compared: tuple[date, date] | None) -> list[Verdict]:
     """All statements, the worst first. `compared` is the day in question and the one that it is compared with."""
-    found = [*_missed(rows, hottest), *_sick(rows, wanted), *_late(rows)]
+    found = [*_missed(rows, hottest), *_sick(rows, timeout_rate), *_late(rows)]
     if compared is not None:
         found += _changed(rows, *compared)
     return sorted(found, key=lambda each: ("red", "amber", "green").index(each.colour))
@@ -61,7 +61,7 @@ def _missed(rows: Frame, hottest: Frame) -> list[Verdict]:
     return found or [Verdict("green", "No check was missed.", "The last try at the deadline completed no operation.")]
 
 
-def _sick(rows: Frame, wanted: float) -> list[Verdict]:
+def _sick(rows: Frame, timeout_rate: float) -> list[Verdict]:
     found = []
     for kind, some in rows.groupby(["purgatory", "operation"]):
         each = operations(some, "instance")
@@ -75,7 +75,7 @@ def _sick(rows: Frame, wanted: float) -> list[Verdict]:
                     text = f"{name(row['instance'])} is slow: {kind_name(kind)} waits {times}."
                     evidence = f"{seconds(row[column])} {words}, compared with {seconds(usual)} for the others."
                     well = some[some["instance"] != row["instance"]]
-                    found.append(Verdict("red", text, f"{evidence}{_without(some, well, wanted)}"))
+                    found.append(Verdict("red", text, f"{evidence}{_without(some, well, timeout_rate)}"))
                     break
     instances = rows["instance"].nunique()
     if not found and instances > 1:
@@ -84,13 +84,13 @@ def _sick(rows: Frame, wanted: float) -> list[Verdict]:
     return found
 
 
-def _without(some: Frame, well: Frame, wanted: float) -> str:
+def _without(some: Frame, well: Frame, timeout_rate: float) -> str:
     """How the advice would be without an instance that is slow."""
-    (with_it,), (without,) = (estimates(rows, wanted).values() for rows in (some, well))
+    (with_it,), (without,) = (estimates(rows, timeout_rate).values() for rows in (some, well))
     if without is None or without.safe is None:
         return ""
-    known = with_it.safe if with_it else None
-    return f" Without it, the advice is {seconds(without.safe)} instead of {seconds(known) if known else 'none'}."
+    safe = with_it.safe if with_it else None
+    return f" Without it, the advice is {seconds(without.safe)} instead of {seconds(safe) if safe else 'none'}."
 
 
 def _late(rows: Frame) -> list[Verdict]:

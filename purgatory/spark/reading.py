@@ -190,11 +190,11 @@ class Plan:
     tasks: list[Place] = field(default_factory=list)
     """The place at which each task begins."""
 
-    def fill(self, stream: JsonStream, page: Page, most: int | None, until: str | None) -> Page:
+    def fill(self, stream: JsonStream, page: Page, max_messages: int | None, until: str | None) -> Page:
         """Plan tasks for the response `page`, at the offset of `end`, and the responses after it. Return the last one.
 
-        The last response reaches the offset `until` (the end of the stream if it is `None`), or completes `most`
-        messages or 64 MiB, unless `most` is `None`.
+        The last response reaches the offset `until` (the end of the stream if it is `None`), or completes 64 MiB or
+        `max_messages` messages, unless that is `None`.
         """
         first = self.end.position
         size = task = 0
@@ -207,7 +207,7 @@ class Plan:
                 if task >= _TASK:
                     task = 0
             self.end = Place(page.end, self.end.position + len(page))
-            full = most is not None and (self.end.position - first >= most or size >= _SIZE)
+            full = max_messages is not None and (self.end.position - first >= max_messages or size >= _SIZE)
             if full or (page.up_to_date if until is None else page.end >= until):
                 return page
             offset = page.end

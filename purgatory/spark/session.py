@@ -171,8 +171,8 @@ def watching(spark: SparkSession) -> Iterator[Callable[[], Tasks]]:
     latest = [Tasks(0, 0, 0)]
 
     def handle(stages: Iterable[Any] | None, inflight_tasks: int, operation_id: str | None, done: bool) -> None:
-        known = () if stages is None or done else tuple(stages)
-        counts = (sum(each.num_completed_tasks for each in known), sum(each.num_tasks for each in known))
+        started = () if stages is None or done else tuple(stages)
+        counts = (sum(each.num_completed_tasks for each in started), sum(each.num_tasks for each in started))
         latest[0] = Tasks(*counts, 0 if done else inflight_tasks)
 
     spark.registerProgressHandler(cast(Any, handle))

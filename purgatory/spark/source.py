@@ -85,7 +85,7 @@ class _Options:
     starting: str
     """An offset, or the protocol's name of one."""
     wait: float
-    most: int
+    max_messages: int
     """Messages of a micro-batch."""
 
     def start(self) -> Place:
@@ -169,7 +169,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the option `maxMessagesPerBatch`."""
-        return ReadMaxRows(self._options.most)
+        return ReadMaxRows(self._options.max_messages)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """End the query where the stream ends now."""
@@ -178,9 +178,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the place behind the next micro-batch, or `start` if no message comes within the wait."""
         place = _place(start)
-        most, until = None, self._until
+        max_messages, until = None, self._until
         if isinstance(limit, ReadMaxRows):
-            most = limit.max_rows
+            max_messages = limit.max_rows
         elif until is None:  # the trigger is `once`
             until = self._stream.end()
         if place.offset == until:
@@ -189,7 +189,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if page is None:
             return start
         plan = Plan(place)
-        self._page = plan.fill(self._stream, page, most, until)
+        self._page = plan.fill(self._stream, page, max_messages, until)
         # Without messages the offset must stay the same, because Spark would make a batch of a change.
         end = _offset(plan) if plan.tasks else start
         self._at = end["offset"]
@@ -273,10 +273,10 @@ def _check_schema(schema: StructType) -> None:
 
 def _options(options: Mapping[str, str]) -> _Options:
     """Check the options, whose names are in lower case."""
-    known = ("url", "startingOffset", "wait", "maxMessagesPerBatch")
+    supported = ("url", "startingOffset", "wait", "maxMessagesPerBatch")
     for name in options:
-        if name not in map(str.lower, known):
-            raise PipelineError(f"unknown option {name}: use {', '.join(known)}")
+        if name not in map(str.lower, supported):
+            raise PipelineError(f"unknown option {name}: use {', '.join(supported)}")
     url = options.get("url")
     if not url:
         raise PipelineError('the option url is missing: call .option("url", "http://127.0.0.1:4437/v1/stream/news")')
@@ -287,10 +287,10 @@ def _options(options: Mapping[str, str]) -> _Options:
         raise PipelineError(
             f"the option startingOffset must be earliest, latest or an offset of the stream, not {starting!r}"
         )
-    most = options.get("maxmessagesperbatch", "100000")
-    if not re.fullmatch(r"[0-9]{1,19}", most) or not 1 <= int(most) <= _MAX_MESSAGES:
-        raise PipelineError(f"the option maxMessagesPerBatch must be a number of at least 1, not {most!r}")
-    return _Options(JsonStream(url), starting, _seconds(options.get("wait", "10")), int(most))
+    max_messages = options.get("maxmessagesperbatch", "100000")
+    if not re.fullmatch(r"[0-9]{1,19}", max_messages) or not 1 <= int(max_messages) <= _MAX_MESSAGES:
+        raise PipelineError(f"the option maxMessagesPerBatch must be a number of at least 1, not {max_messages!r}")
+    return _Options(JsonStream(url), starting, _seconds(options.get("wait", "10")), int(max_messages))
 
 
 def _check_url(url: str) -> None:

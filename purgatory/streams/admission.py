@@ -89,9 +89,9 @@ def jittered(seconds: float, draw: Callable[[], float] = random.random) -> float
 class Clients:
     """Counts requests by the address of their client."""
 
-    def __init__(self, most: int, what: str) -> None:
-        """Refuse more than `most` requests of a client, which are named `what` in the error."""
-        self._most = most
+    def __init__(self, limit: int, what: str) -> None:
+        """Refuse more than `limit` requests of a client, which are named `what` in the error."""
+        self._limit = limit
         self._what = what
         self._counts: dict[str, int] = {}
 
@@ -101,8 +101,8 @@ class Clients:
 
     def check(self, address: str) -> None:
         """Raise `TooManyRequests` if the client has reached its limit."""
-        if self._counts.get(address, 0) >= self._most:
-            raise TooManyRequests(f"the client has reached its limit of {self._most} {self._what}")
+        if self._counts.get(address, 0) >= self._limit:
+            raise TooManyRequests(f"the client has reached its limit of {self._limit} {self._what}")
 
     def enter(self, address: str) -> None:
         """Count a request, until `leave`."""
@@ -123,9 +123,9 @@ class Budget:
     So one client's stalled requests are no reason to refuse another's. What is small is neither counted nor refused.
     """
 
-    def __init__(self, most: int) -> None:
-        """Let all requests hold `most` bytes."""
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        """Let all requests hold `limit` bytes."""
+        self._limit = limit
         self._shares: dict[str, int] = {}
         self.bytes = 0
         """Those that are held now."""
@@ -136,11 +136,11 @@ class Budget:
 
     def check(self, client: str, more: int = 1) -> None:
         """Raise `Refusal` unless the client may hold `more` bytes."""
-        share = self._most // 8
+        share = self._limit // 8
         if self._shares.get(client, 0) + more > share:
             raise Refusal(429, f"the client has reached its limit of {share} bytes in memory", [RETRY])
-        if self.bytes + more > self._most:
-            raise Refusal(503, f"the server has reached its limit of {self._most} bytes in memory", [RETRY])
+        if self.bytes + more > self._limit:
+            raise Refusal(503, f"the server has reached its limit of {self._limit} bytes in memory", [RETRY])
 
     def change(self, client: str, by: int) -> None:
         """Count `by` more bytes of the client."""

@@ -116,8 +116,8 @@ def _run(options: argparse.Namespace) -> None:
     if options.demo and options.database is not None:
         options.parser.error("--demo is for one process: leave out --database and --workers")
     # A waiting client is an open file: take as many as the system lets us.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     reserved = None
     if not options.port:
         reserved = bound(options.host, 0)  # the URL of webhooks has to name the port

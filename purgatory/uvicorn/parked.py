@@ -235,8 +235,8 @@ class QuietConnection(asyncio.Protocol, TimerTask):
         if self.listener is None and not self.held:
             self._wake(data)
             return
-        most = self.shared.protocol_class.most_behind
-        if most is not None and len(self.held) + len(data) > most:
+        limit = self.shared.protocol_class.most_behind
+        if limit is not None and len(self.held) + len(data) > limit:
             self.flags |= CLOSE | DEAF
             self.held = b""
             return

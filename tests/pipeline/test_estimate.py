@@ -41,10 +41,10 @@ waits = st.lists(st.tuples(st.integers(0, BLOCKS - 1), st.floats(0.001, 9.9)), m
 
 @given(waits, st.floats(0.002, 9.0), st.floats(0.01, 0.99))
 def test_with_one_timeout_the_rate_is_the_share_that_lasts_longer(
-    operations: list[tuple[int, float]], timeout: float, wanted: float
+    operations: list[tuple[int, float]], timeout: float, timeout_rate: float
 ) -> None:
     watched = [(block, min(wait, timeout), wait <= timeout) for block, wait in operations]
-    answer = estimate(ends(watched), wanted)
+    answer = estimate(ends(watched), timeout_rate)
     for wait in (0.001, 0.01, 0.1, 1.0, timeout):
         if place(wait) < len(answer.rates):
             longer = sum(
@@ -53,7 +53,7 @@ def test_with_one_timeout_the_rate_is_the_share_that_lasts_longer(
             assert answer.at(wait)[0] == pytest.approx(longer / len(watched))
     assert (np.diff(answer.rates) <= 1e-12).all()
     if answer.timeout is not None:
-        assert answer.at(answer.timeout)[0] <= wanted
+        assert answer.at(answer.timeout)[0] <= timeout_rate
 
 
 def test_operations_that_end_together_tell_less() -> None:
@@ -71,11 +71,11 @@ def test_a_rate_that_is_not_reached() -> None:
     assert answer.longest == pytest.approx(2.0, rel=0.03)
 
 
-@pytest.mark.parametrize(("blocks", "wanted", "timeout"), [(9, 0.3, 0.1), (5, 0.05, 5.0)])
-def test_too_few_blocks_have_operations_that_last_so_long(blocks: int, wanted: float, timeout: float) -> None:
+@pytest.mark.parametrize(("blocks", "timeout_rate", "timeout"), [(9, 0.3, 0.1), (5, 0.05, 5.0)])
+def test_too_few_blocks_have_operations_that_last_so_long(blocks: int, timeout_rate: float, timeout: float) -> None:
     operations = [(block, 0.1, True) for block in range(BLOCKS) for _ in range(100)]
     slow = [(block, 5.0, True) for block in range(blocks) for _ in range(100)]
-    answer = estimate(ends(operations + slow), wanted)
+    answer = estimate(ends(operations + slow), timeout_rate)
     assert (answer.reason, answer.safe) == ("few", None)
     assert answer.timeout == pytest.approx(timeout, rel=0.03)
 

@@ -101,7 +101,7 @@ def make(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Maker
             table = pa.Table.from_pylist(given, SCHEMA).append_column("instance", instances)
         frame = spark.createDataFrame(table.append_column("file", pa.repeat("a", len(table))))
         found = trace.cube(frame, options.pop("slot", 1), options.pop("now", None)).toArrow()
-        return Made(report(found, str(tmp_path_factory.mktemp("report") / "out"), **{"wanted": 0.1, **options}))
+        return Made(report(found, str(tmp_path_factory.mktemp("report") / "out"), **{"timeout_rate": 0.1, **options}))
 
     return made
 
@@ -146,12 +146,12 @@ class TestAdvice:
 
     def test_a_rate_that_is_not_reached_says_what_to_do(self, make: Maker) -> None:
         made = make(service(timeout=0.5))
-        wanted = "% still expire at 500 ms, the longest timeout in use: raise that to 5 s for an hour, and report ag"
-        assert wanted in made.advice[KIND]
+        advice = "% still expire at 500 ms, the longest timeout in use: raise that to 5 s for an hour, and report ag"
+        assert advice in made.advice[KIND]
         assert made.reason() == "unreached"
 
     def test_short_and_long_work_is_not_pooled(self, make: Maker) -> None:
-        made = make(service(3000, 0.1, 1.0) + service(1500, 4.0, 20.0), wanted=0.02)
+        made = make(service(3000, 0.1, 1.0) + service(1500, 4.0, 20.0), timeout_rate=0.02)
         assert made.advice[KIND].startswith("No answer: operations with short timeouts end differently from those wi")
         assert made.reason() == "strata"
 

@@ -130,13 +130,13 @@ def rows(name: str, seed: int) -> pa.Table:
     return table.append_column("instance", pa.repeat(f"{name} {seed}", len(table)))
 
 
-def found(spark: SparkSession, journals: Iterable[pa.Table], wanted: float) -> dict[str, list[Estimate]]:
+def found(spark: SparkSession, journals: Iterable[pa.Table], timeout_rate: float) -> dict[str, list[Estimate]]:
     """The estimates from journals, which have the column `instance`, by the name of their world."""
     journal = pa.concat_tables(journals)
     journal = spark.createDataFrame(journal.append_column("file", pa.repeat("a world", len(journal))))
     rows = answers.rows_of(trace.cube(journal, SLOT).toArrow())
     estimates = defaultdict(list)
-    for (world, operation), estimate in answers.estimates(rows, wanted).items():
+    for (world, operation), estimate in answers.estimates(rows, timeout_rate).items():
         if estimate is not None and operation != LAST:
             estimates[world].append(estimate)
     return estimates
@@ -146,11 +146,11 @@ class Score(NamedTuple):
     """How often the pipeline was right about a world."""
 
     truth: float
-    """The shortest timeout with which no more than the wanted share expires."""
+    """The shortest timeout with which no more than the requested share expires."""
     covered: int
     """Bands that have the truth."""
     kept: int
-    """Advised timeouts that keep the wanted share."""
+    """Advised timeouts that keep the requested share."""
     refusals: Counter[str]
     advised: list[float]
 
@@ -165,14 +165,14 @@ def scored(truth: float, estimates: Sequence[Estimate]) -> Score:
     return Score(truth, covered, sum(safe >= truth for safe in advised), refusals, advised)
 
 
-def scores(spark: SparkSession, seeds: int, wanted: float) -> dict[str, Score]:
+def scores(spark: SparkSession, seeds: int, timeout_rate: float) -> dict[str, Score]:
     """The scores of all worlds, from journals of so many seeds each."""
-    estimates = found(spark, [rows(name, seed) for name in WORLDS for seed in range(seeds)], wanted)
+    estimates = found(spark, [rows(name, seed) for name in WORLDS for seed in range(seeds)], timeout_rate)
     result = {}
     for name, world in WORLDS.items():
         lives = [world(np.random.default_rng(1_000_000 + number)) for number in range(300)]
         lasting = np.concatenate([np.minimum(life.takes, life.leaves) for life in lives])
-        result[name] = scored(float(np.quantile(lasting, 1 - wanted)), estimates[name])
+        result[name] = scored(float(np.quantile(lasting, 1 - timeout_rate)), estimates[name])
     return result
 
 

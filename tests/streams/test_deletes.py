@@ -89,10 +89,10 @@ async def test_a_deleted_stream_goes_in_steps_between_commands(
         assert await left(streams) > 200  # the others have waited for a step each
         done.set()
         await until_left(streams, 9)
-        known = await streams.find("large")
+        cached = await streams.find("large")
         for _ in range(2):
-            assert (await streams.chunk(known, 0)).body() == b"y"
-            known.drop_recent()
+            assert (await streams.chunk(cached, 0)).body() == b"y"
+            cached.drop_recent()
     assert (max(steps), sum(steps)) == (5, 250)
 
 
@@ -123,9 +123,9 @@ async def test_a_deleted_stream_gives_its_room_back_to_the_disk(tmp_path: Path, 
     assert max(freed) <= 257  # with a page of pointers
     await streams.run(Append("small", BINARY, b"z"))  # the first one of a new write-ahead log
     assert file.with_name("streams.sqlite-wal").stat().st_size <= 32 * 1024 * 1024
-    known = await streams.find("small")
-    known.drop_recent()
-    assert (await streams.chunk(known, 0)).body() == b"x" * 10_000 + b"y" * 20 + b"z"
+    cached = await streams.find("small")
+    cached.drop_recent()
+    assert (await streams.chunk(cached, 0)).body() == b"x" * 10_000 + b"y" * 20 + b"z"
     assert writing.execute("PRAGMA integrity_check") == [("ok",)]
 
 
@@ -279,9 +279,9 @@ async def test_a_long_chain_is_dropped_in_steps(settings: Settings, monkeypatch:
     async with opened(settings) as streams:
         for creation in creations(35):
             await streams.run(creation)
-        known = await streams.find("34")
-        known.drop_recent()
-        assert (await streams.chunk(known, 0)).body() == 35 * b"x"
+        cached = await streams.find("34")
+        cached.drop_recent()
+        assert (await streams.chunk(cached, 0)).body() == 35 * b"x"
         for number in range(34):
             await streams.run(Delete(f"{number}"))
         assert not removed  # all are kept for the last one

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from purgatory.streams.engine.cache import Known
+from purgatory.streams.engine.cache import CachedStream
 from purgatory.streams.engine.readers import Readers
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http.streams import Polls
@@ -262,7 +262,7 @@ class TestTrouble:
                 async with httpx.AsyncClient(base_url=server.url, timeout=60) as reader:
                     poll = asyncio.ensure_future(reader.get("/v1/stream/a?live=long-poll&offset=now"))
                     await until(lambda: server.application.streams.reads.num_delayed == 1)
-                    monkeypatch.setattr(Known, "recent_chunk", lambda *arguments: None)
+                    monkeypatch.setattr(CachedStream, "recent_chunk", lambda *arguments: None)
                     monkeypatch.setattr(Readers, "stored", fail)
                     await reader.post("/v1/stream/a", content="x", headers=TEXT)
                     return (await poll).status_code

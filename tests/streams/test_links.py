@@ -305,9 +305,9 @@ class TestPages:
             commands.append(command)
             return await run(command)
 
-        def count(self: Database, glob: Glob, after: str, most: int) -> Any:
-            asked.append(most)
-            return matched(self, glob, after, most)
+        def count(self: Database, glob: Glob, after: str, limit: int) -> Any:
+            asked.append(limit)
+            return matched(self, glob, after, limit)
 
         monkeypatch.setattr(server.application.streams, "run", record)
         monkeypatch.setattr(Database, "matched", count)

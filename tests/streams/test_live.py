@@ -93,7 +93,7 @@ async def test_closing_answers_the_polls() -> None:
     assert json.loads(watched.live.answer()) == {"number": 0, "workers": []}
     with pytest.raises(PurgatoryClosed):
         watched.live.poll(None)
-    watched.live.told()
+    watched.live.note_viewer()
     watched.clock.advance(2 * POLL)
     assert watched.live.number == 0
     assert watched.has_nothing_scheduled()

@@ -205,11 +205,11 @@ async def test_a_stream_that_is_created_again_here_is_not_hidden_by_its_deletion
     await there.run(Delete("a"))
     refreshing = asyncio.ensure_future(here.refresh(["a"]))
     await asyncio.sleep(0)
-    stream = here.cache._known["a"].stream.copy()
+    stream = here.cache._cached["a"].stream.copy()
     stream.id += 1
     here.publish("a", stream)
     await refreshing
-    assert not here.cache._known["a"].gone
+    assert not here.cache._cached["a"].gone
     assert isinstance(await read, NotFound)
 
 

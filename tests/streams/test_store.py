@@ -146,30 +146,30 @@ async def test_very_many_appends_are_read_in_parts(streams: Streams) -> None:
     for _ in range(25):
         await streams.run(Append("a", "text/plain", b"x"))
     for from_memory in (True, False):
-        known = await streams.find("a")
+        cached = await streams.find("a")
         if not from_memory:
-            known.drop_recent()
+            cached.drop_recent()
         ends = [0]
         while ends[-1] < 25:
-            ends.append((await streams.chunk(known, ends[-1], Extent(1000, 10))).end)
+            ends.append((await streams.chunk(cached, ends[-1], Extent(1000, 10))).end)
         assert ends == [0, 10, 20, 25]
 
 
 async def test_read_of_data_that_is_deleted_meanwhile_raises_not_found(streams: Streams) -> None:
     await streams.run(Create("a", "text/plain", body=b"hello"))
-    known = await streams.find("a")
-    known.drop_recent()
+    cached = await streams.find("a")
+    cached.drop_recent()
     await streams.run(Delete("a"))
     with pytest.raises(NotFound):
-        await streams.chunk(known, 0)
+        await streams.chunk(cached, 0)
 
 
 async def test_readers_at_the_same_place_share_a_read_of_the_database(streams: Streams) -> None:
     await streams.run(Create("a", "text/plain", body=b"hello"))
-    known = await streams.find("a")
-    known.drop_recent()
-    reads = [streams.wait(known, 0, 30.0) for _ in range(3)]
-    reads += [streams.wait(known, 2, 30.0)]
+    cached = await streams.find("a")
+    cached.drop_recent()
+    reads = [streams.wait(cached, 0, 30.0) for _ in range(3)]
+    reads += [streams.wait(cached, 2, 30.0)]
     streams.reads.check_and_complete("a")
     chunks = [await each for each in reads]
     assert chunks[0] is chunks[1] is chunks[2]
@@ -178,18 +178,18 @@ async def test_readers_at_the_same_place_share_a_read_of_the_database(streams: S
 
 async def test_waiting_reader_gets_the_error_of_a_failing_database(streams: Streams) -> None:
     await streams.run(Create("a", "text/plain", body=b"hello"))
-    known = await streams.find("a")
-    known.drop_recent()
+    cached = await streams.find("a")
+    cached.drop_recent()
     await streams.run(Fault([]))
     execute(streams, "DROP TABLE data")
-    assert isinstance(await streams.wait(known, 0, 30.0), StorageError)
+    assert isinstance(await streams.wait(cached, 0, 30.0), StorageError)
 
 
 @pytest.mark.parametrize("command", [Append("a", "text/plain", b"x"), Delete("a")])
 async def test_readers_of_a_stream_no_longer_in_memory_are_told_of_its_changes(streams: Streams, command: Any) -> None:
     await streams.run(Create("a", "text/plain"))
-    known = await streams.find("a")
-    reads = [streams.wait(known, 0, 60.0) for _ in range(2)]
+    cached = await streams.find("a")
+    reads = [streams.wait(cached, 0, 60.0) for _ in range(2)]
     streams.cache.forget("a")
     await streams.run(command)
     found = [await each for each in reads]
@@ -219,14 +219,14 @@ async def test_look_up_sees_a_deletion_that_happens_meanwhile(streams: Streams, 
 
 async def test_committed_stream_is_not_overridden_by_an_older_look_up(streams: Streams) -> None:
     await streams.run(Create("a", "text/plain"))
-    known = await streams.find("a")
-    read = streams.wait(known, 0, 60.0)
+    cached = await streams.find("a")
+    read = streams.wait(cached, 0, 60.0)
     streams.cache.forget("a")
     execute(streams, "DELETE FROM streams")
     with answers_held(streams.store) as answers:
         streams.readers.look("a")
         answer = await answers.get()
-    streams.cache._known["a"] = known
+    streams.cache._cached["a"] = cached
     answer.set()
     await streams._background.join()
     assert not read.done()
@@ -256,10 +256,10 @@ async def test_reads_prolong_a_stream_and_few_of_them_are_stored(
     stored = []
     for _ in range(300):
         now += 0.1
-        known = await streams.find("a")
-        streams.touch(known)
+        cached = await streams.find("a")
+        streams.touch(cached)
         await streams._background.join()
-        stored.append(streams.cache._known["a"].stream.deadline)
+        stored.append(streams.cache._cached["a"].stream.deadline)
         assert stored[-1] is not None
         assert 40 <= stored[-1] - now <= 41
     assert len(set(stored)) < 45

@@ -28,10 +28,10 @@ SUBSCRIPTIONS = "/v1/stream/__ds/subscriptions"
 
 
 def subscribe(
-    pattern: str | None = "e/*", *streams: str, name: str = "s", kind: str = "pull-wake", most: int | None = None
+    pattern: str | None = "e/*", *streams: str, name: str = "s", kind: str = "pull-wake", limit: int | None = None
 ) -> core.Subscribe:
     url, wake_stream = ("https://a.example", None) if kind == "webhook" else (None, "wakes")
-    return core.Subscribe(name, kind, pattern, streams, url, wake_stream, 10.0, None, most)
+    return core.Subscribe(name, kind, pattern, streams, url, wake_stream, 10.0, None, limit)
 
 
 def create(path: str, body: bytes = b"x") -> Create:
@@ -247,7 +247,7 @@ class TestMembership:
         with pytest.raises(core.AlreadyExists):
             streams.run(subscribe("f/*"))
         with pytest.raises(Forbidden, match="the limit of 1 subscriptions is reached"):
-            streams.run(subscribe(name="t", most=1))
+            streams.run(subscribe(name="t", limit=1))
 
     def test_nothing_is_left_of_a_deleted_subscription(self, woken: Core) -> None:
         woken.run(core.Unsubscribe("s"), core.Unsubscribe("s"))

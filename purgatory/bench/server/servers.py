@@ -34,9 +34,9 @@ _SPARE: Final = 500
 def missing(case: Case) -> str | None:
     """The reason if a case cannot be measured here."""
     needed = case.parameters.get("readers", 0) + _SPARE
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most != resource.RLIM_INFINITY and most < needed:
-        return f"a process may have {most:,} open files (ulimit -Hn), and needs {needed:,}"
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard_limit != resource.RLIM_INFINITY and hard_limit < needed:
+        return f"a process may have {hard_limit:,} open files (ulimit -Hn), and needs {needed:,}"
     if case.implementation == REFERENCE:
         for program in ("node", "npm"):
             if shutil.which(program) is None:

@@ -121,7 +121,7 @@ class Create(Command[Created]):
     closed: bool = False
     body: bytes = b""
     fork: Fork | None = None
-    most: int | None = None
+    limit: int | None = None
     """The greatest number of streams."""
 
     @property
@@ -149,8 +149,8 @@ class Create(Command[Created]):
                 f"a fork must not have the data of more than {_SPANS} streams: copy the data to a stream of its own"
             )
         rows, units = messages.parse(media, self.body) if self.body else ([], 0)
-        if self.most is not None and transaction.source.count() + len(transaction.added) >= self.most:
-            raise Forbidden(f"the limit of {self.most} streams is reached")
+        if self.limit is not None and transaction.source.count() + len(transaction.added) >= self.limit:
+            raise Forbidden(f"the limit of {self.limit} streams is reached")
 
         stream = Stream(transaction.source.new_id(), self.path, content_type, media, self._config(content_type))
         stream.ttl, stream.created, stream.closed = self.ttl, transaction.now, self.closed
@@ -261,7 +261,7 @@ class Append(OfStream[Appended]):
     seq: str | None = None
     producer: Identity | None = None
     close: bool = False
-    most: int | None = None
+    limit: int | None = None
     """The greatest number of units of the stream."""
 
     def apply(self, transaction: Transaction) -> Appended:
@@ -288,8 +288,8 @@ class Append(OfStream[Appended]):
             rows, units = messages.parse(stream.media_type, self.body)
             if not units:
                 raise Invalid("the JSON array must not be empty")
-            if self.most is not None and stream.tail + units > self.most:
-                raise Full(f"the stream must not have more than {self.most} bytes or messages")
+            if self.limit is not None and stream.tail + units > self.limit:
+                raise Full(f"the stream must not have more than {self.limit} bytes or messages")
 
         stream = transaction.change(stream)
         touch(transaction, stream)
@@ -311,28 +311,28 @@ class Append(OfStream[Appended]):
         if self.producer is not None:
             if stream.closed_by == str(self.producer):
                 return Appended(stream.tail, True, False, self.producer.seq)
-            known = transaction.producer(stream, self.producer.name)
-            if known is not None and self.producer.epoch < known.epoch:
-                raise StaleEpoch(known.epoch)
+            stored = transaction.producer(stream, self.producer.name)
+            if stored is not None and self.producer.epoch < stored.epoch:
+                raise StaleEpoch(stored.epoch)
         elif self.close and not self.body:
             return Appended(stream.tail, True, False)
         raise StreamClosed(stream.tail)
 
     def _accepted(self, transaction: Transaction, stream: Stream, producer: Identity) -> int | None:
         """Return the last sequence number if this append is a repetition, else `None`."""
-        known = transaction.producer(stream, producer.name)
-        if known is not None and producer.epoch < known.epoch:
-            raise StaleEpoch(known.epoch)
-        if known is None or producer.epoch > known.epoch:
+        stored = transaction.producer(stream, producer.name)
+        if stored is not None and producer.epoch < stored.epoch:
+            raise StaleEpoch(stored.epoch)
+        if stored is None or producer.epoch > stored.epoch:
             if producer.seq:
-                if known is None:
+                if stored is None:
                     raise SequenceGap(0, producer.seq)
                 raise Invalid("Producer-Seq must be 0 at the beginning of an epoch")
             return None
-        if producer.seq <= known.seq:
-            return known.seq
-        if producer.seq > known.seq + 1:
-            raise SequenceGap(known.seq + 1, producer.seq)
+        if producer.seq <= stored.seq:
+            return stored.seq
+        if producer.seq > stored.seq + 1:
+            raise SequenceGap(stored.seq + 1, producer.seq)
         return None
 
 

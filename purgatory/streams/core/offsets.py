@@ -49,5 +49,5 @@ def next_cursor(cursor: str | None, now: float) -> str:
     It is greater than that of the request, if that had a `known_cursor`.
     """
     current = int(now - _EPOCH) // _INTERVAL
-    known = 0 if cursor is None else int(cursor)
-    return str(current) if known < current else str(known + random.randint(1, _JITTER))
+    requested = 0 if cursor is None else int(cursor)
+    return str(current) if requested < current else str(requested + random.randint(1, _JITTER))

@@ -107,7 +107,7 @@ class Subscribe(_OfSubscription[View]):
     wake_stream: str | None
     lease: float
     description: str | None
-    most: int | None = None
+    limit: int | None = None
     """The greatest number of subscriptions."""
     matched: Collection[str] = ()
     """Paths that the pattern matches, of the streams with ids up to `matched_until`: they were looked up before."""
@@ -122,13 +122,13 @@ class Subscribe(_OfSubscription[View]):
             ]
         )
         digest = config if len(config) <= _CONFIG else f"sha256:{hashlib.sha256(config.encode()).hexdigest()}"
-        known = transaction.subscription(self.id)
-        if known is not None:
-            if known.config not in (digest, config):  # earlier versions have stored all of it
+        existing = transaction.subscription(self.id)
+        if existing is not None:
+            if existing.config not in (digest, config):  # earlier versions have stored all of it
                 raise AlreadyExists("the subscription exists already, with another configuration")
-            return _view(transaction, known, transaction.linked(self.id, "", PAGE))
-        if self.most is not None and transaction.subscription_count() >= self.most:
-            raise Forbidden(f"the limit of {self.most} subscriptions is reached")
+            return _view(transaction, existing, transaction.linked(self.id, "", PAGE))
+        if self.limit is not None and transaction.subscription_count() >= self.limit:
+            raise Forbidden(f"the limit of {self.limit} subscriptions is reached")
         glob = None if self.pattern is None else Glob(self.pattern)
         matched = set(self.matched)
         if glob is not None:

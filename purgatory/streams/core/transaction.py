@@ -119,10 +119,10 @@ class Transaction:
 
     def secret(self, name: str, new: str) -> str:
         """Return the secret with this name, which is `new` if there was none."""
-        known = self.secrets.get(name) or self.source.secret(name)
-        if known is None:
-            known = self.secrets[name] = new
-        return known
+        stored = self.secrets.get(name) or self.source.secret(name)
+        if stored is None:
+            stored = self.secrets[name] = new
+        return stored
 
     # Streams.
 

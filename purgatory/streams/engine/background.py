@@ -55,7 +55,7 @@ class Alarm:
         self._loop = asyncio.get_running_loop()
         self._handle: asyncio.TimerHandle | None = None
         self._handle_at = 0.0
-        self._wanted: float | None = None
+        self._requested: float | None = None
         """The earliest re-check requested while a check was running."""
         self._looking = False
         self._closing = False
@@ -77,7 +77,7 @@ class Alarm:
             return
         when = self._loop.time() + delay
         if self._looking:
-            self._wanted = when if self._wanted is None else min(when, self._wanted)
+            self._requested = when if self._requested is None else min(when, self._requested)
             return
         if self._handle is not None:
             if self._handle_at <= when:
@@ -106,7 +106,7 @@ class Alarm:
             raise
         finally:
             self._looking = False
-            wanted, self._wanted = self._wanted, None
-            if wanted is not None:
-                self.after(wanted - self._loop.time())
+            requested, self._requested = self._requested, None
+            if requested is not None:
+                self.after(requested - self._loop.time())
             self.at(next_time)

@@ -23,7 +23,7 @@ _BYTES: Final = 64 * 1024 * 1024
 """Bytes of streams and their recent appends that are kept in memory."""
 _STREAM: Final = 1_000
 """Bytes of a stream in memory, in addition to its texts."""
-_KNOWN: Final = 10_000
+_MAX_STREAMS: Final = 10_000
 """Streams that are kept in memory."""
 
 
@@ -80,7 +80,7 @@ class Chunk:
 
 
 @dataclass(slots=True)
-class Known:
+class CachedStream:
     """A stream as it was committed, and its last appends."""
 
     stream: Stream
@@ -96,7 +96,7 @@ class Known:
     """Whether it is deleted, and not kept for forks."""
     chunk: Chunk | None = None
     """The last chunk that was made, because many readers are at the same position."""
-    chunk_most: Extent = CHUNK
+    chunk_extent: Extent = CHUNK
     """The extent with which it was made."""
     keys: tuple[str] = field(init=False)
     """The keys of the reads that wait for it, which share this tuple."""
@@ -111,15 +111,15 @@ class Known:
         self.chunk = None
         return size
 
-    def recent_chunk(self, position: int, most: Extent = CHUNK) -> Chunk | None:
-        """Return the data behind `position`, up to the extent `most`, if it is in memory."""
+    def recent_chunk(self, position: int, extent: Extent = CHUNK) -> Chunk | None:
+        """Return the data behind `position`, up to the extent `extent`, if it is in memory."""
         stream = self.stream
         chunk = self.chunk
-        if chunk is not None and chunk.begin == position and chunk.stream is stream and self.chunk_most == most:
+        if chunk is not None and chunk.begin == position and chunk.stream is stream and self.chunk_extent == extent:
             return chunk
         if not self.recent or position < self.recent[0].begin:
             return None
-        rows = self._recent_from(position, most.rows)
+        rows = self._recent_from(position, extent.rows)
         if stream.media_type == messages.JSON and position > rows[0].begin:
             return None  # splitting a row of messages takes too long for the loop
         parts: list[Part] = []
@@ -127,22 +127,22 @@ class Known:
         for row in rows:
             parts.append(Part(max(row.begin, position), row.end, row))
             size += len(row.data)
-            if size >= most.size:
+            if size >= extent.size:
                 break
-        self.chunk_most = most
+        self.chunk_extent = extent
         chunk = self.chunk = Chunk(stream, position, parts[-1].end, parts)
         return chunk
 
-    def _recent_from(self, position: int, most: int) -> list[Row]:
-        """Return at most `most` rows, from the row with the unit at `position` on."""
+    def _recent_from(self, position: int, limit: int) -> list[Row]:
+        """Return at most `limit` rows, from the row with the unit at `position` on."""
         rows = self.recent
         count = len(rows)
         index = count - 1 if rows[-1].begin <= position else bisect_right(rows, position, key=itemgetter(0)) - 1
         if 2 * index < count:
-            return list(islice(rows, index, index + most))
+            return list(islice(rows, index, index + limit))
         # A deque is walked from its nearer end.
         following = count - index
-        found = list(islice(reversed(rows), max(0, following - most), following))
+        found = list(islice(reversed(rows), max(0, following - limit), following))
         found.reverse()
         return found
 
@@ -151,70 +151,70 @@ class Cache:
     """The streams that were used last, by path."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, Known] = OrderedDict()
+        self._cached: OrderedDict[str, CachedStream] = OrderedDict()
         self._size = 0
 
     def __contains__(self, path: str) -> bool:
-        return path in self._known
+        return path in self._cached
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._cached)
 
-    def get(self, path: str) -> Known | None:
+    def get(self, path: str) -> CachedStream | None:
         """Return the stream at `path`, if it is remembered."""
-        return self._known.get(path)
+        return self._cached.get(path)
 
     def used(self, path: str) -> None:
         """Make the stream at `path` the last one to be forgotten."""
-        self._known.move_to_end(path)
+        self._cached.move_to_end(path)
 
-    def drop_recent(self, known: Known) -> None:
+    def drop_recent(self, cached: CachedStream) -> None:
         """Forget the appends of a stream."""
-        self._size -= known.drop_recent()
+        self._size -= cached.drop_recent()
 
-    def remember(self, stream: Stream, rows: Iterable[Row] = ()) -> Known:
+    def remember(self, stream: Stream, rows: Iterable[Row] = ()) -> CachedStream:
         """Remember what a stream is now, and the `rows` that were appended to it.
 
-        Return the known state. If that is newer, nothing changes.
+        Return the cached state. If that is newer, nothing changes.
         """
-        known = self._known.get(stream.path)
-        if known is None or known.stream.id != stream.id:
+        cached = self._cached.get(stream.path)
+        if cached is None or cached.stream.id != stream.id:
             self.forget(stream.path)
-            known = self._known[stream.path] = Known(stream)
-        elif known.stream.version > stream.version:
-            return known  # overtaken by a later one
+            cached = self._cached[stream.path] = CachedStream(stream)
+        elif cached.stream.version > stream.version:
+            return cached  # overtaken by a later one
         # A character may have four bytes.
         own_size = _STREAM + 4 * stream.text_size
-        self._size += own_size - known.own_size
-        known.own_size = own_size
+        self._size += own_size - cached.own_size
+        cached.own_size = own_size
         for row in rows:
-            if known.recent and known.recent[-1].end != row.begin:
-                self._size -= known.drop_recent()  # another process has appended meanwhile
-            known.recent.append(row)
-            known.size += _size(row)
+            if cached.recent and cached.recent[-1].end != row.begin:
+                self._size -= cached.drop_recent()  # another process has appended meanwhile
+            cached.recent.append(row)
+            cached.size += _size(row)
             self._size += _size(row)
-        if known.recent and known.recent[-1].end != stream.tail:
-            self._size -= known.drop_recent()
-        known.stream = stream
-        self._known.move_to_end(stream.path)
-        while self._size > _BYTES or len(self._known) > _KNOWN:
-            path, oldest = next(iter(self._known.items()))
-            if len(self._known) == 1:  # too large alone
+        if cached.recent and cached.recent[-1].end != stream.tail:
+            self._size -= cached.drop_recent()
+        cached.stream = stream
+        self._cached.move_to_end(stream.path)
+        while self._size > _BYTES or len(self._cached) > _MAX_STREAMS:
+            path, oldest = next(iter(self._cached.items()))
+            if len(self._cached) == 1:  # too large alone
                 while self._size > _BYTES and len(oldest.recent) > 1:
                     size = _size(oldest.recent.popleft())
                     oldest.size -= size
                     self._size -= size
                 break
             self.forget(path)
-        return known
+        return cached
 
     def forget(self, path: str) -> None:
         """Forget the stream at `path`."""
-        known = self._known.pop(path, None)
-        if known is not None:
-            self._size -= known.size + known.own_size
+        cached = self._cached.pop(path, None)
+        if cached is not None:
+            self._size -= cached.size + cached.own_size
 
     def clear(self) -> None:
         """Forget all streams."""
-        self._known.clear()
+        self._cached.clear()
         self._size = 0

@@ -87,7 +87,7 @@ class Live:
             purgatory.add_listener(waits)
         self._workers: list[str] = []
         self._interval = INTERVAL if store is None else SHARED
-        self._last = self._published = self._polled = self._told = -math.inf
+        self._last = self._published = self._polled = self._viewer_noted = -math.inf
         self._next: Handle | None = None
         self._sharing: asyncio.Task[None] | None = None
 
@@ -117,9 +117,9 @@ class Live:
         """Return the seconds since the beginning of the last poll."""
         return self._clock.time() - self._polled
 
-    def told(self) -> None:
+    def note_viewer(self) -> None:
         """Take note that another process reports an open dashboard."""
-        self._told = self._clock.time()
+        self._viewer_noted = self._clock.time()
         self._schedule_snapshot()
 
     def listening(self, refresh: Refresh) -> Refresh:
@@ -127,7 +127,7 @@ class Live:
 
         async def hear(keys: Collection[str]) -> None:
             if LOOKING in keys:
-                self.told()
+                self.note_viewer()
             await refresh(keys)
 
         return hear
@@ -170,7 +170,7 @@ class Live:
         self._next = None
         looking = self._numbers.num_waiting > 0
         self._last = self._clock.time()
-        if not looking and self._last > self._told + FRESH:
+        if not looking and self._last > self._viewer_noted + FRESH:
             return  # the next poll starts it again
         snapshot = json.dumps(self.snapshot(), separators=(",", ":"))
         if self._store is not None:

@@ -10,7 +10,7 @@ from purgatory.streams.core import messages
 from purgatory.streams.core.errors import NotFound
 from purgatory.streams.core.state import Part, Row, Stream
 from purgatory.streams.engine.background import Background
-from purgatory.streams.engine.cache import LIVE, Cache, Chunk, Known
+from purgatory.streams.engine.cache import LIVE, Cache, CachedStream, Chunk
 from purgatory.streams.engine.store import PATIENCE, Store
 from purgatory.streams.storage.database import Extent, StorageError
 
@@ -44,16 +44,16 @@ class Read(DelayedOperation["Chunk | Exception"]):
         self.last_look: LastLook | None = None
 
     def try_complete(self) -> bool:
-        known = self.readers.cache.get(self.path)
-        if known is None:
+        cached = self.readers.cache.get(self.path)
+        if cached is None:
             self.readers.look(self.path)
             return False
-        stream = known.stream
-        if stream.id != self.stream.id or stream.deleted or known.gone:
+        stream = cached.stream
+        if stream.id != self.stream.id or stream.deleted or cached.gone:
             self.chunk = NotFound("the stream is deleted")
             return self.force_complete()
         if self.position < stream.tail:
-            chunk = known.recent_chunk(self.position, LIVE)
+            chunk = cached.recent_chunk(self.position, LIVE)
             if chunk is None:
                 self.readers.load(self)
                 return False
@@ -124,20 +124,22 @@ class Readers:
         if self.purgatory.num_delayed >= self._max_pending:
             raise PurgatoryFull(f"the limit of waiting reads is reached: max_pending is {self._max_pending}")
 
-    async def stored(self, stream: Stream, position: int, most: Extent) -> Chunk:
-        """Return the data behind `position`, up to the extent `most`, from the database.
+    async def stored(self, stream: Stream, position: int, extent: Extent) -> Chunk:
+        """Return the data behind `position`, up to the extent `extent`, from the database.
 
         Raises `NotFound` or `StorageError`.
         """
         media = stream.media_type
         parts = await self._store.read(
-            lambda database: [_split(media, part) for part in database.read(stream.pieces(position), most)]
+            lambda database: [_split(media, part) for part in database.read(stream.pieces(position), extent)]
         )
         if not parts:
             raise NotFound("the stream is deleted")
         return Chunk(stream, position, parts[-1].end, parts)
 
-    def wait(self, known: Known, position: int, timeout: float, address: str = "", *, now: bool = False) -> Read:
+    def wait(
+        self, cached: CachedStream, position: int, timeout: float, address: str = "", *, now: bool = False
+    ) -> Read:
         """Return an operation that waits for data behind `position`, for the client with `address`.
 
         Raises `TooManyRequests`, `PurgatoryFull` or `PurgatoryClosed`.
@@ -145,10 +147,10 @@ class Readers:
         self.clients.check(address)  # again, because others may have come since `check_room`
         # Notifications of what other processes store may be late.
         patience = _LOOKING if self._store.shared else 0.0
-        operation = Read(self, known.stream, position, timeout + patience, address, now)
+        operation = Read(self, cached.stream, position, timeout + patience, address, now)
         self.clients.enter(address)
         try:
-            self.purgatory.try_complete_else_watch(operation, known.keys)
+            self.purgatory.try_complete_else_watch(operation, cached.keys)
             if self._store.shared and not operation.done():
                 operation.last_look = LastLook(operation)
                 timer = self.purgatory.timer
@@ -171,9 +173,9 @@ class Readers:
 
     async def _load(self, key: tuple[int, int], path: str) -> None:
         try:
-            known = self.cache.get(path)
+            cached = self.cache.get(path)
             mine = self._loading[key][0].stream
-            stream = mine if known is None or known.stream.id != mine.id else known.stream
+            stream = mine if cached is None or cached.stream.id != mine.id else cached.stream
             loaded: Chunk | Exception = await self.stored(stream, key[1], LIVE)
         except Exception as error:
             loaded = error
@@ -185,8 +187,8 @@ class Readers:
 
     def look_last(self, read: Read) -> None:
         """End a read after its deadline, when the database was read once more."""
-        known = self.cache.get(read.path)
-        if known is not None and self._loop.time() < known.looked_at + _FRESH:
+        cached = self.cache.get(read.path)
+        if cached is not None and self._loop.time() < cached.looked_at + _FRESH:
             self._end(read)
         elif read.path in self._ending:
             self._ending[read.path].append(read)
@@ -203,8 +205,8 @@ class Readers:
             failure = error
         finally:
             ending = self._ending.pop(path)
-        if failure is None and (known := self.cache.get(path)) is not None:
-            known.looked_at = now
+        if failure is None and (cached := self.cache.get(path)) is not None:
+            cached.looked_at = now
         for read in ending:
             if failure is not None:
                 read.chunk = failure

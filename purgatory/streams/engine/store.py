@@ -87,13 +87,13 @@ class Turns(Generic[T]):
             # Otherwise a client with many slow items would be first in each turn, and other clients would wait.
             self._items.move_to_end(client, last=False)
 
-    def take(self, most: int) -> list[T]:
-        """Take at most `most` of the next items, one of each client in turn."""
+    def take(self, limit: int) -> list[T]:
+        """Take at most `limit` of the next items, one of each client in turn."""
         taken: list[T] = []
-        while self._items and len(taken) < most:
+        while self._items and len(taken) < limit:
             client, items = next(iter(self._items.items()))
             # A single client takes all turns.
-            count = min(most - len(taken), len(items)) if len(self._items) == 1 else 1
+            count = min(limit - len(taken), len(items)) if len(self._items) == 1 else 1
             taken += [items.popleft() for _ in range(count)]
             if items:
                 self._items.move_to_end(client)
@@ -292,13 +292,13 @@ class Store:
             elif is_single:
                 logger.exception("a command has failed")
             if is_final:
-                self._tell([], None, [(future, None, error) for _, future, _ in batch])
+                self._settle_soon([], None, [(future, None, error) for _, future, _ in batch])
                 return
         else:
             if transaction.is_changed:
                 self._failing(None)
             self._commands.put_back([(item[2], item) for item in batch[len(outcomes) :]])
-            self._tell(_changes(transaction), transaction, outcomes)
+            self._settle_soon(_changes(transaction), transaction, outcomes)
             return
         for item in batch:  # the database may refuse one of them
             self._write_batch([item], attempts + 1 if is_single else 1)
@@ -333,7 +333,7 @@ class Store:
         """Tell the loop the present state of the streams that an uncertain transaction may have changed."""
         unsure = self._unsure
         if unsure is not None:
-            self._tell([Change(path, database.stream(path), []) for path in unsure.paths], unsure, [])
+            self._settle_soon([Change(path, database.stream(path), []) for path in unsure.paths], unsure, [])
             self._unsure = None
 
     def _transact(self, batch: list[_Item]) -> tuple[Transaction, list[_Outcome]]:
@@ -361,11 +361,11 @@ class Store:
             self._drop_at = 0.0
         return transaction, outcomes
 
-    def _tell(self, changes: list[Change], transaction: Transaction | None, outcomes: list[_Outcome]) -> None:
+    def _settle_soon(self, changes: list[Change], transaction: Transaction | None, outcomes: list[_Outcome]) -> None:
         with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._told, changes, transaction, outcomes)
+            self._loop.call_soon_threadsafe(self._settle, changes, transaction, outcomes)
 
-    def _told(self, changes: list[Change], transaction: Transaction | None, outcomes: list[_Outcome]) -> None:
+    def _settle(self, changes: list[Change], transaction: Transaction | None, outcomes: list[_Outcome]) -> None:
         try:
             if transaction is not None:
                 self._committed(changes, transaction)

@@ -12,7 +12,7 @@ from purgatory.streams.core.state import Row, Stream
 from purgatory.streams.core.transaction import Transaction
 from purgatory.streams.core.wakes import MAX_LINKS
 from purgatory.streams.engine.background import SOON, Alarm, Background
-from purgatory.streams.engine.cache import CHUNK, Cache, Chunk, Known
+from purgatory.streams.engine.cache import CHUNK, Cache, CachedStream, Chunk
 from purgatory.streams.engine.readers import Read, Readers
 from purgatory.streams.engine.store import Change, Store
 from purgatory.streams.storage.database import Database, Extent, StorageUnavailable
@@ -86,37 +86,37 @@ class Streams:
 
     # Reads.
 
-    async def find(self, path: str) -> Known:
+    async def find(self, path: str) -> CachedStream:
         """Return the stream at `path`. Raises `NotFound`, `Gone` or `StorageError`."""
-        known = self.cache.get(path)
-        if known is None or self.store.shared:
+        cached = self.cache.get(path)
+        if cached is None or self.store.shared:
             stream = await self._look_up(path)
             if stream is None:
                 self.publish(path, None)
                 raise NotFound("there is no such stream")
-            known = self._remember(stream)
+            cached = self._remember(stream)
         else:
             self.cache.used(path)
-        if known.gone:
+        if cached.gone:
             raise NotFound("there is no such stream")
-        if known.stream.deleted:
+        if cached.stream.deleted:
             raise Gone("the stream is deleted")
-        if known.stream.deadline is not None and known.stream.deadline <= self.now():
+        if cached.stream.deadline is not None and cached.stream.deadline <= self.now():
             await self.run(Expire(path))
             raise NotFound("there is no such stream")
-        return known
+        return cached
 
     async def _look_up(self, path: str) -> Stream | None:
-        """Return the stream in the database, not older than the last notification of the path, unless it is known."""
+        """Return the stream in the database, not older than the last notification of the path, unless it is cached."""
         self._finding[path] += 1
         try:
             while True:
                 # A count and not a flag, because another look-up of the path must not reset it.
                 changes, stream = await self.store.read(lambda database: (self._overtaken[path], database.stream(path)))
-                known = self.cache.get(path)
-                # A known one is newer, or hears of the change. Otherwise a stream with many appends is read forever.
-                is_known = known is not None and stream is not None and known.stream.id == stream.id
-                if is_known or changes == self._overtaken[path]:
+                cached = self.cache.get(path)
+                # A cached one is newer, or hears of the change. Otherwise a stream with many appends is read forever.
+                is_cached = cached is not None and stream is not None and cached.stream.id == stream.id
+                if is_cached or changes == self._overtaken[path]:
                     return stream
         finally:
             self._finding[path] -= 1
@@ -124,51 +124,53 @@ class Streams:
                 del self._finding[path]
                 del self._overtaken[path]
 
-    def touch(self, known: Known) -> None:
+    def touch(self, cached: CachedStream) -> None:
         """Restart the time-to-live of the stream, because it is read."""
-        stream = known.stream
+        stream = cached.stream
         if stream.ttl is None or stream.deadline is None:
             return
         deadline = self.now() + stream.ttl
-        if deadline > stream.deadline and not known.touching:
+        if deadline > stream.deadline and not cached.touching:
             # A little more, so that not every read must be stored.
-            known.touching = True
-            self._background.spawn(self._touch(known, deadline + max(_LATE * stream.ttl, SOON)))
+            cached.touching = True
+            self._background.spawn(self._touch(cached, deadline + max(_LATE * stream.ttl, SOON)))
 
-    async def _touch(self, known: Known, deadline: float) -> None:
+    async def _touch(self, cached: CachedStream, deadline: float) -> None:
         try:
-            await self.run(Touch(known.stream.path, deadline))
+            await self.run(Touch(cached.stream.path, deadline))
         finally:
-            known.touching = False
+            cached.touching = False
 
-    async def chunk(self, known: Known, position: int, most: Extent = CHUNK) -> Chunk:
-        """Return the data behind `position`, up to the extent `most`. Raises `NotFound` or `StorageError`."""
-        stream = known.stream
-        if known.gone:
+    async def chunk(self, cached: CachedStream, position: int, extent: Extent = CHUNK) -> Chunk:
+        """Return the data behind `position`, up to the extent `extent`. Raises `NotFound` or `StorageError`."""
+        stream = cached.stream
+        if cached.gone:
             raise NotFound("the stream is deleted")  # there may still be some of its data
         if position >= stream.tail:
             return Chunk(stream, position, position)
-        chunk = known.recent_chunk(position, most)
-        return await self.readers.stored(stream, position, most) if chunk is None else chunk
+        chunk = cached.recent_chunk(position, extent)
+        return await self.readers.stored(stream, position, extent) if chunk is None else chunk
 
-    def wait(self, known: Known, position: int, timeout: float, address: str = "", *, now: bool = False) -> Read:
+    def wait(
+        self, cached: CachedStream, position: int, timeout: float, address: str = "", *, now: bool = False
+    ) -> Read:
         """Return an operation that waits for data behind `position`, as `Readers.wait`, and prolong the stream."""
-        self._keep(known)
-        return self.readers.wait(known, position, timeout, address, now=now)
+        self._keep(cached)
+        return self.readers.wait(cached, position, timeout, address, now=now)
 
-    def _keep(self, known: Known) -> None:
+    def _keep(self, cached: CachedStream) -> None:
         """Prolong a stream from time to time while reads wait for it, once for all of them."""
-        path, ttl = known.stream.path, known.stream.ttl
+        path, ttl = cached.stream.path, cached.stream.ttl
         if ttl is not None and path not in self._kept:
-            self._kept[path] = self._loop.call_later(ttl / 2, self._keep_on, known)
+            self._kept[path] = self._loop.call_later(ttl / 2, self._keep_on, cached)
 
-    def _keep_on(self, known: Known) -> None:
-        path = known.stream.path
+    def _keep_on(self, cached: CachedStream) -> None:
+        path = cached.stream.path
         del self._kept[path]
         if self.reads.is_watched(path):
-            known = self.cache.get(path) or known
-            self.touch(known)
-            self._keep(known)
+            cached = self.cache.get(path) or cached
+            self.touch(cached)
+            self._keep(cached)
 
     # What was committed.
 
@@ -192,10 +194,10 @@ class Streams:
         if path in self._finding:
             self._overtaken[path] += 1
         if stream is None:
-            known = self.cache.get(path)
-            if known is not None:
-                known.gone = True
-                self.cache.drop_recent(known)
+            cached = self.cache.get(path)
+            if cached is not None:
+                cached.gone = True
+                self.cache.drop_recent(cached)
         else:
             self._remember(stream, rows)
         self.reads.check_and_complete_soon(path)
@@ -206,16 +208,16 @@ class Streams:
         waiting: dict[str, Stream | None] = {}
         for path in paths:
             if self.reads.is_watched(path):
-                known = self.cache.get(path)
-                waiting[path] = None if known is None else known.stream
+                cached = self.cache.get(path)
+                waiting[path] = None if cached is None else cached.stream
             else:
                 self.cache.forget(path)  # because it may be outdated
         if waiting:
             found = await self._patiently(lambda database: database.streams(list(waiting)))
             for path, before in waiting.items():
-                known = self.cache.get(path)
+                cached = self.cache.get(path)
                 # A stream that this process has committed meanwhile is newer than one that is not found.
-                if path in found or known is None or known.stream is before:
+                if path in found or cached is None or cached.stream is before:
                     self.publish(path, found.get(path))
 
     async def _patiently(self, read: Callable[[Database], T]) -> T:
@@ -235,7 +237,7 @@ class Streams:
         self._overtaken.update(self._finding)
         self.cache.clear()
 
-    def _remember(self, stream: Stream, rows: Iterable[Row] = ()) -> Known:
-        known = self.cache.remember(stream, rows)
-        self._alarm.at(known.stream.deadline)
-        return known
+    def _remember(self, stream: Stream, rows: Iterable[Row] = ()) -> CachedStream:
+        cached = self.cache.remember(stream, rows)
+        self._alarm.at(cached.stream.deadline)
+        return cached

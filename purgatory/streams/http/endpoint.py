@@ -80,13 +80,13 @@ class Endpoint(ABC):
             with suppress(asyncio.CancelledError):
                 await reply(scope, receive, send)
 
-    async def json_body(self, scope: Scope, receive: Receive, most: int, default: bytes = b"") -> Any:
-        """The value of a body of at most `most` bytes that is JSON; `default` is in place of an empty one.
+    async def json_body(self, scope: Scope, receive: Receive, limit: int, default: bytes = b"") -> Any:
+        """The value of a body of at most `limit` bytes that is JSON; `default` is in place of an empty one.
 
         Raises `Invalid` for others, and what `requests.body` raises.
         """
         with self.limits.memory.hold(scope["purgatory.client"]) as hold:
-            text = await requests.body(receive, requests.Headers(scope), most, hold)
+            text = await requests.body(receive, requests.Headers(scope), limit, hold)
             try:
                 if len(text) <= SMALL:
                     return json.loads(text or default)

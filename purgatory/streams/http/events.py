@@ -17,7 +17,7 @@ from purgatory.lowlevel import take_result
 from purgatory.streams.admission import SMALL, Budget, Hold, Refusal, TooManyRequests, jittered
 from purgatory.streams.core import messages, offsets
 from purgatory.streams.core.state import Stream
-from purgatory.streams.engine.cache import Chunk, Known
+from purgatory.streams.engine.cache import CachedStream, Chunk
 from purgatory.streams.engine.readers import Read
 from purgatory.streams.engine.streams import Streams
 from purgatory.streams.http.replies import ALWAYS
@@ -34,11 +34,11 @@ class Events(WaitingStream["Chunk | Exception"]):
     __slots__ = (
         "address",
         "budget",
+        "cached",
         "cursor",
         "deadline",
         "heartbeat",
         "hold",
-        "known",
         "last",
         "pieces",
         "position",
@@ -51,7 +51,7 @@ class Events(WaitingStream["Chunk | Exception"]):
         settings: Settings,
         budget: Budget,
         pieces: "Pieces",
-        known: Known,
+        cached: CachedStream,
         position: int,
         cursor: str | None,
         address: str,
@@ -62,7 +62,7 @@ class Events(WaitingStream["Chunk | Exception"]):
         self.pieces: Pieces = pieces
         self.heartbeat: float = settings.heartbeat
         self.address: str = address
-        self.known: Known = known
+        self.cached: CachedStream = cached
         self.position: int = position
         self.cursor: str | None = cursor
         self.last: Read | None = None
@@ -73,7 +73,7 @@ class Events(WaitingStream["Chunk | Exception"]):
     def response(self) -> EventStream[Chunk | Exception]:
         """The response that has them."""
         headers = [*ALWAYS, (b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
-        if is_binary(self.known.stream):
+        if is_binary(self.cached.stream):
             headers.append((b"stream-sse-data-encoding", b"base64"))
         return _Response(self, headers)
 
@@ -87,7 +87,7 @@ class Events(WaitingStream["Chunk | Exception"]):
         timeout = min(self.heartbeat, max(left, 0.0))
         now = self.last is None
         try:
-            self.last = self.streams.wait(self.known, self.position, timeout, self.address, now=now)
+            self.last = self.streams.wait(self.cached, self.position, timeout, self.address, now=now)
         except (PurgatoryFull, TooManyRequests):
             return None  # since the last operation, others have come: the client may connect again
         return self.last

@@ -47,8 +47,8 @@ class Keys:
         """The stored keys, which are created if there are none. Raises `StorageError`."""
         private = Ed25519PrivateKey.generate().private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
         new = {"webhook signing key": private.hex(), "wake token key": secrets.token_hex(32)}
-        known = await streams.run(Secrets(new))
-        return cls(*(bytes.fromhex(known[name]) for name in new))
+        stored = await streams.run(Secrets(new))
+        return cls(*(bytes.fromhex(stored[name]) for name in new))
 
     def sign(self, body: bytes) -> str:
         """The header `Webhook-Signature` of a body."""

@@ -216,15 +216,15 @@ def fork(headers: Headers, prefix: str = "") -> Fork | None:
     return Fork(stream_path(path[len(ROOT) :]), None if offset is None else parse(offset), units)
 
 
-async def body(receive: Receive, headers: Headers, most: int, hold: Hold) -> bytes:
+async def body(receive: Receive, headers: Headers, limit: int, hold: Hold) -> bytes:
     """The body of the request, which is held while it comes. So are its headers, if it does not come at once.
 
     Raises `Refusal` if it is too large, or the client's share or all memory for bodies is used up, and if the client
     disconnects.
     """
     length = headers.get(b"content-length")
-    if length is not None and length.isdecimal() and int(length) > most:
-        raise Refusal(413, f"the body must not have more than {most} bytes")
+    if length is not None and length.isdecimal() and int(length) > limit:
+        raise Refusal(413, f"the body must not have more than {limit} bytes")
     chunks: list[bytes] = []
     size = head = 0
     while True:
@@ -236,8 +236,8 @@ async def body(receive: Receive, headers: Headers, most: int, hold: Hold) -> byt
             raise Refusal(499, "the client has disconnected")
         chunk = message.get("body", b"")
         size += len(chunk)
-        if size > most:
-            raise Refusal(413, f"the body must not have more than {most} bytes")
+        if size > limit:
+            raise Refusal(413, f"the body must not have more than {limit} bytes")
         if message.get("more_body", False):
             head = head or headers.size
         hold.resize(head + size)

@@ -83,7 +83,7 @@ class StreamEndpoint(Endpoint):
                 expires_at,
                 headers.is_true(b"stream-closed"),
                 fork=requests.fork(headers, scope.get("root_path", "")),
-                most=self.settings.max_streams,
+                limit=self.settings.max_streams,
                 body=await requests.body(receive, headers, self.settings.max_body, hold),
             )
             created = await self.streams.run(command)
@@ -150,13 +150,13 @@ class StreamEndpoint(Endpoint):
         address = scope["purgatory.client"]
         if live:
             self.streams.readers.check_room(address)
-        known = await self.streams.find(path)
-        stream = known.stream
+        cached = await self.streams.find(path)
+        stream = cached.stream
         if position is not None and position > stream.tail:
             raise errors.Invalid(
                 "the offset must not be beyond the end of the stream: pass one that this stream has returned"
             )
-        self.streams.touch(known)
+        self.streams.touch(cached)
         if position is None and not live:
             tail = Chunk(stream, stream.tail, stream.tail)
             return Reply(200, [*_headers(tail), _NO_STORE], tail.body())
@@ -166,14 +166,14 @@ class StreamEndpoint(Endpoint):
             if position < stream.tail:
                 self.limits.memory.check(address)
             pieces, memory = self._pieces, self.limits.memory
-            return Events(self.streams, self.settings, memory, pieces, known, position, cursor, address).response()
+            return Events(self.streams, self.settings, memory, pieces, cached, position, cursor, address).response()
         if live and position == stream.tail:
             if stream.closed:
                 return _nothing(Chunk(stream, position, position), None)
-            operation = self.streams.wait(known, position, jittered(self.settings.long_poll_timeout), address)
+            operation = self.streams.wait(cached, position, jittered(self.settings.long_poll_timeout), address)
             render, key = self._polls.of(cursor)
             return Poll(operation, render, key, self.limits.memory)
-        chunk = await self.streams.chunk(known, position, LIVE if live else CHUNK)
+        chunk = await self.streams.chunk(cached, position, LIVE if live else CHUNK)
         if live:
             return _polled(chunk, offsets.next_cursor(cursor, self.streams.now()), self._cache)
         return _caught_up(chunk, offset, Headers(scope).get(b"if-none-match"), self._cache)
@@ -275,12 +275,14 @@ def _cached(stream: Stream, cache: Header) -> Header:
     return cache if stream.deadline is None else _NO_STORE
 
 
-def _caught_up(chunk: Chunk, offset: str, known: str | None, cache: Header) -> Reply:
-    if known is None and (answer := chunk.answers.get(offset)) is not None:
+def _caught_up(chunk: Chunk, offset: str, if_none_match: str | None, cache: Header) -> Reply:
+    if if_none_match is None and (answer := chunk.answers.get(offset)) is not None:
         made: Reply = answer
         return made
     tag = _tag(chunk, offset)
-    if known is not None and tag.decode() in [each.strip().removeprefix("W/") for each in known.split(",")]:
+    if if_none_match is not None and tag.decode() in [
+        each.strip().removeprefix("W/") for each in if_none_match.split(",")
+    ]:
         return Reply(304, [(b"etag", tag), _cached(chunk.stream, cache)])
     # At the tail there may be more in a moment.
     cached = _cached(chunk.stream, cache) if chunk.parts else _NO_STORE

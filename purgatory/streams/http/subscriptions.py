@@ -73,9 +73,9 @@ class SubscriptionEndpoint(Endpoint):
             return error(409, str(exception), code="ALREADY_CLAIMED", current_holder=holder, generation=generation)
         if isinstance(exception, TokenInvalid):
             return error(401, str(exception), [(b"www-authenticate", b"Bearer")], code=exception.code)
-        known = _REFUSALS.get(type(exception))
-        if known is not None:
-            return error(known[0], str(exception), code=known[1])
+        refusal = _REFUSALS.get(type(exception))
+        if refusal is not None:
+            return error(refusal[0], str(exception), code=refusal[1])
         return refuse(exception)
 
     async def answer(self, scope: Scope, receive: Receive) -> Response:
@@ -135,7 +135,7 @@ class SubscriptionEndpoint(Endpoint):
         matched: list[str] = []
         after: str | None = None if exists else ""
         while after is not None:
-            look = partial(Database.matched, glob=glob, after=after, most=_LOOKED)
+            look = partial(Database.matched, glob=glob, after=after, limit=_LOOKED)
             some, after = await self.streams.store.read(look)
             matched += some
             if len(matched) > wakes.MAX_LINKS:
@@ -206,8 +206,8 @@ class SubscriptionEndpoint(Endpoint):
         await self.streams.run(core.Release(name, "pull-wake", *_wake(await self._body(scope, receive, SMALL)), token))
         return Reply(204)
 
-    async def _body(self, scope: Scope, receive: Receive, most: int = _BODY) -> dict[str, Any]:
-        given = await self.json_body(scope, receive, most, default=b"{}")
+    async def _body(self, scope: Scope, receive: Receive, limit: int = _BODY) -> dict[str, Any]:
+        given = await self.json_body(scope, receive, limit, default=b"{}")
         if not isinstance(given, dict):
             raise Invalid("the body must be a JSON object")
         return given

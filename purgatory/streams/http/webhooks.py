@@ -166,10 +166,10 @@ class Webhooks:
             await self._resolver.close()
 
     async def _deliver(self, name: str) -> None:
-        known = await self._streams.store.read(lambda database: database.subscription(name))
-        if known is None or known.url is None:
+        subscription = await self._streams.store.read(lambda database: database.subscription(name))
+        if subscription is None or subscription.url is None:
             return
-        async with self._slots.setdefault(urlsplit(known.url).netloc, asyncio.Semaphore(_AT_ONCE)):
+        async with self._slots.setdefault(urlsplit(subscription.url).netloc, asyncio.Semaphore(_AT_ONCE)):
             delivery = await self._streams.run(Deliver(name, _PATIENCE))
             if delivery is None:
                 return

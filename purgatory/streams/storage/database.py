@@ -253,31 +253,31 @@ class Database(Source, ABC):
 
     # What is not part of a transaction.
 
-    def read(self, pieces: Sequence[Piece], most: Extent) -> list[Part]:
-        """Return the data of `pieces`, up to the extent `most`."""
+    def read(self, pieces: Sequence[Piece], extent: Extent) -> list[Part]:
+        """Return the data of `pieces`, up to the extent `extent`."""
         parts: list[Part] = []
         size = 0
         for piece in pieces:
             _, begin, stop = piece
             while begin < stop:
                 before = begin
-                for row in self.rows(piece._replace(begin=begin), most.size - size):
+                for row in self.rows(piece._replace(begin=begin), extent.size - size):
                     end = min(row.end, stop)
                     parts.append(Part(begin, end, row))
                     size += len(row.data)
                     begin = end
-                    if size >= most.size or len(parts) >= most.rows:
+                    if size >= extent.size or len(parts) >= extent.rows:
                         return parts
                 if begin == before:
                     return parts  # deleted meanwhile
         return parts
 
-    def rows(self, piece: Piece, most: int) -> Iterable[Row]:
+    def rows(self, piece: Piece, limit: int) -> Iterable[Row]:
         """Return some of the rows of a piece. The first one may begin before.
 
-        Those beyond `most` bytes are not wanted: they need not come, or are not read until they are taken.
+        Those beyond `limit` bytes need not come, or are not read until they are taken.
         """
-        rows = self.execute(_SELECT_ROWS, [*of_piece(piece), most])
+        rows = self.execute(_SELECT_ROWS, [*of_piece(piece), limit])
         return [Row(first, last, bytes(data)) for first, last, data in rows]
 
     def streams(self, paths: Collection[str]) -> dict[str, Stream]:
@@ -305,18 +305,18 @@ class Database(Source, ABC):
         ]
         return streams, subscriptions, min((time for time in times if time is not None), default=None)
 
-    def listed(self, prefix: str, after: str, most: int) -> list[Stream]:
+    def listed(self, prefix: str, after: str, limit: int) -> list[Stream]:
         """Return streams whose paths begin with `prefix`, the first ones that follow `after`."""
         sql = f"{SELECT_STREAM} WHERE deleted = 0 AND path > ? AND path >= ? ORDER BY path LIMIT ?"
-        streams = map(stream_of_row, self.execute(sql, [after, prefix, most]))
+        streams = map(stream_of_row, self.execute(sql, [after, prefix, limit]))
         return list(takewhile(lambda stream: stream.path.startswith(prefix), streams))
 
     def last_id(self) -> int:
         """Return the greatest id of a stream, or 0 without streams."""
         return self.number("SELECT COALESCE(max(id), 0) FROM streams")
 
-    def matched(self, glob: Glob, after: str, most: int) -> tuple[list[str], str | None]:
-        """Return the matches among the first `most` streams behind the path `after`, and the path to go on from.
+    def matched(self, glob: Glob, after: str, limit: int) -> tuple[list[str], str | None]:
+        """Return the matches among the first `limit` streams behind the path `after`, and the path to go on from.
 
         That is `None` if all matches have been found.
         """
@@ -326,8 +326,8 @@ class Database(Source, ABC):
         if glob.prefix:
             sql += " AND path < ?"
             parameters.append(f"{glob.prefix}0")
-        paths = self.column(f"{sql} ORDER BY path LIMIT ?", [*parameters, most])
-        return [path for path in paths if glob.matches(path)], paths[-1] if len(paths) == most else None
+        paths = self.column(f"{sql} ORDER BY path LIMIT ?", [*parameters, limit])
+        return [path for path in paths if glob.matches(path)], paths[-1] if len(paths) == limit else None
 
     def store(self, transaction: Transaction) -> None:
         """Store the changes of a transaction, within one of the database."""

@@ -124,7 +124,7 @@ class FileDatabase(Database):
         with _errors():
             self.connection.executemany(sql, parameters)
 
-    def rows(self, piece: Piece, most: int) -> Iterator[Row]:
+    def rows(self, piece: Piece, limit: int) -> Iterator[Row]:
         with _errors():
             # A window would copy all rows, to know their sizes.
             for first, last, data in self.connection.execute(f"SELECT first, last, data {FROM_DATA}", of_piece(piece)):
