@@ -73,6 +73,29 @@ async def test_an_idle_connection_becomes_small(server: Server, client: Client) 
     assert (await client.request("GET", "/now")).status == 200
 
 
+async def test_a_connection_becomes_small_when_its_last_request_is_long_ago_and_not_before(board: Board) -> None:
+    class Later(ParkingProtocol):
+        settle_after = 0.3
+
+    async with serving(board.app, Later) as server, connected(server) as client:
+        clock = asyncio.get_running_loop()
+        assert (await client.request("GET", "/now")).status == 200
+        await asyncio.sleep(0.2)
+        began = clock.time()
+        assert (await client.request("GET", "/now")).status == 200
+        await server.until(QUIET)
+        assert clock.time() - began >= Later.settle_after - 0.001  # uvloop's clock counts whole milliseconds
+
+
+async def test_a_connection_with_half_a_request_stays_as_it_is(server: Server, client: Client) -> None:
+    client.writer.write(b"GET /now HT")
+    await asyncio.sleep(3 * ParkingProtocol.settle_after)
+    assert server.connections == [BUSY]
+    client.writer.write(b"TP/1.1\r\nHost: localhost\r\n\r\n")
+    assert (await client.receive()).body == b"now 0"
+    await server.until(QUIET)
+
+
 @pytest.mark.parametrize(
     ("path", "behind"), [("/now", b""), ("/look?timeout=0.1", b""), ("/look?timeout=0.1", b"\r\n")]
 )
