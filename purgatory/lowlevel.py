@@ -12,9 +12,8 @@ A `Waiter` is notified that an operation is done, without a task that awaits it:
 from asyncio import AbstractEventLoop
 from typing import Any, TypeVar
 
-from purgatory._core._base import Waiter
 from purgatory._core.listeners import Listener, Outcome
-from purgatory._core.operation import DelayedOperation
+from purgatory._core.operation import DelayedOperation, Waiter
 from purgatory._core.purgatory import DelayedOperationPurgatory
 from purgatory._loop.arguments import check_callback, check_count, seconds
 from purgatory._loop.clock import report

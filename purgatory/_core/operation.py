@@ -1,7 +1,7 @@
 """Delayed operations: pending in a purgatory until their condition or their deadline completes them.
 
-`states.py` contains the table of an operation's states and steps, and `_base.py` the code that runs for every
-operation. This module contains the rest: the methods that subclasses define, and the code that runs seldom.
+`states.py` contains the table of an operation's states and steps. The base class here is the code that runs for every
+operation, and the class that users see adds the rest.
 
 Names of the internals begin with `_purgatory_` or `_timer_`, so subclasses may use all other names.
 """
@@ -14,20 +14,420 @@ from asyncio import _get_running_loop
 from collections.abc import Generator
 from contextlib import suppress
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Protocol, TypeVar, cast
 
-from purgatory._core._base import OperationBase, OwnerBase, Waiter
+from purgatory._core.listeners import Outcome
+from purgatory._core.owner import OwnerBase
+from purgatory._core.states import EXPIRING, NEW, PENDING, State
+from purgatory._core.watchers import Entry
 from purgatory._loop.arguments import is_async, seconds
 from purgatory._loop.clock import Clock, VirtualClock, report
 from purgatory._loop.closing import Unique
 from purgatory._loop.errors import OperationCancelled, PurgatoryError, PurgatoryMisuse
+from purgatory._loop.slices import ExitRequests
 from purgatory._loop.threads import check_loop, running_loop
+from purgatory._timer.entry import TimerEntry
 
 T = TypeVar("T")
+
+NESTING: Final = 16
+"""How deep operations may end inside each other. The outermost end makes all deeper ones, one after the other."""
 
 AWAIT_FROM_THREADS: Final = (
     "asyncio.run_coroutine_threadsafe() with a coroutine that awaits it. In a web framework, make the handler async def"
 )
+
+
+class Waiter(Protocol):
+    """An object that is notified when an operation is done: a future, or any object with these methods of a future.
+
+    For example:
+
+        waiter = asyncio.get_running_loop().create_future()
+        if add_waiter(operation, waiter):
+            await waiter
+    """
+
+    def done(self) -> bool:
+        """Return whether it no longer needs a notification."""
+
+    def set_result(self, result: None, /) -> None:
+        """Take note that the operation is done. Fetch its result in a later iteration of the loop."""
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the event loop that it belongs to."""
+
+
+class OperationBase(TimerEntry):
+    """An operation: its state, its place in a purgatory, its awaiting tasks."""
+
+    __slots__ = (
+        "_purgatory_entry",
+        "_purgatory_outcome",
+        "_purgatory_owner",
+        "_purgatory_state",
+        "_purgatory_timeout",
+        "_purgatory_waiters",
+    )
+
+    _purgatory_outcome: Any
+
+    def __init__(self, timeout: float | None) -> None:
+        """Make an operation. If a subclass defines its own constructor, it must call `super().__init__(timeout)`.
+
+        Args:
+            timeout: Seconds to wait at most, from when the operation is handed to a purgatory. `None` means no
+                deadline.
+
+        Raises:
+            ValueError: `timeout` is negative, NaN or infinite.
+            TypeError: `timeout` is not a number.
+        """
+        super().__init__()
+        self._purgatory_timeout = math.inf if timeout is None else seconds("timeout", timeout, none=True)
+        self._purgatory_state: State = NEW
+        self._purgatory_owner: OwnerBase | None = None
+        self._purgatory_entry: Entry | None = None
+        """Set when the operation is watched, and kept."""
+        self._purgatory_waiters: list[Waiter] | None = None
+        """The futures of the awaiting tasks, and other waiters. `None` again after one of them has taken the result. An
+        empty list if all have left while `on_complete` was running."""
+
+    def try_complete(self) -> bool:
+        raise NotImplementedError
+
+    def on_complete(self) -> Any:
+        raise NotImplementedError
+
+    def on_expiration(self) -> None:
+        raise NotImplementedError
+
+    def on_done(self) -> None:
+        """Release whatever the operation has acquired. Called exactly once, however the operation ends.
+
+        It is called after `on_complete` and `on_expiration`, and also if the operation fails or is cancelled. `outcome`
+        tells which. Awaiting tasks receive the result later, so don't release anything that the result contains. An
+        exception goes to the event loop's exception handler.
+
+        Acquire in `try_complete`. If a purgatory refuses an operation before its first try, the operation has not
+        ended, so call `cancel()` if its constructor has acquired something.
+        """
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The outcome, which is already set in `on_complete`, or `None` while the operation is pending.
+
+        It is one of the strings `completed_at_once` (by its first try), `satisfied` (later), `expired`, `closed` (its
+        purgatory was closed, or completed all), `cancelled` and `failed`.
+        """
+        return self._purgatory_state.outcome
+
+    @property
+    def _purgatory_state_name(self) -> str:
+        return self._purgatory_state.name
+
+    def done(self) -> bool:
+        """Return whether the operation has a result or an exception, or was cancelled."""
+        return self._purgatory_state.is_done
+
+    def expired(self) -> bool:
+        """Return whether the deadline completed the operation. It is true in `on_complete` already."""
+        return self._purgatory_state.outcome == "expired"
+
+    def cancelled(self) -> bool:
+        """Return whether the operation was cancelled."""
+        return self._purgatory_state.outcome == "cancelled"
+
+    def force_complete(self) -> bool:
+        """Complete the operation, whether its condition holds or not.
+
+        If completions nest more than 16 deep, `on_complete` is deferred: it runs before the outermost call returns.
+
+        Returns:
+            Whether this call completed the operation. It is `False` if the operation was done or being completed.
+
+        Raises:
+            PurgatoryMisuse: The purgatory belongs to another event loop or thread.
+        """
+        owner = self._purgatory_owner
+        if owner is not None:
+            check_loop(self, owner.loop, "operation.force_complete()")
+        if not self._purgatory_step("complete"):
+            return False
+        self._purgatory_finish()
+        return True
+
+    def cancel(self) -> bool:
+        """End the operation without a result and without `on_complete`. Awaiting tasks get `OperationCancelled`.
+
+        If ends nest more than 16 deep, `on_done` is deferred: it runs before the outermost call returns.
+
+        Returns:
+            Whether this call cancelled the operation. It is `False` if the operation was done or being completed.
+
+        Raises:
+            PurgatoryMisuse: The purgatory belongs to another event loop or thread.
+        """
+        owner = self._purgatory_owner
+        if owner is not None:
+            check_loop(self, owner.loop, "operation.cancel()")
+        if not self._purgatory_step("cancel"):
+            return False
+        self._purgatory_finish()
+        return True
+
+    def _purgatory_fail(self, failure: object) -> bool:
+        """Let the operation fail with `failure`. Return `False` if it has an outcome already."""
+        if not self._purgatory_step("fail"):
+            return False
+        self._purgatory_outcome = failure
+        self._purgatory_finish()
+        return True
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Wait until the operation is done, and return its result."""
+        if not self._purgatory_state.is_done:
+            waiter = self._purgatory_new_waiter()
+            if self._purgatory_add_waiter(waiter):
+                try:
+                    yield from waiter
+                except GeneratorExit:  # the coroutine is closed, perhaps by the collector or in another thread
+                    self._purgatory_leave_soon(waiter)
+                    raise
+                except BaseException:  # the task was cancelled
+                    self._purgatory_remove_waiter(waiter)
+                    raise
+        self._purgatory_taken()
+        try:
+            return self.result()
+        finally:
+            del self  # the traceback of an exception holds this frame
+
+    def _purgatory_step(self, event: str) -> bool:
+        """Make the step of the table for `event`. Return `False` if there is none.
+
+        An operation that is no longer pending leaves the timer and the watcher lists at once, so that the purgatory no
+        longer holds it. Its entry stays in the lists, dead.
+        """
+        before = self._purgatory_state
+        after = before.steps.get(event)
+        if after is None:
+            return False
+        self._purgatory_state = after
+        if before is PENDING:
+            self._timer_leave()
+            owner, entry = self._purgatory_owner, self._purgatory_entry
+            assert owner is not None
+            assert entry is not None
+            entry.operation = None
+            owner.num_delayed -= 1
+            owner.lists.dead += entry.lists
+        return True
+
+    def _purgatory_try(self) -> bool:
+        """Call `try_complete`, and let the operation fail if it raises. Return whether it completed the operation."""
+        owner = self._purgatory_owner
+        try:
+            if not self.try_complete():
+                return False
+            if self._purgatory_state.outcome is None:
+                self._purgatory_misuse()
+            return True
+        except BaseException as exception:
+            if self._purgatory_state.outcome is not None:
+                self._purgatory_report(exception, owner)
+                return False
+            exits = ExitRequests()
+            exits.keep(exception)
+            with exits:
+                self._purgatory_fail(self._purgatory_failure(exception))
+            exits.raise_first()
+            return False
+
+    def _purgatory_finish(self) -> None:
+        """Complete or end the operation, for the winner of the compare-and-set, and then the deferred ones."""
+        owner = self._purgatory_owner
+        if owner is None:  # it was never handed over
+            self._purgatory_run(None)
+        elif owner.depth >= NESTING:
+            owner.deferred.append(self)
+        else:
+            owner.depth += 1
+            try:
+                self._purgatory_run(owner)
+            except (SystemExit, KeyboardInterrupt):
+                if owner.depth == 1:
+                    with suppress(SystemExit, KeyboardInterrupt):  # the first one is raised
+                        owner.finish_deferred()
+                raise
+            else:
+                if owner.depth == 1 and owner.deferred:
+                    owner.finish_deferred()
+            finally:
+                owner.depth -= 1
+
+    def _purgatory_run(self, owner: OwnerBase | None) -> None:
+        if self._purgatory_state.is_done:  # cancelled, or it has failed
+            self._purgatory_end()
+            return
+        exits = ExitRequests()
+        if owner is not None and owner.at_deadline is self and self._purgatory_state.outcome == "satisfied":
+            with exits:
+                owner.log_missed(self)
+        is_expiring = self._purgatory_state is EXPIRING
+        try:
+            self._purgatory_outcome, event = self.on_complete(), "return"
+        except BaseException as exception:
+            self._purgatory_outcome, event = self._purgatory_failure(exception), "raise"
+            exits.keep(exception)
+        if is_expiring:
+            try:
+                self.on_expiration()
+            except BaseException as exception:
+                with exits:
+                    self._purgatory_report(exception, owner)
+        self._purgatory_step(event)
+        try:
+            self._purgatory_end()
+        finally:
+            if exits:
+                exits.raise_first()
+
+    def _purgatory_end(self) -> None:
+        """Count the finished operation, call `on_done`, wake awaiting tasks, call listeners. Begin a purge if due."""
+        owner, outcome = self._purgatory_owner, self._purgatory_state.outcome
+        assert outcome is not None, "it is done"
+        is_missed = False
+        if owner is not None:
+            self._purgatory_owner = None
+            owner.finished[outcome] += 1
+            is_missed = outcome == "satisfied" and owner.at_deadline is self
+            owner.missed += is_missed
+        waiters = self._purgatory_waiters
+        has_on_done = type(self).on_done is not OperationBase.on_done
+        if not has_on_done and waiters is None:
+            if owner is not None:
+                owner.note_end(self, is_missed)
+            return
+        exits = ExitRequests()
+        if has_on_done:
+            with exits:
+                self._purgatory_call_on_done(owner)
+        if waiters is not None:
+            with exits:
+                self._purgatory_wake(waiters, exits)
+        if owner is not None:
+            with exits:
+                owner.note_end(self, is_missed)
+        exits.raise_first()
+
+    def _purgatory_call_on_done(self, owner: OwnerBase | None) -> None:
+        try:
+            self.on_done()
+        except BaseException as exception:
+            self._purgatory_report(exception, owner)
+
+    def _purgatory_wake(self, waiters: list[Waiter], exits: ExitRequests) -> None:
+        if not waiters and self._purgatory_waiters is not None:  # all have left while it was being completed
+            self._purgatory_waiters = None
+            self._purgatory_undeliver()
+        for waiter in waiters.copy():
+            try:
+                if not waiter.done():
+                    waiter.set_result(None)
+            except BaseException as exception:
+                if not exits.keep(exception):
+                    self._purgatory_wake_failed(waiter, exception)
+
+    def _purgatory_close(self) -> bool:
+        """Complete the operation because its purgatory is closed or completes all. Return whether this call did."""
+        if not self._purgatory_step("close"):
+            return False
+        self._purgatory_finish()
+        return True
+
+    def _timer_expire(self) -> None:
+        """Try once more at the deadline, and expire if that does not complete the operation."""
+        owner, deadline = self._purgatory_owner, self._timer_deadline
+        assert owner is not None, "it is pending"
+        before, owner.at_deadline = owner.at_deadline, self
+        try:
+            self._purgatory_try()
+        finally:
+            owner.at_deadline = before
+        is_rescheduled = self._timer_bucket is not None or self._timer_deadline != deadline
+        if not is_rescheduled and self._purgatory_step("expire"):
+            self._purgatory_finish()
+
+    def _purgatory_add_waiter(self, waiter: Waiter) -> bool:
+        """Notify `waiter` when the operation is done. Return `False` if the operation is done already."""
+        if self._purgatory_state.is_done:
+            return False
+        if self._purgatory_waiters is None:
+            self._purgatory_waiters = [waiter]
+        else:
+            self._purgatory_waiters.append(waiter)
+        return True
+
+    def _purgatory_remove_waiter(self, waiter: Waiter) -> None:
+        """Remove a waiter, as when its task is cancelled.
+
+        The last one that is removed cancels the operation, or leaves its result undelivered.
+        """
+        waiters = self._purgatory_waiters
+        if waiters is None:
+            return  # another one has taken the result
+        waiters.remove(waiter)
+        if waiters:
+            return
+        if self._purgatory_state.outcome is None:
+            self._purgatory_waiters = None
+            self.cancel()  # which a subclass may extend
+        elif self._purgatory_state.is_done:
+            self._purgatory_waiters = None
+            self._purgatory_undeliver()
+        # Else it is being completed, and finds the empty list at its end.
+
+    def _purgatory_taken(self) -> None:
+        """Note that the result was delivered, even if the other waiters leave."""
+        if self._purgatory_owner is None:  # otherwise they have not been notified yet
+            self._purgatory_waiters = None
+
+    def result(self) -> Any:
+        raise NotImplementedError
+
+    def _purgatory_failure(self, exception: BaseException) -> object:
+        """Return the outcome of an operation that fails with `exception`."""
+        raise NotImplementedError
+
+    def _purgatory_misuse(self) -> NoReturn:
+        """Raise, because `try_complete` claims to have completed the operation, and has not."""
+        raise NotImplementedError
+
+    def _purgatory_report(self, exception: BaseException, owner: OwnerBase | None) -> None:
+        """Report `exception`, because the operation already has an outcome. Raise it if it is a request to exit."""
+        raise NotImplementedError
+
+    def _purgatory_wake_failed(self, waiter: Waiter, exception: BaseException) -> None:
+        """Report `exception` of a waiter, unless its loop is closed and so none of its tasks will run."""
+        raise NotImplementedError
+
+    def _purgatory_new_waiter(self) -> Any:
+        """Return a new future. Raise if nothing would ever complete the operation, or if it is the wrong loop."""
+        raise NotImplementedError
+
+    def _purgatory_leave_soon(self, waiter: Any) -> None:
+        """Remove a waiter on the next iteration of its loop."""
+        raise NotImplementedError
+
+    def _purgatory_undeliver(self) -> None:
+        """Call `on_undelivered`, if there is a result."""
+        raise NotImplementedError
+
+
+if not TYPE_CHECKING:
+    with suppress(ImportError):
+        from purgatory._speedups import OperationBase
 
 
 class Failure:

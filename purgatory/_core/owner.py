@@ -1,24 +1,157 @@
-"""The owner of operations: its methods that are called seldom, and the purge of dead entries."""
+"""The owner of operations, and the purge of dead entries."""
 
 import sys
 from asyncio import AbstractEventLoop, BaseEventLoop, _get_running_loop
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from time import monotonic
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from purgatory._core._base import OperationBase, OwnerBase
-from purgatory._core.listeners import Outcome
-from purgatory._core.watchers import compact_all
+from purgatory._core.listeners import Listeners, Outcome
+from purgatory._core.states import OUTCOMES
+from purgatory._core.watchers import Entry, WatcherLists, Watchers, compact_all
 from purgatory._loop.clock import Clock, Handle, log, report
 from purgatory._loop.errors import PurgatoryMisuse
-from purgatory._loop.slices import SLICE, call_next
+from purgatory._loop.slices import SLICE, ExitRequests, call_next
 from purgatory._loop.threads import check_loop, running_loop
 from purgatory._timer import WheelTimer, is_of_a_loop
+
+if TYPE_CHECKING:
+    from purgatory._core.operation import OperationBase
 
 _FROM_THREADS = (
     "loop.call_soon_threadsafe(purgatory.try_complete_else_watch, operation, keys), or to wait for its result "
     "asyncio.run_coroutine_threadsafe(). In a web framework, make the handler async def"
 )
+
+
+class OwnerBase:
+    """The part of a purgatory that its operations refer to: the timer, the loop that may call, the lists, the counts.
+
+    It is a separate object so that a purgatory is freed when the program drops it, while its deadlines still run.
+    """
+
+    __slots__ = (
+        "at_deadline",
+        "closed",
+        "deferred",
+        "depth",
+        "finished",
+        "listeners",
+        "lists",
+        "live",
+        "loop",
+        "max_pending",
+        "missed",
+        "num_delayed",
+        "peak_delayed",
+        "purge_interval",
+        "purging",
+        "time",
+        "timer",
+    )
+
+    def __init__(self, timer: WheelTimer, live: bool, purge_interval: int, max_pending: int) -> None:
+        self.timer: WheelTimer = timer
+        self.time: Callable[[], float] = timer.time
+        """`clock.time`, bound directly once the loop is known."""
+        self.live: bool = live
+        """Whether this belongs to an event loop, rather than to a clock of another kind."""
+        self.loop: AbstractEventLoop | None = None
+        """The loop that this belongs to, if it belongs to one yet."""
+        self.lists: WatcherLists = WatcherLists()
+        self.listeners: Listeners | None = None
+        self.purge_interval: int = purge_interval
+        self.purging: bool = False
+        """Whether a purge is under way."""
+        self.max_pending: int = max_pending
+        self.closed: bool = False
+        """Whether operations are refused."""
+        self.num_delayed: int = 0
+        """Operations pending, exactly."""
+        self.peak_delayed: int = 0
+        self.finished: dict[Outcome, int] = dict.fromkeys(OUTCOMES, 0)
+        """Operations finished, by outcome."""
+        self.missed: int = 0
+        """Satisfied operations that only the last try at the deadline completed."""
+        self.at_deadline: OperationBase | None = None
+        """The operation whose last try is under way."""
+        self.depth: int = 0
+        """How many operations are being ended, each inside the end of another."""
+        self.deferred: deque[OperationBase] = deque()
+        """Operations that the outermost end will end."""
+
+    def is_purge_due(self) -> bool:
+        """Return whether there are too many dead entries and no purge is under way."""
+        lists = self.lists
+        return lists.dead > self.purge_interval and 2 * lists.dead > lists.watched and not self.purging
+
+    def try_each(self, entries: list[Entry], exits: ExitRequests) -> int:
+        """Try the operations of `entries` that are alive. Return how many of them completed.
+
+        Requests to exit are kept in `exits`.
+        """
+        completed = 0
+        for entry in entries:
+            operation = entry.operation
+            if operation is not None:
+                try:
+                    operation._purgatory_try()
+                except (SystemExit, KeyboardInterrupt) as exception:
+                    exits.keep(exception)
+                if operation._purgatory_state.outcome == "satisfied":
+                    completed += 1
+                del operation  # the traceback of another one's exception keeps this frame, and would keep it
+        return completed
+
+    def finish_deferred(self) -> None:
+        """End the operations whose ends were deferred, in their order."""
+        exits = ExitRequests()
+        while self.deferred:
+            with exits:
+                self.deferred.popleft()._purgatory_run(self)
+        exits.raise_first()
+
+    def try_all(self, watchers: Watchers) -> int:
+        """Try the operations of a list in one go, and compact it. Return how many of them completed.
+
+        A request to exit is raised at the end.
+        """
+        exits = ExitRequests()
+        completed = self.try_each(watchers.entries.copy(), exits)
+        self.compact(watchers)
+        if exits:
+            exits.raise_first()
+        return completed
+
+    def compact(self, watchers: Watchers) -> None:
+        """Remove the dead entries of a list. If looking up its key raises, that is reported."""
+        try:
+            self.lists.compact(watchers)
+        except Exception as exception:
+            self.report_key(exception)
+
+    def note_end(self, operation: "OperationBase", is_missed: bool) -> None:
+        """Call the listeners, and start a purge if there are many dead entries. Raise only requests to exit."""
+        raise NotImplementedError
+
+    def log_missed(self, operation: "OperationBase") -> None:
+        """In debug mode, log an operation that its last try completes. Raise only requests to exit."""
+        raise NotImplementedError
+
+    def report_key(self, exception: Exception) -> None:
+        """Report a key whose `__hash__` or `__eq__` raised."""
+        raise NotImplementedError
+
+    def bind(self, purgatory: object) -> None:
+        """Belong to the running loop, unless this belongs to a loop already. Raise if that is another one."""
+        raise NotImplementedError
+
+
+if not TYPE_CHECKING:
+    with suppress(ImportError):
+        from purgatory._speedups import OwnerBase
 
 
 class Owner(OwnerBase):
@@ -90,7 +223,7 @@ class Owner(OwnerBase):
         """Report a key whose `__hash__` or `__eq__` raised."""
         report(self.timer.clock, "looking up a watched key raised", exception)
 
-    def log_missed(self, operation: OperationBase) -> None:
+    def log_missed(self, operation: "OperationBase") -> None:
         """In debug mode, log an operation that its last try completes. Raise requests to exit, and nothing else."""
         try:
             loop = self.loop or _get_running_loop()
@@ -108,7 +241,7 @@ class Owner(OwnerBase):
         except Exception as exception:
             report(self.timer.clock, "an operation that nobody checked could not be logged", exception)
 
-    def note_end(self, operation: OperationBase, is_missed: bool) -> None:
+    def note_end(self, operation: "OperationBase", is_missed: bool) -> None:
         """Call the listeners, and start a purge if there are many dead entries. Raise only requests to exit."""
         try:
             if self.listeners is not None:

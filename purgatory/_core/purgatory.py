@@ -1,19 +1,22 @@
 """The purgatory: holds operations until their condition or their deadline completes them."""
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterator
+import math
+from asyncio import _get_running_loop as get_running_loop
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import suppress
 from operator import methodcaller
-from typing import Any, NoReturn, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
 
-from purgatory._core._base import OperationBase, PurgatoryBase
 from purgatory._core.checks import Check, CheckQueue
 from purgatory._core.listeners import Listener, Listeners
-from purgatory._core.operation import AWAIT_FROM_THREADS, DelayedOperation, Failure, check_exception
-from purgatory._core.owner import Owner
+from purgatory._core.operation import AWAIT_FROM_THREADS, DelayedOperation, Failure, OperationBase, check_exception
+from purgatory._core.owner import Owner, OwnerBase
 from purgatory._core.predicate import DelayedPredicate, check_predicate
+from purgatory._core.states import ARRIVING, PENDING
 from purgatory._core.statistics import PurgatoryStatistics
-from purgatory._core.watchers import compact_all, each_list
-from purgatory._loop.arguments import check_callback, check_count
+from purgatory._core.watchers import Entry, compact_all, each_list
+from purgatory._loop.arguments import check_callback, check_count, distinct_keys
 from purgatory._loop.clock import Clock
 from purgatory._loop.closing import Closing
 from purgatory._loop.errors import PurgatoryClosed, PurgatoryFull, PurgatoryMisuse
@@ -22,6 +25,126 @@ from purgatory._loop.threads import check_loop
 from purgatory._timer import WheelTimer
 
 T = TypeVar("T")
+Operation = TypeVar("Operation", bound=OperationBase)
+
+
+class PurgatoryBase:
+    """The hot part of a purgatory: the hand-over of operations, and the check of a key."""
+
+    __slots__ = ("_owner",)
+
+    def __init__(self, owner: OwnerBase) -> None:
+        self._owner = owner
+
+    def try_complete_else_watch(self, operation: Operation, keys: Iterable[Hashable]) -> Operation:
+        """Complete `operation` if its condition holds, else keep it until it does or its deadline comes.
+
+        This call tries the operation. If that doesn't complete it, it is registered under each key and tried once more,
+        and its timer starts. So no change is missed if you check one of the keys after the change, whenever that is.
+        The timeout counts from this call.
+
+        Args:
+            operation: An operation that was not handed over before.
+            keys: Hashable objects that name the state its condition depends on, at least one.
+
+        Returns:
+            The operation, which you may await.
+
+        Raises:
+            PurgatoryClosed: The purgatory takes no more operations.
+            PurgatoryFull: `max_pending` operations are pending, and this one would have to wait.
+            PurgatoryMisuse: The operation was handed over before, or this is another event loop or thread.
+            TypeError: `operation` is not an operation, `keys` is not an iterable of keys, or a key is not hashable.
+            ValueError: `keys` is empty.
+        """
+        owner = self._owner
+        if owner.closed:
+            self._refuse(None)
+        if owner.live and (owner.loop is None or get_running_loop() is not owner.loop):
+            owner.bind(self)
+        distinct = distinct_keys(keys)
+        listeners = owner.listeners
+        now = 0.0 if listeners is None else owner.time()
+        try:
+            is_new = operation._purgatory_step("hand over")
+        except (AttributeError, TypeError):  # not an operation, a class, or an instance without super().__init__()
+            is_new = False
+        if not is_new:
+            self._refuse_new(operation)
+        operation._purgatory_owner = owner
+        if listeners is not None:
+            listeners.arrive(operation, distinct, now)
+        operation._purgatory_try()
+        if operation._purgatory_state is ARRIVING:
+            try:
+                self._watch(operation, distinct, owner)
+            except BaseException:
+                operation.cancel()
+                raise
+        return operation
+
+    def _watch(self, operation: "OperationBase", keys: tuple[Hashable, ...], owner: OwnerBase) -> None:
+        """Let an operation wait that the first try has not completed."""
+        deadline = owner.time() + operation._purgatory_timeout
+        if operation._purgatory_state is not ARRIVING:
+            return
+        if owner.closed or owner.num_delayed >= owner.max_pending:
+            self._refuse(operation)
+        operation._purgatory_entry = entry = Entry(operation, len(keys))
+        owner.lists.watch(entry, keys)
+        operation._timer_deadline = deadline
+        owner.num_delayed += 1
+        if owner.num_delayed > owner.peak_delayed:
+            owner.peak_delayed = owner.num_delayed
+        operation._purgatory_step("watch")
+        operation._purgatory_try()
+        deadline = operation._timer_deadline  # it may have been rescheduled in the try
+        if operation._purgatory_state is PENDING and operation._timer_bucket is None and deadline < math.inf:
+            owner.timer._place(operation, deadline, is_new=True)
+            if operation._purgatory_state is not PENDING:
+                operation._timer_leave()  # the clock has completed it
+
+    def check_and_complete(self, key: Hashable, limit: int | None = None) -> int:
+        """Try the operations that watch `key`, in watch order.
+
+        Call it after each change that may have made a condition true.
+
+        Args:
+            key: One of the keys that operations were handed over with.
+            limit: The most operations to complete, first come, first served. The cost depends on how many are tried.
+                `None` means no limit.
+
+        Returns:
+            How many of them completed.
+
+        Raises:
+            ValueError: `limit` is less than 1.
+            TypeError: `limit` is not an `int`, or `key` is not hashable.
+            PurgatoryMisuse: The purgatory belongs to another event loop or thread.
+        """
+        owner = self._owner
+        check_loop(self, owner.loop, "check_and_complete(key)", "check_and_complete_threadsafe()")
+        if limit is not None:
+            return self._check_limited(key, limit)
+        watchers = owner.lists.find(key)
+        return 0 if watchers is None else owner.try_all(watchers)
+
+    def _refuse(self, operation: "OperationBase | None") -> NoReturn:
+        """Raise, because the purgatory is closed or full."""
+        raise NotImplementedError
+
+    def _refuse_new(self, operation: object) -> NoReturn:
+        """Raise, because this is not an operation, or was handed over before."""
+        raise NotImplementedError
+
+    def _check_limited(self, key: Hashable, limit: int) -> int:
+        """Do `check_and_complete` with a limit."""
+        raise NotImplementedError
+
+
+if not TYPE_CHECKING:
+    with suppress(ImportError):
+        from purgatory._speedups import PurgatoryBase
 
 
 class DelayedOperationPurgatory(PurgatoryBase, Closing):

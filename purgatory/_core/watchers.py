@@ -1,4 +1,4 @@
-"""The work on watcher lists that is done in slices. The lists themselves are in `_base`.
+"""The watcher lists: which operations wait on which key.
 
 An operation that completes is usually in several lists. If it were deleted from all of them at once, every completion
 would pay for every key. So its entries stay as *dead* entries, as in Kafka, until a check compacts the list or a purge
@@ -16,14 +16,133 @@ A list never gets shorter. It grows at its end and is replaced as a whole, so a 
 long it is suspended.
 """
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Hashable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
-from purgatory._core._base import Entry, OwnerBase, WatcherLists, Watchers
 from purgatory._loop.slices import SLICE
+
+if TYPE_CHECKING:
+    from purgatory._core.operation import OperationBase
+    from purgatory._core.owner import OwnerBase
 
 _CHUNK: Final = 50
 """Entries of short lists that are compacted between two looks at the time."""
+
+
+class Entry:
+    """An operation in watcher lists, shared by all lists that watch it."""
+
+    __slots__ = ("lists", "operation")
+
+    def __init__(self, operation: "OperationBase | None", lists: int) -> None:
+        self.operation: OperationBase | None = operation
+        """`None` if the entry is dead, because the operation has finished."""
+        self.lists: int = lists
+        """How many lists it is in."""
+
+
+class Watchers:
+    """The watcher list of one key."""
+
+    __slots__ = ("entries", "head", "index", "key")
+
+    def __init__(self, key: Hashable, index: int) -> None:
+        self.key: Hashable = key
+        self.entries: list[Entry] = []
+        """In watch order. Replaced as a whole, and never shortened."""
+        self.head: int = 0
+        """The number of dead entries at the front, which a check with a limit skips."""
+        self.index: int = index
+        """Its place among all lists."""
+
+
+class WatcherLists:
+    """The watcher lists of one purgatory by key, and the counts of their entries."""
+
+    __slots__ = ("_by_key", "_lists", "dead", "peak", "purged", "watched")
+
+    def __init__(self) -> None:
+        self._by_key: dict[Hashable, Watchers] = {}
+        self._lists: list[Watchers] = []
+        """The same lists in a row, for walks in slices, because a dict must not change during an iteration."""
+        self.watched: int = 0
+        """Entries in all lists, including dead ones."""
+        self.dead: int = 0
+        """Entries of operations that have finished."""
+        self.peak: int = 0
+        """The largest number of entries at a time, as of the last removal."""
+        self.purged: int = 0
+        """Dead entries removed so far."""
+
+    def __len__(self) -> int:
+        """Return how many keys have a list."""
+        return len(self._lists)
+
+    def at(self, index: int) -> Watchers:
+        """Return the list at an index. Indexes change when lists are dropped."""
+        return self._lists[index]
+
+    def find(self, key: Hashable) -> Watchers | None:
+        """Return the list of `key`, if it has one."""
+        return self._by_key.get(key)
+
+    def keys(self) -> list[Hashable]:
+        """Return the keys that have a list."""
+        return list(self._by_key)
+
+    def watch(self, entry: Entry, keys: tuple[Hashable, ...]) -> None:
+        """Append `entry` to the lists of `keys`. If a key raises, nothing has changed."""
+        found: list[Watchers] = []
+        try:
+            for key in keys:
+                watchers = self._by_key.get(key)
+                if watchers is None:
+                    watchers = Watchers(key, len(self._lists))
+                    self._by_key[key] = watchers
+                    self._lists.append(watchers)
+                found.append(watchers)
+        except BaseException:
+            for watchers in found:
+                self._drop_if_empty(watchers)
+            raise
+        for watchers in found:
+            watchers.entries.append(entry)
+        self.watched += len(keys)
+
+    def compact(self, watchers: Watchers) -> None:
+        """Remove the dead entries of one list, in one go. A list without entries is dropped."""
+        if not self.dead and watchers.entries:
+            return
+        alive = [entry for entry in watchers.entries if entry.operation is not None]
+        if not alive or len(alive) < len(watchers.entries):
+            self.replace(watchers, alive)
+
+    def replace(self, watchers: Watchers, alive: list[Entry]) -> None:
+        """Replace the entries of a list with those that are alive."""
+        removed = len(watchers.entries) - len(alive)
+        if self.watched > self.peak:
+            self.peak = self.watched
+        self.watched -= removed
+        self.dead -= removed
+        self.purged += removed
+        watchers.entries = alive
+        watchers.head = 0
+        self._drop_if_empty(watchers)
+
+    def _drop_if_empty(self, watchers: Watchers) -> None:
+        if watchers.entries or self._by_key.get(watchers.key) is not watchers:
+            return  # it is in use, or was dropped before: its key may have another list by now
+        del self._by_key[watchers.key]
+        last = self._lists.pop()
+        if last is not watchers:
+            self._lists[watchers.index] = last
+            last.index = watchers.index
+
+
+if not TYPE_CHECKING:
+    with suppress(ImportError):
+        from purgatory._speedups import Entry, WatcherLists, Watchers
 
 
 def each_list(lists: WatcherLists) -> Iterator[Watchers]:
@@ -36,7 +155,7 @@ def each_list(lists: WatcherLists) -> Iterator[Watchers]:
             yield lists.at(index)
 
 
-def compact_in_slices(owner: OwnerBase, watchers: Watchers) -> Iterator[int]:
+def compact_in_slices(owner: "OwnerBase", watchers: Watchers) -> Iterator[int]:
     """Remove the dead entries of one list. After each slice, yield how many entries it had."""
     entries = watchers.entries
     length = len(entries)
@@ -63,7 +182,7 @@ def compact_in_slices(owner: OwnerBase, watchers: Watchers) -> Iterator[int]:
             owner.report_key(exception)
 
 
-def compact_all(owner: OwnerBase) -> Iterator[int]:
+def compact_all(owner: "OwnerBase") -> Iterator[int]:
     """Remove the dead entries of all lists. After each slice, yield how many entries it had."""
     done = 0
     for watchers in each_list(owner.lists):

@@ -20,8 +20,9 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 HERE = Path(__file__).parent
 SOURCES = ["module.c", "timer.c", "operation.c", "purgatory.c"]
 DOCUMENTED = {
-    "_timer/_base.py": ["TimerBase"],
-    "_core/_base.py": ["OperationBase", "PurgatoryBase"],
+    "_timer/wheels.py": ["TimerBase"],
+    "_core/operation.py": ["OperationBase"],
+    "_core/purgatory.py": ["PurgatoryBase"],
 }
 
 

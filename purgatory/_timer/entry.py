@@ -1,13 +1,46 @@
 """The tasks of a timer, and the handle that `call_at` and `call_later` return."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import Context, copy_context
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from purgatory._loop.closing import Unique
 from purgatory._loop.threads import check_loop
-from purgatory._timer._base import TimerBase, TimerEntry
+
+if TYPE_CHECKING:
+    from purgatory._timer.wheels import Bucket, TimerBase
+
+
+class TimerEntry:
+    """An object that can wait in a timer. Its names begin with `_timer_`, because users write subclasses."""
+
+    __slots__ = ("_timer_bucket", "_timer_deadline")
+
+    def __init__(self) -> None:
+        self._timer_bucket: Bucket | None = None
+        """The bucket that contains it, if it is in a timer."""
+        self._timer_deadline: float = math.inf
+
+    def _timer_leave(self) -> bool:
+        """Leave the timer, at once. Return whether it was in one."""
+        bucket = self._timer_bucket
+        if bucket is None:
+            return False
+        self._timer_bucket = None
+        del bucket[id(self)]
+        return True
+
+    def _timer_expire(self) -> None:
+        """Run the entry at its deadline. Called by the timer, which has taken the entry out."""
+        raise NotImplementedError
+
+
+if not TYPE_CHECKING:
+    with suppress(ImportError):
+        from purgatory._speedups import TimerEntry
 
 
 class TimerTask(TimerEntry, Unique, ABC):
@@ -41,7 +74,7 @@ class TimerHandle(TimerEntry, Unique):
     __slots__ = ("__weakref__", "_args", "_callback", "_context", "_timer")
 
     def __init__(
-        self, timer: TimerBase, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
+        self, timer: "TimerBase", callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
     ) -> None:
         super().__init__()
         self._timer = timer

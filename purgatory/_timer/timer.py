@@ -12,9 +12,8 @@ from purgatory._loop.clock import Clock, Handle, report
 from purgatory._loop.closing import Unique
 from purgatory._loop.slices import SLICE, ExitRequests, Slice, call_neutral
 from purgatory._loop.threads import check_loop
-from purgatory._timer._base import AWAKE, NOT_ARMED, TimerBase, TimerEntry
-from purgatory._timer.entry import TimerHandle
-from purgatory._timer.wheel import TimingWheel
+from purgatory._timer.entry import TimerEntry, TimerHandle
+from purgatory._timer.wheels import AWAKE, NOT_ARMED, TimerBase, TimingWheel
 
 Ts = TypeVarTuple("Ts")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from purgatory import DelayedOperationPurgatory
-from purgatory._core._base import NESTING
+from purgatory._core.operation import NESTING
 from tests.support.operations import FaultLog, Flag, raising
 
 DEEP = 10_000

@@ -17,7 +17,7 @@ from purgatory import (
     OperationCancelled,
     PurgatoryMisuse,
 )
-from purgatory._core._base import NESTING
+from purgatory._core.operation import NESTING
 from purgatory.lowlevel import add_waiter, close_operation, remove_waiter, take_result
 from tests.support.operations import ENDS, End, FaultLog, Flag, raising, turn, wait
 

@@ -18,8 +18,7 @@ from purgatory import (
     PurgatoryError,
     __core__,
 )
-from purgatory._core._base import NESTING
-from purgatory._core.operation import Failure
+from purgatory._core.operation import NESTING, Failure
 from purgatory._core.states import OUTCOMES
 from tests.support import naive
 from tests.support.cores import set_nesting

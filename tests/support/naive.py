@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import purgatory._core._base
+import purgatory._core.operation
 from purgatory import PurgatoryClosed, PurgatoryFull
 
 Event = tuple[Any, ...]
@@ -288,7 +288,7 @@ class NaivePurgatory:
         return operation.state in ("completing", "satisfied")
 
     def complete(self, operation: NaiveOperation) -> None:
-        if self.depth >= vars(purgatory._core._base)["NESTING"]:
+        if self.depth >= vars(purgatory._core.operation)["NESTING"]:
             self.put_off.append(operation)
             return
         self.depth += 1

@@ -22,6 +22,7 @@ import asyncio
 import math
 from asyncio import AbstractEventLoop
 from contextlib import suppress
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
@@ -29,8 +30,9 @@ from purgatory._loop.arguments import check_time, refuse_task
 from purgatory._loop.clock import Clock
 from purgatory._loop.slices import ExitRequests, Slice
 from purgatory._loop.threads import check_loop
+from purgatory._timer.entry import TimerEntry
 
-__all__ = ["AWAKE", "NOT_ARMED", "TimerBase", "TimerEntry"]
+__all__ = ["AWAKE", "NOT_ARMED", "TimerBase", "TimingWheel"]
 
 NOT_ARMED: Final = math.inf
 AWAKE: Final = -math.inf
@@ -41,30 +43,6 @@ LAST: Final = 2**52
 
 LATE: Final = 0.0001
 """Seconds after which a call of the clock counts as lost."""
-
-
-class TimerEntry:
-    """An object that can wait in a timer. Its names begin with `_timer_`, because users write subclasses."""
-
-    __slots__ = ("_timer_bucket", "_timer_deadline")
-
-    def __init__(self) -> None:
-        self._timer_bucket: Bucket | None = None
-        """The bucket that contains it, if it is in a timer."""
-        self._timer_deadline: float = math.inf
-
-    def _timer_leave(self) -> bool:
-        """Leave the timer, at once. Return whether it was in one."""
-        bucket = self._timer_bucket
-        if bucket is None:
-            return False
-        self._timer_bucket = None
-        del bucket[id(self)]
-        return True
-
-    def _timer_expire(self) -> None:
-        """Run the entry at its deadline. Called by the timer, which has taken the entry out."""
-        raise NotImplementedError
 
 
 class Bucket(dict[int, TimerEntry]):
@@ -366,4 +344,35 @@ def _check_task(task: object) -> None:
 
 if not TYPE_CHECKING:
     with suppress(ImportError):
-        from purgatory._speedups import TimerBase, TimerEntry
+        from purgatory._speedups import TimerBase
+
+
+@dataclass(frozen=True, slots=True)
+class TimingWheel:
+    """One level of a `WheelTimer` at one moment: a ring of `size` buckets of `unit` ticks each.
+
+    For example:
+
+        for wheel in timer.wheels:
+            print(wheel.level, sum(wheel.counts))
+    """
+
+    level: int
+    """The number of the level, from 1, the lowest."""
+    unit: int
+    """The span of a bucket, in ticks."""
+    counts: tuple[int, ...]
+    """Tasks in each bucket of the ring."""
+
+    @property
+    def size(self) -> int:
+        """The number of buckets."""
+        return len(self.counts)
+
+    def slot(self, tick: int) -> int:
+        """Return the index in the ring of the bucket for `tick`."""
+        return tick // self.unit % self.size
+
+    def count(self, slot: int) -> int:
+        """Return how many tasks are in the bucket at the index `slot`."""
+        return self.counts[slot]
