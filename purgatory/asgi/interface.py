@@ -4,7 +4,7 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
-__all__ = ["EXTENSION", "BaseResponse", "Listener", "Message", "Parked", "Receive", "Scope", "Send", "logger"]
+__all__ = ["EXTENSION", "BaseResponse", "Message", "Parked", "ParkedApplication", "Receive", "Scope", "Send", "logger"]
 
 Message: TypeAlias = MutableMapping[str, Any]
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -37,7 +37,7 @@ class Parked(Protocol):
         """Close the connection without the rest of the response."""
 
 
-class Listener(Protocol):
+class ParkedApplication(Protocol):
     """The application's side of a parked request. The server calls nothing after the last message."""
 
     def returned(self) -> None:

@@ -87,7 +87,7 @@ def park(scope: Scope, send: Send, listener: "Answering") -> Parked | None:
 
 
 class Answering(ABC):
-    """The application's side of a parked request: a `Listener` of the server."""
+    """The application's side of a parked request: a `ParkedApplication` of the server."""
 
     __slots__ = ("parked",)
 

@@ -8,7 +8,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.protocols.utils import get_path_with_query_string
 
 from purgatory import TimerTask
-from purgatory.asgi.interface import Listener, Message
+from purgatory.asgi.interface import Message, ParkedApplication
 from purgatory.lowlevel import report
 from purgatory.uvicorn.cold import ColdTransport
 from purgatory.uvicorn.framing import CHUNKED, CLOSE, DEAF, HEAD, HTTP_1_0, PAUSED, STARTED
@@ -44,7 +44,7 @@ class QuietConnection(asyncio.Protocol, TimerTask):
         """Bytes in the transport's buffer at the last look."""
         self.held: bytes = b""
         """Data that has come behind a parked request."""
-        self.listener: Listener | None = None
+        self.listener: ParkedApplication | None = None
         """The application's side of the parked request, until the last message."""
         self.remaining: int | None = None
         """Bytes of the body that the head of the response has promised and that were not sent yet."""
@@ -55,7 +55,7 @@ class QuietConnection(asyncio.Protocol, TimerTask):
         if paused:
             self.pause_writing()
 
-    def park(self, cycle: RequestResponseCycle, listener: Listener) -> None:
+    def park(self, cycle: RequestResponseCycle, listener: ParkedApplication) -> None:
         """Copy the parts of the request that its response needs."""
         scope = cycle.scope
         self.listener = listener

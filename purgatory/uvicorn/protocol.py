@@ -10,7 +10,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from purgatory import Handle
-from purgatory.asgi.interface import EXTENSION, Listener, Receive, Scope, Send
+from purgatory.asgi.interface import EXTENSION, ParkedApplication, Receive, Scope, Send
 from purgatory.uvicorn.parked import QuietConnection
 from purgatory.uvicorn.sender import Sender
 from purgatory.uvicorn.shared import Shared
@@ -112,7 +112,7 @@ class ParkingProtocol(HttpToolsProtocol):
         if self.settling is None and self.timeout_keep_alive_task is not None:
             self._settle_in(self.settle_after)
 
-    def park(self, send: Send, listener: Listener) -> QuietConnection | None:
+    def park(self, send: Send, listener: ParkedApplication) -> QuietConnection | None:
         """Park the request that is being handled, as the extension specifies. Return `None` if that is impossible."""
         cycle: RequestResponseCycle | None = self.cycle
         if (
