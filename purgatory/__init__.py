@@ -10,11 +10,12 @@ from purgatory._core.statistics import PurgatoryStatistics
 from purgatory._delay import Delay
 from purgatory._futures import DelayedFutures
 from purgatory._idle import IdleTracker
-from purgatory._loop.clock import Clock, Handle, VirtualClock
+from purgatory._loop.clock import Clock, Handle
 from purgatory._loop.errors import OperationCancelled, PurgatoryClosed, PurgatoryError, PurgatoryFull, PurgatoryMisuse
 from purgatory._threshold import ThresholdPurgatory
 from purgatory._timer import TimerStatistics, TimerTask, TimingWheel, WheelTimer
 from purgatory._versions import VersionedValues
+from purgatory._virtual import VirtualClock
 
 __core__ = "C" if TimerTask.__mro__[1].__module__.startswith("purgatory._speedups") else "Python"
 """The language of the core that is used."""

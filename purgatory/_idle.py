@@ -24,13 +24,17 @@ K = TypeVar("K", bound=Hashable)
 class _Tracked(TimerTask, Generic[K]):
     """A tracked key."""
 
-    __slots__ = ("_tracker", "key", "seen")
+    __slots__ = ("_tracker", "due", "key", "seen", "timeout")
 
-    def __init__(self, tracker: "IdleTracker[K]", key: K, seen: float) -> None:
+    def __init__(self, tracker: "IdleTracker[K]", key: K, seen: float, timeout: float) -> None:
         super().__init__()
+        self.due = seen + timeout
+        """The time at which the task runs."""
         self._tracker = tracker
         self.key = key
         self.seen = seen
+        """The time of the last touch."""
+        self.timeout = timeout
 
     def run(self) -> None:
         self._tracker._look(self)
@@ -50,11 +54,11 @@ class IdleTracker(Unique, Generic[K]):
 
     __slots__ = (
         "__weakref__",
+        "_clock",
         "_closed",
         "_idle",
         "_loop",
         "_on_idle",
-        "_time",
         "_timeout",
         "_tracked",
         "_waiters",
@@ -74,7 +78,8 @@ class IdleTracker(Unique, Generic[K]):
         Args:
             timeout: Seconds without a touch after which a key is idle.
             on_idle: Called with each idle key. Its exceptions go to the event loop's exception handler.
-            tick: The bound of the lateness, in seconds. By default, a hundredth of the timeout.
+            tick: The bound of the lateness, in seconds. By default, a hundredth of the timeout, which is coarse for
+                keys with much shorter timeouts of their own: at 300 s, a key of 6 s would be up to 3 s late.
             clock: The clock. By default, the tracker belongs to the event loop that runs at the first touch.
 
         Raises:
@@ -89,7 +94,8 @@ class IdleTracker(Unique, Generic[K]):
         self.timer: WheelTimer = WheelTimer(clock, tick=tick, wheel_size=128)
         """The timer, for its statistics."""
         self._on_idle = on_idle
-        self._time = self.timer.time
+        self._clock: Clock = self.timer
+        """The clock itself, once it is known."""
         self._loop = clock if isinstance(clock, AbstractEventLoop) else None
         self._tracked: dict[K, _Tracked[K]] = {}
         self._idle: OrderedDict[K, None] = OrderedDict()
@@ -107,7 +113,7 @@ class IdleTracker(Unique, Generic[K]):
 
     @property
     def timeout(self) -> float:
-        """Seconds without a touch after which a key is idle."""
+        """Seconds without a touch after which a key is idle that has no timeout of its own."""
         return self._timeout
 
     def __iter__(self) -> Iterator[K]:
@@ -117,20 +123,30 @@ class IdleTracker(Unique, Generic[K]):
     def __contains__(self, key: object) -> bool:
         return key in self._tracked
 
-    def touch(self, key: K) -> None:
+    def touch(self, key: K, timeout: float | None = None) -> None:
         """Note a sign of life of `key`, and track it if it is new.
 
+        Args:
+            key: A hashable object.
+            timeout: Seconds without a touch after which this key is idle, from now on. `None` leaves the timeout that
+                it has, which at first is the tracker's.
+
         Raises:
-            TypeError: `key` is not hashable.
+            ValueError: `timeout` is not positive and finite.
+            TypeError: `key` is not hashable, or `timeout` is not a number.
             PurgatoryClosed: The tracker is closed.
             PurgatoryMisuse: The tracker belongs to another event loop or thread.
         """
+        if timeout is not None:
+            timeout = seconds("timeout", timeout, "positive")
         tracked = self._tracked.get(key)
         if tracked is None:
-            self._track(key)
-        else:
-            check_loop(self, self._loop, "tracker.touch(key)")
-            tracked.seen = self._time()
+            self._track(key, timeout)
+            return
+        check_loop(self, self._loop, "tracker.touch(key)")
+        tracked.seen = self._clock.time()
+        if timeout is not None and timeout != tracked.timeout:
+            self._set_timeout(tracked, timeout)
 
     def discard(self, key: K) -> bool:
         """Stop tracking `key`. Return whether it was tracked, or idle and not yielded yet."""
@@ -181,12 +197,20 @@ class IdleTracker(Unique, Generic[K]):
             if not waiter.done():
                 waiter.set_result(None)
 
-    def _track(self, key: K) -> None:
+    def _set_timeout(self, tracked: _Tracked[K], timeout: float) -> None:
+        """Give a key a timeout of its own. A task that would run too late is moved. Others find it when they run."""
+        due = tracked.seen + timeout
+        if due < tracked.due and self._tracked.get(tracked.key) is tracked:
+            self.timer.reschedule(tracked, due)
+            tracked.due = due
+        tracked.timeout = timeout
+
+    def _track(self, key: K, timeout: float | None) -> None:
         clock = self.timer.clock
         if isinstance(clock, AbstractEventLoop):
             check_loop(self, clock, "tracker.touch(key)")
             self._loop = clock
-        self._time = clock.time
+        self._clock = clock
         now = clock.time()
         # The clock may have called anything.
         if self._closed:
@@ -195,9 +219,9 @@ class IdleTracker(Unique, Generic[K]):
             self._tracked[key].seen = now
             return
         self._idle.pop(key, None)  # alive after all, before it was yielded
-        tracked = self._tracked[key] = _Tracked(self, key, now)
+        tracked = self._tracked[key] = _Tracked(self, key, now, timeout or self._timeout)
         try:
-            self.timer.add(tracked, now + self._timeout)
+            self.timer.add(tracked, tracked.due)
         except BaseException:
             self._tracked.pop(key, None)
             raise
@@ -207,18 +231,20 @@ class IdleTracker(Unique, Generic[K]):
     def _look(self, tracked: _Tracked[K]) -> None:
         """Report the key as idle, unless it was touched since the timer was set."""
         key = tracked.key
-        now = self._time()
-        due = tracked.seen + self._timeout
+        now = self._clock.time()
+        due = tracked.seen + tracked.timeout
         try:
             if self._tracked.get(key) is not tracked:
                 return  # the clock has discarded it
             if due <= now:
                 del self._tracked[key]
         except BaseException:  # of the key's own __hash__: try again after another timeout
-            self.timer.add(tracked, now + self._timeout)
+            tracked.due = now + tracked.timeout
+            self.timer.add(tracked, tracked.due)
             raise
         if due > now:
             self.timer.add(tracked, due)
+            tracked.due = due
             return
         if self._on_idle is None:
             self._idle[key] = None

@@ -12,13 +12,14 @@ are too many of these, the heap becomes the *old* heap and a new one begins. Eac
 from the end of the old heap, which does not change its order. Thresholds that still have a wait move into the new one.
 """
 
+from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import Final, Generic, Self, TypeVar
 
 from purgatory._core.operation import DelayedOperation
 from purgatory._core.purgatory import DelayedOperationPurgatory
 from purgatory._loop.closing import Closing
-from purgatory.lowlevel import ExitRequests, Mailbox, call_next, loop_for_threads
+from purgatory.lowlevel import ExitRequests, Mailbox, SlicedWork, loop_for_threads
 
 Number = TypeVar("Number", bound=float)
 
@@ -59,7 +60,7 @@ class ThresholdPurgatory(Closing, Generic[Number]):
 
     __slots__ = (
         "__weakref__",
-        "_advancing",
+        "_advance_later",
         "_heap",
         "_mailbox",
         "_old",
@@ -91,8 +92,7 @@ class ThresholdPurgatory(Closing, Generic[Number]):
         """The thresholds in the two heaps."""
         self._heap: list[Number] = []
         self._old: list[Number] = []
-        self._advancing = False
-        """Whether an advance in slices is under way."""
+        self._advance_later = SlicedWork(purgatory.timer, self._advance_slice)
         self._mailbox: Mailbox[Number] = Mailbox(self._take_mail)
         """Values from `advance_threadsafe`."""
 
@@ -139,7 +139,7 @@ class ThresholdPurgatory(Closing, Generic[Number]):
                 self.purgatory.check_and_complete(threshold)
             if self._old or len(self._heap) > 2 * self.num_waiting + _SPARED:
                 self._sweep()
-        if self._mailbox.values:  # from a time when the loop was not known yet
+        if self._mailbox:  # from a time when the loop was not known yet
             self._take_mail()
         return operation
 
@@ -167,8 +167,8 @@ class ThresholdPurgatory(Closing, Generic[Number]):
     def advance_soon(self, value: Number) -> None:
         """Raise the value as `advance` does, but complete the waits in slices, from the next iteration on."""
         self._grow_to(value, "advance_soon")
-        if not self._advancing and self._passed():
-            self._advance_next_iteration()
+        if self._passed():
+            self._advance_later.schedule()
 
     def advance_threadsafe(self, value: Number) -> None:
         """Do `advance_soon` from another thread or a signal handler. However many calls come, the loop wakes up once.
@@ -186,7 +186,10 @@ class ThresholdPurgatory(Closing, Generic[Number]):
         loop_for_threads(self.purgatory)
         if self.purgatory.closed:
             return
-        self._mailbox.values.append(value)
+        self._mailbox.add(value)
+        for lower in self._mailbox.look():
+            if lower < value:  # it adds nothing any more, so the mailbox doesn't grow with the calls
+                self._mailbox.discard(lower)
         # Look after the append: so a reach that makes the loop known finds the value, or this call finds the loop.
         loop = loop_for_threads(self.purgatory)
         if loop is not None:
@@ -220,11 +223,7 @@ class ThresholdPurgatory(Closing, Generic[Number]):
 
     def _take_mail(self) -> None:
         """Take the values of `advance_threadsafe`."""
-        values = self._mailbox.values
-        highest = self._value
-        while values:
-            highest = max(highest, values.popleft())
-        self.advance_soon(highest)
+        self.advance_soon(max([self._value, *self._mailbox.take()]))
 
     def _passed(self) -> list[Number]:
         """Return the heap with the lowest threshold, or an empty list if the value does not exceed that."""
@@ -238,26 +237,12 @@ class ThresholdPurgatory(Closing, Generic[Number]):
             heappop(heap)
             self._thresholds.discard(threshold)
 
-    def _advance_next_iteration(self) -> None:
-        self._advancing = True
-        try:
-            call_next(self.purgatory.timer.clock, self._advance_slice)
-        except BaseException:
-            self._advancing = False
-            raise
-
-    def _advance_slice(self) -> None:
-        self._advancing = False
-        slice_ = self.purgatory.timer.new_slice()
-        is_over = False
-        while not is_over and (heap := self._passed()):
+    def _advance_slice(self) -> Iterator[int]:
+        while heap := self._passed():
             threshold = heap[0]
             self.purgatory.check_and_complete_soon(threshold)
             self._forget(heap, threshold)
-            is_over = slice_.is_over()
-        self.purgatory.timer.note_slice(slice_)
-        if is_over:
-            self._advance_next_iteration()
+            yield 1
 
     def _sweep(self) -> None:
         if not self._old:

@@ -18,7 +18,7 @@ from purgatory._core.purgatory import DelayedOperationPurgatory
 from purgatory._loop.arguments import check_callback, check_count, seconds
 from purgatory._loop.clock import report
 from purgatory._loop.errors import PurgatoryMisuse
-from purgatory._loop.slices import SLICE, SLICE_SECONDS, ExitRequests, Slice, call_next
+from purgatory._loop.slices import SLICE, SLICE_SECONDS, ExitRequests, Slice, SlicedWork, call_next
 from purgatory._loop.threads import Mailbox, check_loop
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "Mailbox",
     "Outcome",
     "Slice",
+    "SlicedWork",
     "Waiter",
     "add_waiter",
     "call_next",
@@ -81,10 +82,8 @@ def remove_waiter(operation: DelayedOperation[Any], waiter: Waiter) -> None:
 
 
 def take_result(operation: DelayedOperation[T]) -> T:
-    """Return the result of `operation`, which counts as delivered now. Raises as `DelayedOperation.result`."""
-    result = operation.result()
-    operation._purgatory_taken()
-    return result
+    """Return the result of `operation`, which counts as received now. Raises as `DelayedOperation.result`."""
+    return operation.result()
 
 
 def close_operation(operation: DelayedOperation[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Checks of one key in slices or with a limit, and the queue of the checks for the next iteration."""
+"""Checks of keys on the next iterations of the loop, each in slices, and the keys that come from other threads."""
 
 import math
 from collections import deque
@@ -6,9 +6,8 @@ from collections.abc import Hashable, Iterator
 from typing import Final
 
 from purgatory._core.owner import Owner
-from purgatory._core.watchers import compact_in_slices, skip_dead
-from purgatory._loop.clock import Handle
-from purgatory._loop.slices import ExitRequests, Slice, call_next
+from purgatory._core.watchers import skip_dead
+from purgatory._loop.slices import SlicedWork
 from purgatory._loop.threads import Mailbox
 
 _NO_LIMIT: Final = math.inf
@@ -17,64 +16,58 @@ _TRIES: Final = 50
 
 
 class Check:
-    """A check of one key, in slices or with a limit."""
+    """A check of one key in slices."""
 
-    __slots__ = ("completed", "key", "limit", "queued", "requested", "steps")
+    __slots__ = ("key", "queued", "requested", "steps")
 
-    def __init__(self, key: Hashable, limit: float = 0) -> None:
+    def __init__(self, key: Hashable) -> None:
         self.key = key
-        self.limit = limit
-        """The most operations that may complete in this pass, or infinity."""
-        self.completed = 0
-        """The operations that have completed in this pass."""
+        self.requested: float = 0
+        """The limit of the next pass: the sum of the limits requested since the last pass began, or infinity."""
         self.steps: Iterator[int] | None = None
         """The rest of the pass, if it has begun."""
-        self.requested: float = 0
-        """The limit of the next pass: the sum of the limits requested since the last pass began."""
         self.queued = False
         """Whether it is in the queue."""
 
     def run(self, owner: Owner) -> Iterator[int]:
         """Try the operations that watch the key now. After each part, yield how many entries it had.
 
-        A request to exit is raised at the end.
+        A request to exit ends the pass. What it has not tried is requested again, with the limit that is left.
         """
+        left, self.requested = self.requested, 0
         watchers = owner.lists.find(self.key)
         if watchers is None:
             return
         entries = watchers.entries
-        length = len(entries)
-        at = head = watchers.head
-        size = _TRIES if self.limit == _NO_LIMIT else 1
-        has_dead = False
-        exits = ExitRequests()
-        while at < length and self.completed < self.limit:
-            part = entries[at : min(at + size, length)]
-            self.completed += owner.try_each(part, exits)
-            alive = sum(entry.operation is not None for entry in part)
-            has_dead = has_dead or alive < len(part)
-            if head == at and not alive:
-                head += len(part)  # dead at the front: skipped from now on
-            at += len(part)
-            yield len(part)
-        if skip_dead(watchers, entries, head) or (has_dead and at == length):
-            yield from compact_in_slices(owner, watchers)
-        exits.raise_first()
+        at, end = watchers.head, len(entries)
+        while at < end and left > 0:
+            start = at
+            at, completed, exit_request = owner.try_each(entries, at, min(at - at % _TRIES + _TRIES, end), 1)
+            left -= completed
+            if exit_request is not None:
+                self.requested += left if at < end else 0
+                try:
+                    raise exit_request
+                finally:
+                    del exit_request  # its traceback holds this frame
+            yield at - start
+        if at == end or skip_dead(watchers, entries):
+            yield from owner.compact_in_slices(watchers)
 
 
 class CheckQueue:
     """The keys to check on the next iterations of the loop, each in slices."""
 
-    __slots__ = ("_checks", "_handle", "_is_due", "_owner", "_queue", "mailbox")
+    __slots__ = ("_checks", "_mail", "_owner", "_queue", "_work", "mailbox")
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
         # The requested checks, in the order in which they go on, and by key.
         self._queue: deque[Check] = deque()
         self._checks: dict[Hashable, Check] = {}
-        self._is_due = False
-        """Whether the clock will call back to go on with the queue."""
-        self._handle: Handle | None = None
+        self._mail: deque[Hashable] = deque()
+        """Keys that were taken out of the mailbox and not requested yet."""
+        self._work = SlicedWork(owner.timer, self._slice)
         self.mailbox: Mailbox[Hashable] = Mailbox(self._take_mail)
         """Keys from `check_and_complete_threadsafe`."""
 
@@ -87,94 +80,64 @@ class CheckQueue:
             check = self._checks[key] = Check(key)
         check.requested += _NO_LIMIT if limit is None else limit
         if not check.queued:
-            check.queued = True
             self._queue.append(check)
-        if not self._is_due:
-            self._schedule()
+            check.queued = True
+        self._work.schedule()
 
     def close(self) -> None:
         """Forget all requests."""
         self._queue.clear()
         self._checks.clear()
-        handle, self._handle = self._handle, None
-        self._is_due = False
-        if handle is not None:
-            handle.cancel()
+        self._mail.clear()
+        self._work.cancel()
 
-    def _schedule(self) -> None:
-        self._is_due = True
-        try:
-            self._handle = call_next(self._owner.timer.clock, self._run)
-        except BaseException:
-            self._is_due = False
-            raise
+    def _take_mail(self) -> None:
+        self._mail.extend(self.mailbox.take())
+        self._work.schedule()
 
-    def _run(self) -> None:
-        """Go on with the checks, a slice of each, so that a long check does not hold up the others."""
-        self._is_due = False
-        self._handle = None
-        slice_ = self._owner.timer.new_slice()
-        left = len(self._queue)  # checks that are requested meanwhile come after this slice
-        exits = ExitRequests()
-        is_over = False
-        try:
-            while left > 0 and self._queue and not is_over:
-                left -= 1
-                with exits:
-                    self._continue(self._queue.popleft(), slice_)
-                is_over = slice_.is_over()
-        finally:
-            if self._owner.closed:
-                self._queue.clear()
-            if self._queue and not self._is_due:
-                self._schedule()
-        self._owner.timer.note_slice(slice_)
-        exits.raise_first()
+    def _slice(self) -> Iterator[int]:
+        """Request the keys of the mailbox, and go on with the checks, so that a long one does not hold up the others.
 
-    def _continue(self, check: Check, slice_: Slice) -> None:
-        """Go on with a check, until it or the slice ends."""
-        try:
+        Checks that are requested meanwhile come after this slice.
+        """
+        while self._mail:
+            try:
+                self.request(self._mail.popleft())
+            except Exception as exception:
+                self._owner.report_key(exception)
+            yield 1
+        for _ in range(len(self._queue)):
+            if not self._queue:
+                return  # closed meanwhile
+            check = self._queue[0]
             if check.steps is None:
-                check.limit, check.requested = check.requested, 0
-                check.completed = 0
                 check.steps = check.run(self._owner)
-            for entries in check.steps:
-                if slice_.is_over(entries):
-                    self._queue.append(check)
-                    return
-        except Exception as exception:  # of the key's own __hash__ or __eq__
-            self._owner.report_key(exception)
-        except BaseException:
-            self._end(check)
-            raise
-        self._end(check)
+            try:
+                for entries in check.steps:  # noqa: UP028 - not `yield from`: the end of the slice would end the pass
+                    yield entries
+                check.steps = None
+            except GeneratorExit:  # the slice is over, and the check is not
+                raise
+            except BaseException as exception:
+                check.steps = None
+                if not isinstance(exception, Exception):
+                    raise
+                self._owner.report_key(exception)
+            finally:
+                self._next(check)
+        if self._queue:
+            self._work.schedule()
 
-    def _end(self, check: Check) -> None:
-        """Put a check at the end of the queue if it was requested again, else forget it."""
-        check.steps = None
-        check.queued = check.requested > 0
-        if check.queued:
-            self._queue.append(check)
+    def _next(self, check: Check) -> None:
+        """Put the check at the end of the queue if it is not over or was requested again, else forget it."""
+        if not self._queue or self._queue[0] is not check:
+            return  # closed meanwhile
+        if check.steps is not None or check.requested:
+            self._queue.rotate(-1)
             return
+        check.queued = False
+        self._queue.popleft()
         try:
             self._checks.pop(check.key, None)
         except Exception as exception:
             self._owner.report_key(exception)
-
-    def _take_mail(self) -> None:
-        """Take the keys of `check_and_complete_threadsafe`, in slices."""
-        keys = self.mailbox.values
-        slice_ = self._owner.timer.new_slice()
-        exits = ExitRequests()
-        is_over = False
-        while keys and not is_over:
-            with exits:
-                try:
-                    self.request(keys.popleft())
-                except Exception as exception:
-                    self._owner.report_key(exception)
-            is_over = slice_.is_over_cheaply()
-        if keys and self._owner.loop is not None:
-            self.mailbox.take_rest(self._owner.loop)
-        self._owner.timer.note_slice(slice_)
-        exits.raise_first()

@@ -1,7 +1,14 @@
 """Delayed operations: pending in a purgatory until their condition or their deadline completes them.
 
-`states.py` contains the table of an operation's states and steps. The base class here is the code that runs for every
-operation, and the class that users see adds the rest.
+`states.py` contains the table of an operation's states and steps. `OperationBase` is the code that runs for every
+operation, and `DelayedOperation`, which users see, adds what runs seldom.
+
+Change the state first, then call out: so a method of an operation, a waiter, a listener or the clock finds the
+structure whole, whatever it calls. After a call out, the code looks again at everything that may have changed.
+
+A handler of a signal may raise at any call of a function and at any jump back. So state, entry and counts change in
+stores without a call between them. Who has changed the state ends the operation, and does it again if it was
+interrupted. What was done already is not done twice: the state and the result tell.
 
 Names of the internals begin with `_purgatory_` or `_timer_`, so subclasses may use all other names.
 """
@@ -11,17 +18,17 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from asyncio import _get_running_loop
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Protocol, TypeVar, cast
 
 from purgatory._core.listeners import Outcome
-from purgatory._core.owner import OwnerBase
-from purgatory._core.states import EXPIRING, NEW, PENDING, State
+from purgatory._core.owner import Owner, OwnerBase
+from purgatory._core.states import COMPLETING, EXPIRING, FAILING, NEW, PENDING, State
 from purgatory._core.watchers import Entry
 from purgatory._loop.arguments import is_async, seconds
-from purgatory._loop.clock import Clock, VirtualClock, report
+from purgatory._loop.clock import Clock, report
 from purgatory._loop.closing import Unique
 from purgatory._loop.errors import OperationCancelled, PurgatoryError, PurgatoryMisuse
 from purgatory._loop.slices import ExitRequests
@@ -32,6 +39,9 @@ T = TypeVar("T")
 
 NESTING: Final = 16
 """How deep operations may end inside each other. The outermost end makes all deeper ones, one after the other."""
+
+UNMADE: Final = object()
+"""The result of an operation that has none yet."""
 
 AWAIT_FROM_THREADS: Final = (
     "asyncio.run_coroutine_threadsafe() with a coroutine that awaits it. In a web framework, make the handler async def"
@@ -59,18 +69,27 @@ class Waiter(Protocol):
 
 
 class OperationBase(TimerEntry):
-    """An operation: its state, its place in a purgatory, its awaiting tasks."""
+    """An operation: its state, its place in a purgatory, its awaiting tasks.
+
+    `DelayedOperation` relies on the public methods and on these:
+
+        _purgatory_owner         the owner, from the hand-over until it is done
+        _purgatory_timeout       the timeout it was made with, in seconds, or infinity
+        _purgatory_result        the result, or the `Failure`
+        _purgatory_state_name    the state's name in the table
+        _purgatory_entry         its entry in watcher lists, once it has waited
+        _purgatory_close(), _purgatory_fail(failure)
+        _purgatory_add_waiter(waiter), _purgatory_remove_waiter(waiter), _purgatory_taken(), _purgatory_finalize()
+    """
 
     __slots__ = (
         "_purgatory_entry",
-        "_purgatory_outcome",
         "_purgatory_owner",
+        "_purgatory_result",
         "_purgatory_state",
         "_purgatory_timeout",
         "_purgatory_waiters",
     )
-
-    _purgatory_outcome: Any
 
     def __init__(self, timeout: float | None) -> None:
         """Make an operation. If a subclass defines its own constructor, it must call `super().__init__(timeout)`.
@@ -82,25 +101,34 @@ class OperationBase(TimerEntry):
         Raises:
             ValueError: `timeout` is negative, NaN or infinite.
             TypeError: `timeout` is not a number.
+            PurgatoryMisuse: It was made before, and handed to a purgatory or ended since.
         """
+        number = math.inf if timeout is None else seconds("timeout", timeout, none=True)
+        if getattr(self, "_purgatory_state", NEW) is not NEW:
+            raise PurgatoryMisuse(f"cannot initialize {self!r} again: create a new operation for each wait")
         super().__init__()
-        self._purgatory_timeout = math.inf if timeout is None else seconds("timeout", timeout, none=True)
+        self._purgatory_timeout = number
         self._purgatory_state: State = NEW
+        self._purgatory_result: Any = UNMADE
         self._purgatory_owner: OwnerBase | None = None
         self._purgatory_entry: Entry | None = None
         """Set when the operation is watched, and kept."""
-        self._purgatory_waiters: list[Waiter] | None = None
-        """The futures of the awaiting tasks, and other waiters. `None` again after one of them has taken the result. An
-        empty list if all have left while `on_complete` was running."""
+        self._purgatory_waiters: list[Any] | None = None
+        """Who is owed the result: the futures of the awaiting tasks, and other waiters. `None` again after one of them
+        has taken it. If nobody waits and `on_undelivered` is defined, the owner, when it is done. An empty list if all
+        have left while `on_complete` was running."""
 
-    def try_complete(self) -> bool:
-        raise NotImplementedError
+    def on_undelivered(self, result: Any, /) -> None:
+        """Take back a result that nobody has received, for example to return a job to its queue.
 
-    def on_complete(self) -> Any:
-        raise NotImplementedError
+        Called if every awaiting task was cancelled before it could receive the result. Called too if the operation is
+        freed and its result came out of no `await`, `result()` or `take_result`. That is on the next iteration of the
+        event loop, or at the next move of a `VirtualClock`. It can't be if the loop is closed, or if the class defines
+        `__del__`. A variable or a traceback that holds the operation delays it. What a task took counts as received.
 
-    def on_expiration(self) -> None:
-        raise NotImplementedError
+        Args:
+            result: The result of `on_complete`.
+        """
 
     def on_done(self) -> None:
         """Release whatever the operation has acquired. Called exactly once, however the operation ends.
@@ -152,10 +180,7 @@ class OperationBase(TimerEntry):
         owner = self._purgatory_owner
         if owner is not None:
             check_loop(self, owner.loop, "operation.force_complete()")
-        if not self._purgatory_step("complete"):
-            return False
-        self._purgatory_finish()
-        return True
+        return self._purgatory_end("complete")
 
     def cancel(self) -> bool:
         """End the operation without a result and without `on_complete`. Awaiting tasks get `OperationCancelled`.
@@ -171,58 +196,15 @@ class OperationBase(TimerEntry):
         owner = self._purgatory_owner
         if owner is not None:
             check_loop(self, owner.loop, "operation.cancel()")
-        if not self._purgatory_step("cancel"):
-            return False
-        self._purgatory_finish()
-        return True
+        return self._purgatory_end("cancel")
 
     def _purgatory_fail(self, failure: object) -> bool:
         """Let the operation fail with `failure`. Return `False` if it has an outcome already."""
-        if not self._purgatory_step("fail"):
-            return False
-        self._purgatory_outcome = failure
-        self._purgatory_finish()
-        return True
+        return self._purgatory_end("fail", failure)
 
-    def __await__(self) -> Generator[Any, None, Any]:
-        """Wait until the operation is done, and return its result."""
-        if not self._purgatory_state.is_done:
-            waiter = self._purgatory_new_waiter()
-            if self._purgatory_add_waiter(waiter):
-                try:
-                    yield from waiter
-                except GeneratorExit:  # the coroutine is closed, perhaps by the collector or in another thread
-                    self._purgatory_leave_soon(waiter)
-                    raise
-                except BaseException:  # the task was cancelled
-                    self._purgatory_remove_waiter(waiter)
-                    raise
-        self._purgatory_taken()
-        try:
-            return self.result()
-        finally:
-            del self  # the traceback of an exception holds this frame
-
-    def _purgatory_step(self, event: str) -> bool:
-        """Make the step of the table for `event`. Return `False` if there is none.
-
-        An operation that is no longer pending leaves the timer and the watcher lists at once, so that the purgatory no
-        longer holds it. Its entry stays in the lists, dead.
-        """
-        before = self._purgatory_state
-        after = before.steps.get(event)
-        if after is None:
-            return False
-        self._purgatory_state = after
-        if before is PENDING:
-            self._timer_leave()
-            owner, entry = self._purgatory_owner, self._purgatory_entry
-            assert owner is not None
-            assert entry is not None
-            entry.operation = None
-            owner.num_delayed -= 1
-            owner.lists.dead += entry.lists
-        return True
+    def _purgatory_close(self) -> bool:
+        """Complete the operation because its purgatory is closed or completes all. Return whether this call did."""
+        return self._purgatory_end("close")
 
     def _purgatory_try(self) -> bool:
         """Call `try_complete`, and let the operation fail if it raises. Return whether it completed the operation."""
@@ -237,16 +219,45 @@ class OperationBase(TimerEntry):
             if self._purgatory_state.outcome is not None:
                 self._purgatory_report(exception, owner)
                 return False
-            exits = ExitRequests()
-            exits.keep(exception)
-            with exits:
-                self._purgatory_fail(self._purgatory_failure(exception))
-            exits.raise_first()
+            self._purgatory_fail(self._purgatory_failure(exception))
+            if isinstance(exception, (SystemExit, KeyboardInterrupt)):
+                raise
             return False
 
-    def _purgatory_finish(self) -> None:
-        """Complete or end the operation, for the winner of the compare-and-set, and then the deferred ones."""
-        owner = self._purgatory_owner
+    def _purgatory_end(self, event: str, failure: object = UNMADE) -> bool:
+        """Make the step for `event`, which gives the operation its outcome, and end it. Return `False` if it has one.
+
+        An operation that is no longer pending leaves the timer and the watcher lists at once, so that the purgatory no
+        longer holds it. Its entry stays in the lists, dead.
+        """
+        before = self._purgatory_state
+        after = before.steps.get(event)
+        if after is None:
+            return False
+        owner, entry, identity = self._purgatory_owner, self._purgatory_entry, id(self)
+        # No call in these stores.
+        self._purgatory_state = after
+        self._purgatory_result = failure
+        if before is PENDING:
+            assert owner is not None
+            assert entry is not None
+            entry.operation = None
+            owner.num_delayed -= 1
+            owner.lists.dead += entry.lists
+            if not entry.lists:
+                del owner._keyless[identity]
+        try:
+            self._timer_leave()
+            self._purgatory_finish(owner)
+        except BaseException:
+            if not self._purgatory_state.is_done:  # a signal's handler has raised before it had begun
+                self._timer_leave()
+                self._purgatory_finish(owner)
+            raise
+        return True
+
+    def _purgatory_finish(self, owner: OwnerBase | None) -> None:
+        """End the operation now, and then the deferred ones. If ends are nested too deeply, defer this one."""
         if owner is None:  # it was never handed over
             self._purgatory_run(None)
         elif owner.depth >= NESTING:
@@ -255,109 +266,123 @@ class OperationBase(TimerEntry):
             owner.depth += 1
             try:
                 self._purgatory_run(owner)
-            except (SystemExit, KeyboardInterrupt):
-                if owner.depth == 1:
-                    with suppress(SystemExit, KeyboardInterrupt):  # the first one is raised
-                        owner.finish_deferred()
-                raise
-            else:
-                if owner.depth == 1 and owner.deferred:
-                    owner.finish_deferred()
             finally:
-                owner.depth -= 1
+                try:
+                    if owner.depth == 1 and owner.deferred:
+                        owner.run_deferred()
+                finally:
+                    owner.depth -= 1
 
     def _purgatory_run(self, owner: OwnerBase | None) -> None:
-        if self._purgatory_state.is_done:  # cancelled, or it has failed
-            self._purgatory_end()
+        """Let the operation make its result, and tell everybody. If it was interrupted before, go on with the rest."""
+        state = self._purgatory_state
+        if state.is_done:
             return
-        exits = ExitRequests()
-        if owner is not None and owner.at_deadline is self and self._purgatory_state.outcome == "satisfied":
-            with exits:
-                owner.log_missed(self)
-        is_expiring = self._purgatory_state is EXPIRING
+        is_unmade = state.has_result and self._purgatory_result is UNMADE
         try:
-            self._purgatory_outcome, event = self.on_complete(), "return"
+            if is_unmade:
+                if owner is not None and owner.at_deadline is self and state is COMPLETING:
+                    owner.log_missed(self)
+                self._purgatory_result = self.on_complete()
         except BaseException as exception:
-            self._purgatory_outcome, event = self._purgatory_failure(exception), "raise"
-            exits.keep(exception)
-        if is_expiring:
-            try:
-                self.on_expiration()
-            except BaseException as exception:
-                with exits:
-                    self._purgatory_report(exception, owner)
-        self._purgatory_step(event)
-        try:
-            self._purgatory_end()
+            self._purgatory_state = FAILING  # by the table's event "raise"
+            self._purgatory_result = self._purgatory_failure(exception)
+            if isinstance(exception, (SystemExit, KeyboardInterrupt)):
+                raise
         finally:
-            if exits:
-                exits.raise_first()
-
-    def _purgatory_end(self) -> None:
-        """Count the finished operation, call `on_done`, wake awaiting tasks, call listeners. Begin a purge if due."""
-        owner, outcome = self._purgatory_owner, self._purgatory_state.outcome
-        assert outcome is not None, "it is done"
-        is_missed = False
-        if owner is not None:
-            self._purgatory_owner = None
-            owner.finished[outcome] += 1
-            is_missed = outcome == "satisfied" and owner.at_deadline is self
-            owner.missed += is_missed
-        waiters = self._purgatory_waiters
-        has_on_done = type(self).on_done is not OperationBase.on_done
-        if not has_on_done and waiters is None:
-            if owner is not None:
-                owner.note_end(self, is_missed)
-            return
-        exits = ExitRequests()
-        if has_on_done:
-            with exits:
-                self._purgatory_call_on_done(owner)
-        if waiters is not None:
-            with exits:
-                self._purgatory_wake(waiters, exits)
-        if owner is not None:
-            with exits:
-                owner.note_end(self, is_missed)
-        exits.raise_first()
-
-    def _purgatory_call_on_done(self, owner: OwnerBase | None) -> None:
-        try:
-            self.on_done()
-        except BaseException as exception:
-            self._purgatory_report(exception, owner)
-
-    def _purgatory_wake(self, waiters: list[Waiter], exits: ExitRequests) -> None:
-        if not waiters and self._purgatory_waiters is not None:  # all have left while it was being completed
-            self._purgatory_waiters = None
-            self._purgatory_undeliver()
-        for waiter in waiters.copy():
             try:
-                if not waiter.done():
-                    waiter.set_result(None)
-            except BaseException as exception:
-                if not exits.keep(exception):
-                    self._purgatory_wake_failed(waiter, exception)
+                if is_unmade and state is EXPIRING:
+                    try:
+                        self.on_expiration()
+                    except BaseException as exception:
+                        self._purgatory_report(exception, owner)
+            finally:
+                self._purgatory_tell(owner)
 
-    def _purgatory_close(self) -> bool:
-        """Complete the operation because its purgatory is closed or completes all. Return whether this call did."""
-        if not self._purgatory_step("close"):
-            return False
-        self._purgatory_finish()
-        return True
+    def _purgatory_tell(self, owner: OwnerBase | None) -> None:
+        """Make it done, count it, call `on_done`, wake awaiting tasks, call listeners. Begin a purge if due."""
+        kind, after, waiters = type(self), self._purgatory_state.steps["end"], self._purgatory_waiters
+        if self._purgatory_result is UNMADE and after.outcome == "failed":
+            self._purgatory_result = self._purgatory_failure(PurgatoryError("a signal's handler interrupted its end"))
+        has_on_done = kind.on_done is not OperationBase.on_done
+        is_owed = waiters is None and after.has_result and kind.on_undelivered is not OperationBase.on_undelivered
+        is_missed = False
+        # No call in these stores.
+        self._purgatory_state = after
+        self._purgatory_owner = None
+        if owner is not None:
+            assert after.outcome is not None, "it is done"
+            owner.finished[after.outcome] += 1
+            is_missed = after.outcome == "satisfied" and owner.at_deadline is self
+            owner.missed += is_missed
+            if is_owed:
+                self._purgatory_waiters = [owner]
+        try:
+            if has_on_done:
+                try:
+                    self.on_done()
+                except BaseException as exception:
+                    self._purgatory_report(exception, owner)
+        finally:
+            try:
+                if waiters:
+                    left = waiters[::-1]
+                    try:
+                        self._purgatory_wake(left)
+                    finally:
+                        if left:  # it was interrupted
+                            self._purgatory_wake(left)
+                elif waiters is not None and self._purgatory_waiters is not None:
+                    self._purgatory_waiters = None  # all have left while it was being completed
+                    self._purgatory_undeliver()
+            finally:
+                if owner is not None:
+                    owner.note_end(self, is_missed)
+
+    def _purgatory_wake(self, left: list[Waiter]) -> None:
+        """Notify the waiters that are left, from the last one on, and take each out of the list."""
+        exits = ExitRequests()
+        while left:
+            with exits:
+                try:
+                    if not left[-1].done():
+                        left[-1].set_result(None)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as exception:
+                    self._purgatory_wake_failed(left[-1], exception)
+            del left[-1]
+        exits.raise_first()
 
     def _timer_expire(self) -> None:
         """Try once more at the deadline, and expire if that does not complete the operation."""
-        owner, deadline = self._purgatory_owner, self._timer_deadline
+        owner, bucket = self._purgatory_owner, self._timer_bucket
         assert owner is not None, "it is pending"
         before, owner.at_deadline = owner.at_deadline, self
         try:
             self._purgatory_try()
         finally:
             owner.at_deadline = before
-        is_rescheduled = self._timer_bucket is not None or self._timer_deadline != deadline
-        if not is_rescheduled and self._purgatory_step("expire"):
-            self._purgatory_finish()
+        if self._timer_bucket is bucket:  # else it was rescheduled
+            self._purgatory_end("expire")
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Wait until the operation is done, and return its result."""
+        if not self._purgatory_state.is_done:
+            waiter = self._purgatory_new_waiter()
+            if self._purgatory_add_waiter(waiter):
+                try:
+                    yield from waiter
+                except GeneratorExit:  # the coroutine is closed, perhaps by the collector or in another thread
+                    self._purgatory_leave_soon(waiter)
+                    raise
+                except BaseException:  # the task was cancelled
+                    self._purgatory_remove_waiter(waiter)
+                    raise
+        try:
+            return self._purgatory_take()
+        finally:
+            del self  # the traceback of an exception holds this frame
 
     def _purgatory_add_waiter(self, waiter: Waiter) -> bool:
         """Notify `waiter` when the operation is done. Return `False` if the operation is done already."""
@@ -375,9 +400,12 @@ class OperationBase(TimerEntry):
         The last one that is removed cancels the operation, or leaves its result undelivered.
         """
         waiters = self._purgatory_waiters
-        if waiters is None:
-            return  # another one has taken the result
-        waiters.remove(waiter)
+        if waiters is None or isinstance(waiters[0] if waiters else None, OwnerBase):
+            return  # another one has taken the result, or it never waited
+        at = next((at for at, other in enumerate(waiters) if other is waiter), None)
+        if at is None:
+            raise ValueError(f"{waiter!r} is not a waiter of {self!r}")
+        del waiters[at]
         if waiters:
             return
         if self._purgatory_state.outcome is None:
@@ -390,39 +418,29 @@ class OperationBase(TimerEntry):
 
     def _purgatory_taken(self) -> None:
         """Note that the result was delivered, even if the other waiters leave."""
-        if self._purgatory_owner is None:  # otherwise they have not been notified yet
+        if self._purgatory_state.is_done:  # otherwise they have not been notified yet
             self._purgatory_waiters = None
 
-    def result(self) -> Any:
-        raise NotImplementedError
+    def _purgatory_finalize(self) -> None:
+        """When it is freed, let `on_undelivered` be called later if nobody has taken the result."""
+        waiters = getattr(self, "_purgatory_waiters", None)
+        if waiters and self._purgatory_state.is_done and self._purgatory_state.has_result:
+            self._purgatory_undeliver_later(waiters[0])
 
-    def _purgatory_failure(self, exception: BaseException) -> object:
-        """Return the outcome of an operation that fails with `exception`."""
-        raise NotImplementedError
+    if TYPE_CHECKING:  # what DelayedOperation defines
 
-    def _purgatory_misuse(self) -> NoReturn:
-        """Raise, because `try_complete` claims to have completed the operation, and has not."""
-        raise NotImplementedError
-
-    def _purgatory_report(self, exception: BaseException, owner: OwnerBase | None) -> None:
-        """Report `exception`, because the operation already has an outcome. Raise it if it is a request to exit."""
-        raise NotImplementedError
-
-    def _purgatory_wake_failed(self, waiter: Waiter, exception: BaseException) -> None:
-        """Report `exception` of a waiter, unless its loop is closed and so none of its tasks will run."""
-        raise NotImplementedError
-
-    def _purgatory_new_waiter(self) -> Any:
-        """Return a new future. Raise if nothing would ever complete the operation, or if it is the wrong loop."""
-        raise NotImplementedError
-
-    def _purgatory_leave_soon(self, waiter: Any) -> None:
-        """Remove a waiter on the next iteration of its loop."""
-        raise NotImplementedError
-
-    def _purgatory_undeliver(self) -> None:
-        """Call `on_undelivered`, if there is a result."""
-        raise NotImplementedError
+        def try_complete(self) -> bool: ...
+        def on_complete(self) -> Any: ...
+        def on_expiration(self) -> None: ...
+        def _purgatory_take(self) -> Any: ...
+        def _purgatory_failure(self, exception: BaseException) -> object: ...
+        def _purgatory_misuse(self) -> NoReturn: ...
+        def _purgatory_report(self, exception: BaseException, owner: OwnerBase | None) -> None: ...
+        def _purgatory_wake_failed(self, waiter: Waiter, exception: BaseException) -> None: ...
+        def _purgatory_new_waiter(self) -> Any: ...
+        def _purgatory_leave_soon(self, waiter: Any) -> None: ...
+        def _purgatory_undeliver(self) -> None: ...
+        def _purgatory_undeliver_later(self, waiter: Any) -> None: ...
 
 
 if not TYPE_CHECKING:
@@ -436,15 +454,15 @@ class Failure:
     __slots__ = ("clock", "exception", "message", "retrieved", "traceback")
 
     def __init__(self, exception: BaseException, message: str, clock: Clock | None) -> None:
-        self.retrieved = isinstance(exception, (SystemExit, KeyboardInterrupt))  # these are raised at once
         self.exception = exception
         self.traceback = exception.__traceback__
         """The traceback with which it is raised each time, because its own grows with each task that raises it."""
         self.message = message
         self.clock = clock
+        self.retrieved = isinstance(exception, (SystemExit, KeyboardInterrupt))  # these are raised at once
 
     def __del__(self) -> None:
-        if not self.retrieved:
+        if not getattr(self, "retrieved", True):  # it is not set if the constructor was interrupted
             report(self.clock, self.message, self.exception)
 
 
@@ -459,6 +477,20 @@ def check_exception(exception: object) -> None:
         )
     if not isinstance(exception, Exception):
         raise TypeError(f"exception must be an Exception, not {exception!r}")
+
+
+def _finite(number: float) -> float | None:
+    return number if number < math.inf else None
+
+
+class _Attribute:
+    """A value that can be read. It has no setter, so an attribute that a subclass sets has its name for itself."""
+
+    def __init__(self, read: "Callable[[DelayedOperation[Any]], float | None]") -> None:
+        self._read = read
+
+    def __get__(self, operation: "DelayedOperation[Any] | None", owner: object = None) -> object:
+        return self if operation is None else self._read(operation)
 
 
 class _NoFuture:
@@ -507,15 +539,33 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
 
     __slots__ = ()
 
+    _timer_is_task = False
+
     if TYPE_CHECKING:
 
         def __await__(self) -> Generator[Any, None, T]: ...
+
+        timeout: float | None
+        """The timeout it was made with, in seconds, or `None`. A subclass may set an attribute of this name."""
+        deadline: float | None
+        """Its deadline, a time of the clock in seconds, which follows `reschedule` and stays after the end.
+
+        It is `None` if it has no deadline, before the hand-over, and if it completed at once. A subclass may set an
+        attribute of this name."""
+    else:
+        timeout = _Attribute(lambda operation: _finite(operation._purgatory_timeout))
+        deadline = _Attribute(lambda operation: _finite(operation._timer_deadline))
+        add_done_callback = _NoFuture()
+        __signature__ = _Signature()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name in ("try_complete", "on_complete", "on_expiration", "on_undelivered", "on_done"):
             if is_async(getattr(cls, name)):
                 raise TypeError(f"{cls.__qualname__}.{name} must not be async, because its result is not awaited")
+        if cls.on_undelivered is not OperationBase.on_undelivered and not hasattr(cls, "__del__"):
+            # Only here, so that freeing an operation of another class costs nothing.
+            setattr(cls, "__del__", OperationBase._purgatory_finalize)  # noqa: B010 - mypy refuses the other form
 
     def _purgatory_describe(self) -> str:
         state = self._purgatory_state_name
@@ -535,10 +585,6 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
             return f"pending, due at {deadline!r}"
         digits = 1 if abs(left) >= 1 else 3
         return f"pending, due in {left:.{digits}f} s" if left >= 0 else f"pending, due {-left:.{digits}f} s ago"
-
-    if not TYPE_CHECKING:
-        add_done_callback = _NoFuture()
-        __signature__ = _Signature()
 
     @abstractmethod
     def try_complete(self) -> bool:
@@ -563,16 +609,6 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
         """Handle an expiry. Called after `on_complete` if the deadline completed the operation.
 
         An exception goes to the event loop's exception handler, and the result stays.
-        """
-
-    def on_undelivered(self, result: T, /) -> None:
-        """Take back a result that no task has received, for example to return a job to its queue.
-
-        Called if every awaiting task was cancelled before it could receive the result. It is not called if no task has
-        ever awaited the operation.
-
-        Args:
-            result: The result of `on_complete`.
         """
 
     def fail(self, exception: Exception) -> bool:
@@ -600,7 +636,7 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
         return self.outcome is None and self._purgatory_fail(self._purgatory_failure(exception))
 
     def reschedule(self, timeout: float | None) -> None:
-        """Move the deadline, earlier or later.
+        """Move the deadline, earlier or later. If the clock raises, the deadline stays where it was.
 
         Args:
             timeout: Seconds from now. `None` means no deadline.
@@ -608,40 +644,38 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
         Raises:
             ValueError: `timeout` is negative, NaN or infinite.
             TypeError: `timeout` is not a number.
-            PurgatoryMisuse: The operation is not pending in a purgatory, or the purgatory belongs to another event
-                loop or thread.
+            PurgatoryMisuse: The operation is not pending in a purgatory, or has no keys and would have no deadline, or
+                the purgatory belongs to another event loop or thread.
         """
         if timeout is not None:
             timeout = seconds("timeout", timeout, none=True)
-        owner = self._purgatory_owner
+        owner, entry = self._purgatory_owner, self._purgatory_entry
         deadline = math.inf
         if owner is not None:
             check_loop(self, owner.loop, "operation.reschedule(timeout)")
             if timeout is not None:
                 deadline = owner.time() + timeout
-        if owner is None or self._purgatory_state_name != "pending":
+        if owner is None or entry is None or self._purgatory_state_name != "pending":
             raise PurgatoryMisuse(f"cannot reschedule {self!r}: it is not pending in a purgatory")
-        owner.timer.reschedule(self, deadline)
+        if timeout is None and not entry.lists:
+            raise PurgatoryMisuse(
+                f"cannot take its deadline from {self!r}: it has no keys, so nothing else would end it"
+            )
+        owner.timer._place(self, deadline)
         if self._purgatory_state_name != "pending":
             self._timer_leave()  # the clock has completed it
         elif owner.listeners is not None:
             owner.listeners.reschedule(self, timeout)
 
     def result(self) -> T:
-        """Return the result of `on_complete`.
+        """Return the result of `on_complete`, which counts as received now.
 
         Raises:
             asyncio.InvalidStateError: The operation is not done.
             OperationCancelled: The operation was cancelled.
             Exception: The operation failed with this exception.
         """
-        exception = self.exception()
-        if exception is None:
-            return cast(T, self._purgatory_outcome)
-        try:
-            raise exception.with_traceback(cast(Failure, self._purgatory_outcome).traceback)
-        finally:
-            del self, exception  # its traceback holds this frame
+        return cast(T, self._purgatory_take())
 
     def exception(self) -> BaseException | None:
         """Return the exception that made the operation fail, or `None`.
@@ -650,13 +684,45 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
             asyncio.InvalidStateError: The operation is not done.
             OperationCancelled: The operation was cancelled.
         """
+        return self._purgatory_exception()
+
+    def as_future(self) -> "asyncio.Future[T]":
+        """Return a future of the event loop that waits for the operation from this call on.
+
+        A task that awaits an operation waits from its first step on. If it is cancelled before that, the operation
+        stays pending. So use this one in `asyncio.wait_for`, whose timeout may have passed, and wherever a task may be
+        cancelled at once:
+
+            job = await asyncio.wait_for(purgatory.try_complete_else_watch(Take(queue), ["jobs"]).as_future(), left)
+
+        The future is like an awaiting task: cancelling it doesn't affect others that wait, and cancelling the last one
+        cancels the operation. A result that it has and nobody fetches goes to `on_undelivered`.
+
+        Raises:
+            PurgatoryMisuse: The operation was not handed to a purgatory, or belongs to another event loop or thread.
+            RuntimeError: No event loop runs.
+        """
+        return OperationFuture(self)
+
+    def _purgatory_take(self) -> Any:
+        """Return the result to somebody who takes it, or raise the exception."""
+        exception = self._purgatory_exception()
+        self._purgatory_taken()
+        if exception is None:
+            return self._purgatory_result
+        try:
+            raise exception.with_traceback(cast(Failure, self._purgatory_result).traceback)
+        finally:
+            del self, exception  # its traceback holds this frame
+
+    def _purgatory_exception(self) -> BaseException | None:
         if not self.done():
             raise asyncio.InvalidStateError(f"{self!r} is not done: await it first")
         if self.cancelled():
             raise OperationCancelled(f"{type(self).__qualname__} was cancelled")
         if self.outcome != "failed":
             return None
-        failure = cast(Failure, self._purgatory_outcome)
+        failure = cast(Failure, self._purgatory_result)
         failure.retrieved = True
         return failure.exception
 
@@ -664,6 +730,7 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
         return None if self._purgatory_owner is None else self._purgatory_owner.timer.clock
 
     def _purgatory_failure(self, exception: BaseException) -> object:
+        """Return the result of an operation that fails with `exception`."""
         name = type(self).__qualname__
         if isinstance(exception, (asyncio.CancelledError, StopIteration)):
             # These mean something else to the awaiting task.
@@ -673,17 +740,20 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
         return Failure(exception, f"{name} failed, and its exception was never retrieved", self._purgatory_clock())
 
     def _purgatory_misuse(self) -> NoReturn:
+        """Raise, because `try_complete` claims to have completed the operation, and has not."""
         raise PurgatoryMisuse(
             f"try_complete() of {self!r} returned true, but did not force_complete(): return self.force_complete()"
         )
 
     def _purgatory_report(self, exception: BaseException, owner: OwnerBase | None) -> None:
+        """Report `exception`, because the operation already has an outcome. Raise it if it is a request to exit."""
         if isinstance(exception, (SystemExit, KeyboardInterrupt)):
             raise exception
         clock = _get_running_loop() if owner is None else owner.timer.clock
         report(clock, f"{type(self).__qualname__} raised after it was done", exception, operation=self)
 
     def _purgatory_wake_failed(self, waiter: Waiter, exception: BaseException) -> None:
+        """Report `exception` of a waiter, unless its loop is closed and so none of its tasks will run."""
         with suppress(Exception):
             if waiter.get_loop().is_closed():
                 return
@@ -699,9 +769,8 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
     def _purgatory_new_waiter(self) -> "asyncio.Future[None]":
         loop = self._purgatory_check_await()
         waiter = loop.create_future()
-        clock = self._purgatory_clock()
-        if isinstance(clock, VirtualClock):
-            clock._await(waiter, loop)
+        if (await_ := getattr(self._purgatory_clock(), "_await", None)) is not None:
+            await_(waiter, loop)  # a VirtualClock, which warns if nothing moves it
         return waiter
 
     def _purgatory_leave_soon(self, waiter: "asyncio.Future[None]") -> None:
@@ -710,12 +779,97 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
             waiter.get_loop().call_soon_threadsafe(self._purgatory_remove_waiter, waiter, context=Context())
 
     def _purgatory_undeliver(self) -> None:
+        """Call `on_undelivered`, if there is a result."""
         if self.outcome in ("cancelled", "failed"):
             return
         try:
-            self.on_undelivered(cast(T, self._purgatory_outcome))
+            self.on_undelivered(self._purgatory_result)
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as exception:
             message = f"{type(self).__qualname__}.on_undelivered() raised"
             report(_get_running_loop(), message, exception, operation=self)
+
+    def _purgatory_undeliver_later(self, waiter: Any) -> None:
+        # In any thread, and in the middle of anything.
+        if isinstance(waiter, Owner):
+            waiter.call_soon_from_anywhere(self._purgatory_undeliver)
+        else:
+            with suppress(RuntimeError):  # its loop is closed
+                waiter.get_loop().call_soon_threadsafe(self._purgatory_undeliver, context=Context())
+
+
+class OperationFuture(asyncio.Future[T]):
+    """A future that waits for an operation. What its task has not fetched when it is cancelled is undelivered."""
+
+    def __init__(self, operation: DelayedOperation[T]) -> None:
+        loop = operation._purgatory_check_await() if not operation.done() else running_loop(operation, None, "")
+        super().__init__(loop=loop)
+        self._operation = operation
+        self._waiter: asyncio.Future[None] | None = None
+        if operation.done():
+            self._note_end()
+            return
+        self._waiter = waiter = operation._purgatory_new_waiter()
+        waiter.add_done_callback(self._note_end, context=Context())
+        if not operation._purgatory_add_waiter(waiter):  # making the future has ended it
+            self._note_end()
+
+    def _note_end(self, waiter: "asyncio.Future[None] | None" = None) -> None:
+        if self.done():
+            return  # cancelled
+        try:
+            exception = self._operation._purgatory_exception()
+        except OperationCancelled as error:
+            self.set_exception(error.with_traceback(None))  # which would hold this frame
+            return
+        if exception is None:
+            self.set_result(self._operation._purgatory_result)
+        else:
+            self.set_exception(exception)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        """Wait as futures do. If the task is cancelled when the result has come, the result is given back."""
+        if not self.done():
+            woken: asyncio.Future[None] = self.get_loop().create_future()
+            self.add_done_callback(lambda _: None if woken.done() else woken.set_result(None), context=Context())
+            try:
+                yield from woken
+            except GeneratorExit:  # the coroutine is closed, perhaps by the collector or in another thread
+                with suppress(RuntimeError):  # its loop is closed
+                    self.get_loop().call_soon_threadsafe(self._give_up, context=Context())
+                raise
+            except BaseException:  # the task is cancelled
+                self._give_up()
+                raise
+        try:
+            return self.result()
+        finally:
+            del self  # the traceback of an exception holds this frame
+
+    __iter__ = __await__
+
+    def result(self) -> T:
+        """Return the result, which counts as received now."""
+        try:
+            result = super().result()
+            self._operation._purgatory_taken()
+            return result
+        finally:
+            del self  # as above
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Stop waiting, as an awaiting task that is cancelled."""
+        is_cancelled = super().cancel(msg)
+        if is_cancelled:
+            self._leave()
+        return is_cancelled
+
+    def _give_up(self) -> None:
+        if not self.cancel():
+            self._leave()  # the result has come, and was not fetched
+
+    def _leave(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            self._operation._purgatory_remove_waiter(waiter)

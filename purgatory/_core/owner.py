@@ -1,19 +1,19 @@
 """The owner of operations, and the purge of dead entries."""
 
 import sys
-from asyncio import AbstractEventLoop, BaseEventLoop, _get_running_loop
+from asyncio import AbstractEventLoop, _get_running_loop
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from time import monotonic
-from typing import TYPE_CHECKING, cast
+from contextvars import Context
+from typing import TYPE_CHECKING, Final, cast
 
 from purgatory._core.listeners import Listeners, Outcome
 from purgatory._core.states import OUTCOMES
-from purgatory._core.watchers import Entry, WatcherLists, Watchers, compact_all
-from purgatory._loop.clock import Clock, Handle, log, report
+from purgatory._core.watchers import Entry, WatcherLists, Watchers, each_list
+from purgatory._loop.clock import Clock, log, report
 from purgatory._loop.errors import PurgatoryMisuse
-from purgatory._loop.slices import SLICE, ExitRequests, call_next
+from purgatory._loop.slices import SLICE, ExitRequests, SlicedWork
 from purgatory._loop.threads import check_loop, running_loop
 from purgatory._timer import WheelTimer, is_of_a_loop
 
@@ -25,14 +25,20 @@ _FROM_THREADS = (
     "asyncio.run_coroutine_threadsafe(). In a web framework, make the handler async def"
 )
 
+CHUNK: Final = 50
+"""Dead entries, or entries of short lists, that are passed between two looks at the time."""
+
 
 class OwnerBase:
     """The part of a purgatory that its operations refer to: the timer, the loop that may call, the lists, the counts.
 
     It is a separate object so that a purgatory is freed when the program drops it, while its deadlines still run.
+
+    `Owner` relies on the methods and attributes here, and defines `note_end`, `log_missed`, `report_key` and `bind`.
     """
 
     __slots__ = (
+        "_keyless",
         "at_deadline",
         "closed",
         "deferred",
@@ -48,19 +54,18 @@ class OwnerBase:
         "peak_delayed",
         "purge_interval",
         "purging",
-        "time",
         "timer",
     )
 
     def __init__(self, timer: WheelTimer, live: bool, purge_interval: int, max_pending: int) -> None:
         self.timer: WheelTimer = timer
-        self.time: Callable[[], float] = timer.time
-        """`clock.time`, bound directly once the loop is known."""
         self.live: bool = live
         """Whether this belongs to an event loop, rather than to a clock of another kind."""
         self.loop: AbstractEventLoop | None = None
         """The loop that this belongs to, if it belongs to one yet."""
         self.lists: WatcherLists = WatcherLists()
+        self._keyless: dict[int, OperationBase] = {}
+        """The pending operations without keys, by `id`."""
         self.listeners: Listeners | None = None
         self.purge_interval: int = purge_interval
         self.purging: bool = False
@@ -82,48 +87,56 @@ class OwnerBase:
         self.deferred: deque[OperationBase] = deque()
         """Operations that the outermost end will end."""
 
+    def time(self) -> float:
+        """Return the clock's time, in seconds. It is asked each time, because tests replace `loop.time`."""
+        return (self.timer if self.loop is None else self.loop).time()
+
     def is_purge_due(self) -> bool:
         """Return whether there are too many dead entries and no purge is under way."""
         lists = self.lists
         return lists.dead > self.purge_interval and 2 * lists.dead > lists.watched and not self.purging
 
-    def try_each(self, entries: list[Entry], exits: ExitRequests) -> int:
-        """Try the operations of `entries` that are alive. Return how many of them completed.
+    def keyless(self) -> list["OperationBase"]:
+        """Return the pending operations without keys."""
+        return list(self._keyless.values())
 
-        Requests to exit are kept in `exits`.
+    def try_each(self, entries: list[Entry], at: int, end: int, limit: float) -> tuple[int, int, BaseException | None]:
+        """Try the operations of `entries`, from the index `at` to `end`, until `limit` of them have completed.
+
+        Returns:
+            The index behind the last operation that was tried, how many completed, and the request to exit of a method
+            that has ended this early.
         """
         completed = 0
-        for entry in entries:
-            operation = entry.operation
-            if operation is not None:
-                try:
+        operation: OperationBase | None = None  # and again None, because a failed one's traceback keeps this frame
+        try:
+            while at < end and completed < limit:
+                operation = entries[at].operation
+                at += 1
+                if operation is not None:
                     operation._purgatory_try()
-                except (SystemExit, KeyboardInterrupt) as exception:
-                    exits.keep(exception)
-                if operation._purgatory_state.outcome == "satisfied":
-                    completed += 1
-                del operation  # the traceback of another one's exception keeps this frame, and would keep it
-        return completed
+                    completed += operation._purgatory_state.outcome == "satisfied"
+                    operation = None
+        except BaseException as exception:
+            if operation is not None:
+                completed += operation._purgatory_state.outcome == "satisfied"
+                operation = None
+            return at, completed, exception
+        return at, completed, None
 
-    def finish_deferred(self) -> None:
-        """End the operations whose ends were deferred, in their order."""
+    def run_deferred(self) -> None:
+        """End the operations whose ends were deferred, in their order, and then raise the first request to exit."""
         exits = ExitRequests()
-        while self.deferred:
-            with exits:
-                self.deferred.popleft()._purgatory_run(self)
+        try:
+            while self.deferred:
+                with exits:
+                    self.deferred[0]._purgatory_run(self)
+                if self.deferred[0].done():  # else it was interrupted before it had begun
+                    self.deferred.popleft()
+        except BaseException:  # a signal's handler has raised between two of them
+            self.run_deferred()
+            raise
         exits.raise_first()
-
-    def try_all(self, watchers: Watchers) -> int:
-        """Try the operations of a list in one go, and compact it. Return how many of them completed.
-
-        A request to exit is raised at the end.
-        """
-        exits = ExitRequests()
-        completed = self.try_each(watchers.entries.copy(), exits)
-        self.compact(watchers)
-        if exits:
-            exits.raise_first()
-        return completed
 
     def compact(self, watchers: Watchers) -> None:
         """Remove the dead entries of a list. If looking up its key raises, that is reported."""
@@ -132,21 +145,12 @@ class OwnerBase:
         except Exception as exception:
             self.report_key(exception)
 
-    def note_end(self, operation: "OperationBase", is_missed: bool) -> None:
-        """Call the listeners, and start a purge if there are many dead entries. Raise only requests to exit."""
-        raise NotImplementedError
+    if TYPE_CHECKING:  # what Owner defines
 
-    def log_missed(self, operation: "OperationBase") -> None:
-        """In debug mode, log an operation that its last try completes. Raise only requests to exit."""
-        raise NotImplementedError
-
-    def report_key(self, exception: Exception) -> None:
-        """Report a key whose `__hash__` or `__eq__` raised."""
-        raise NotImplementedError
-
-    def bind(self, purgatory: object) -> None:
-        """Belong to the running loop, unless this belongs to a loop already. Raise if that is another one."""
-        raise NotImplementedError
+        def note_end(self, operation: "OperationBase", is_missed: bool) -> None: ...
+        def log_missed(self, operation: "OperationBase") -> None: ...
+        def report_key(self, exception: Exception) -> None: ...
+        def bind(self, purgatory: object) -> None: ...
 
 
 if not TYPE_CHECKING:
@@ -157,8 +161,9 @@ if not TYPE_CHECKING:
 class Owner(OwnerBase):
     """The owner of the operations of one purgatory.
 
-    A purge starts when there are more dead entries than `purge_interval` and more than living ones. So it looks at no
-    more than two entries for each that it removes, however many operations are pending.
+    A *purge* removes the dead entries of all lists, in slices. It starts when there are more dead entries than
+    `purge_interval` and more than living ones. So it looks at no more than two entries for each that it removes,
+    however many operations are pending.
 
     Kafka's purgatory decides by an *estimate* of the entries: the operations that were ever watched, minus the finished
     ones. The estimate is wrong if operations have several keys, and from the end of an operation until its entry is
@@ -166,20 +171,25 @@ class Owner(OwnerBase):
     compacted.
     """
 
-    __slots__ = ("_purge_handle", "purges", "scanned")
+    __slots__ = ("_added", "_purge", "_steps", "purges", "scanned")
 
     def __init__(
         self, clock: Clock | None, tick: float, wheel_size: int, purge_interval: int, max_pending: int | None
     ) -> None:
         timer = WheelTimer(clock, tick=tick, wheel_size=wheel_size)
+        timer._is_owned = True
         live = is_of_a_loop(clock)
         limit = sys.maxsize if max_pending is None else min(max_pending, sys.maxsize)
         super().__init__(timer, live, min(purge_interval, sys.maxsize), limit)
         self.purges = 0
         self.scanned = 0
-        self._purge_handle: Handle | None = None
+        self._purge = SlicedWork(timer, self._purge_slice, self._purge_stopped)
+        self._steps: Iterator[int] = iter(())
+        """The rest of the purge."""
+        self._added = 0
+        """Entries that had ever been added before the last slice of the purge."""
         if isinstance(clock, AbstractEventLoop):
-            self._belong_to(clock)
+            self.loop = clock
 
     def bind(self, purgatory: object) -> None:
         """Belong to the running loop, unless this belongs to a loop already.
@@ -199,13 +209,7 @@ class Owner(OwnerBase):
         clock = self.timer.clock
         if clock is not loop and isinstance(clock, AbstractEventLoop):
             running_loop(purgatory, clock, "")  # which raises
-        self._belong_to(loop)
-
-    def _belong_to(self, loop: AbstractEventLoop) -> None:
         self.loop = loop
-        # BaseEventLoop.time() is a Python function around this one.
-        is_plain = getattr(loop.time, "__func__", None) is BaseEventLoop.time
-        self.time = monotonic if is_plain else loop.time
 
     def loop_for_threads(self, purgatory: object) -> AbstractEventLoop | None:
         """Return the event loop that another thread may call, or `None` if there is none yet, or after a close.
@@ -218,6 +222,18 @@ class Owner(OwnerBase):
                 f"{purgatory!r} has no event loop that another thread could call: it runs on another kind of clock"
             )
         return None if self.closed else self.loop
+
+    def call_soon_from_anywhere(self, callback: Callable[[], object]) -> None:
+        """Call `callback()` on the next iteration of the loop, or at the next move of a `VirtualClock`.
+
+        It never calls out, so a finalizer may call it in the middle of anything. Nothing is called if the loop is
+        closed, or if the clock is of a kind of its own.
+        """
+        if self.loop is not None:
+            with suppress(RuntimeError):  # it is closed
+                self.loop.call_soon_threadsafe(callback, context=Context())
+        elif (call := getattr(self.timer._clock, "_call_at_next_move", None)) is not None:
+            call(callback)
 
     def report_key(self, exception: Exception) -> None:
         """Report a key whose `__hash__` or `__eq__` raised."""
@@ -247,52 +263,80 @@ class Owner(OwnerBase):
             if self.listeners is not None:
                 self.listeners.finish(operation, cast(Outcome, operation.outcome), is_missed, self.time())
             if self.is_purge_due():
-                self._purge()
+                self._begin_purge()
         except Exception as exception:  # of the clock
             if not (self.loop is not None and self.loop.is_closed()):
                 report(self.timer.clock, "the clock raised", exception)
 
-    def _purge(self) -> None:
-        lists = self.lists
+    def _begin_purge(self) -> None:
+        self._steps = compact_all(self)
+        self._added = self.lists.watched + self.lists.purged
         self.purging = True
         try:
-            self._purge_soon(compact_all(self), lists.watched + lists.purged)
+            self._purge.schedule()
         except BaseException:
             self.purging = False
             raise
         self.purges += 1
 
+    def _purge_slice(self) -> Iterator[int]:
+        """Go on with the purge. Entries are free up to twice those that have come since the last slice.
+
+        Otherwise the purge would never catch up.
+        """
+        added = self.lists.watched + self.lists.purged
+        free = 2 * (added - self._added)
+        self._added = added
+        for entries in self._steps:
+            self.scanned += entries
+            yield max(0, entries - free)
+            free = max(0, free - entries)
+        self.purging = False
+        if self.is_purge_due():
+            self._begin_purge()
+
+    def _purge_stopped(self) -> None:
+        self.purging = False  # the next completion begins again
+
     def stop_purging(self) -> None:
         """Stop a purge that is under way, and leave the other entries where they are."""
-        handle, self._purge_handle = self._purge_handle, None
+        self._purge.cancel()
         self.purging = False
-        if handle is not None:
-            handle.cancel()
 
-    def _purge_soon(self, purge: Iterator[int], added: int) -> None:
-        self._purge_handle = call_next(self.timer.clock, self._purge_slice, purge, added)
+    def compact_in_slices(self, watchers: Watchers) -> Iterator[int]:
+        """Remove the dead entries of one list. After each slice, yield how many entries it had."""
+        entries = watchers.entries
+        length = len(entries)
+        if length <= SLICE:
+            self.compact(watchers)
+            yield length
+            return
+        alive: list[Entry] = []
+        for start in range(0, length, SLICE):
+            part = entries[start : min(start + SLICE, length)]
+            alive += [entry for entry in part if entry.operation is not None]
+            # The old list drops the dead ones now, because freeing a million of them at the end would hold up the loop.
+            # The others stay where they are, so that a suspended walk over it misses none.
+            dead = next((entry for entry in part if entry.operation is None), part[0])
+            entries[start : start + len(part)] = [dead if entry.operation is None else entry for entry in part]
+            yield len(part)
+        if watchers.entries is entries:  # else another compaction has replaced it meanwhile
+            alive += entries[length:]
+            try:
+                self.lists.replace(watchers, alive)
+            except Exception as exception:
+                self.report_key(exception)
 
-    def _purge_slice(self, purge: Iterator[int], added: int) -> None:
-        """Go on with a purge. `added` is the number of entries that had ever been added before the last slice."""
-        self._purge_handle = None
-        lists = self.lists
-        now = lists.watched + lists.purged
-        # At least twice as fast as new entries come, because otherwise the purge would never catch up.
-        slice_ = self.timer.new_slice(max(SLICE, 2 * (now - added)))
-        is_over = False
-        try:
-            while not is_over:
-                entries = next(purge, 0)
-                if not entries:
-                    self.purging = False
-                    if self.is_purge_due():
-                        self._purge()
-                    return
-                self.scanned += entries
-                is_over = slice_.is_over_cheaply(entries)
-            self._purge_soon(purge, now)
-        except BaseException:  # the clock does not call back, so the next completion begins again
-            self.purging = False
-            raise
-        finally:
-            self.timer.note_slice(slice_)
+
+def compact_all(owner: Owner) -> Iterator[int]:
+    """Remove the dead entries of all lists. After each slice, yield how many entries it had."""
+    done = 0
+    for watchers in each_list(owner.lists):
+        for entries in owner.compact_in_slices(watchers):
+            # Not after each short list: there may be a million of them.
+            done += max(entries, 1)
+            if done >= CHUNK:
+                yield done
+                done = 0
+    if done:
+        yield done

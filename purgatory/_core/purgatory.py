@@ -8,14 +8,14 @@ from contextlib import suppress
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
 
-from purgatory._core.checks import Check, CheckQueue
+from purgatory._core.checks import CheckQueue
 from purgatory._core.listeners import Listener, Listeners
 from purgatory._core.operation import AWAIT_FROM_THREADS, DelayedOperation, Failure, OperationBase, check_exception
-from purgatory._core.owner import Owner, OwnerBase
+from purgatory._core.owner import CHUNK, Owner, OwnerBase, compact_all
 from purgatory._core.predicate import DelayedPredicate, check_predicate
-from purgatory._core.states import ARRIVING, PENDING
+from purgatory._core.states import ARRIVING, NEW, PENDING
 from purgatory._core.statistics import PurgatoryStatistics
-from purgatory._core.watchers import Entry, compact_all, each_list
+from purgatory._core.watchers import Entry, each_list, skip_dead
 from purgatory._loop.arguments import check_callback, check_count, distinct_keys
 from purgatory._loop.clock import Clock
 from purgatory._loop.closing import Closing
@@ -45,7 +45,8 @@ class PurgatoryBase:
 
         Args:
             operation: An operation that was not handed over before.
-            keys: Hashable objects that name the state its condition depends on, at least one.
+            keys: Hashable objects that name the state its condition depends on. Without any, it completes at once or
+                has a deadline.
 
         Returns:
             The operation, which you may await.
@@ -55,7 +56,7 @@ class PurgatoryBase:
             PurgatoryFull: `max_pending` operations are pending, and this one would have to wait.
             PurgatoryMisuse: The operation was handed over before, or this is another event loop or thread.
             TypeError: `operation` is not an operation, `keys` is not an iterable of keys, or a key is not hashable.
-            ValueError: `keys` is empty.
+            ValueError: `keys` is empty, and the operation would have to wait without a deadline. It is cancelled.
         """
         owner = self._owner
         if owner.closed:
@@ -65,38 +66,44 @@ class PurgatoryBase:
         distinct = distinct_keys(keys)
         listeners = owner.listeners
         now = 0.0 if listeners is None else owner.time()
-        try:
-            is_new = operation._purgatory_step("hand over")
-        except (AttributeError, TypeError):  # not an operation, a class, or an instance without super().__init__()
-            is_new = False
-        if not is_new:
+        # Else it is not an operation, a class, or an instance without super().__init__(), or was handed over before.
+        if getattr(operation, "_purgatory_state", None) is not NEW:
             self._refuse_new(operation)
+        operation._purgatory_state = ARRIVING  # by the table's event "hand over"
         operation._purgatory_owner = owner
-        if listeners is not None:
-            listeners.arrive(operation, distinct, now)
-        operation._purgatory_try()
-        if operation._purgatory_state is ARRIVING:
-            try:
+        try:
+            if listeners is not None:
+                listeners.arrive(operation, distinct, now)
+            operation._purgatory_try()
+            if operation._purgatory_state is ARRIVING:
                 self._watch(operation, distinct, owner)
-            except BaseException:
+        except BaseException:
+            if operation._purgatory_state.outcome is None:
                 operation.cancel()
-                raise
+            raise
         return operation
 
     def _watch(self, operation: "OperationBase", keys: tuple[Hashable, ...], owner: OwnerBase) -> None:
         """Let an operation wait that the first try has not completed."""
-        deadline = owner.time() + operation._purgatory_timeout
+        deadline = operation._purgatory_timeout
+        if deadline < math.inf:
+            deadline += owner.time()
         if operation._purgatory_state is not ARRIVING:
             return
-        if owner.closed or owner.num_delayed >= owner.max_pending:
+        if owner.closed or owner.num_delayed >= owner.max_pending or not (keys or deadline < math.inf):
             self._refuse(operation)
-        operation._purgatory_entry = entry = Entry(operation, len(keys))
-        owner.lists.watch(entry, keys)
+        entry, identity = Entry(operation, len(keys)), id(operation)
+        if keys:
+            owner.lists.watch(entry, keys)
+        # No call in these stores.
+        if not keys:
+            owner._keyless[identity] = operation
+        operation._purgatory_entry = entry
         operation._timer_deadline = deadline
+        operation._purgatory_state = PENDING  # by the table's event "watch"
         owner.num_delayed += 1
         if owner.num_delayed > owner.peak_delayed:
             owner.peak_delayed = owner.num_delayed
-        operation._purgatory_step("watch")
         operation._purgatory_try()
         deadline = operation._timer_deadline  # it may have been rescheduled in the try
         if operation._purgatory_state is PENDING and operation._timer_bucket is None and deadline < math.inf:
@@ -125,21 +132,29 @@ class PurgatoryBase:
         owner = self._owner
         check_loop(self, owner.loop, "check_and_complete(key)", "check_and_complete_threadsafe()")
         if limit is not None:
-            return self._check_limited(key, limit)
+            check_count("limit", limit, 1)
         watchers = owner.lists.find(key)
-        return 0 if watchers is None else owner.try_all(watchers)
+        if watchers is None:
+            return 0
+        entries = watchers.entries
+        end = len(entries)
+        at, completed, exit_request = owner.try_each(entries, watchers.head, end, end if limit is None else limit)
+        if at == end or skip_dead(watchers, entries):
+            owner.compact(watchers)
+        if exit_request is not None:
+            if at < end and (limit is None or completed < limit):
+                self.check_and_complete_soon(key, None if limit is None else limit - completed)
+            try:
+                raise exit_request
+            finally:
+                del exit_request  # its traceback holds this frame
+        return completed
 
-    def _refuse(self, operation: "OperationBase | None") -> NoReturn:
-        """Raise, because the purgatory is closed or full."""
-        raise NotImplementedError
+    if TYPE_CHECKING:  # what DelayedOperationPurgatory defines
 
-    def _refuse_new(self, operation: object) -> NoReturn:
-        """Raise, because this is not an operation, or was handed over before."""
-        raise NotImplementedError
-
-    def _check_limited(self, key: Hashable, limit: int) -> int:
-        """Do `check_and_complete` with a limit."""
-        raise NotImplementedError
+        def check_and_complete_soon(self, key: Hashable, limit: int | None = None) -> None: ...
+        def _refuse(self, operation: OperationBase | None) -> NoReturn: ...
+        def _refuse_new(self, operation: object) -> NoReturn: ...
 
 
 if not TYPE_CHECKING:
@@ -431,15 +446,16 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
         self._check_loop("purgatory.aclose()", "asyncio.run_coroutine_threadsafe(purgatory.aclose(), loop)")
         owner = self._owner
         owner.closed = True
-        owner.stop_purging()
         exits = ExitRequests()
-        slice_ = owner.timer.new_slice()
+        steps = self._close_each(exits)
         try:
-            for is_costly, entries in self._close_each(exits):
-                if slice_.is_over(entries) if is_costly else slice_.is_over_cheaply(entries):
-                    owner.timer.note_slice(slice_)
+            is_closed = False
+            while not is_closed:
+                slice_ = owner.timer.new_slice()
+                is_closed = slice_.take(steps)
+                owner.timer.note_slice(slice_)
+                if not is_closed:
                     await asyncio.sleep(0)
-                    slice_ = owner.timer.new_slice()
         finally:
             with exits:
                 self.close()
@@ -453,7 +469,7 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
         try:
             self._end_all(methodcaller("_purgatory_close"))
         finally:
-            owner.timer.close()
+            owner.timer._close()
             owner.stop_purging()
             self._queue.close()
             for watchers in each_list(owner.lists):
@@ -507,19 +523,17 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
     def _check_loop(self, call: str, instead: str = "") -> None:
         check_loop(self, self._owner.loop, call, instead)
 
-    def _check_limited(self, key: Hashable, limit: int) -> int:
-        check_count("limit", limit, 1)
-        check = Check(key, limit)
-        for _ in check.run(self._owner):
-            pass
-        return check.completed
-
     def _refuse(self, operation: OperationBase | None) -> NoReturn:
         if operation is None:
             raise PurgatoryClosed(f"{self!r} takes no more operations: make a new purgatory")
         if self.closed:
             raise PurgatoryClosed(f"{self!r} was closed while {operation!r} was being tried")
         limit = self._owner.max_pending
+        if self.num_delayed < limit:
+            raise ValueError(
+                f"{operation!r} needs a key or a timeout, because nothing else would end it: call "
+                "try_complete_else_watch(operation, [key])"
+            )
         raise PurgatoryFull(f"{self!r} already holds max_pending={limit} operations: hand over a new one later")
 
     def _refuse_new(self, operation: object) -> NoReturn:
@@ -546,20 +560,30 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
                 if entry.operation is not None:  # no variable, because a failing one's traceback keeps this frame
                     with exits:
                         ended += end(entry.operation)
+        keyless = self._owner.keyless()
+        while keyless:
+            with exits:
+                ended += end(keyless.pop())
         exits.raise_first()
         return ended
 
-    def _close_each(self, exits: ExitRequests) -> Iterator[tuple[bool, int]]:
-        """Complete each pending operation and empty the lists.
-
-        After each step, yield whether it ran callbacks and how many entries it had.
-        """
-        for watchers in each_list(self._owner.lists):
+    def _close_each(self, exits: ExitRequests) -> Iterator[int]:
+        """Complete each pending operation and empty the lists. After each step, yield how many entries it had."""
+        owner = self._owner
+        for watchers in each_list(owner.lists):
+            passed = 0
             for entry in watchers.entries:
-                is_closed = False
+                passed += 1
                 if entry.operation is not None:
                     with exits:
-                        is_closed = entry.operation._purgatory_close()
-                yield is_closed, 1
-        for entries in compact_all(self._owner):
-            yield False, entries
+                        entry.operation._purgatory_close()
+                elif passed < CHUNK:
+                    continue
+                yield passed
+                passed = 0
+        keyless = owner.keyless()
+        while keyless:
+            with exits:
+                keyless.pop()._purgatory_close()
+            yield 1
+        yield from compact_all(owner)

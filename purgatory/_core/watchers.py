@@ -8,9 +8,9 @@ An *entry* is a small object with the operation, shared by all lists that watch 
 that is still in some list holds nothing of the operation or its payload. (Kafka keeps the whole operation until the
 purge, and has run out of memory because of it: KAFKA-19389, KAFKA-19763.)
 
-The dead entries are counted without looking at any list: an operation that completes leaves as many as it has keys, and
-a compaction removes as many as it finds. So the count is exact. (Kafka estimates. It counts operations, so an operation
-with a thousand keys leaves a thousand entries and counts as one.)
+Kafka *estimates* how many entries are dead: it counts operations, so an operation with a thousand keys leaves a
+thousand entries and counts as one. Here they are *counted*, without looking at any list. An operation that completes
+leaves as many as it has keys, and a compaction removes as many as it finds.
 
 A list never gets shorter. It grows at its end and is replaced as a whole, so a walk over it misses nothing, however
 long it is suspended.
@@ -18,16 +18,12 @@ long it is suspended.
 
 from collections.abc import Hashable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from purgatory._loop.slices import SLICE
 
 if TYPE_CHECKING:
     from purgatory._core.operation import OperationBase
-    from purgatory._core.owner import OwnerBase
-
-_CHUNK: Final = 50
-"""Entries of short lists that are compacted between two looks at the time."""
 
 
 class Entry:
@@ -39,7 +35,7 @@ class Entry:
         self.operation: OperationBase | None = operation
         """`None` if the entry is dead, because the operation has finished."""
         self.lists: int = lists
-        """How many lists it is in."""
+        """How many lists it is in. An operation without keys is in none."""
 
 
 class Watchers:
@@ -50,9 +46,9 @@ class Watchers:
     def __init__(self, key: Hashable, index: int) -> None:
         self.key: Hashable = key
         self.entries: list[Entry] = []
-        """In watch order. Replaced as a whole, and never shortened."""
+        """In watch order. It grows at its end, and is replaced as a whole."""
         self.head: int = 0
-        """The number of dead entries at the front, which a check with a limit skips."""
+        """The number of dead entries at the front, which a check skips."""
         self.index: int = index
         """Its place among all lists."""
 
@@ -99,16 +95,22 @@ class WatcherLists:
                 watchers = self._by_key.get(key)
                 if watchers is None:
                     watchers = Watchers(key, len(self._lists))
+                    found.append(watchers)
                     self._by_key[key] = watchers
                     self._lists.append(watchers)
-                found.append(watchers)
+                else:
+                    found.append(watchers)
+            for watchers in found:
+                watchers.entries.append(entry)
         except BaseException:
             for watchers in found:
-                self._drop_if_empty(watchers)
+                if watchers.entries and watchers.entries[-1] is entry:
+                    watchers.entries.pop()
+            for watchers in found:
+                with suppress(Exception):  # of the key, whose list stays empty
+                    self._drop_if_empty(watchers)
             raise
-        for watchers in found:
-            watchers.entries.append(entry)
-        self.watched += len(keys)
+        self.watched += entry.lists
 
     def compact(self, watchers: Watchers) -> None:
         """Remove the dead entries of one list, in one go. A list without entries is dropped."""
@@ -134,7 +136,8 @@ class WatcherLists:
         if watchers.entries or self._by_key.get(watchers.key) is not watchers:
             return  # it is in use, or was dropped before: its key may have another list by now
         del self._by_key[watchers.key]
-        last = self._lists.pop()
+        last = self._lists[-1]
+        del self._lists[-1]
         if last is not watchers:
             self._lists[watchers.index] = last
             last.index = watchers.index
@@ -155,58 +158,15 @@ def each_list(lists: WatcherLists) -> Iterator[Watchers]:
             yield lists.at(index)
 
 
-def compact_in_slices(owner: "OwnerBase", watchers: Watchers) -> Iterator[int]:
-    """Remove the dead entries of one list. After each slice, yield how many entries it had."""
-    entries = watchers.entries
-    length = len(entries)
-    if length <= SLICE:
-        owner.compact(watchers)
-        yield length
-        return
-    alive: list[Entry] = []
-    for start in range(0, length, SLICE):
-        part = entries[start : min(start + SLICE, length)]
-        living = [entry for entry in part if entry.operation is not None]
-        alive += living
-        if len(living) < len(part):
-            # The old list drops the dead ones now, because freeing a million of them at the end would hold up the
-            # loop. The others move towards its end, so that a suspended walk over it misses none.
-            dead = next(entry for entry in part if entry.operation is None)
-            entries[start : start + len(part)] = [dead] * (len(part) - len(living)) + living
-        yield len(part)
-    if watchers.entries is entries:  # else another compaction has replaced it meanwhile
-        alive += entries[length:]
-        try:
-            owner.lists.replace(watchers, alive)
-        except Exception as exception:
-            owner.report_key(exception)
+def skip_dead(watchers: Watchers, entries: list[Entry]) -> bool:
+    """After a check that ended at its limit, note the dead at the front. Return whether to compact the list now.
 
-
-def compact_all(owner: "OwnerBase") -> Iterator[int]:
-    """Remove the dead entries of all lists. After each slice, yield how many entries it had."""
-    done = 0
-    for watchers in each_list(owner.lists):
-        length = len(watchers.entries)
-        if length > SLICE:
-            yield from compact_in_slices(owner, watchers)
-            continue
-        owner.compact(watchers)
-        # Not after each short list: there may be a million of them.
-        done += max(length, 1)
-        if done >= _CHUNK:
-            yield done
-            done = 0
-    if done:
-        yield done
-
-
-def skip_dead(watchers: Watchers, entries: list[Entry], head: int) -> bool:
-    """Note that the first `head` of `entries` are dead. Return whether the list must be compacted now.
-
-    It must be if they are half of a list that is compacted in one go. A longer list is left to the purge.
+    It is compacted if they are half of a short list. A longer one is left to the purge.
     """
     if watchers.entries is not entries:
         return False
-    if head > watchers.head:
-        watchers.head = head
+    head = watchers.head
+    while head < len(entries) and entries[head].operation is None:
+        head += 1
+    watchers.head = head
     return len(entries) <= SLICE and 2 * head >= len(entries)

@@ -78,7 +78,6 @@ def distinct_keys(keys: Iterable[Hashable]) -> tuple[Hashable, ...]:
 
     Raises:
         TypeError: `keys` is not an iterable, or is a `str` or `bytes`, or a key is not hashable.
-        ValueError: There are no keys.
     """
     if isinstance(keys, (str, bytes)):
         raise TypeError(
@@ -86,7 +85,7 @@ def distinct_keys(keys: Iterable[Hashable]) -> tuple[Hashable, ...]:
             f"call try_complete_else_watch(operation, [{keys!r}])"
         )
     try:
-        distinct = tuple(dict.fromkeys(keys))
+        return tuple(dict.fromkeys(keys))
     except TypeError as error:
         if "unhashable" in str(error):
             raise TypeError(f"a key must be hashable: {error}") from None
@@ -95,17 +94,14 @@ def distinct_keys(keys: Iterable[Hashable]) -> tuple[Hashable, ...]:
         raise TypeError(
             f"keys must be an iterable of keys, not {keys!r}: call try_complete_else_watch(operation, [key])"
         ) from None
-    if not distinct:
-        raise ValueError(
-            "an operation needs at least one key, because nothing polls: call try_complete_else_watch(operation, [key])"
-        )
-    return distinct
 
 
 def refuse_task(task: object) -> NoReturn:
     """Raise `TypeError`, because `task` is not a task that a timer can run."""
     if isinstance(task, type):
         raise TypeError(f"task must be a TimerTask, not the class {task.__qualname__}: pass {task.__qualname__}(...)")
+    if not getattr(task, "_timer_is_task", True):
+        raise TypeError(f"task must be a TimerTask, not the operation {task!r}: call its own reschedule() or cancel()")
     if hasattr(task, "_timer_expire"):
         raise TypeError(f"{type(task).__qualname__}.__init__ must call super().__init__()")
     raise TypeError(f"task must be a TimerTask, not {task!r}")

@@ -4,18 +4,22 @@ Work that grows with the number of pending operations is cut into *slices*. Afte
 so that other I/O goes on. A slice ends after `SLICE` entries or, on an event loop, after `SLICE_SECONDS`, whichever
 comes first. On other clocks it ends by entries alone, so that a simulation takes the same steps in each run.
 
+Such work is an iterator of *costs*: after each step it yields how many entries that looked at. A step that calls other
+people's code ends after each operation that completed, because only the clock can tell how long that took.
+
 Work of a later iteration runs in an empty context (`contextvars.Context()`), in which every context variable has its
 default. If it ran in the context of the request that happened to come first, it would show that request's variables to
 other requests and keep them alive.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import Context
-from time import perf_counter
+from time import monotonic, perf_counter
 from types import TracebackType
-from typing import Final, TypeVarTuple, Unpack
+from typing import Final, Protocol, TypeVarTuple, Unpack
 
 from purgatory._loop.clock import Clock, Handle
+from purgatory._loop.threads import LOST
 
 Ts = TypeVarTuple("Ts")
 
@@ -24,9 +28,6 @@ SLICE: Final = 1000
 
 SLICE_SECONDS: Final = 0.001
 """Seconds after which a slice ends on an event loop."""
-
-_CHEAP: Final = 64
-"""Entries between two looks at the time where an entry takes a fraction of a microsecond, as in a purge."""
 
 
 class Slice:
@@ -39,7 +40,7 @@ class Slice:
             handle(queue.popleft())
     """
 
-    __slots__ = ("_look", "began", "bounded", "left")
+    __slots__ = ("began", "bounded", "left")
 
     def __init__(self, bounded: bool, entries: int = SLICE) -> None:
         """Begin a slice of at most `entries`, which ends after `SLICE_SECONDS` too if it is `bounded`."""
@@ -49,24 +50,94 @@ class Slice:
         """The time of its beginning, by `time.perf_counter`, in seconds."""
         self.left: int = entries
         """Entries that may still be worked on."""
-        self._look: int = entries - _CHEAP
 
     def seconds(self) -> float:
         """Return how long it has taken so far, in seconds."""
         return perf_counter() - self.began
 
     def is_over(self, entries: int = 1) -> bool:
-        """Count `entries` more, each of which ran callbacks, and return whether the slice is over."""
+        """Count `entries` more, and return whether the slice is over."""
         self.left -= entries
         return self.left <= 0 or (self.bounded and self.seconds() >= SLICE_SECONDS)
 
-    def is_over_cheaply(self, entries: int = 1) -> bool:
-        """Do the same as `is_over`, for entries that take less time than a look at the clock."""
-        self.left -= entries
-        if self.left > 0 and self._look < self.left:
-            return False
-        self._look = self.left - _CHEAP
-        return self.left <= 0 or (self.bounded and self.seconds() >= SLICE_SECONDS)
+    def take(self, steps: Iterator[int]) -> bool:
+        """Take steps, each of which yields its entries, until the slice is over. Return whether none is left."""
+        return not any(self.is_over(entries) for entries in steps)
+
+
+class Pacer(Protocol):
+    """What knows the clock and how long slices are: a `WheelTimer`."""
+
+    @property
+    def clock(self) -> Clock:
+        """The clock whose next iteration a slice waits for."""
+
+    def new_slice(self, entries: int = SLICE) -> Slice:
+        """Begin a slice of work."""
+
+    def note_slice(self, slice_: Slice) -> None:
+        """Note the end of a slice of work."""
+
+
+class SlicedWork:
+    """Work that is done in slices on the next iterations of the loop, until there is none left."""
+
+    __slots__ = ("_asked", "_goes_on", "_handle", "_pacer", "_stopped", "_work", "is_due")
+
+    def __init__(
+        self, pacer: Pacer, work: Callable[[], Iterator[int]], stopped: Callable[[], object] = lambda: None
+    ) -> None:
+        """Make it, without beginning it.
+
+        Args:
+            pacer: The timer.
+            work: Returns the steps of a slice. They go on where those of the slice before have ended.
+            stopped: Called if the clock refuses to call back for the next slice.
+        """
+        self._pacer = pacer
+        self._work = work
+        self._stopped = stopped
+        self._handle: Handle | None = None
+        self._goes_on = False
+        """Whether the slice that is being done is followed by others."""
+        self._asked = 0.0
+        """When the clock was asked to call back, in real time."""
+        self.is_due: bool = False
+        """Whether the clock will call back for a slice."""
+
+    def schedule(self) -> None:
+        """Do a slice on the next iteration, if none is due yet."""
+        now = monotonic()
+        if self.is_due and now < self._asked + LOST:
+            return
+        self.is_due = True
+        self._asked = now
+        try:
+            self._handle = call_next(self._pacer.clock, self._run)
+        except BaseException:
+            self.is_due = False
+            self._stopped()
+            raise
+
+    def cancel(self) -> None:
+        """Do no further slice, unless it is scheduled again."""
+        handle, self._handle = self._handle, None
+        self._goes_on = self.is_due = False
+        if handle is not None:
+            handle.cancel()
+
+    def _run(self) -> None:
+        self._handle = None
+        self.is_due = False
+        self._goes_on = True
+        is_done = False
+        try:
+            slice_ = self._pacer.new_slice()
+            is_done = slice_.take(self._work())
+            self._pacer.note_slice(slice_)
+        finally:
+            if not is_done and self._goes_on:
+                self.schedule()
 
 
 class ExitRequests(list[BaseException]):

@@ -10,15 +10,17 @@ this one. While the loop does not run, for example before it is closed, every th
 """
 
 from asyncio import AbstractEventLoop, _get_running_loop
-from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from contextvars import Context
+from time import monotonic
 from typing import Final, Generic, TypeVar
 
 from purgatory._loop.errors import PurgatoryMisuse
 
 T = TypeVar("T")
+
+LOST: Final = 1.0
+"""Seconds after which a call of the loop counts as lost, because a signal's handler has raised at its beginning."""
 
 
 def running_loop(what: object, loop: AbstractEventLoop | None, call: str, instead: str = "") -> AbstractEventLoop:
@@ -34,7 +36,8 @@ def running_loop(what: object, loop: AbstractEventLoop | None, call: str, instea
     if running is None:
         if loop is None:
             raise RuntimeError(
-                "no running event loop: call it in a coroutine. In a web framework, make the handler async def"
+                "no running asyncio event loop: call it in a coroutine that asyncio runs, and not trio. In a web "
+                "framework, make the handler async def"
             )
         raise _wrong_thread(call, instead)
     if loop is not None and running is not loop:
@@ -73,55 +76,75 @@ def _wrong_thread(call: str, instead: str) -> PurgatoryMisuse:
 
 
 class Mailbox(Generic[T]):
-    """Values from any thread, signal handler or finalizer, for a callback of the event loop.
+    """Distinct values from any thread, signal handler or finalizer, for a callback of the event loop.
 
-    For example:
+    A value that is put again before it was taken is not added, so the mailbox never grows beyond the distinct values.
 
-        mailbox: Mailbox[str] = Mailbox(lambda: handle_all(mailbox.values))
+        mailbox: Mailbox[str] = Mailbox(lambda: handle_all(mailbox.take()))
         mailbox.put("topic-1", loop)  # from any thread
     """
 
-    __slots__ = ("_is_due", "_take", "values")
+    __slots__ = ("_asked", "_is_due", "_take", "_values")
 
     def __init__(self, take: Callable[[], object]) -> None:
-        """Call `take()` on the loop when there are values, which it must take out of `values`."""
-        self.values: Final[deque[T]] = deque()
+        """Call `take()` on the loop when there are values, or when it was woken without any."""
+        self._values: dict[T, None] = {}
         self._take = take
         self._is_due = False
+        self._asked = 0.0
+        """When the loop was woken, in real time."""
+
+    def __len__(self) -> int:
+        """Return how many values have not been taken."""
+        return len(self._values)
+
+    def add(self, value: T) -> None:
+        """Add `value`, which must be hashable, without waking a loop."""
+        while True:
+            values = self._values
+            values[value] = None
+            if values is self._values:
+                return
+            # They were taken while its `__hash__` ran: perhaps without this one.
+
+    def discard(self, value: T) -> None:
+        """Remove `value`, if it is there."""
+        self._values.pop(value, None)
+
+    def look(self) -> list[T]:
+        """Return the values that have not been taken, in their order."""
+        return list(self._values)
 
     def put(self, value: T, loop: AbstractEventLoop) -> None:
-        """Append `value`, unless it is the last one in the mailbox, and wake `loop` if that is needed.
+        """Add `value`, and wake `loop` if that is needed.
 
         Raises:
             RuntimeError: `loop` is closed, and the mailbox is empty now.
         """
-        with suppress(IndexError):
-            if self.values[-1] is value:  # it has not been taken yet
-                self.wake(loop)  # the call that put it may have been interrupted before that
-                return
-        self.values.append(value)
+        self.add(value)
         self.wake(loop)
+
+    def take(self) -> list[T]:
+        """Take all values out, in their order."""
+        values, self._values = self._values, {}
+        return list(values)
 
     def wake(self, loop: AbstractEventLoop) -> None:
         """Wake `loop`, unless it was woken already. Raises as `put`."""
         # The flag is set before the loop is called, and reset before values are taken: no value stays behind.
-        if not self._is_due or loop.is_closed():
+        now = monotonic()
+        if not self._is_due or now >= self._asked + LOST or loop.is_closed():
             self._is_due = True
+            self._asked = now
             try:
                 loop.call_soon_threadsafe(self._deliver, context=Context())
             except BaseException:
                 self._is_due = False
                 if loop.is_closed():
-                    self.values.clear()
+                    self._values.clear()
                 else:  # the handler of a signal has raised here, and may have put a value
                     loop.call_soon_threadsafe(self._deliver, context=Context())
                 raise
-
-    def take_rest(self, loop: AbstractEventLoop) -> None:
-        """Call `take()` once more on the next iteration of `loop`, which is running."""
-        if not self._is_due:
-            loop.call_soon(self._deliver, context=Context())
-            self._is_due = True
 
     def _deliver(self) -> None:
         self._is_due = False

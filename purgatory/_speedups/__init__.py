@@ -8,7 +8,7 @@ import os
 if os.environ.get("PURGATORY_PURE", "") not in ("", "0"):
     raise ImportError("PURGATORY_PURE chooses the core in Python")
 
-from purgatory._speedups.c import (
+from purgatory._speedups.c import (  # all of them or none, so that the cores never mix
     Entry,
     OperationBase,
     OwnerBase,
@@ -17,7 +17,11 @@ from purgatory._speedups.c import (
     TimerEntry,
     WatcherLists,
     Watchers,
+    _note_fork,
 )
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
 
 __all__ = [
     "Entry",

@@ -12,13 +12,14 @@ import shutil
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 HERE = Path(__file__).parent
-SOURCES = ["module.c", "timer.c", "operation.c", "purgatory.c"]
+SOURCES = ["module.c", "timer.c", "operation.c", "await.c", "purgatory.c"]
 DOCUMENTED = {
     "_timer/wheels.py": ["TimerBase"],
     "_core/operation.py": ["OperationBase"],
@@ -47,6 +48,41 @@ def docs() -> str:
     return "\n".join(lines)
 
 
+def _constant(name: str) -> str:
+    return name.upper().replace(" ", "_")
+
+
+def _list(items: Iterable[str]) -> str:
+    return f"{{ {', '.join(items)} }}"
+
+
+def states() -> str:
+    """Return the table of `states.py` for C: enumerations, and macros of its rows and names."""
+    tree = ast.parse((HERE.parent / "_core" / "states.py").read_text())
+    assigned = [each for each in tree.body if isinstance(each, ast.AnnAssign) and each.value is not None]
+    values = {ast.unparse(each.target): each.value for each in assigned if each.value is not None}
+    table: dict[str, tuple[str | None, dict[str, str]]] = ast.literal_eval(values["TABLE"])
+    outcomes: list[str] = ast.literal_eval(values["OUTCOMES"])
+    events = dict.fromkeys(event for _, steps in table.values() for event in steps)
+    rows = {
+        state: _list(f"[{_constant(event)}] = {_constant(after)}" for event, after in steps.items())
+        for state, (_, steps) in table.items()
+        if steps
+    }
+    of_states = {state: f"{_constant(outcome)}_O" if outcome else "NONE" for state, (outcome, _) in table.items()}
+    first_done = next(state for state, (_, steps) in table.items() if not steps)
+    return f"""\
+typedef enum {_list(["UNMADE", *map(_constant, table), "STATES"])} State; /* UNMADE: the constructor was not called. */
+typedef enum {_list([*map(_constant, events), "EVENTS"])} Event;
+enum {_list(["NONE = -1", *(f"{_constant(outcome)}_O" for outcome in outcomes), "OUTCOMES"])};
+#define FIRST_DONE {_constant(first_done)}
+#define STEPS_OF_STATES {_list(f"[{_constant(state)}] = {row}" for state, row in rows.items())}
+#define OUTCOMES_OF_STATES {_list(["[UNMADE] = NONE", *(f"[{_constant(s)}] = {o}" for s, o in of_states.items())])}
+#define NAMES_OF_STATES {_list(f'"{name}"' for name in ["unmade", *table])}
+#define NAMES_OF_OUTCOMES {_list(f'"{name}"' for name in outcomes)}
+"""
+
+
 def build(folder: Path = HERE, flags: list[str] | None = None) -> Path:
     """Compile the extension for this Python into `folder`.
 
@@ -61,6 +97,7 @@ def build(folder: Path = HERE, flags: list[str] | None = None) -> Path:
     strip = ["-Wl,--strip-all"] if sys.platform == "linux" and not flags else []
     with tempfile.TemporaryDirectory() as temporary:
         Path(temporary, "docs.h").write_text(docs())
+        Path(temporary, "states.h").write_text(states())
         extension = Extension(
             "c",
             [str(HERE / source) for source in SOURCES],

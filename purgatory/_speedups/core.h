@@ -1,4 +1,4 @@
-/* The core in C: twins of the base classes in `_timer/_base.py` and `_core/_base.py`.
+/* The core in C: twins of the base classes of `_timer/` and `_core/`, whose names end in `Base`, and of their parts.
 
    The Python is the reference. Each structure here stands for a class there, and each function has the name of its
    method. The classes that users see inherit from the types here as they do from those classes.
@@ -12,7 +12,7 @@
      order of memory: in the order of random deadlines it took three times as long. While such operations are in a timer,
      that has a reference to their owner: the loop keeps the timer, and so the deadlines of a purgatory that the program
      has dropped.
-   - A step of an operation takes its row from a constant copy of the table in `states.py`.
+   - Nothing is done again because a signal's handler has raised: handlers run in Python only.
 
    Python runs where a function calls it, where an object that the collector tracks is made (up to CPython 3.11), and
    where a reference is given up. A structure is whole at each of these points. In the watcher lists, where keys are
@@ -27,7 +27,8 @@
 
 #include <stdbool.h>
 
-#include "docs.h"
+#include "docs.h" /* Both are made by the build. */
+#include "states.h"
 
 #ifdef __GNUC__
 #pragma GCC visibility push(hidden) /* libc has functions of some of these names. */
@@ -108,29 +109,6 @@ typedef struct {
 
 /* ---- operations and their owner ---- */
 
-/* The states, events and outcomes of `states.py`, in its order. */
-typedef enum {
-    UNMADE, /* The constructor was not called. */
-    NEW,
-    ARRIVING,
-    PENDING,
-    COMPLETING_AT_ONCE,
-    COMPLETING,
-    CLOSING,
-    EXPIRING,
-    COMPLETED_AT_ONCE,
-    COMPLETED,
-    CLOSED,
-    EXPIRED,
-    CANCELLED,
-    FAILED,
-    STATES
-} State;
-
-typedef enum { HAND_OVER, WATCH, COMPLETE, CLOSE, EXPIRE, CANCEL, FAIL, RETURN, RAISE, EVENTS } Event;
-
-enum { NONE = -1, AT_ONCE_O, SATISFIED_O, EXPIRED_O, CLOSED_O, CANCELLED_O, FAILED_O, OUTCOMES };
-
 typedef struct Link {
     struct Link *older, *newer;
 } Link;
@@ -140,7 +118,6 @@ struct Owner {
     struct Core *core;
     Timer *timer;
     WatcherLists *lists;
-    PyObject *time;
     PyObject *loop, *listeners; /* None if there is none. */
     PyObject *deferred;         /* A list of operations, or NULL. */
     Operation *at_deadline;     /* The one that is being tried for the last time; its caller has a reference. */
@@ -157,7 +134,7 @@ struct Operation {
     PyObject *outcome;
     Owner *owner;
     Entry *entry;
-    PyObject *waiters; /* NULL, the only one, or a list. */
+    PyObject *waiters; /* NULL, the only one, the owner, or a list. */
 };
 
 typedef struct {
@@ -170,13 +147,16 @@ typedef struct {
 typedef struct Core {
     PyTypeObject *TimerEntry, *Timer, *Entry, *Watchers, *WatcherLists, *Owner, *Operation, *Await, *Purgatory;
     /* Of Python modules. */
-    PyObject *check_loop, *seconds, *distinct_keys, *refuse_task, *get_running_loop, *monotonic, *PurgatoryMisuse;
-    PyObject *no_on_done; /* The method of OperationBase, which does nothing. */
+    PyObject *check_loop, *check_count, *seconds, *distinct_keys, *refuse_task, *running_loop, *get_running_loop,
+        *loop_time, *PurgatoryMisuse;
+    PyObject *no_on_done, *no_on_undelivered; /* The methods of OperationBase, which do nothing. */
     /* Names. */
     PyObject *states[STATES], *outcomes[OUTCOMES];
-    PyObject *time, *keep, *_timer_expire, *try_complete, *on_complete, *on_expiration, *on_done, *create_future, *done,
-        *set_result, *_thread_id;
+    PyObject *time, *monotonic, *_timer_expire, *try_complete, *on_complete, *on_expiration, *on_done, *on_undelivered,
+        *create_future, *done, *set_result, *_thread_id;
     double slice_seconds; /* The objects are in front of it. */
+    Py_ssize_t slice;     /* The most entries of a slice. */
+    bool forked;          /* This process is the child of one that had the module. */
 } Core;
 
 #define OBJECTS_OF_CORE (offsetof(Core, slice_seconds) / sizeof(PyObject *))
@@ -200,13 +180,14 @@ void raise_handled(Handled *);      /* Raise it again and leave the block. */
 void free_object(void *);           /* The end of a `tp_dealloc`. */
 int is_exit(PyObject *exception);
 void keep(PyObject **first); /* Keep the exception that is set, if it is the first. */
-int keep_exit(PyObject **first); /* Whether the exception that is set is a request to exit; then the first one is kept. */
+int raise_kept(PyObject *first); /* Raise it, if there is one. Steals the reference. */
 
 /* The arguments of a call, as a function in Python takes them: `count` by position, and those behind by `names`.
    `wanted` ends with NULL; those not given are NULL in `values`. -1 if one of the first `needed` is missing. */
 int take_arguments(const char *call, const char *const *wanted, int needed, PyObject *const *args, Py_ssize_t count,
                    PyObject *names, PyObject **values);
 
+int time_of(Core *, PyObject *clock, double *now);
 int is_running(Core *, PyObject *loop); /* Whether `loop` runs in this thread; -1 on error. */
 int check_loop(Core *, void *what, PyObject *loop, const char *call, const char *instead);
 
@@ -228,6 +209,7 @@ timer_unkeep(Timer *self)
         Py_CLEAR(self->holder);
 }
 
+PyObject *clock_of(Timer *); /* A new reference. */
 int entry_leave(TimerEntry *); /* Take it out of its bucket, and give up the bucket's reference if it has one. */
 int timer_place(Timer *, TimerEntry *, double deadline, bool is_new);
 
@@ -236,9 +218,30 @@ int timer_place(Timer *, TimerEntry *, double deadline, bool is_new);
 Entry *entry_of(Core *, Operation *, Py_ssize_t lists);
 void hold(Owner *, Operation *);
 void release(Operation *); /* Give up the owner's reference. */
+Core *core_of(Operation *);
+int call(Operation *, const char *method, PyObject *argument); /* A method in Python, of which nothing is returned. */
 int outcome_of(Operation *);
 int take_step(Operation *, Event);
 int try_operation(Core *, Operation *);
+int add_waiter(Operation *, PyObject *waiter); /* Whether it waits; -1 on error. */
+int remove_waiter(Operation *, PyObject *waiter);
+
+static inline bool
+is_done(Operation *self)
+{
+    return self->base.state >= FIRST_DONE;
+}
+
+static inline bool
+has_result(Operation *self) /* `on_complete` makes its result, and was not called or has returned. */
+{
+    int outcome = outcome_of(self);
+    return outcome != NONE && outcome != CANCELLED_O && outcome != FAILED_O;
+}
+
+/* ---- await.c ---- */
+
+PyObject *operation_await(Operation *);
 
 /* ---- purgatory.c ---- */
 

@@ -72,12 +72,12 @@ keep(PyObject **first)
 }
 
 int
-keep_exit(PyObject **first)
+raise_kept(PyObject *first)
 {
-    if (!PyErr_ExceptionMatches(PyExc_SystemExit) && !PyErr_ExceptionMatches(PyExc_KeyboardInterrupt))
+    if (first == NULL)
         return 0;
-    keep(first);
-    return 1;
+    raise_again(first);
+    return -1;
 }
 
 /* ---- arguments ---- */
@@ -117,15 +117,41 @@ take_arguments(const char *call, const char *const *wanted, int needed, PyObject
 
 /* ---- event loops ---- */
 
+/* clock.time(), asked each time: tests replace it. That of asyncio's loops is a frame around the present attribute
+   `monotonic` of the module `time`, which is called without that frame. */
+int
+time_of(Core *core, PyObject *clock, double *now)
+{
+    PyObject *function = PyObject_GetAttr(clock, core->time);
+    if (function != NULL && PyMethod_Check(function) && PyMethod_GET_FUNCTION(function) == core->loop_time) {
+        PyObject *module = PyDict_GetItemWithError(PyFunction_GET_GLOBALS(core->loop_time), core->time);
+        if (module != NULL && PyModule_CheckExact(module)) {
+            PyObject *monotonic = PyDict_GetItemWithError(PyModule_GetDict(module), core->monotonic);
+            if (monotonic != NULL)
+                Py_SETREF(function, Py_NewRef(monotonic));
+        }
+    }
+    PyObject *time = function == NULL || PyErr_Occurred() ? NULL : PyObject_CallNoArgs(function);
+    Py_XDECREF(function);
+    *now = time == NULL ? -1.0 : PyFloat_AsDouble(time);
+    Py_XDECREF(time);
+    return *now == -1.0 && PyErr_Occurred() ? -1 : 0;
+}
+
 int
 is_running(Core *core, PyObject *loop)
 {
 #if PY_VERSION_HEX < 0x030C0000
     /* There, _get_running_loop() asks the system whether the process was forked: a quarter of an operation. A loop of
        asyncio's has the thread that it runs in, or None; others have no such attribute. */
-    PyObject *thread;
-    if (_PyObject_LookupAttr(loop, core->_thread_id, &thread) < 0)
-        return -1;
+    PyObject *thread = NULL;
+    if (!core->forked) {
+        Py_INCREF(loop);
+        int found = _PyObject_LookupAttr(loop, core->_thread_id, &thread);
+        Py_DECREF(loop);
+        if (found < 0)
+            return -1;
+    }
     bool is_here = thread != NULL && PyLong_CheckExact(thread) && PyLong_AsUnsignedLong(thread) == PyThread_get_thread_ident();
     Py_XDECREF(thread);
     if (is_here)
@@ -154,14 +180,7 @@ check_loop(Core *core, void *what, PyObject *loop, const char *call, const char 
 
 /* ---- the module ---- */
 
-static const char *const STATE_NAMES[STATES] = {
-    "unmade",     "new",     "arriving", "pending",           "completing at once", "completing", "closing",
-    "expiring",   "completed at once",   "completed",         "closed",             "expired",    "cancelled",
-    "failed",
-};
-
-static const char *const OUTCOME_NAMES[OUTCOMES] = {"completed_at_once", "satisfied", "expired",
-                                                    "closed",            "cancelled", "failed"};
+static const char *const STATE_NAMES[STATES] = NAMES_OF_STATES, *const OUTCOME_NAMES[OUTCOMES] = NAMES_OF_OUTCOMES;
 
 static int
 intern(PyObject **place, const char *name)
@@ -190,18 +209,29 @@ static int
 core_exec(PyObject *module)
 {
     Core *core = PyModule_GetState(module);
-    PyObject *slice_seconds = NULL;
+    PyObject *slice_seconds = NULL, *slice = NULL, *base_loop = NULL;
     if (import(&core->check_loop, "purgatory._loop.threads", "check_loop") < 0 ||
+        import(&core->check_count, "purgatory._loop.arguments", "check_count") < 0 ||
         import(&core->seconds, "purgatory._loop.arguments", "seconds") < 0 ||
         import(&core->distinct_keys, "purgatory._loop.arguments", "distinct_keys") < 0 ||
         import(&core->refuse_task, "purgatory._loop.arguments", "refuse_task") < 0 ||
         import(&core->PurgatoryMisuse, "purgatory._loop.errors", "PurgatoryMisuse") < 0 ||
         import(&core->get_running_loop, "asyncio", "_get_running_loop") < 0 ||
-        import(&core->monotonic, "time", "monotonic") < 0 ||
+        import(&core->running_loop, "purgatory._loop.threads", "running_loop") < 0 ||
+        import(&base_loop, "asyncio", "BaseEventLoop") < 0 ||
+        import(&slice, "purgatory._loop.slices", "SLICE") < 0 ||
         import(&slice_seconds, "purgatory._loop.slices", "SLICE_SECONDS") < 0)
         return -1;
     core->slice_seconds = PyFloat_AsDouble(slice_seconds);
     Py_DECREF(slice_seconds);
+    core->slice = PyLong_AsSsize_t(slice);
+    Py_DECREF(slice);
+    core->loop_time = PyObject_GetAttrString(base_loop, "time");
+    Py_DECREF(base_loop);
+    if (core->loop_time == NULL)
+        return -1;
+    if (!PyFunction_Check(core->loop_time))
+        Py_SETREF(core->loop_time, Py_NewRef(Py_None)); /* It was replaced, and is called as any other. */
     if (make_type(module, &core->TimerEntry, &timer_entry_spec, NULL) < 0 ||
         make_type(module, &core->Timer, &timer_spec, NULL) < 0 ||
         make_type(module, &core->Entry, &entry_spec, NULL) < 0 ||
@@ -213,7 +243,8 @@ core_exec(PyObject *module)
         make_type(module, &core->Purgatory, &purgatory_spec, NULL) < 0)
         return -1;
     core->no_on_done = PyObject_GetAttrString((PyObject *)core->Operation, "on_done");
-    if (core->no_on_done == NULL)
+    core->no_on_undelivered = PyObject_GetAttrString((PyObject *)core->Operation, "on_undelivered");
+    if (core->no_on_done == NULL || core->no_on_undelivered == NULL)
         return -1;
     for (int i = 0; i < STATES; i++)
         if (intern(&core->states[i], STATE_NAMES[i]) < 0)
@@ -221,10 +252,10 @@ core_exec(PyObject *module)
     for (int i = 0; i < OUTCOMES; i++)
         if (intern(&core->outcomes[i], OUTCOME_NAMES[i]) < 0)
             return -1;
-    return intern(&core->time, "time") | intern(&core->keep, "keep") | intern(&core->_timer_expire, "_timer_expire") |
+    return intern(&core->time, "time") | intern(&core->monotonic, "monotonic") | intern(&core->_timer_expire, "_timer_expire") |
            intern(&core->try_complete, "try_complete") | intern(&core->on_complete, "on_complete") |
            intern(&core->on_expiration, "on_expiration") | intern(&core->on_done, "on_done") |
-           intern(&core->create_future, "create_future") | intern(&core->done, "done") |
+           intern(&core->on_undelivered, "on_undelivered") | intern(&core->create_future, "create_future") | intern(&core->done, "done") |
            intern(&core->set_result, "set_result") | intern(&core->_thread_id, "_thread_id");
 }
 
@@ -246,6 +277,18 @@ core_free(void *module)
         Py_CLEAR(objects[i]);
 }
 
+static PyObject *
+module_note_fork(PyObject *module, PyObject *unused)
+{
+    ((Core *)PyModule_GetState(module))->forked = true;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef module_methods[] = {
+    {"_note_fork", module_note_fork, METH_NOARGS, NULL},
+    {NULL},
+};
+
 static PyModuleDef_Slot core_slots[] = {
     {Py_mod_exec, core_exec},
 #if PY_VERSION_HEX >= 0x030C0000
@@ -259,6 +302,7 @@ PyModuleDef core_module = {
     .m_name = "purgatory._speedups.c",
     .m_doc = "The base classes of the core in C. Not for users: the classes of `purgatory` inherit from them.",
     .m_size = sizeof(Core),
+    .m_methods = module_methods,
     .m_slots = core_slots,
     .m_traverse = core_traverse,
     .m_free = core_free,

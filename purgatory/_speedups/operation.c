@@ -1,28 +1,12 @@
-/* Operations: OperationBase of `_core/_base.py`, and the generator of its `__await__`. */
+/* Operations: OperationBase of `_core/operation.py`, and Entry of `_core/watchers.py`. */
 
 #include "core.h"
 
 #define NESTING 16
 
-/* The table of `states.py`: the next state, by state and event; 0 if there is no such step. */
-static const unsigned char NEXT[STATES][EVENTS] = {
-    [NEW] = {[HAND_OVER] = ARRIVING, [COMPLETE] = COMPLETING_AT_ONCE, [CANCEL] = CANCELLED, [FAIL] = FAILED},
-    [ARRIVING] = {[WATCH] = PENDING, [COMPLETE] = COMPLETING_AT_ONCE, [CANCEL] = CANCELLED, [FAIL] = FAILED},
-    [PENDING] = {[COMPLETE] = COMPLETING, [CLOSE] = CLOSING, [EXPIRE] = EXPIRING, [CANCEL] = CANCELLED, [FAIL] = FAILED},
-    [COMPLETING_AT_ONCE] = {[RETURN] = COMPLETED_AT_ONCE, [RAISE] = FAILED},
-    [COMPLETING] = {[RETURN] = COMPLETED, [RAISE] = FAILED},
-    [CLOSING] = {[RETURN] = CLOSED, [RAISE] = FAILED},
-    [EXPIRING] = {[RETURN] = EXPIRED, [RAISE] = FAILED},
-};
-
-static const signed char OUTCOME[STATES] = {
-    [UNMADE] = NONE,           [NEW] = NONE,          [ARRIVING] = NONE,           [PENDING] = NONE,
-    [COMPLETING] = SATISFIED_O, [CLOSING] = CLOSED_O,  [COMPLETING_AT_ONCE] = AT_ONCE_O, [EXPIRING] = EXPIRED_O,
-    [COMPLETED] = SATISFIED_O, [CLOSED] = CLOSED_O,   [COMPLETED_AT_ONCE] = AT_ONCE_O, [EXPIRED] = EXPIRED_O,
-    [CANCELLED] = CANCELLED_O, [FAILED] = FAILED_O,
-};
-
-#define IS_DONE(operation) ((operation)->base.state >= COMPLETED_AT_ONCE)
+/* The next state, by state and event; 0 if there is no such step. */
+static const unsigned char NEXT[STATES][EVENTS] = STEPS_OF_STATES;
+static const signed char OUTCOME[STATES] = OUTCOMES_OF_STATES;
 
 int
 outcome_of(Operation *self)
@@ -98,14 +82,13 @@ release(Operation *self)
 
 /* ---- the life of an operation ---- */
 
-static Core *
+Core *
 core_of(Operation *self)
 {
     return self->owner != NULL ? self->owner->core : CORE_OF(self);
 }
 
-/* A method of the operation in Python, of which nothing is returned. */
-static int
+int
 call(Operation *self, const char *method, PyObject *argument)
 {
     PyObject *done = argument == NULL ? PyObject_CallMethod((PyObject *)self, method, NULL)
@@ -131,7 +114,7 @@ make(Operation *self, PyObject *timeout)
         Py_DECREF(checked);
     }
     if (self->base.state > NEW) {
-        PyErr_SetString(PyExc_RuntimeError, "cannot initialize an operation again after it was handed to a purgatory");
+        PyErr_Format(CORE_OF(self)->PurgatoryMisuse, "cannot initialize %R again: create a new operation for each wait", self);
         return -1;
     }
     self->timeout = seconds;
@@ -198,168 +181,177 @@ take_step(Operation *self, Event event)
     return 1;
 }
 
-/* The outcome of an operation that fails with the exception that is set; a request to exit is kept, too. */
-static int
-fail(Operation *self, PyObject **exit)
+/* The result of an operation that fails with the exception that is set. A request to exit is kept, too. */
+static void
+fail(Operation *self, PyObject **raised)
 {
     Handled now;
     handle(&now);
     PyObject *failure = PyObject_CallMethod((PyObject *)self, "_purgatory_failure", "O", now.exception);
-    if (failure != NULL) {
+    if (failure == NULL)
+        PyErr_WriteUnraisable((PyObject *)self); /* There is no memory for it. */
+    else
         Py_XSETREF(self->outcome, failure);
-        if (*exit == NULL && is_exit(now.exception))
-            *exit = Py_NewRef(now.exception);
-    }
+    if (*raised == NULL && is_exit(now.exception))
+        *raised = Py_NewRef(now.exception);
     handled(&now);
-    return failure == NULL ? -1 : 0;
 }
 
-/* A method of the operation has raised, which has its outcome without it. A request to exit is raised. */
-static int
-report(Operation *self, Owner *owner)
+/* A method of the operation has raised, which has its outcome without it. A request to exit is kept. */
+static void
+report(Operation *self, Owner *owner, PyObject **raised)
 {
     Handled now;
     handle(&now);
     PyObject *done = PyObject_CallMethod((PyObject *)self, "_purgatory_report", "OO", now.exception,
                                          owner == NULL ? Py_None : (PyObject *)owner);
     handled(&now);
+    if (done == NULL)
+        keep(raised);
     Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
 }
 
-/* The first request to exit is raised at the end, as ExitRequests.raise_first() does. */
-static int
-raise_exit(PyObject *exit)
-{
-    if (exit == NULL)
-        return 0;
-    raise_again(exit);
-    return -1;
-}
-
-static int
-wake_waiter(Core *core, Operation *self, PyObject *waiter, PyObject **exit)
+static void
+wake_waiter(Core *core, Operation *self, PyObject *waiter, PyObject **raised)
 {
     PyObject *done = PyObject_CallMethodNoArgs(waiter, core->done);
-    int is_done = done == NULL ? -1 : PyObject_IsTrue(done);
+    int is_over = done == NULL ? -1 : PyObject_IsTrue(done);
     Py_XDECREF(done);
-    if (is_done == 0) {
+    if (is_over == 0) {
         PyObject *set = PyObject_CallMethodOneArg(waiter, core->set_result, Py_None);
         Py_XDECREF(set);
-        is_done = set == NULL ? -1 : 1;
+        is_over = set == NULL ? -1 : 1;
     }
-    if (is_done >= 0 || keep_exit(exit))
-        return 0;
+    if (is_over >= 0)
+        return;
     Handled now;
     handle(&now);
-    PyObject *failed = PyObject_CallMethod((PyObject *)self, "_purgatory_wake_failed", "OO", waiter, now.exception);
-    handled(&now);
-    Py_XDECREF(failed);
-    return failed == NULL ? -1 : 0;
+    PyObject *reported = NULL;
+    if (is_exit(now.exception))
+        raise_handled(&now);
+    else {
+        reported = PyObject_CallMethod((PyObject *)self, "_purgatory_wake_failed", "OO", waiter, now.exception);
+        handled(&now);
+    }
+    if (reported == NULL)
+        keep(raised); /* The other waiters are woken anyway. */
+    Py_XDECREF(reported);
 }
 
-/* _purgatory_wake: `told` are the waiters before on_done was called. */
+/* Wake those who waited before on_done was called, and have not left in it. */
 static int
-wake(Core *core, Operation *self, PyObject *told, PyObject **exit)
+wake(Core *core, Operation *self, PyObject *waiters, PyObject **raised)
 {
-    if (!PyList_CheckExact(told))
-        return wake_waiter(core, self, told, exit);
-    if (PyList_GET_SIZE(told) == 0) {
+    if (!PyList_CheckExact(waiters)) {
+        wake_waiter(core, self, waiters, raised);
+        return 0;
+    }
+    if (PyList_GET_SIZE(waiters) == 0) {
         if (self->waiters == NULL)
             return 0;
         Py_CLEAR(self->waiters); /* All have left while it was being completed. */
         return call(self, "_purgatory_undeliver", NULL);
     }
-    PyObject *waiters = PyList_New(0); /* The collector may run here, and not below. */
-    int failed = waiters == NULL ? -1 : PyList_SetSlice(waiters, 0, 0, told);
-    for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(waiters); i++) {
-        PyObject *waiter = Py_NewRef(PyList_GET_ITEM(waiters, i));
-        failed = wake_waiter(core, self, waiter, exit);
+    PyObject *left = PyList_New(0); /* The collector may run here, and not below. */
+    int failed = left == NULL ? -1 : PyList_SetSlice(left, 0, 0, waiters);
+    for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(left); i++) {
+        PyObject *waiter = Py_NewRef(PyList_GET_ITEM(left, i));
+        wake_waiter(core, self, waiter, raised);
         Py_DECREF(waiter);
     }
-    Py_XDECREF(waiters);
+    Py_XDECREF(left);
     return failed;
 }
 
-/* _purgatory_end: count the finished operation, call on_done, wake awaiting tasks, call listeners. */
+/* Let the only waiter be in a list. */
 static int
-end(Core *core, Operation *self)
+as_list(Operation *self)
+{
+    PyObject *list = PyList_New(1), *only = Py_XNewRef(self->waiters); /* A collection may have taken it away. */
+    if (list == NULL || only == NULL) {
+        Py_XDECREF(list);
+        Py_XDECREF(only);
+        return list == NULL ? -1 : 0;
+    }
+    PyList_SET_ITEM(list, 0, only);
+    Py_XSETREF(self->waiters, list);
+    return 0;
+}
+
+/* _purgatory_tell: make it done, count it, call on_done, wake awaiting tasks, call listeners. */
+static int
+tell(Core *core, Operation *self)
 {
     Owner *owner = self->owner;
+    PyObject *raised = NULL;
+    bool is_missed = false, has_on_done = _PyType_Lookup(Py_TYPE(self), core->on_done) != core->no_on_done;
+    if (has_on_done && self->waiters != NULL && !PyList_CheckExact(self->waiters) && as_list(self) < 0)
+        PyErr_Clear(); /* In the list, one that leaves in on_done is missing. */
+    PyObject *waiters = Py_XNewRef(self->waiters);
+    take_step(self, END);
     self->owner = NULL;
-    PyObject *exit = NULL;
-    bool is_missed = false;
     if (owner != NULL) {
-        int outcome = OUTCOME[self->base.state];
+        int outcome = outcome_of(self);
         owner->finished[outcome]++;
         is_missed = outcome == SATISFIED_O && owner->at_deadline == self;
         owner->missed += is_missed;
+        if (waiters == NULL && has_result(self) &&
+            _PyType_Lookup(Py_TYPE(self), core->on_undelivered) != core->no_on_undelivered)
+            self->waiters = Py_NewRef((PyObject *)owner);
     }
-    PyObject *waiters = Py_XNewRef(self->waiters);
-    if (_PyType_Lookup(Py_TYPE(self), core->on_done) != core->no_on_done) {
-        if (waiters != NULL && !PyList_CheckExact(waiters)) {
-            PyObject *list = Py_BuildValue("[O]", waiters); /* In it one that leaves in on_done is missing. */
-            if (list != NULL) {
-                Py_XSETREF(self->waiters, list);
-                Py_SETREF(waiters, Py_NewRef(list));
-            }
-            else
-                PyErr_Clear();
-        }
+    if (has_on_done) {
         PyObject *done = PyObject_CallMethodNoArgs((PyObject *)self, core->on_done);
-        if (done == NULL && report(self, owner) < 0)
-            keep(&exit);
+        if (done == NULL)
+            report(self, owner, &raised);
         Py_XDECREF(done);
     }
-    if (waiters != NULL && wake(core, self, waiters, &exit) < 0)
-        keep(&exit);
+    if (waiters != NULL && wake(core, self, waiters, &raised) < 0)
+        keep(&raised);
     Py_XDECREF(waiters);
     if (owner != NULL && (is_missed || !IS_NONE(owner->listeners) || is_purge_due(owner))) {
         PyObject *done = PyObject_CallMethod((PyObject *)owner, "note_end", "(OO)", self, is_missed ? Py_True : Py_False);
         Py_XDECREF(done);
         if (done == NULL)
-            keep(&exit);
+            keep(&raised);
     }
     Py_XDECREF(owner);
-    return raise_exit(exit);
+    return raise_kept(raised);
 }
 
-/* _purgatory_run */
+/* _purgatory_run: let the operation make its result, and tell everybody. */
 static int
 run(Core *core, Operation *self)
 {
-    if (IS_DONE(self)) /* Cancelled, or it has failed. */
-        return end(core, self);
-    bool is_expiring = self->base.state == EXPIRING;
-    PyObject *exit = NULL;
-    if (self->owner != NULL && self->owner->at_deadline == self && self->base.state == COMPLETING) {
-        PyObject *logged = PyObject_CallMethod((PyObject *)self->owner, "log_missed", "(O)", self);
-        if (logged == NULL)
-            keep(&exit);
+    PyObject *raised = NULL;
+    if (has_result(self)) { /* Else it was cancelled, or has failed. */
+        bool is_expiring = self->base.state == EXPIRING;
+        Owner *owner = self->owner;
+        PyObject *logged = NULL, *result = NULL;
+        bool is_missed = owner != NULL && owner->at_deadline == self && self->base.state == COMPLETING;
+        if (is_missed)
+            logged = PyObject_CallMethod((PyObject *)owner, "log_missed", "(O)", self);
+        if (!is_missed || logged != NULL)
+            result = PyObject_CallMethodNoArgs((PyObject *)self, core->on_complete);
         Py_XDECREF(logged);
+        if (result != NULL)
+            Py_XSETREF(self->outcome, result);
+        else {
+            take_step(self, RAISE);
+            fail(self, &raised);
+        }
+        if (is_expiring) {
+            PyObject *done = PyObject_CallMethodNoArgs((PyObject *)self, core->on_expiration);
+            if (done == NULL)
+                report(self, owner, &raised);
+            Py_XDECREF(done);
+        }
     }
-    PyObject *outcome = PyObject_CallMethodNoArgs((PyObject *)self, core->on_complete);
-    Event event = RETURN;
-    if (outcome != NULL)
-        Py_XSETREF(self->outcome, outcome);
-    else {
-        event = RAISE;
-        if (fail(self, &exit) < 0 && !keep_exit(&exit))
-            PyErr_WriteUnraisable((PyObject *)self); /* There is no memory for its outcome. */
-    }
-    if (is_expiring) {
-        PyObject *done = PyObject_CallMethodNoArgs((PyObject *)self, core->on_expiration);
-        if (done == NULL && report(self, self->owner) < 0 && !keep_exit(&exit))
-            PyErr_WriteUnraisable((PyObject *)self);
-        Py_XDECREF(done);
-    }
-    take_step(self, event);
-    if (end(core, self) < 0)
-        keep(&exit);
-    return raise_exit(exit);
+    if (tell(core, self) < 0)
+        keep(&raised);
+    return raise_kept(raised);
 }
 
-/* _purgatory_finish: complete or end it, for the winner of the compare-and-set, and then those that were put off. */
+/* _purgatory_finish: end it now, for the winner of the compare-and-set, and then the deferred ones, or defer it. */
 static int
 finish(Core *core, Operation *self)
 {
@@ -391,7 +383,16 @@ finish(Core *core, Operation *self)
     }
     owner->depth--;
     Py_DECREF(owner);
-    return raise_exit(raised);
+    return raise_kept(raised);
+}
+
+/* _purgatory_end: 1 if this call has ended it, 0 if it had its outcome, -1 if an exception leaves. */
+static int
+end(Core *core, Operation *self, Event event)
+{
+    if (!take_step(self, event))
+        return 0;
+    return finish(core, self) < 0 ? -1 : 1;
 }
 
 /* _purgatory_try: 1 if the try has completed the operation, 0 if not, -1 if an exception leaves. */
@@ -399,25 +400,23 @@ int
 try_operation(Core *core, Operation *self)
 {
     Owner *owner = (Owner *)Py_XNewRef(self->owner);
-    PyObject *claimed = PyObject_CallMethodNoArgs((PyObject *)self, core->try_complete);
+    PyObject *claimed = PyObject_CallMethodNoArgs((PyObject *)self, core->try_complete), *raised = NULL;
     int completed = claimed == NULL ? -1 : claimed == Py_False ? 0 : PyObject_IsTrue(claimed);
     Py_XDECREF(claimed);
-    if (completed > 0 && OUTCOME[self->base.state] == NONE)
+    if (completed > 0 && outcome_of(self) == NONE)
         completed = call(self, "_purgatory_misuse", NULL); /* It raises. */
-    PyObject *exit = NULL;
-    if (completed < 0 && !take_step(self, FAIL)) {
-        completed = report(self, owner);
-        Py_XDECREF(owner);
-        return completed;
+    if (completed < 0) {
+        if (take_step(self, FAIL)) {
+            fail(self, &raised);
+            if (finish(core, self) < 0)
+                keep(&raised);
+        }
+        else
+            report(self, owner, &raised);
+        completed = raise_kept(raised);
     }
     Py_XDECREF(owner);
-    if (completed >= 0)
-        return completed;
-    if (fail(self, &exit) < 0 && !keep_exit(&exit))
-        PyErr_WriteUnraisable((PyObject *)self);
-    if (finish(core, self) < 0)
-        keep(&exit);
-    return raise_exit(exit);
+    return completed;
 }
 
 static int
@@ -431,62 +430,56 @@ check_owner(Core *core, Operation *self, const char *call)
     return failed;
 }
 
+static int
+check_made(Operation *self)
+{
+    if (self->base.state == UNMADE)
+        PyErr_Format(PyExc_AttributeError, "%.100s.__init__() did not call super().__init__(timeout)", Py_TYPE(self)->tp_name);
+    return self->base.state == UNMADE ? -1 : 0;
+}
+
+static PyObject *
+end_by(Operation *self, Event event, const char *call)
+{
+    Core *core = core_of(self);
+    bool is_refused = check_made(self) < 0 || (call != NULL && check_owner(core, self, call) < 0);
+    int ended = is_refused ? -1 : end(core, self, event);
+    return ended < 0 ? NULL : PyBool_FromLong(ended);
+}
+
 static PyObject *
 operation_force_complete(Operation *self, PyObject *unused)
 {
-    Core *core = core_of(self);
-    if (check_owner(core, self, "operation.force_complete()") < 0)
-        return NULL;
-    if (!take_step(self, COMPLETE))
-        Py_RETURN_FALSE;
-    if (finish(core, self) < 0)
-        return NULL;
-    Py_RETURN_TRUE;
+    return end_by(self, COMPLETE, "operation.force_complete()");
 }
 
 static PyObject *
 operation_cancel(Operation *self, PyObject *unused)
 {
-    Core *core = core_of(self);
-    if (check_owner(core, self, "operation.cancel()") < 0)
-        return NULL;
-    if (!take_step(self, CANCEL))
-        Py_RETURN_FALSE;
-    if (finish(core, self) < 0)
-        return NULL;
-    Py_RETURN_TRUE;
-}
-
-static PyObject *
-operation_fail(Operation *self, PyObject *failure)
-{
-    Core *core = core_of(self);
-    if (self->owner != NULL && refuse_change(core, self->owner->lists) < 0)
-        return NULL;
-    if (!take_step(self, FAIL))
-        Py_RETURN_FALSE;
-    Py_XSETREF(self->outcome, Py_NewRef(failure));
-    if (finish(core, self) < 0)
-        return NULL;
-    Py_RETURN_TRUE;
-}
-
-/* on_done of a class that does not define it: `end` does not even call this. */
-static PyObject *
-operation_on_done(Operation *self, PyObject *unused)
-{
-    Py_RETURN_NONE;
+    return end_by(self, CANCEL, "operation.cancel()");
 }
 
 static PyObject *
 operation_close(Operation *self, PyObject *unused)
 {
-    Core *core = core_of(self);
-    if (!take_step(self, CLOSE))
-        Py_RETURN_FALSE;
-    if (finish(core, self) < 0)
+    return end_by(self, CLOSE, NULL);
+}
+
+static PyObject *
+operation_fail(Operation *self, PyObject *failure)
+{
+    if (self->owner != NULL && refuse_change(self->owner->core, self->owner->lists) < 0)
         return NULL;
-    Py_RETURN_TRUE;
+    if (NEXT[self->base.state][FAIL] != 0)
+        Py_XSETREF(self->outcome, Py_NewRef(failure));
+    return end_by(self, FAIL, NULL);
+}
+
+/* on_done and on_undelivered of a class that does not define them: `tell` does not even call these. */
+static PyObject *
+operation_on_done(Operation *self, PyObject *unused)
+{
+    Py_RETURN_NONE;
 }
 
 /* _timer_expire: the deadline has come. Try once more, and expire if that does not complete the operation. */
@@ -495,16 +488,15 @@ operation_timer_expire(Operation *self, PyObject *unused)
 {
     Core *core = core_of(self);
     Owner *owner = (Owner *)Py_XNewRef(self->owner);
-    double deadline = self->base.deadline;
     Operation *before = owner == NULL ? NULL : owner->at_deadline;
     if (owner != NULL)
         owner->at_deadline = self;
     int failed = try_operation(core, self) < 0;
     if (owner != NULL)
         owner->at_deadline = before;
-    bool is_rescheduled = self->base.bucket != NULL || self->base.deadline != deadline;
-    if (!failed && !is_rescheduled && take_step(self, EXPIRE))
-        failed = finish(core, self) < 0;
+    Bucket *bucket = self->base.bucket;
+    if (!failed && bucket != NULL && bucket == bucket->timer->drained) /* Else it was rescheduled. */
+        failed = end(core, self, EXPIRE) < 0;
     Py_XDECREF(owner);
     if (failed)
         return NULL;
@@ -513,62 +505,39 @@ operation_timer_expire(Operation *self, PyObject *unused)
 
 /* ---- waiters ---- */
 
-/* _purgatory_add_waiter: whether it waits; -1 on error. */
-static int
+int
 add_waiter(Operation *self, PyObject *waiter)
 {
-    if (IS_DONE(self))
+    if (is_done(self))
         return 0;
-    if (self->waiters == NULL) {
-        self->waiters = Py_NewRef(waiter);
-        return 1;
-    }
-    if (!PyList_CheckExact(self->waiters)) {
-        PyObject *list = Py_BuildValue("[O]", self->waiters);
-        if (list == NULL)
-            return -1;
-        Py_XSETREF(self->waiters, list);
-    }
-    return PyList_Append(self->waiters, waiter) < 0 ? -1 : 1;
+    if (self->waiters != NULL && !PyList_CheckExact(self->waiters) && as_list(self) < 0)
+        return -1;
+    if (self->waiters != NULL)
+        return PyList_Append(self->waiters, waiter) < 0 ? -1 : 1;
+    self->waiters = Py_NewRef(waiter);
+    return 1;
 }
 
-/* _purgatory_remove_waiter */
-static int
+int
 remove_waiter(Operation *self, PyObject *waiter)
 {
-    if (self->waiters == NULL)
-        return 0; /* Another one has taken the result. */
-    if (!PyList_CheckExact(self->waiters)) {
-        if (self->waiters != waiter) {
-            PyErr_SetString(PyExc_ValueError, "not a waiter of this operation");
-            return -1;
-        }
-        PyObject *none = PyList_New(0);
-        if (none == NULL)
-            return -1;
-        Py_XSETREF(self->waiters, none);
-    }
-    else {
-        Py_ssize_t at = PyList_GET_SIZE(self->waiters) - 1;
-        while (at >= 0 && PyList_GET_ITEM(self->waiters, at) != waiter)
-            at--;
-        if (at < 0) {
-            PyErr_SetString(PyExc_ValueError, "not a waiter of this operation");
-            return -1;
-        }
-        if (PyList_SetSlice(self->waiters, at, at + 1, NULL) < 0)
-            return -1;
-    }
-    if (self->waiters == NULL || PyList_GET_SIZE(self->waiters) > 0)
-        return 0;
-    if (OUTCOME[self->base.state] == NONE) {
-        Py_CLEAR(self->waiters);
-        return call(self, "cancel", NULL); /* Which a subclass may extend. */
-    }
-    if (!IS_DONE(self))
-        return 0; /* It is being completed, and finds the empty list at its end. */
+    if (self->waiters == NULL || PyObject_TypeCheck(self->waiters, core_of(self)->Owner))
+        return 0; /* Another one has taken the result, or it never waited. */
+    if (!PyList_CheckExact(self->waiters) && as_list(self) < 0)
+        return -1;
+    PyObject *waiters = Py_XNewRef(self->waiters);
+    Py_ssize_t at = 0, length = waiters == NULL ? 0 : PyList_GET_SIZE(waiters);
+    while (at < length && PyList_GET_ITEM(waiters, at) != waiter)
+        at++;
+    int failed = at < length ? PyList_SetSlice(waiters, at, at + 1, NULL) : -1;
+    if (at == length)
+        PyErr_Format(PyExc_ValueError, "%R is not a waiter of %R", waiter, self);
+    bool is_last = !failed && waiters == self->waiters && PyList_GET_SIZE(waiters) == 0;
+    Py_XDECREF(waiters);
+    if (!is_last || (!is_done(self) && outcome_of(self) != NONE))
+        return failed; /* If it is being completed, it finds the empty list at its end. */
     Py_CLEAR(self->waiters);
-    return call(self, "_purgatory_undeliver", NULL);
+    return call(self, is_done(self) ? "_purgatory_undeliver" : "cancel", NULL); /* Which a subclass may extend. */
 }
 
 static PyObject *
@@ -589,8 +558,22 @@ operation_remove_waiter(Operation *self, PyObject *waiter)
 static PyObject *
 operation_taken(Operation *self, PyObject *unused)
 {
-    if (self->owner == NULL) /* Else they have not been told yet. */
+    if (is_done(self)) /* Else they have not been told yet. */
         Py_CLEAR(self->waiters);
+    Py_RETURN_NONE;
+}
+
+/* _purgatory_finalize: it is freed, and if nobody has taken its result, on_undelivered is called later. */
+static PyObject *
+operation_finalize(Operation *self, PyObject *unused)
+{
+    PyObject *waiter = is_done(self) && has_result(self) ? Py_XNewRef(self->waiters) : NULL;
+    if (waiter != NULL && PyList_CheckExact(waiter) && PyList_GET_SIZE(waiter) > 0)
+        Py_SETREF(waiter, Py_NewRef(PyList_GET_ITEM(waiter, 0)));
+    int failed = waiter != NULL && call(self, "_purgatory_undeliver_later", waiter) < 0;
+    Py_XDECREF(waiter);
+    if (failed)
+        return NULL;
     Py_RETURN_NONE;
 }
 
@@ -599,39 +582,35 @@ operation_taken(Operation *self, PyObject *unused)
 static PyObject *
 operation_done(Operation *self, PyObject *unused)
 {
-    return PyBool_FromLong(IS_DONE(self));
+    return check_made(self) < 0 ? NULL : PyBool_FromLong(is_done(self));
 }
 
 static PyObject *
 operation_expired(Operation *self, PyObject *unused)
 {
-    return PyBool_FromLong(OUTCOME[self->base.state] == EXPIRED_O);
+    return check_made(self) < 0 ? NULL : PyBool_FromLong(outcome_of(self) == EXPIRED_O);
 }
 
 static PyObject *
 operation_cancelled(Operation *self, PyObject *unused)
 {
-    return PyBool_FromLong(OUTCOME[self->base.state] == CANCELLED_O);
+    return check_made(self) < 0 ? NULL : PyBool_FromLong(outcome_of(self) == CANCELLED_O);
 }
 
 static PyObject *
 operation_get_outcome(Operation *self, void *closure)
 {
-    int outcome = OUTCOME[self->base.state];
+    int outcome = outcome_of(self);
+    if (check_made(self) < 0)
+        return NULL;
     return Py_NewRef(outcome == NONE ? Py_None : core_of(self)->outcomes[outcome]);
 }
 
 static PyObject *
 operation_get_state_name(Operation *self, void *closure)
 {
-    if (self->base.state == UNMADE) {
-        PyErr_SetString(PyExc_AttributeError, "_purgatory_state_name");
-        return NULL;
-    }
-    return Py_NewRef(core_of(self)->states[self->base.state]);
+    return check_made(self) < 0 ? NULL : Py_NewRef(core_of(self)->states[self->base.state]);
 }
-
-static PyObject *operation_await(Operation *self);
 
 static PyMethodDef operation_methods[] = {
     {"__init__", (PyCFunction)(void (*)(void))operation_init, METH_FASTCALL | METH_KEYWORDS,
@@ -642,11 +621,13 @@ static PyMethodDef operation_methods[] = {
     {"expired", (PyCFunction)operation_expired, METH_NOARGS, DOC_OperationBase_expired},
     {"cancelled", (PyCFunction)operation_cancelled, METH_NOARGS, DOC_OperationBase_cancelled},
     {"on_done", (PyCFunction)operation_on_done, METH_NOARGS, DOC_OperationBase_on_done},
+    {"on_undelivered", (PyCFunction)operation_on_done, METH_O, DOC_OperationBase_on_undelivered},
     {"_purgatory_close", (PyCFunction)operation_close, METH_NOARGS, NULL},
     {"_purgatory_fail", (PyCFunction)operation_fail, METH_O, NULL},
     {"_purgatory_add_waiter", (PyCFunction)operation_add_waiter, METH_O, NULL},
     {"_purgatory_remove_waiter", (PyCFunction)operation_remove_waiter, METH_O, NULL},
     {"_purgatory_taken", (PyCFunction)operation_taken, METH_NOARGS, NULL},
+    {"_purgatory_finalize", (PyCFunction)operation_finalize, METH_NOARGS, NULL},
     {"_timer_expire", (PyCFunction)operation_timer_expire, METH_NOARGS, NULL},
     {NULL},
 };
@@ -660,7 +641,7 @@ static PyGetSetDef operation_getset[] = {
 static PyMemberDef operation_members[] = {
     {"_purgatory_owner", T_OBJECT, offsetof(Operation, owner), READONLY},
     {"_purgatory_entry", T_OBJECT, offsetof(Operation, entry), READONLY},
-    {"_purgatory_outcome", T_OBJECT_EX, offsetof(Operation, outcome), READONLY},
+    {"_purgatory_result", T_OBJECT_EX, offsetof(Operation, outcome), READONLY},
     {"_purgatory_timeout", T_DOUBLE, offsetof(Operation, timeout), READONLY},
     {NULL},
 };
@@ -682,297 +663,4 @@ PyType_Spec operation_spec = {
     .basicsize = sizeof(Operation),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = operation_slots,
-};
-
-/* ---- awaiting ---- */
-
-typedef struct {
-    PyObject_HEAD
-    Operation *operation; /* NULL at the end. */
-    PyObject *waiter;     /* The future, once it has begun. */
-    PyObject *iterator;   /* That of the future. */
-    bool running;         /* A step is under way, in which a generator in Python refuses another one. */
-} Await;
-
-static PyObject *
-operation_await(Operation *self)
-{
-    Core *core = core_of(self);
-    Await *await = PyObject_GC_New(Await, core->Await);
-    if (await == NULL)
-        return NULL;
-    await->operation = (Operation *)Py_NewRef(self);
-    await->running = false;
-    await->waiter = await->iterator = NULL;
-    PyObject_GC_Track(await);
-    return (PyObject *)await;
-}
-
-/* Begin to wait: 1 with a future, 0 if the operation is done already. */
-static int
-begin(Core *core, Operation *self, PyObject **waiter)
-{
-    PyObject *future = NULL, *loop = self->owner == NULL || IS_NONE(self->owner->loop) ? NULL : Py_NewRef(self->owner->loop);
-    int is_here = loop == NULL ? 0 : is_running(core, loop);
-    if (is_here > 0)
-        future = PyObject_CallMethodNoArgs(loop, core->create_future);
-    else if (is_here == 0) /* A rare case, or it raises. */
-        future = PyObject_CallMethod((PyObject *)self, "_purgatory_new_waiter", NULL);
-    Py_XDECREF(loop);
-    int waits = future == NULL ? -1 : add_waiter(self, future);
-    if (waits <= 0)
-        Py_XDECREF(future);
-    else
-        *waiter = future;
-    return waits;
-}
-
-static PyObject *
-take_result(Await *self)
-{
-    Operation *operation = self->operation;
-    self->operation = NULL;
-    Py_CLEAR(self->iterator);
-    Py_CLEAR(self->waiter);
-    if (operation->owner == NULL) /* Else they have not been told yet. */
-        Py_CLEAR(operation->waiters); /* It is delivered, even if the others leave. */
-    PyObject *result;
-    if (IS_DONE(operation) && operation->base.state < CANCELLED && operation->outcome != NULL)
-        result = Py_NewRef(operation->outcome);
-    else
-        result = PyObject_CallMethod((PyObject *)operation, "result", NULL);
-    Py_DECREF(operation);
-    return result;
-}
-
-/* The awaiting task was cancelled, with its exception set, or its coroutine is closed. */
-static void
-leave(Await *self)
-{
-    Operation *operation = self->operation;
-    PyObject *waiter = self->waiter;
-    self->operation = NULL;
-    self->waiter = NULL;
-    Py_CLEAR(self->iterator);
-    if (operation != NULL && waiter != NULL) {
-        Handled raised = {NULL, NULL};
-        bool is_closed = !PyErr_Occurred() || PyErr_ExceptionMatches(PyExc_GeneratorExit);
-        if (PyErr_Occurred())
-            handle(&raised);
-        int failed = is_closed ? call(operation, "_purgatory_leave_soon", waiter) : remove_waiter(operation, waiter);
-        if (raised.exception != NULL && failed)
-            handled(&raised);
-        else if (raised.exception != NULL)
-            raise_handled(&raised);
-    }
-    Py_XDECREF(operation);
-    Py_XDECREF(waiter);
-}
-
-static PySendResult
-step_await(Await *self, PyObject *value, PyObject **result)
-{
-    if (self->iterator == NULL) {
-        Operation *operation = self->operation;
-        if (value != Py_None) {
-            PyErr_SetString(PyExc_TypeError, "can't send non-None value to a just-started generator");
-            return PYGEN_ERROR;
-        }
-        if (!IS_DONE(operation)) {
-            int waits = begin(core_of(operation), operation, &self->waiter);
-            if (waits > 0)
-                self->iterator = PyObject_GetIter(self->waiter);
-            if (waits < 0 || (waits > 0 && self->iterator == NULL)) {
-                leave(self);
-                return PYGEN_ERROR;
-            }
-        }
-    }
-    if (self->iterator != NULL) {
-        PyObject *iterator = Py_NewRef(self->iterator);
-        PySendResult sent = PyIter_Send(iterator, value, result);
-        Py_DECREF(iterator);
-        if (sent == PYGEN_NEXT)
-            return PYGEN_NEXT;
-        if (sent == PYGEN_ERROR) {
-            leave(self);
-            return PYGEN_ERROR;
-        }
-        Py_CLEAR(*result);
-    }
-    *result = take_result(self);
-    return *result == NULL ? PYGEN_ERROR : PYGEN_RETURN;
-}
-
-static int
-check_suspended(Await *self)
-{
-    if (self->running)
-        PyErr_SetString(PyExc_ValueError, "generator already executing");
-    return self->running ? -1 : 0;
-}
-
-static PySendResult
-await_send(Await *self, PyObject *value, PyObject **result)
-{
-    *result = NULL;
-    if (check_suspended(self) < 0)
-        return PYGEN_ERROR;
-    if (self->operation == NULL) {
-        *result = Py_NewRef(Py_None);
-        return PYGEN_RETURN;
-    }
-    self->running = true;
-    PySendResult sent = step_await(self, value, result);
-    self->running = false;
-    return sent;
-}
-
-/* As a generator does: a value that is returned is raised as StopIteration. */
-static PyObject *
-stop_iteration(PyObject *result)
-{
-    PyObject *stop = PyObject_CallOneArg(PyExc_StopIteration, result);
-    Py_DECREF(result);
-    if (stop != NULL) {
-        PyErr_SetObject(PyExc_StopIteration, stop);
-        Py_DECREF(stop);
-    }
-    return NULL;
-}
-
-static PyObject *
-await_send_method(Await *self, PyObject *value)
-{
-    PyObject *result;
-    PySendResult sent = await_send(self, value, &result);
-    return sent == PYGEN_RETURN ? stop_iteration(result) : result;
-}
-
-static PyObject *
-await_next(Await *self)
-{
-    return await_send_method(self, Py_None);
-}
-
-static PyObject *
-throw(Await *self, PyObject *args)
-{
-    if (self->iterator == NULL) { /* It has not begun, or has ended. */
-        PyObject *type, *value = NULL, *traceback = NULL;
-        if (!PyArg_UnpackTuple(args, "throw", 1, 3, &type, &value, &traceback))
-            return NULL;
-        Py_CLEAR(self->operation);
-        if (PyExceptionInstance_Check(type))
-            PyErr_SetObject((PyObject *)Py_TYPE(type), type);
-        else if (PyExceptionClass_Check(type))
-            PyErr_Restore(Py_NewRef(type), Py_XNewRef(value), Py_XNewRef(traceback == Py_None ? NULL : traceback));
-        else
-            PyErr_SetString(PyExc_TypeError, "exceptions must derive from BaseException");
-        return NULL;
-    }
-    PyObject *throw = PyObject_GetAttrString(self->iterator, "throw");
-    PyObject *result = throw == NULL ? NULL : PyObject_Call(throw, args, NULL);
-    Py_XDECREF(throw);
-    if (result != NULL)
-        return result;
-    if (PyErr_ExceptionMatches(PyExc_StopIteration)) {
-        PyErr_Clear();
-        result = take_result(self);
-        return result == NULL ? NULL : stop_iteration(result);
-    }
-    leave(self);
-    return NULL;
-}
-
-static PyObject *
-await_throw(Await *self, PyObject *args)
-{
-    if (check_suspended(self) < 0)
-        return NULL;
-    self->running = true;
-    PyObject *result = throw(self, args);
-    self->running = false;
-    return result;
-}
-
-static PyObject *
-await_close(Await *self, PyObject *unused)
-{
-    if (check_suspended(self) < 0)
-        return NULL;
-    self->running = true;
-    leave(self);
-    self->running = false;
-    if (PyErr_Occurred())
-        return NULL;
-    Py_RETURN_NONE;
-}
-
-static void
-await_finalize(Await *self)
-{
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
-    leave(self);
-    if (PyErr_Occurred())
-        PyErr_WriteUnraisable((PyObject *)self);
-    PyErr_Restore(type, value, traceback);
-}
-
-static int
-await_traverse(Await *self, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(self->operation);
-    Py_VISIT(self->waiter);
-    Py_VISIT(self->iterator);
-    return 0;
-}
-
-static int
-await_clear(Await *self)
-{
-    Py_CLEAR(self->operation);
-    Py_CLEAR(self->waiter);
-    Py_CLEAR(self->iterator);
-    return 0;
-}
-
-static void
-await_dealloc(Await *self)
-{
-    if (self->operation != NULL && PyObject_CallFinalizerFromDealloc((PyObject *)self) < 0)
-        return;
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    await_clear(self);
-    PyObject_GC_Del(self);
-    Py_DECREF(type);
-}
-
-static PyMethodDef await_methods[] = {
-    {"send", (PyCFunction)await_send_method, METH_O, NULL},
-    {"throw", (PyCFunction)await_throw, METH_VARARGS, NULL},
-    {"close", (PyCFunction)await_close, METH_NOARGS, NULL},
-    {NULL},
-};
-
-static PyType_Slot await_slots[] = {
-    {Py_tp_traverse, await_traverse},
-    {Py_tp_clear, await_clear},
-    {Py_tp_dealloc, await_dealloc},
-    {Py_tp_finalize, await_finalize},
-    {Py_tp_iter, PyObject_SelfIter},
-    {Py_tp_iternext, await_next},
-    {Py_tp_methods, await_methods},
-    {Py_am_send, await_send},
-    {0, NULL},
-};
-
-PyType_Spec await_spec = {
-    .name = "purgatory._speedups.c.Await",
-    .basicsize = sizeof(Await),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = await_slots,
 };

@@ -1,4 +1,4 @@
-/* Watcher lists, the owner of operations, and the purgatory: the rest of `_core/_base.py`. */
+/* Watcher lists, the owner of operations, and the purgatory: of `_core/watchers.py`, `owner.py` and `purgatory.py`. */
 
 #include "core.h"
 
@@ -81,7 +81,7 @@ refuse_change(Core *core, WatcherLists *self)
     return -1;
 }
 
-/* A list and its key are in the dict and in the row, or in neither. */
+/* A list and its key are in the dict and in the row, or in neither. A new reference. */
 static Watchers *
 add_list(Core *core, WatcherLists *self, PyObject *key)
 {
@@ -97,10 +97,8 @@ add_list(Core *core, WatcherLists *self, PyObject *key)
         handle(&error);
         PyList_SetSlice(self->lists, watchers->index, watchers->index + 1, NULL); /* It is the last one. */
         raise_handled(&error);
-        Py_DECREF(watchers);
-        return NULL;
+        Py_CLEAR(watchers);
     }
-    Py_DECREF(watchers);
     return watchers;
 }
 
@@ -145,12 +143,13 @@ watch(Core *core, WatcherLists *self, Entry *entry, PyObject *keys)
 #endif
     self->changing = true;
     for (; found < count; found++) {
-        PyObject *key = PyTuple_GET_ITEM(keys, found), *there = PyDict_GetItemWithError(self->by_key, key);
-        if (there == NULL && !PyErr_Occurred())
-            there = (PyObject *)add_list(core, self, key);
-        if (there == NULL)
+        PyObject *key = PyTuple_GET_ITEM(keys, found);
+        Watchers *listed = (Watchers *)Py_XNewRef(PyDict_GetItemWithError(self->by_key, key));
+        if (listed == NULL && !PyErr_Occurred())
+            listed = add_list(core, self, key);
+        if (listed == NULL)
             break;
-        lists[found] = (Watchers *)there;
+        lists[found] = listed; /* Its reference is ours: keys that were different may be equal now. */
     }
     self->changing = false;
 #if PY_VERSION_HEX < 0x030C0000
@@ -160,23 +159,26 @@ watch(Core *core, WatcherLists *self, Entry *entry, PyObject *keys)
     Py_ssize_t appended = 0;
     while (found == count && appended < count && PyList_Append(lists[appended]->entries, (PyObject *)entry) == 0)
         appended++;
-    if (appended < count) {
+    int failed = appended < count ? -1 : 0;
+    if (failed) {
         Handled error;
         handle(&error);
-        for (Py_ssize_t i = 0; i < found; i++) {
-            Py_ssize_t end = PyList_GET_SIZE(lists[i]->entries);
-            if (i < appended)
-                PyList_SetSlice(lists[i]->entries, end - 1, end, NULL);
-            if (drop_if_empty(self, lists[i]) < 0)
-                PyErr_Clear();
+        while (appended > 0) {
+            PyObject *entries = lists[--appended]->entries;
+            PyList_SetSlice(entries, PyList_GET_SIZE(entries) - 1, PyList_GET_SIZE(entries), NULL);
         }
+        for (Py_ssize_t i = 0; i < found; i++)
+            if (drop_if_empty(self, lists[i]) < 0)
+                PyErr_Clear(); /* Of the key, whose list stays empty. */
         raise_handled(&error);
     }
     else
         self->watched += count;
+    while (found > 0)
+        Py_DECREF(lists[--found]);
     if (lists != few)
         PyMem_Free(lists);
-    return appended < count ? -1 : 0;
+    return failed;
 }
 
 /* WatcherLists.replace */
@@ -358,10 +360,6 @@ owner_init(Owner *self, PyObject *args, PyObject *kwargs)
     Py_ssize_t purge_interval, max_pending;
     if (!PyArg_ParseTuple(args, "O!pnn:__init__", self->core->Timer, &timer, &live, &purge_interval, &max_pending))
         return -1;
-    PyObject *time = PyObject_GetAttr(timer, self->core->time);
-    if (time == NULL)
-        return -1;
-    Py_XSETREF(self->time, time);
     Py_XSETREF(self->timer, (Timer *)Py_NewRef(timer));
     self->live = (char)live;
     self->purge_interval = purge_interval;
@@ -381,7 +379,6 @@ owner_traverse(Owner *self, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->timer);
     Py_VISIT(self->lists);
-    Py_VISIT(self->time);
     Py_VISIT(self->loop);
     Py_VISIT(self->listeners);
     Py_VISIT(self->deferred);
@@ -393,8 +390,11 @@ owner_traverse(Owner *self, visitproc visit, void *arg)
 static int
 owner_clear(Owner *self)
 {
-    while (self->pending.newer != &self->pending)
-        release(linked(self->pending.newer));
+    while (self->pending.newer != &self->pending) {
+        Operation *operation = linked(self->pending.newer);
+        operation->entry->operation = NULL; /* It has no reference, and what frees the operation may look. */
+        release(operation);
+    }
     Py_CLEAR(self->loop);
     Py_CLEAR(self->listeners);
     Py_CLEAR(self->deferred);
@@ -406,7 +406,6 @@ owner_dealloc(Owner *self)
 {
     PyObject_GC_UnTrack(self);
     owner_clear(self);
-    Py_CLEAR(self->time);
     Py_CLEAR(self->timer);
     Py_CLEAR(self->lists);
     free_object(self);
@@ -428,61 +427,78 @@ compact_list(Owner *owner, Watchers *watchers)
     return done == NULL ? -1 : 0;
 }
 
-/* try_each: how many operations of `entries` completed; -1 on an error other than a request to exit, which is kept. */
-static Py_ssize_t
-try_entries(Core *core, PyObject *entries, PyObject **exit)
+/* OwnerBase.try_each: try the operations from the index `at` on, until `limit` of them have completed. An exception that
+   leaves one ends it early, and is set. */
+static int
+try_entries(Core *core, PyObject *entries, Py_ssize_t *at, Py_ssize_t end, Py_ssize_t limit, Py_ssize_t *completed)
 {
-    Py_ssize_t completed = 0;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(entries); i++) {
-        PyObject *entry = PyList_GET_ITEM(entries, i);
+    int failed = 0;
+    while (!failed && *at < end && *at < PyList_GET_SIZE(entries) && *completed < limit) {
+        PyObject *entry = PyList_GET_ITEM(entries, (*at)++);
         if (Py_TYPE(entry) != core->Entry || ((Entry *)entry)->operation == NULL)
             continue;
         Operation *operation = (Operation *)Py_NewRef(((Entry *)entry)->operation);
-        int failed = try_operation(core, operation) < 0 && !keep_exit(exit);
-        completed += outcome_of(operation) == SATISFIED_O;
+        failed = try_operation(core, operation) < 0;
+        *completed += outcome_of(operation) == SATISFIED_O;
         Py_DECREF(operation);
-        if (failed)
-            return -1;
     }
-    return completed;
+    return failed ? -1 : 0;
 }
 
 static PyObject *
 owner_try_each(Owner *self, PyObject *args)
 {
-    PyObject *entries, *exits, *exit = NULL;
-    if (!PyArg_ParseTuple(args, "OO:try_each", &entries, &exits) || (entries = PySequence_List(entries)) == NULL)
+    PyObject *entries, *exit_request = Py_NewRef(Py_None);
+    Py_ssize_t at, end, limit, completed = 0;
+    if (!PyArg_ParseTuple(args, "O!nnn:try_each", &PyList_Type, &entries, &at, &end, &limit))
         return NULL;
-    Py_ssize_t completed = try_entries(self->core, entries, &exit);
-    Py_DECREF(entries);
-    if (exit != NULL && completed >= 0) {
-        PyObject *kept = PyObject_CallMethodOneArg(exits, self->core->keep, exit);
-        completed = kept == NULL ? -1 : completed;
-        Py_XDECREF(kept);
+    Py_INCREF(entries);
+    if (try_entries(self->core, entries, &at, end, limit, &completed) < 0) {
+        Handled now;
+        handle(&now);
+        Py_SETREF(exit_request, Py_NewRef(now.exception));
+        handled(&now);
     }
-    Py_XDECREF(exit);
-    return completed < 0 ? NULL : PyLong_FromSsize_t(completed);
+    Py_DECREF(entries);
+    return Py_BuildValue("nnN", at, completed, exit_request);
 }
 
-/* Owner.try_all */
-static PyObject *
-try_all(Core *core, Owner *owner, Watchers *watchers)
+/* skip_dead of `watchers.py`: note the dead at the front; whether to compact the list now. */
+static bool
+skip_dead(Core *core, Watchers *watchers, PyObject *entries)
 {
-    PyObject *entries = PyList_New(0), *exit = NULL; /* The collector may run here, and not below. */
-    if (entries == NULL || PyList_SetSlice(entries, 0, 0, watchers->entries) < 0) {
-        Py_XDECREF(entries);
-        return NULL;
-    }
-    Py_ssize_t completed = try_entries(core, entries, &exit);
+    Py_ssize_t head = watchers->head, length = PyList_GET_SIZE(entries);
+    if (watchers->entries != entries)
+        return false;
+    while (head < length && ((Entry *)PyList_GET_ITEM(entries, head))->operation == NULL)
+        head++;
+    watchers->head = head;
+    return length <= core->slice && 2 * head >= length;
+}
+
+/* The rest of PurgatoryBase.check_and_complete: how many have completed; -1 if an exception leaves. What it has not tried
+   is requested again. */
+static Py_ssize_t
+check_list(Core *core, Purgatory *self, Owner *owner, Watchers *watchers, PyObject *key, Py_ssize_t limit)
+{
+    PyObject *entries = Py_NewRef(watchers->entries), *raised = NULL;
+    Py_ssize_t at = watchers->head, end = PyList_GET_SIZE(entries), completed = 0;
+    if (try_entries(core, entries, &at, end, limit, &completed) < 0)
+        keep(&raised);
+    if ((at >= end || skip_dead(core, watchers, entries)) && compact_list(owner, watchers) < 0)
+        keep(&raised);
     Py_DECREF(entries);
-    if (completed >= 0 && compact_list(owner, watchers) < 0 && !keep_exit(&exit))
-        completed = -1;
-    if (completed < 0 || exit == NULL) {
-        Py_XDECREF(exit);
-        return completed < 0 ? NULL : PyLong_FromSsize_t(completed);
+    if (raised == NULL)
+        return completed;
+    if (at < end && completed < limit) {
+        PyObject *left = limit == PY_SSIZE_T_MAX ? Py_NewRef(Py_None) : PyLong_FromSsize_t(limit - completed);
+        PyObject *done = left == NULL ? NULL
+                                      : PyObject_CallMethod((PyObject *)self, "check_and_complete_soon", "ON", key, left);
+        if (done == NULL)
+            keep(&raised);
+        Py_XDECREF(done);
     }
-    raise_again(exit);
-    return NULL;
+    return raise_kept(raised);
 }
 
 static PyObject *
@@ -491,6 +507,33 @@ owner_compact(Owner *self, PyObject *watchers)
     if (as_watchers(self->core, watchers) < 0 || compact_list(self, (Watchers *)watchers) < 0)
         return NULL;
     Py_RETURN_NONE;
+}
+
+static int
+ask_time(Core *core, Owner *owner, double *now)
+{
+    PyObject *clock = clock_of(owner->timer);
+    int failed = clock == NULL ? -1 : time_of(core, clock, now);
+    Py_XDECREF(clock);
+    return failed;
+}
+
+static PyObject *
+owner_time(Owner *self, PyObject *unused)
+{
+    double now;
+    return ask_time(self->core, self, &now) < 0 ? NULL : PyFloat_FromDouble(now);
+}
+
+/* OwnerBase.keyless: a list of the pending operations without keys. */
+static PyObject *
+owner_keyless(Owner *self, PyObject *unused)
+{
+    PyObject *operations = PyList_New(0); /* The collector may run here, and not below. */
+    for (Link *link = self->pending.newer; operations != NULL && link != &self->pending; link = link->newer)
+        if (linked(link)->entry->lists == 0 && PyList_Append(operations, (PyObject *)linked(link)) < 0)
+            Py_CLEAR(operations);
+    return operations;
 }
 
 static PyObject *
@@ -520,6 +563,8 @@ static PyMethodDef owner_methods[] = {
     {"try_each", (PyCFunction)owner_try_each, METH_VARARGS, NULL},
     {"compact", (PyCFunction)owner_compact, METH_O, NULL},
     {"is_purge_due", (PyCFunction)owner_is_purge_due, METH_NOARGS, NULL},
+    {"keyless", (PyCFunction)owner_keyless, METH_NOARGS, NULL},
+    {"time", (PyCFunction)owner_time, METH_NOARGS, NULL},
 #ifdef PURGATORY_CHECKS
     {"_check", (PyCFunction)owner_check, METH_NOARGS, NULL},
 #endif
@@ -534,7 +579,6 @@ static PyGetSetDef owner_getset[] = {
 static PyMemberDef owner_members[] = {
     {"timer", T_OBJECT, offsetof(Owner, timer), READONLY},
     {"lists", T_OBJECT, offsetof(Owner, lists), READONLY},
-    {"time", T_OBJECT, offsetof(Owner, time), 0},
     {"loop", T_OBJECT, offsetof(Owner, loop), 0},
     {"listeners", T_OBJECT, offsetof(Owner, listeners), 0},
     {"live", T_BOOL, offsetof(Owner, live), READONLY},
@@ -612,7 +656,7 @@ distinct_keys(Core *core, PyObject *keys)
         return PyErr_Occurred() ? NULL : PyObject_CallOneArg(core->distinct_keys, keys);
     Py_ssize_t count = PyTuple_GET_SIZE(tuple);
     Py_hash_t hashes[FEW];
-    bool distinct = 0 < count && count <= FEW;
+    bool distinct = count <= FEW;
     for (Py_ssize_t i = 0; i < count && distinct; i++) {
         hashes[i] = PyObject_Hash(PyTuple_GET_ITEM(tuple, i));
         if (hashes[i] == -1) { /* Its error is told in Python. */
@@ -631,29 +675,6 @@ distinct_keys(Core *core, PyObject *keys)
     return tuple;
 }
 
-/* Owner.time() */
-static int
-owner_time(Core *core, Owner *owner, double *now)
-{
-    if (owner->time == core->monotonic) { /* The same without an object. */
-#if PY_VERSION_HEX < 0x030D0000
-        *now = _PyTime_AsSecondsDouble(_PyTime_GetMonotonicClock());
-        return 0;
-#else
-        PyTime_t time;
-        int failed = PyTime_Monotonic(&time);
-        *now = PyTime_AsSecondsDouble(time);
-        return failed;
-#endif
-    }
-    PyObject *time = owner->time == NULL ? NULL : PyObject_CallNoArgs(owner->time);
-    if (owner->time == NULL)
-        PyErr_SetString(PyExc_AttributeError, "time");
-    *now = time == NULL ? -1.0 : PyFloat_AsDouble(time);
-    Py_XDECREF(time);
-    return *now == -1.0 && PyErr_Occurred() ? -1 : 0;
-}
-
 /* A method that raises. */
 static int
 refuse(Purgatory *self, const char *method, PyObject *operation)
@@ -669,12 +690,17 @@ refuse(Purgatory *self, const char *method, PyObject *operation)
 static int
 watch_operation(Core *core, Purgatory *self, Owner *owner, Operation *operation, PyObject *keys)
 {
-    double now;
-    if (owner_time(core, owner, &now) < 0)
-        return -1;
+    double deadline = operation->timeout;
+    if (deadline < Py_HUGE_VAL) {
+        double now;
+        if (ask_time(core, owner, &now) < 0)
+            return -1;
+        deadline += now;
+    }
     if (operation->base.state != ARRIVING)
         return 0;
-    if (owner->closed || owner->num_delayed >= owner->max_pending)
+    if (owner->closed || owner->num_delayed >= owner->max_pending ||
+        (PyTuple_GET_SIZE(keys) == 0 && !(deadline < Py_HUGE_VAL)))
         return refuse(self, "_refuse", (PyObject *)operation);
     Entry *entry = entry_of(core, operation, PyTuple_GET_SIZE(keys));
     if (entry == NULL || refuse_change(core, owner->lists) < 0 || watch(core, owner->lists, entry, keys) < 0) {
@@ -684,7 +710,7 @@ watch_operation(Core *core, Purgatory *self, Owner *owner, Operation *operation,
         return -1;
     }
     Py_XSETREF(operation->entry, entry);
-    operation->base.deadline = now + operation->timeout;
+    operation->base.deadline = deadline;
     owner->num_delayed++;
     if (owner->num_delayed > owner->peak_delayed)
         owner->peak_delayed = owner->num_delayed;
@@ -705,12 +731,13 @@ hand_over(Core *core, Purgatory *self, Owner *owner, Operation *operation, PyObj
 {
     PyObject *listeners = IS_NONE(owner->listeners) ? NULL : Py_NewRef(owner->listeners);
     double now = 0.0;
-    int failed = listeners == NULL ? 0 : owner_time(core, owner, &now);
+    int failed = listeners == NULL ? 0 : ask_time(core, owner, &now);
     if (!failed)
         failed = refuse_change(core, owner->lists);
-    if (!failed && !take_step(operation, HAND_OVER))
+    bool is_taken = !failed && take_step(operation, HAND_OVER);
+    if (!failed && !is_taken)
         failed = refuse(self, "_refuse_new", (PyObject *)operation);
-    if (!failed) {
+    if (is_taken) {
         Py_XSETREF(operation->owner, (Owner *)Py_NewRef(owner));
         if (listeners != NULL) {
             PyObject *done = PyObject_CallMethod(listeners, "arrive", "OOd", operation, keys, now);
@@ -719,19 +746,21 @@ hand_over(Core *core, Purgatory *self, Owner *owner, Operation *operation, PyObj
         }
     }
     Py_XDECREF(listeners);
-    if (failed || try_operation(core, operation) < 0)
-        return -1;
-    if (operation->base.state != ARRIVING || watch_operation(core, self, owner, operation, keys) == 0)
-        return 0;
-    Handled error;
-    handle(&error);
+    if (!is_taken)
+        return -1; /* It was refused before anything has changed. */
+    if (!failed)
+        failed = try_operation(core, operation) < 0 ? -1 : 0;
+    if (!failed && operation->base.state == ARRIVING)
+        failed = watch_operation(core, self, owner, operation, keys);
+    if (!failed || outcome_of(operation) != NONE)
+        return failed;
+    PyObject *raised = NULL;
+    keep(&raised);
     PyObject *cancelled = PyObject_CallMethod((PyObject *)operation, "cancel", NULL);
+    if (cancelled == NULL) /* Its exception counts. */
+        Py_CLEAR(raised);
     Py_XDECREF(cancelled);
-    if (cancelled == NULL)
-        handled(&error);
-    else
-        raise_handled(&error);
-    return -1;
+    return cancelled == NULL ? -1 : raise_kept(raised);
 }
 
 static PyObject *
@@ -773,6 +802,22 @@ purgatory_watch(Purgatory *self, PyObject *const *args, Py_ssize_t count, PyObje
     return operation;
 }
 
+static int
+as_limit(Core *core, PyObject *value, Py_ssize_t *limit)
+{
+    if (PyLong_Check(value)) {
+        int sign;
+        long long number = PyLong_AsLongLongAndOverflow(value, &sign);
+        if (sign > 0 || (!sign && number > 0)) {
+            *limit = sign > 0 || number >= PY_SSIZE_T_MAX ? PY_SSIZE_T_MAX - 1 : (Py_ssize_t)number;
+            return 0;
+        }
+    }
+    PyObject *refused = PyObject_CallFunction(core->check_count, "sOi", "limit", value, 1); /* It raises. */
+    Py_XDECREF(refused);
+    return -1;
+}
+
 static PyObject *
 purgatory_check(Purgatory *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
@@ -787,21 +832,19 @@ purgatory_check(Purgatory *self, PyObject *const *args, Py_ssize_t count, PyObje
     }
     Core *core = owner->core;
     Py_INCREF(owner);
-    PyObject *completed = NULL, *found = NULL;
-    if (check_loop(core, self, owner->loop, "check_and_complete(key)", "check_and_complete_threadsafe()") == 0 &&
-        refuse_change(core, owner->lists) == 0) {
-        if (!IS_NONE(values[1]))
-            completed = PyObject_CallMethod((PyObject *)self, "_check_limited", "OO", values[0], values[1]);
-        else if ((found = PyDict_GetItemWithError(owner->lists->by_key, values[0])) != NULL) {
-            Py_INCREF(found);
-            completed = try_all(core, owner, (Watchers *)found);
-            Py_DECREF(found);
-        }
+    Py_ssize_t limit = PY_SSIZE_T_MAX, completed = -1;
+    int failed = check_loop(core, self, owner->loop, "check_and_complete(key)", "check_and_complete_threadsafe()") < 0 ||
+                 refuse_change(core, owner->lists) < 0 || (!IS_NONE(values[1]) && as_limit(core, values[1], &limit) < 0);
+    if (!failed) {
+        PyObject *found = Py_XNewRef(PyDict_GetItemWithError(owner->lists->by_key, values[0]));
+        if (found != NULL)
+            completed = check_list(core, self, owner, (Watchers *)found, values[0], limit);
         else if (!PyErr_Occurred())
-            completed = PyLong_FromLong(0);
+            completed = 0;
+        Py_XDECREF(found);
     }
     Py_DECREF(owner);
-    return completed;
+    return completed < 0 ? NULL : PyLong_FromSsize_t(completed);
 }
 
 static PyMethodDef purgatory_methods[] = {

@@ -1,4 +1,4 @@
-/* The timing wheels: TimerEntry and TimerBase of `_timer/_base.py`. */
+/* The timing wheels: TimerEntry of `_timer/entry.py` and TimerBase of `_timer/wheels.py`. */
 
 #include "core.h"
 
@@ -8,7 +8,7 @@
 #define LAST (1LL << 52)
 #define NOT_ARMED Py_HUGE_VAL
 #define AWAKE (-Py_HUGE_VAL)
-#define LATE 0.0001
+#define LOST 1.0
 
 /* ---- entries and their lists ---- */
 
@@ -248,35 +248,28 @@ heap_pop(Timer *self)
 
 /* ---- the timer ---- */
 
-/* The clock's time, a new reference. */
-static PyObject *
-clock_time(Timer *self)
+PyObject *
+clock_of(Timer *self)
 {
     if (self->clock == NULL) {
-        PyObject *loop = PyObject_CallNoArgs(self->core->get_running_loop);
+        PyObject *loop = PyObject_CallFunction(self->core->running_loop, "OOs", self, Py_None, "");
         if (loop == NULL)
             return NULL;
-        if (loop == Py_None) {
-            Py_DECREF(loop);
-            PyErr_SetString(PyExc_RuntimeError, "no running event loop");
-            return NULL;
-        }
         Py_XSETREF(self->loop, Py_NewRef(loop));
         Py_XSETREF(self->clock, loop);
     }
-    PyObject *clock = Py_NewRef(self->clock), *now = PyObject_CallMethodNoArgs(clock, self->core->time);
-    Py_DECREF(clock);
-    return now;
+    return Py_NewRef(self->clock);
 }
 
 /* The last tick whose time has come: TimerBase._now. */
 static int
 current_tick(Timer *self, long long *found)
 {
-    PyObject *time = clock_time(self);
-    double now = time == NULL ? -1.0 : PyFloat_AsDouble(time);
-    Py_XDECREF(time);
-    if (now == -1.0 && PyErr_Occurred())
+    double now;
+    PyObject *clock = clock_of(self);
+    int failed = clock == NULL ? -1 : time_of(self->core, clock, &now);
+    Py_XDECREF(clock);
+    if (failed)
         return -1;
     if (!(fabs(now * self->rate) < 4.6e18)) {
         PyErr_SetString(isnan(now) ? PyExc_ValueError : PyExc_OverflowError, "the clock's time is too large for a timer");
@@ -319,101 +312,186 @@ reaching(Timer *self, long long tick)
     return wheel;
 }
 
-/* TimerBase._catch_up: let the hands follow the clock. */
-static int
-catch_up(Timer *self)
+/* Give up tasks and wheels that the timer refers to no more. */
+static void
+forget(Wheel *wheels, Bucket *drained)
 {
-    long long now;
-    if (current_tick(self, &now) < 0)
-        return -1;
-    if (self->armed < (double)now - LATE * self->rate && self->armed != AWAKE) {
-        PyObject *done = PyObject_CallMethod((PyObject *)self, "_renew", NULL);
-        Py_XDECREF(done);
-        if (done == NULL)
-            return -1;
+    while (drained != NULL && drained->first != NULL)
+        entry_leave(drained->first);
+    PyMem_Free(drained);
+    while (wheels != NULL) {
+        for (Py_ssize_t slot = 0; slot < wheels->size; slot++) {
+            Bucket *bucket = wheels->buckets[slot];
+            while (bucket != NULL && bucket->first != NULL)
+                entry_leave(bucket->first);
+            PyMem_Free(bucket);
+        }
+        Wheel *overflow = wheels->overflow;
+        PyMem_Free(wheels);
+        wheels = overflow;
     }
-    if (now > self->current && !is_draining(self) && !(self->heap_length > 0 && self->heap[0].start <= now))
-        turn(self, now);
-    return 0;
 }
 
-/* TimerBase._place. Python runs in the catching up and in the arming, and where the entry's last reference is given up. */
-int
-timer_place(Timer *self, TimerEntry *entry, double deadline, bool is_new)
+/* The first tick whose time is not before the deadline: TimerBase._tick. */
+static long long
+tick_of(Timer *self, double deadline)
 {
-    /* The first tick whose time is not before the deadline. */
     double exact = deadline * self->rate;
-    long long tick;
-    if (isnan(exact)) {
-        PyErr_SetString(PyExc_ValueError, "deadline must be a number of seconds, not NaN");
-        return -1;
-    }
     if (exact >= (double)LAST)
-        tick = LAST;
-    else if (exact < -9e18)
-        tick = self->current;
-    else {
-        tick = (long long)exact;
-        tick += (double)tick / self->rate < deadline;
-    }
-    if (tick < LAST && self->armed != AWAKE) {
-        long long at = tick < self->current ? self->current : tick;
-        Wheel *wheel = reaching(self, at);
-        if (wheel == NULL || (wheel->buckets[slot_of(wheel, at)] == NULL && catch_up(self) < 0))
-            return -1;
-    }
-    if (is_new && entry->bucket != NULL) {
-        PyErr_Format(PyExc_ValueError, "%R waits in a timer already: call reschedule() to move it", entry);
-        return -1;
-    }
-    if (tick >= LAST) {
-        entry->deadline = deadline;
-        entry_leave(entry);
-        return 0;
-    }
+        return LAST;
+    if (exact < -9e18)
+        return self->current;
+    long long tick = (long long)exact;
+    return tick + ((double)tick / self->rate < deadline);
+}
+
+/* TimerBase._find: the bucket of a tick, made if that is asked for, and its first tick. -1 if there is no memory. */
+static int
+find_bucket(Timer *self, long long tick, bool make, Bucket **found, long long *start)
+{
     if (tick < self->current)
         tick = self->current;
     Wheel *wheel = reaching(self, tick);
     if (wheel == NULL)
         return -1;
     Bucket **place = &wheel->buckets[slot_of(wheel, tick)];
-    long long start = floor_div(tick, wheel->unit) * wheel->unit;
-    if (*place == NULL) {
+    *start = floor_div(tick, wheel->unit) * wheel->unit;
+    if (*place == NULL && make) {
         Bucket *bucket = PyMem_Calloc(1, sizeof(Bucket));
         if (bucket == NULL)
             PyErr_NoMemory();
-        if (bucket == NULL || heap_push(self, (Due){start, wheel}) < 0) {
+        if (bucket == NULL || heap_push(self, (Due){*start, wheel}) < 0) {
             PyMem_Free(bucket);
             return -1;
         }
         bucket->timer = self;
         *place = bucket;
     }
-    entry->deadline = deadline;
-    if (entry->bucket != *place) {
-        Bucket *bucket = *place;
-        Py_INCREF(entry);
-        entry_leave(entry);
-        bucket_append(bucket, entry);
-        Py_DECREF(entry);
+    *found = *place;
+    return 0;
+}
+
+/* Put an entry into a bucket, from another one or from none. */
+static void
+move(TimerEntry *entry, Bucket *bucket)
+{
+    if (entry->bucket == bucket)
+        return;
+    Py_INCREF(entry);
+    entry_leave(entry);
+    bucket_append(bucket, entry);
+    Py_DECREF(entry);
+}
+
+/* TimerBase._turn_back: turn the hands back to `now`, as the clock did, and place each task again. */
+static int
+turn_back(Timer *self, long long now)
+{
+    Wheel *wheels = self->lowest, *lowest = new_wheel(1, 1, self->lowest->size, now);
+    Bucket *drained = self->drained, *bucket;
+    long long start;
+    int failed = lowest == NULL ? -1 : 0;
+    if (failed)
+        return -1;
+    self->lowest = lowest;
+    self->drained = NULL;
+    self->drained_level = 1;
+    self->heap_length = 0;
+    self->current = now;
+    PyObject *holder = Py_XNewRef(self->holder); /* It stays, though for a moment nothing is in the timer. */
+    for (Wheel *wheel = wheels; wheel != NULL; wheel = wheel->overflow)
+        for (Py_ssize_t slot = -1; slot < wheel->size; slot++) {
+            Bucket *old = slot >= 0 ? wheel->buckets[slot] : wheel == wheels ? drained : NULL;
+            while (!failed && old != NULL && old->first != NULL) {
+                failed = find_bucket(self, tick_of(self, old->first->deadline), true, &bucket, &start);
+                if (!failed)
+                    move(old->first, bucket);
+            }
+        }
+    forget(wheels, drained);
+    Py_XDECREF(holder);
+    return failed;
+}
+
+/* TimerBase._catch_up: move the hands to the clock's time. */
+static int
+catch_up(Timer *self)
+{
+    long long now;
+    if (current_tick(self, &now) < 0)
+        return -1;
+    if (self->armed != AWAKE) {
+        bool is_ahead = now < self->current;
+        if (is_ahead && turn_back(self, now) < 0)
+            return -1;
+        if (self->armed != NOT_ARMED && (is_ahead || self->armed < (double)now - LOST * self->rate)) {
+            PyObject *done = PyObject_CallMethod((PyObject *)self, "_renew", NULL);
+            Py_XDECREF(done);
+            if (done == NULL)
+                return -1;
+        }
     }
+    if (now > self->current && !is_draining(self) && !(self->heap_length > 0 && self->heap[0].start <= now))
+        turn(self, now);
+    return 0;
+}
+
+/* TimerBase._place. Python runs in the catching up and in the arming, and where the entry's last reference is given up.
+   If the clock raises, the entry is where it was before. */
+int
+timer_place(Timer *self, TimerEntry *entry, double deadline, bool is_new)
+{
+    Bucket *bucket = NULL;
+    long long start = LAST;
+    if (isnan(deadline)) {
+        PyErr_SetString(PyExc_ValueError, "deadline must be a number of seconds, not NaN");
+        return -1;
+    }
+    long long tick = tick_of(self, deadline);
+    if (tick < LAST && self->armed != AWAKE) {
+        if (tick >= self->current && find_bucket(self, tick, false, &bucket, &start) < 0)
+            return -1;
+        if (bucket == NULL && catch_up(self) < 0)
+            return -1;
+    }
+    if (is_new && entry->bucket != NULL) {
+        PyErr_Format(PyExc_ValueError, "%R waits in a timer already: call reschedule() to move it", entry);
+        return -1;
+    }
+    if (tick < LAST && bucket == NULL && find_bucket(self, tick, true, &bucket, &start) < 0)
+        return -1;
+    double before = entry->deadline;
+    bool waited = entry->bucket != NULL;
+    entry->deadline = deadline;
+    if (tick >= LAST) {
+        entry_leave(entry);
+        return 0;
+    }
+    move(entry, bucket);
     if ((double)start >= self->armed)
         return 0;
     PyObject *done = PyObject_CallMethod((PyObject *)self, "_arm", "L", start);
     Py_XDECREF(done);
     if (done != NULL)
         return 0;
-    Handled error;
-    handle(&error);
-    entry_leave(entry);
-    raise_handled(&error);
+    if (entry->bucket != NULL && entry->deadline == deadline) { /* Else the clock has moved it. */
+        PyObject *raised = NULL;
+        keep(&raised);
+        entry->deadline = before;
+        if (!waited)
+            entry_leave(entry);
+        else if (find_bucket(self, tick_of(self, before), true, &bucket, &start) == 0)
+            move(entry, bucket); /* The clock is armed for that time already. */
+        raise_kept(raised);
+    }
     return -1;
 }
 
+/* A task of a user. An operation, which alone has a state, is moved by its own methods. */
 static int
 as_entry(Timer *self, PyObject *task, TimerEntry **entry)
 {
-    if (!PyObject_TypeCheck(task, self->core->TimerEntry)) {
+    if (!PyObject_TypeCheck(task, self->core->TimerEntry) || ((TimerEntry *)task)->state != UNMADE) {
         PyObject *refused = PyObject_CallOneArg(self->core->refuse_task, task); /* It raises. */
         Py_XDECREF(refused);
         return -1;
@@ -497,33 +575,44 @@ seconds_now(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* Run a task that was taken out of the timer. A request to exit is kept, other exceptions are reported. */
+/* TimerBase._place(task, deadline), for operations, which add and reschedule refuse. */
+static PyObject *
+timer_place_method(Timer *self, PyObject *args)
+{
+    TimerEntry *entry;
+    double deadline;
+    if (!PyArg_ParseTuple(args, "O!d:_place", self->core->TimerEntry, &entry, &deadline) ||
+        timer_place(self, entry, deadline, false) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+/* Run a task, which leaves the timer first. If it was interrupted before that, it stays. A request to exit leaves, other exceptions are reported. */
 static int
-run_task(Timer *self, TimerEntry *entry, PyObject *exits)
+run_task(Timer *self, TimerEntry *entry)
 {
     PyObject *done = PyObject_CallMethodNoArgs((PyObject *)entry, self->core->_timer_expire);
     if (done == NULL) {
         Handled now;
         handle(&now);
-        PyObject *kept = PyObject_CallMethodOneArg(exits, self->core->keep, now.exception);
-        if (kept == Py_False)
-            done = PyObject_CallMethod((PyObject *)self, "_report_task", "OO", entry, now.exception);
-        else
-            done = Py_XNewRef(kept);
-        Py_XDECREF(kept);
+        if (is_exit(now.exception)) {
+            raise_handled(&now);
+            return -1;
+        }
+        done = PyObject_CallMethod((PyObject *)self, "_report_task", "OO", entry, now.exception);
         handled(&now);
     }
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
 }
 
-/* TimerBase._drain(now, slice, exits) */
+/* TimerBase._drain(now, slice) */
 static PyObject *
 timer_drain(Timer *self, PyObject *args)
 {
     long long now;
-    PyObject *slice, *exits;
-    if (!PyArg_ParseTuple(args, "LOO:_drain", &now, &slice, &exits))
+    PyObject *slice;
+    if (!PyArg_ParseTuple(args, "LO:_drain", &now, &slice) || (now < self->current && turn_back(self, now) < 0))
         return NULL;
     PyObject *left_ = PyObject_GetAttrString(slice, "left"), *bounded_ = PyObject_GetAttrString(slice, "bounded");
     Py_ssize_t left = left_ == NULL ? -1 : PyLong_AsSsize_t(left_);
@@ -540,10 +629,8 @@ timer_drain(Timer *self, PyObject *args)
             TimerEntry *entry = (TimerEntry *)Py_NewRef(self->drained->first);
             bool runs = self->drained_level == 1;
             int failed;
-            if (runs) {
-                entry_leave(entry);
-                failed = run_task(self, entry, exits);
-            }
+            if (runs)
+                failed = run_task(self, entry);
             else {
                 self->cascaded++;
                 failed = timer_place(self, entry, entry->deadline, false);
@@ -615,26 +702,6 @@ timer_levels(Timer *self, PyObject *unused)
         Py_XDECREF(level);
     }
     return levels;
-}
-
-/* Give up tasks and wheels that the timer refers to no more. */
-static void
-forget(Wheel *wheels, Bucket *drained)
-{
-    while (drained != NULL && drained->first != NULL)
-        entry_leave(drained->first);
-    PyMem_Free(drained);
-    while (wheels != NULL) {
-        for (Py_ssize_t slot = 0; slot < wheels->size; slot++) {
-            Bucket *bucket = wheels->buckets[slot];
-            while (bucket != NULL && bucket->first != NULL)
-                entry_leave(bucket->first);
-            PyMem_Free(bucket);
-        }
-        Wheel *overflow = wheels->overflow;
-        PyMem_Free(wheels);
-        wheels = overflow;
-    }
 }
 
 /* Let `lowest` be the wheels, without tasks. */
@@ -766,6 +833,7 @@ static PyMethodDef timer_methods[] = {
     {"add", (PyCFunction)(void (*)(void))timer_add, METH_FASTCALL | METH_KEYWORDS, DOC_TimerBase_add},
     {"cancel", (PyCFunction)(void (*)(void))timer_cancel, METH_FASTCALL | METH_KEYWORDS, DOC_TimerBase_cancel},
     {"reschedule", (PyCFunction)(void (*)(void))timer_reschedule, METH_FASTCALL | METH_KEYWORDS, DOC_TimerBase_reschedule},
+    {"_place", (PyCFunction)timer_place_method, METH_VARARGS, NULL},
     {"_now", (PyCFunction)timer_now, METH_NOARGS, NULL},
     {"_drain", (PyCFunction)timer_drain, METH_VARARGS, NULL},
     {"_next_tick", (PyCFunction)timer_next_tick, METH_NOARGS, NULL},

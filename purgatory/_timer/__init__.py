@@ -35,8 +35,8 @@ A bucket is one `dict`, because a `dict` keeps insertion order and inserts and d
 several times slower. Its keys are `id(task)`, so a task may define any equality, and the snapshot of keys that is
 walked while a bucket is drained keeps no task alive. (In the core in C a bucket is a linked list.)
 
-`entry.py` contains the tasks, `wheels.py` the wheels and the heap of their buckets, and `timer.py` the one `call_at` that
-drives them. None of them knows what an operation is.
+`entry.py` contains the tasks, `wheels.py` the wheels and the heap of their buckets, and `timer.py` the one `call_at`
+that drives them. None of them knows what an operation is.
 """
 
 from purgatory._timer.entry import TimerTask

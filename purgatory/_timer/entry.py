@@ -15,9 +15,19 @@ if TYPE_CHECKING:
 
 
 class TimerEntry:
-    """An object that can wait in a timer. Its names begin with `_timer_`, because users write subclasses."""
+    """An object that can wait in a timer. Its names begin with `_timer_`, because users write subclasses.
+
+        _timer_bucket      the bucket that contains it, as far as subclasses know an object or `None`
+        _timer_deadline    its deadline, in seconds of the clock
+        _timer_leave()     leave the timer, at once
+
+    It defines `_timer_expire()`, which the timer calls.
+    """
 
     __slots__ = ("_timer_bucket", "_timer_deadline")
+
+    _timer_is_task = True
+    """Whether users may put it into a timer, or only its owner."""
 
     def __init__(self) -> None:
         self._timer_bucket: Bucket | None = None
@@ -26,15 +36,15 @@ class TimerEntry:
 
     def _timer_leave(self) -> bool:
         """Leave the timer, at once. Return whether it was in one."""
-        bucket = self._timer_bucket
+        bucket, key = self._timer_bucket, id(self)
         if bucket is None:
             return False
         self._timer_bucket = None
-        del bucket[id(self)]
+        del bucket[key]
         return True
 
     def _timer_expire(self) -> None:
-        """Run the entry at its deadline. Called by the timer, which has taken the entry out."""
+        """Run the entry at its deadline. It leaves the timer, unless it is given a new deadline."""
         raise NotImplementedError
 
 
@@ -65,6 +75,7 @@ class TimerTask(TimerEntry, Unique, ABC):
         """Do the work of the task. The timer calls it once, at the deadline or after it, and never before."""
 
     def _timer_expire(self) -> None:
+        self._timer_leave()
         self.run()
 
 
@@ -101,5 +112,6 @@ class TimerHandle(TimerEntry, Unique):
         self._args = ()
 
     def _timer_expire(self) -> None:
+        self._timer_leave()
         if self._callback is not None:
             self._context.run(self._callback, *self._args)

@@ -1,6 +1,5 @@
 """The timer that users see, and the single `call_at` that drives it."""
 
-import asyncio
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from contextvars import Context
@@ -10,8 +9,9 @@ from typing import Any, Final, TypeVarTuple, Unpack, cast
 from purgatory._loop.arguments import check_callable, check_count, check_time, seconds
 from purgatory._loop.clock import Clock, Handle, report
 from purgatory._loop.closing import Unique
-from purgatory._loop.slices import SLICE, ExitRequests, Slice, call_neutral
-from purgatory._loop.threads import check_loop
+from purgatory._loop.errors import PurgatoryMisuse
+from purgatory._loop.slices import SLICE, Slice, call_neutral
+from purgatory._loop.threads import check_loop, running_loop
 from purgatory._timer.entry import TimerEntry, TimerHandle
 from purgatory._timer.wheels import AWAKE, NOT_ARMED, TimerBase, TimingWheel
 
@@ -70,7 +70,7 @@ class WheelTimer(TimerBase, Unique):
     A timer belongs to one event loop and its thread. Calls from another one raise `PurgatoryMisuse`.
     """
 
-    __slots__ = ("__weakref__", "_handle", "_tick_seconds", "_wake_ups", "longest_slice")
+    __slots__ = ("__weakref__", "_handle", "_is_owned", "_tick_seconds", "_wake_ups", "longest_slice")
 
     def __init__(self, clock: Clock | None = None, *, tick: float = 0.001, wheel_size: int = 20) -> None:
         """Make a timer.
@@ -96,6 +96,8 @@ class WheelTimer(TimerBase, Unique):
             )
         self._handle: Handle | None = None
         self._wake_ups = 0
+        self._is_owned = False
+        """Whether it belongs to a purgatory, which alone may close it."""
         self.longest_slice: float = 0.0
         """The longest slice of work so far, in seconds."""
         super().__init__(clock, 1 / self._tick_seconds, wheel_size)
@@ -116,7 +118,7 @@ class WheelTimer(TimerBase, Unique):
     def clock(self) -> Clock:
         """The clock. Defaults to the running loop, fixed on first use. Raises `RuntimeError` if no loop runs."""
         if self._clock is None:
-            self._clock = self._loop = asyncio.get_running_loop()
+            self._clock = self._loop = running_loop(self, None, "")
         return self._clock
 
     @property
@@ -145,6 +147,18 @@ class WheelTimer(TimerBase, Unique):
         check_loop(self, self._loop, "timer.add_later(task, delay)")
         check_time("delay", delay)
         self.add(task, self.time() + delay)
+
+    def reschedule_later(self, task: TimerEntry, delay: float) -> None:
+        """Move `task` to `delay` seconds from now, as `reschedule` does to a time of the clock.
+
+        Raises:
+            ValueError: `delay` is NaN.
+            TypeError: `task` is not a `TimerTask`, or `delay` is not a number.
+            PurgatoryMisuse: The timer belongs to another event loop or thread.
+        """
+        check_loop(self, self._loop, "timer.reschedule_later(task, delay)")
+        check_time("delay", delay)
+        self.reschedule(task, self.time() + delay)
 
     def call_at(
         self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
@@ -201,8 +215,17 @@ class WheelTimer(TimerBase, Unique):
         self.longest_slice = max(self.longest_slice, slice_.seconds())
 
     def close(self) -> None:
-        """Forget all tasks and cancel the call of the clock. The timer can be used again."""
+        """Forget all tasks and cancel the call of the clock. The timer can be used again.
+
+        Raises:
+            PurgatoryMisuse: The timer belongs to a purgatory, or to another event loop or thread.
+        """
         check_loop(self, self._loop, "timer.close()")
+        if self._is_owned:
+            raise PurgatoryMisuse(f"{self!r} runs the deadlines of a purgatory: call purgatory.close() instead")
+        self._close()
+
+    def _close(self) -> None:
         handle = None
         if self._armed != AWAKE:
             handle, self._handle = self._handle, None
@@ -241,9 +264,8 @@ class WheelTimer(TimerBase, Unique):
         handle.cancel()
 
     def _wake(self) -> None:
-        """Run the tasks whose time has come. Called by the clock."""
+        """Run the tasks whose time has come. Called by the clock. A request to exit leaves the rest for later."""
         not_before = -float("inf")
-        exits = ExitRequests()
         try:  # around everything: a KeyboardInterrupt may come at any point, and must not stop all timers
             armed, self._armed, self._handle = self._armed, AWAKE, None
             self._wake_ups += 1
@@ -253,13 +275,12 @@ class WheelTimer(TimerBase, Unique):
                 # A clock that calls early is coarser than the ticks. If uvloop were asked for the rest, it would call
                 # back at once, hundreds of times.
                 not_before = self.time() + _COARSE
-            self._drain(now, slice_, exits)
+            self._drain(now, slice_)
+            self.note_slice(slice_)
         finally:
             self._armed = NOT_ARMED
             try:
                 self._arm_next(not_before)
-            except (SystemExit, KeyboardInterrupt):
+            except BaseException:  # perhaps of a signal's handler
                 self._arm_next(not_before)
                 raise
-        self.note_slice(slice_)
-        exits.raise_first()

@@ -1,24 +1,13 @@
-"""The base classes of the timer: the code that runs for every task and every bucket.
-
-This is the reference. `purgatory._speedups` contains the same classes in C, which replace these if it was built, as
-with CPython's `heapq` and `_heapq`. The classes that users see inherit from these and add the methods that are called
-seldom, in Python. They rely on the methods and on these attributes:
-
-    TimerEntry._timer_deadline   its deadline, in seconds of the clock
-    TimerEntry._timer_leave()    leave the timer, at once
-    TimerBase._clock, _loop      the clock, and the same if it is an event loop, `None` until it is known
-    TimerBase._rate, _current    ticks per second, and the tick up to which everything has been run
-    TimerBase._armed             the tick for which the clock will call back, `NOT_ARMED` or `AWAKE`
-    TimerBase._drain(now, slice, exits), _next_tick(), _levels(), _forget_all()
-    TimerBase._cascaded, _drained_buckets
-
-They define `_arm(tick)`, `_renew()` and `_report_task(task, exception)` for the base to call.
+"""The wheels of a timer, and the heap of their buckets: the code that runs for every task and every bucket.
 
 The order of steps is always the same. A change reads the clock first, then it changes the structure without a call to
 the outside, and it arms the clock last. So the clock and the tasks find the structure whole, whatever they call.
+
+A handler of a signal may raise at any call of a function. So a task enters its new bucket, gets its deadline and its
+bucket, and leaves the old bucket in this order, in stores without a call. For a moment it is in two buckets, and its
+own `_timer_bucket` says which of them counts.
 """
 
-import asyncio
 import math
 from asyncio import AbstractEventLoop
 from contextlib import suppress
@@ -28,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 from purgatory._loop.arguments import check_time, refuse_task
 from purgatory._loop.clock import Clock
-from purgatory._loop.slices import ExitRequests, Slice
-from purgatory._loop.threads import check_loop
+from purgatory._loop.slices import Slice
+from purgatory._loop.threads import LOST, check_loop, running_loop
 from purgatory._timer.entry import TimerEntry
 
 __all__ = ["AWAKE", "NOT_ARMED", "TimerBase", "TimingWheel"]
@@ -40,9 +29,6 @@ AWAKE: Final = -math.inf
 
 LAST: Final = 2**52
 """The last tick that is counted. Beyond it, a `float` can no longer tell two ticks of any length apart."""
-
-LATE: Final = 0.0001
-"""Seconds after which a call of the clock counts as lost."""
 
 
 class Bucket(dict[int, TimerEntry]):
@@ -79,7 +65,18 @@ class Wheel:
 
 
 class TimerBase:
-    """Hierarchical timing wheels, and a heap of their buckets."""
+    """Hierarchical timing wheels, and a heap of their buckets.
+
+    The timer that users see relies on the methods here and on these attributes:
+
+        _clock, _loop                  the clock, and the same if it is an event loop; `None` until it is known
+        _rate, _current                ticks per second, and the tick up to which everything has been run
+        _armed                         the tick for which the clock will call back, `NOT_ARMED` or `AWAKE`
+        _cascaded, _drained_buckets    counts of tasks and of buckets
+        _now(), _place(task, deadline), _drain(now, slice_), _next_tick(), _levels(), _forget_all()
+
+    It defines `_arm(tick)`, `_renew()` and `_report_task(task, exception)`, which are called here.
+    """
 
     __slots__ = (
         "_armed",
@@ -154,7 +151,7 @@ class TimerBase:
         _check_task(task)
         self._check_leave(task, "timer.reschedule(task, deadline)")
         check_time("deadline", deadline)
-        self._place(task, deadline, is_new=False)
+        self._place(task, deadline)
 
     def _check_leave(self, task: TimerEntry, call: str) -> None:
         """Refuse the call if the task waits in a timer of another loop or thread."""
@@ -162,30 +159,40 @@ class TimerBase:
         if bucket is not None and bucket.loop is not self._loop:
             check_loop(self, bucket.loop, call)
 
-    def _place(self, task: TimerEntry, deadline: float, is_new: bool) -> None:
-        """Put `task` into the bucket of `deadline`."""
+    def _place(self, task: TimerEntry, deadline: float, is_new: bool = False) -> None:
+        """Put `task` into the bucket of `deadline`. If the clock raises, the task is where it was before."""
         tick = self._tick(deadline)
-        start, bucket = self._find(tick) if tick < LAST else (tick, None)
+        start, bucket = self._find(tick) if self._current <= tick < LAST else (tick, None)
         if bucket is None and tick < LAST:
             if self._armed != AWAKE:
                 self._catch_up()
             start, bucket = self._find(tick, make=True)
         # The clock was the last call out, so nothing else changes until it is armed.
-        if is_new and task._timer_bucket is not None:
+        old, before, key = task._timer_bucket, task._timer_deadline, id(task)
+        if is_new and old is not None:
             raise ValueError(f"{task!r} waits in a timer already: call reschedule() to move it")
-        task._timer_deadline = deadline
-        if task._timer_bucket is not bucket:
-            if not is_new:
-                task._timer_leave()
-            if bucket is not None:
-                task._timer_bucket = bucket
-                bucket[id(task)] = task
-        if start < self._armed and bucket is not None:
-            try:
+        if bucket is not None:
+            bucket[key] = task
+        task._timer_deadline, task._timer_bucket = deadline, bucket
+        try:
+            if old is not None and old is not bucket:
+                old.pop(key, None)
+            if bucket is not None and start < self._armed:
                 self._arm(start)
-            except BaseException:
+        except BaseException:
+            if task._timer_bucket is bucket:  # else the clock has moved it
                 task._timer_leave()
-                raise
+                task._timer_deadline = before
+                if old is not None:  # the clock is armed for that time already
+                    self._enter(task)
+            raise
+
+    def _enter(self, task: TimerEntry) -> None:
+        """Put a task that is in no bucket into that of its deadline, without arming the clock."""
+        _, bucket = self._find(self._tick(task._timer_deadline), make=True)
+        assert bucket is not None
+        bucket[id(task)] = task
+        task._timer_bucket = bucket
 
     def _tick(self, deadline: float) -> int:
         """Return the first tick whose time is not before `deadline`, or at least `LAST` if it never comes."""
@@ -198,7 +205,7 @@ class TimerBase:
     def _now(self) -> int:
         """Return the last tick whose time has come. The clock may call anything."""
         if self._clock is None:
-            self._clock = self._loop = asyncio.get_running_loop()
+            self._clock = self._loop = running_loop(self, None, "")
         now = self._clock.time()
         tick = int(now * self._rate) + 1
         while tick / self._rate > now:
@@ -231,12 +238,27 @@ class TimerBase:
         return start, bucket
 
     def _catch_up(self) -> None:
-        """Move the hands to the clock's time. They are far behind if no task has run for a while."""
+        """Move the hands to the clock's time: far behind if no task has run for a while, ahead if time went back."""
         now = self._now()
-        if self._armed < now - LATE * self._rate and self._armed != AWAKE:
-            self._renew()
+        if self._armed != AWAKE:
+            is_ahead = now < self._current
+            if is_ahead:
+                self._turn_back(now)
+            if self._armed != NOT_ARMED and (is_ahead or self._armed < now - LOST * self._rate):
+                self._renew()
         if now > self._current and not self._drained and not (self._heap and self._heap[0][0] <= now):
             self._turn(now)
+
+    def _turn_back(self, now: int) -> None:
+        """Turn the hands back to `now`, as the clock did, and place each task again."""
+        tasks = self._take_all(now)
+        try:
+            for task in tasks:
+                self._enter(task)
+        except BaseException:  # a signal's handler has raised
+            for task in tasks:
+                self._enter(task)
+            raise
 
     def _turn(self, current: int) -> None:
         self._current = current
@@ -245,46 +267,61 @@ class TimerBase:
             wheel.turn(current)
             wheel = wheel.overflow
 
-    def _drain(self, now: int, slice_: Slice, exits: ExitRequests) -> None:
+    def _drain(self, now: int, slice_: Slice) -> None:
         """Empty the buckets up to tick `now` in the order of their starts, until the slice ends.
 
-        The tasks' requests to exit are kept in `exits`, to be raised when the clock is armed again.
+        A task's request to exit ends it too. The bucket keeps what has not run.
         """
+        if now < self._current:
+            self._turn_back(now)
         is_over = False
         while not is_over:
             if self._keys:
-                task = self._drained.pop(self._keys.pop(), None)
-                if task is None:  # cancelled, or moved
-                    is_over = slice_.is_over_cheaply()
-                    continue
-                task._timer_bucket = None
-                if self._drained_level > 1:
-                    self._cascaded += 1
-                    self._place(task, task._timer_deadline, is_new=True)
-                    is_over = slice_.is_over_cheaply()
-                    continue
-                try:
-                    task._timer_expire()
-                except BaseException as exception:
-                    if not exits.keep(exception):
-                        self._report_task(task, exception)
-                del task  # it must not wait for the next one to be freed
+                self._drain_next(self._keys[-1])
                 is_over = slice_.is_over()
             elif self._heap and self._heap[0][0] <= now:
-                start, _, wheel = heappop(self._heap)
-                self._turn(max(start, self._current))
-                slot = wheel.slot(start)
-                self._drained = wheel.buckets[slot] or Bucket(None)
-                wheel.buckets[slot] = None
-                # A snapshot, because taking the first one out of a dict again and again is quadratic.
-                self._keys = list(reversed(self._drained))
-                self._drained_level = wheel.level
-                self._drained_buckets += 1
+                self._begin_to_drain(*self._heap[0])
                 is_over = slice_.is_over()
             else:
                 self._turn(max(now, self._current))
                 self._drained = Bucket(None)  # a dict that has been emptied keeps its memory
                 is_over = True
+
+    def _begin_to_drain(self, start: int, _: int, wheel: Wheel) -> None:
+        """Take the first bucket out of its ring and of the heap."""
+        self._turn(max(start, self._current))
+        slot = wheel.slot(start)
+        bucket = wheel.buckets[slot]
+        assert bucket is not None
+        # A snapshot, because taking the first one out of a dict again and again is quadratic.
+        keys = list(reversed(bucket))
+        # No call in these stores.
+        self._drained, self._keys = bucket, keys
+        self._drained_level = wheel.level
+        self._drained_buckets += 1
+        wheel.buckets[slot] = None
+        heappop(self._heap)
+
+    def _drain_next(self, key: int) -> None:
+        """Run the task of `key`, the last one in `_keys`, or place it again if its bucket was on a higher level."""
+        drained = self._drained
+        task = drained.get(key)
+        if task is None or task._timer_bucket is not drained:
+            del self._keys[-1]  # it was cancelled, or moved
+        elif self._drained_level > 1:
+            self._place(task, task._timer_deadline)
+            self._cascaded += 1
+            del self._keys[-1]
+        else:
+            del self._keys[-1]
+            try:
+                task._timer_expire()
+            except BaseException as exception:
+                if task._timer_bucket is drained:  # it was interrupted before it had begun
+                    self._keys.append(key)
+                if isinstance(exception, (SystemExit, KeyboardInterrupt)):
+                    raise
+                self._report_task(task, exception)
 
     def _next_tick(self) -> int | None:
         """Return the tick for which to arm the clock, if there are tasks. Drop the empty buckets before it."""
@@ -312,33 +349,29 @@ class TimerBase:
 
     def _forget_all(self) -> None:
         """Forget all tasks, and return to the initial state."""
+        for task in self._take_all(self._current):
+            task._timer_leave()
+
+    def _take_all(self, current: int) -> list[TimerEntry]:
+        """Forget all buckets, and turn the hands to tick `current`. Return the tasks, which still refer to buckets."""
         buckets = [self._drained]
         buckets += [wheel.buckets[wheel.slot(start)] or Bucket(None) for start, _, wheel in self._heap]
-        self._lowest = Wheel(1, 1, self._lowest.size, self._current)
-        self._heap = []
-        self._drained = Bucket(None)
-        self._keys = []
-        self._drained_level = 1
-        for bucket in buckets:
-            for task in bucket.values():
-                task._timer_bucket = None
-            bucket.clear()
+        tasks = [task for bucket in buckets for task in bucket.values() if task._timer_bucket is bucket]
+        lowest, drained = Wheel(1, 1, self._lowest.size, current), Bucket(None)
+        # No call in these stores.
+        self._current, self._lowest, self._heap = current, lowest, []
+        self._drained, self._keys = drained, []
+        return tasks
 
-    def _arm(self, tick: int) -> None:
-        """Arm the clock for `tick`."""
-        raise NotImplementedError
+    if TYPE_CHECKING:  # what WheelTimer defines
 
-    def _renew(self) -> None:
-        """Arm the clock again, because its call is late."""
-        raise NotImplementedError
-
-    def _report_task(self, task: TimerEntry, exception: BaseException) -> None:
-        """Report an exception of a task."""
-        raise NotImplementedError
+        def _arm(self, tick: int) -> None: ...
+        def _renew(self) -> None: ...
+        def _report_task(self, task: TimerEntry, exception: BaseException) -> None: ...
 
 
 def _check_task(task: object) -> None:
-    if not isinstance(task, TimerEntry) or not hasattr(task, "_timer_bucket"):
+    if not isinstance(task, TimerEntry) or not hasattr(task, "_timer_bucket") or not task._timer_is_task:
         refuse_task(task)
 
 

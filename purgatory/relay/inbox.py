@@ -153,7 +153,7 @@ class Inbox:
             for key in source:
                 if isinstance(key, str) and key not in without:
                     keys[key] = None
-                is_over = pace.slice.is_over_cheaply()
+                is_over = pace.slice.is_over()
                 if len(keys) == count:
                     break
                 if is_over:

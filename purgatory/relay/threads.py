@@ -5,6 +5,7 @@ The mailbox is bounded. When it is full, the connection is lost, and its relay r
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
@@ -50,7 +51,9 @@ class _ThreadConnection:
         self._loop = asyncio.get_running_loop()
         self._waiting = asyncio.Event()
         """Set when payloads have arrived, or the connection is lost."""
-        self._arrived: Mailbox[str] = Mailbox(self._waiting.set)
+        self._arrived: deque[str] = deque()
+        self._bell: Mailbox[str] = Mailbox(self._waiting.set)
+        """It stays empty, and wakes the loop."""
         self._is_lost = False
 
     async def publish(self, payloads: Sequence[str]) -> None:
@@ -67,8 +70,8 @@ class _ThreadConnection:
             await self._waiting.wait()
             self._waiting.clear()
             slice_ = Slice(bounded=True)
-            while self._arrived.values and not self._is_lost:
-                self._receive(self._arrived.values.popleft())
+            while self._arrived and not self._is_lost:
+                self._receive(self._arrived.popleft())
                 if slice_.is_over():
                     await asyncio.sleep(0)
                     slice_ = Slice(bounded=True)
@@ -76,13 +79,13 @@ class _ThreadConnection:
 
     def arrive(self, payloads: Sequence[str]) -> None:
         """Take `payloads` from any thread, or lose the connection if the queue is full."""
-        if len(self._arrived.values) + len(payloads) > _WAITING:
+        if len(self._arrived) + len(payloads) > _WAITING:
             self._is_lost = True
             self._connections.pop(self, None)
         else:
-            self._arrived.values.extend(payloads)
+            self._arrived.extend(payloads)
         try:
-            self._arrived.wake(self._loop)
+            self._bell.wake(self._loop)
         except RuntimeError:  # the loop was closed, and the connection was not
             self._connections.pop(self, None)
 

@@ -86,7 +86,7 @@ def test_cancelled_calls_are_dropped_seldom_but_in_time(live: int, monkeypatch: 
         rebuilt.append(len(heap))
         heapq.heapify(heap)
 
-    monkeypatch.setattr("purgatory._loop.clock.heapify", heapify)
+    monkeypatch.setattr("purgatory._virtual.heapify", heapify)
     clock = VirtualClock()
     ran: list[int] = []
     for n in range(live):

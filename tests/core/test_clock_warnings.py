@@ -18,7 +18,7 @@ from tests.support.operations import Waiting, turn, wait
 
 @pytest.fixture(autouse=True)
 def _short_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("purgatory._loop.standstill._SECONDS", 0.01)
+    monkeypatch.setattr("purgatory._virtual._SECONDS", 0.01)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Users see the same classes on both cores: names, signatures, documentation, arguments by name."""
 
 import inspect
-import re
 from typing import Any
 
 import pytest
@@ -13,12 +12,16 @@ from purgatory import (
     VirtualClock,
     WheelTimer,
 )
-from purgatory._core.states import STATES
 from tests.support.operations import Flag, Note
-from tests.support.paths import ROOT
 
 SIGNATURES = {
-    DelayedOperation: {"": "(timeout)", "force_complete": "(self)", "cancel": "(self)", "done": "(self)"},
+    DelayedOperation: {
+        "": "(timeout)",
+        "force_complete": "(self)",
+        "cancel": "(self)",
+        "done": "(self)",
+        "as_future": "(self)",
+    },
     DelayedOperationPurgatory: {
         "": "(name='purgatory', *, tick=0.001, wheel_size=20, purge_interval=1000, max_pending=None, clock=None)",
         "try_complete_else_watch": "(self, operation, keys)",
@@ -30,6 +33,7 @@ SIGNATURES = {
         "add_later": "(self, task, delay)",
         "cancel": "(self, task)",
         "reschedule": "(self, task, deadline)",
+        "reschedule_later": "(self, task, delay)",
         "call_at": "(self, when, callback, *args, context=None)",
         "call_later": "(self, delay, callback, *args, context=None)",
         "close": "(self)",
@@ -88,6 +92,7 @@ def test_arguments_may_be_named() -> None:
         "timer.add(note, time=1.0)",
         "timer.cancel(note, note)",
         "timer.reschedule(note)",
+        "timer.reschedule_later(note)",
         "timer.call_at(1.0, list, function=list)",
         "timer.call_later(callback=list)",
         "timer.time(1)",
@@ -104,33 +109,3 @@ def test_wrong_arguments_are_a_type_error_and_change_nothing(call: str) -> None:
     assert purgatory.watched == purgatory.num_delayed == len(purgatory.timer) == 0
     purgatory.try_complete_else_watch(operation, ["key"])
     purgatory.close()
-
-
-@pytest.mark.skipif(not (ROOT / "purgatory").is_dir(), reason="needs the source of the package")
-def test_the_core_in_c_has_the_same_table_of_states() -> None:
-    source = (ROOT / "purgatory" / "_speedups" / "operation.c").read_text()
-
-    def named(name: str) -> str:
-        return name.lower().replace("_", " ")
-
-    rows = re.findall(r"^    \[(\w+)\] = \{(.*)\},$", source, re.MULTILINE)
-    in_c = {
-        named(state): {named(event): named(after) for event, after in re.findall(r"\[(\w+)\] = (\w+)", steps)}
-        for state, steps in rows
-    }
-    outcomes = {
-        named(state): None if outcome == "NONE" else outcome
-        for state, outcome in re.findall(r"\[(\w+)\] = (NONE|\w+_O)\b", source)
-    }
-    names = {
-        "AT_ONCE_O": "completed_at_once",
-        **{f"{name.upper()}_O": name for name in ("satisfied", "expired", "closed", "cancelled", "failed")},
-    }
-    assert in_c == {
-        name: {event: after.name for event, after in state.steps.items()}
-        for name, state in STATES.items()
-        if state.steps
-    }
-    assert {name: names.get(outcome or "") for name, outcome in outcomes.items() if name != "unmade"} == {
-        name: state.outcome for name, state in STATES.items()
-    }

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -17,10 +17,10 @@ EXITS = (SystemExit, KeyboardInterrupt)
 
 
 class TestRequestsToExit:
-    """The first one is raised when all others are done."""
+    """They end a walk over operations, and the next iteration goes on with it. What ends all ends all first."""
 
     @pytest.mark.parametrize("way", [end for end in ENDS if end not in ("force", "cancel")])
-    def test_the_request_of_a_listener_is_raised_after_the_others_are_done(
+    def test_the_request_of_a_listener_ends_a_walk_or_is_raised_after_the_others_are_done(
         self, purgatory: DelayedOperationPurgatory, clock: FaultLog, way: str
     ) -> None:
         heard: list[object] = []
@@ -30,16 +30,48 @@ class TestRequestsToExit:
             if len(heard) in (2, 3):
                 raise SystemExit(str(len(heard)))
 
+        def done() -> int:
+            assert sum(operation.done() for operation in operations) == len(heard)
+            return len(heard)
+
         purgatory.add_listener(listen)
         operations = [purgatory.try_complete_else_watch(Flag(1.0), ["a", "b"]) for _ in range(4)]
         for operation in operations:
             operation.ready = True
         with pytest.raises(SystemExit, match="2"):
             ENDS[way](purgatory, clock, operations[0])
-        assert [operation.done() for operation in operations] == [True] * 4
-        assert len(heard) == 4
+        if way.startswith("check") or way == "deadline":
+            assert done() == 2
+            with pytest.raises(SystemExit, match="3"):
+                clock.advance(0)
+            assert done() == 3
+            clock.advance(0)
+        assert done() == 4
         clock.advance(10.0)
         assert (purgatory.num_delayed, len(purgatory.timer), clock.faults) == (0, 0, []), "raised, and not reported"
+
+    @pytest.mark.parametrize(("limit", "expected"), [(1, 1), (3, 3), (None, 5)])
+    @pytest.mark.parametrize("soon", [False, True])
+    def test_what_a_check_has_not_tried_is_checked_next_with_the_limit_that_is_left(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, limit: int | None, expected: int, soon: bool
+    ) -> None:
+        def raise_once(_: object) -> None:
+            purgatory.remove_listener(raise_once)
+            raise SystemExit
+
+        purgatory.add_listener(raise_once)
+        operations = [purgatory.try_complete_else_watch(Flag(), ["key"]) for _ in range(5)]
+        for operation in operations:
+            operation.ready = True
+        with pytest.raises(SystemExit):
+            if soon:
+                purgatory.check_and_complete_soon("key", limit)
+                clock.advance(0)
+            else:
+                purgatory.check_and_complete("key", limit)
+        assert [operation.done() for operation in operations] == [True] + [False] * 4
+        clock.advance(0)
+        assert sum(operation.done() for operation in operations) == expected
 
     @pytest.mark.parametrize("error", [*EXITS, GeneratorExit])
     def test_a_purge_that_an_exit_has_ended_is_begun_again(self, clock: FaultLog, error: type[BaseException]) -> None:
@@ -68,7 +100,8 @@ class TestRequestsToExit:
         key.error, key.left = error, 0
         with pytest.raises(error):
             clock.advance(0)
-        clock.advance(0)
+        with suppress(GeneratorExit):  # which looks like the end of the slice, so it is tried once more
+            clock.advance(0)
         assert other.done()
         key.left = None
         purgatory.check_and_complete_soon(key)
@@ -290,10 +323,11 @@ class TestKeysThatCannotBeLookedUp:
         async with DelayedOperationPurgatory() as purgatory:
             operation = purgatory.try_complete_else_watch(Flag(), ["key"])
             operation.ready = True
-            key.error, key.left = error, 1
+            key.error, key.left = error, 2
             purgatory.check_and_complete_threadsafe(key)
             purgatory.check_and_complete_threadsafe("key")
+            purgatory._queue.mailbox._deliver()
             with nullcontext() if error is LookupError else pytest.raises(SystemExit):
-                purgatory._queue.mailbox._deliver()
+                purgatory._queue._work._run()
             assert await operation == "result of flag"
             assert errors == [LookupError] * (error is LookupError)

@@ -91,6 +91,7 @@ def test_a_finalizer_that_breaks_the_contract_leaves_the_structure_whole(name: s
         for nth in range((SEARCHING and 400) or 20):
             world = part.make(part.variants[nth % len(part.variants)])
             call = calls[(7 * number + nth) % len(calls)]
+            world.misbehave(number + nth)
             with suppress(Exception), finalizing(nth, lambda: quietly(call, world)):  # noqa: B023
                 outer(world)
             world.check_whole()

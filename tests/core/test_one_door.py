@@ -225,6 +225,7 @@ CHANGING: Final[dict[str, str]] = {
     FAIL: "loop.call_soon_threadsafe(operation.fail, exception)",
     "operation.reschedule(7200.0)": "loop.call_soon_threadsafe(operation.reschedule, timeout)",
     "begin(operation)": "asyncio.run_coroutine_threadsafe()",
+    "operation.as_future()": "asyncio.run_coroutine_threadsafe()",
     "lowlevel.add_waiter(operation, waiter)": "loop.call_soon_threadsafe(add_waiter, operation, waiter)",
     "lowlevel.remove_waiter(operation, waiter)": "loop.call_soon_threadsafe(",
     "lowlevel.close_operation(operation)": "loop.call_soon_threadsafe(",
@@ -232,6 +233,7 @@ CHANGING: Final[dict[str, str]] = {
     "timer.add_later(note, 1e9)": "loop.call_soon_threadsafe(timer.add_later, task, delay)",
     "timer.cancel(task)": "loop.call_soon_threadsafe(timer.cancel, task)",
     "timer.reschedule(task, 1e9)": "loop.call_soon_threadsafe(timer.reschedule, task, deadline)",
+    "timer.reschedule_later(task, 1e9)": "loop.call_soon_threadsafe(timer.reschedule_later, task, delay)",
     "timer.call_at(1e9, int)": "loop.call_soon_threadsafe(timer.call_at, when, callback)",
     "timer.call_later(60.0, int)": "loop.call_soon_threadsafe(timer.call_later, delay, callback)",
     "timer.close()": "loop.call_soon_threadsafe(timer.close)",
@@ -251,13 +253,14 @@ CHANGING: Final[dict[str, str]] = {
     "values.close()": "loop.call_soon_threadsafe(purgatory.close)",
     "begin(values.aclose())": ACLOSE,
     "tracker.touch('key')": "loop.call_soon_threadsafe(tracker.touch, key)",
+    "tracker.touch('key', 1.0)": "loop.call_soon_threadsafe(tracker.touch, key)",
     "tracker.touch('new')": "loop.call_soon_threadsafe(tracker.touch, key)",
     "tracker.discard('key')": "loop.call_soon_threadsafe(tracker.discard, key)",
     "tracker.close()": "loop.call_soon_threadsafe(tracker.close)",
     "idle.discard('key')": "loop.call_soon_threadsafe(tracker.discard, key)",
     "begin(idle.__anext__())": "asyncio.run_coroutine_threadsafe(",
 }
-NEED_A_LOOP: Final = ("begin(operation)", "begin(idle.__anext__())")
+NEED_A_LOOP: Final = ("begin(operation)", "operation.as_future()", "begin(idle.__anext__())")
 FREE: Final[dict[str, tuple[type, str]]] = {
     # The other public names of each class: what changes nothing, the doors, callbacks.
     "purgatory": (
@@ -267,8 +270,8 @@ FREE: Final[dict[str, tuple[type, str]]] = {
     ),
     "operation": (
         DelayedOperation,
-        "done expired cancelled result exception outcome try_complete on_complete on_expiration on_undelivered on_done"
-        " add_done_callback",
+        "done expired cancelled result exception outcome timeout deadline try_complete on_complete on_expiration"
+        " on_undelivered on_done add_done_callback",
     ),
     "timer": (
         WheelTimer,
@@ -281,7 +284,7 @@ FREE: Final[dict[str, tuple[type, str]]] = {
 READS: Final = (
     "[(each.statistics(), each.num_delayed, each.watched, each.watched_keys(), list(each.each_watched_key()),"
     "each.watching('key'), each.is_watched('key'), each.closed, repr(each), each.timer.wheels, each.timer.statistics())"
-    "for each in (purgatory, reaches, changes)], operation.done(), operation.outcome, operation._timer_deadline,"
+    "for each in (purgatory, reaches, changes)], operation.done(), operation.outcome, operation.deadline,"
     "timer.statistics(), handle.when(), handle.cancelled(), waiter.done(), thresholds.value, values.get('key'),"
     "list(tracker), tracker._tracked['key'].seen, tracker.timer.statistics(), list(idle._idle), finished.outcome,"
     "repr(operation).partition('due')[0], "
@@ -413,22 +416,23 @@ class TestThreads:
 
     @pytest.mark.parametrize("way", ["cancel", "reschedule"])
     async def test_the_timer_of_another_loop_takes_no_task_away(self, way: str) -> None:
-        async with DelayedOperationPurgatory() as purgatory:
-            operation = purgatory.try_complete_else_watch(Flag(30.0), ["key"])
+        timer, task = WheelTimer(), Note(VirtualClock())
+        timer.add_later(task, 30.0)
 
-            async def steal() -> None:
-                timer = WheelTimer()
-                timer.call_later(30.0, int)  # it belongs to this loop
-                if way == "cancel":
-                    timer.cancel(operation)
-                else:
-                    timer.reschedule(operation, timer.time())
+        async def steal() -> None:
+            other = WheelTimer()
+            other.call_later(30.0, int)  # it belongs to this loop
+            if way == "cancel":
+                other.cancel(task)
+            else:
+                other.reschedule(task, other.time())
 
-            with pytest.raises(PurgatoryMisuse, match="must be called from its event loop's thread"):
-                await asyncio.to_thread(asyncio.run, steal())
-            with pytest.raises(PurgatoryMisuse, match="must be called from its event loop's thread"):
-                await asyncio.to_thread(WheelTimer().cancel, operation)
-            assert len(purgatory.timer) == 1
+        with pytest.raises(PurgatoryMisuse, match="must be called from its event loop's thread"):
+            await asyncio.to_thread(asyncio.run, steal())
+        with pytest.raises(PurgatoryMisuse, match="must be called from its event loop's thread"):
+            await asyncio.to_thread(WheelTimer().cancel, task)
+        assert len(timer) == 1
+        timer.close()
 
     async def test_reads_and_calls_on_finished_operations_are_free(self) -> None:
         world = await World.make()
@@ -650,7 +654,8 @@ class TestFinalizersAndHandlers:
             operation = watch(purgatory, "target")
             operation.ready = True
             purgatory.check_and_complete_threadsafe(Asking("key"))
-            purgatory._queue.mailbox.values.extend(range(3000))
+            for number in range(3000):
+                purgatory._queue.mailbox.add(number)
             asks.append("target")
             await asyncio.wait_for(operation, 30)
 
@@ -680,9 +685,12 @@ class TestFinalizersAndHandlers:
         async with DelayedOperationPurgatory() as purgatory:
             operation = watch(purgatory)
             operation.ready = True
-            purgatory._queue.mailbox.values.extend(range(3000))
+            for number in range(3000):
+                purgatory._queue.mailbox.add(number)
+            purgatory._queue.mailbox._deliver()
+            purgatory._queue._work.cancel()  # so that nothing goes on but what the interrupt leaves
             with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-                patched.setattr(asyncio.get_running_loop(), "call_soon", interrupt)
-                purgatory._queue.mailbox._deliver()
+                patched.setattr(asyncio.get_running_loop(), "call_at", interrupt)
+                purgatory._queue._work._run()
             purgatory.check_and_complete_threadsafe("key")
             await asyncio.wait_for(operation, 30)

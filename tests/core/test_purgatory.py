@@ -18,7 +18,7 @@ from purgatory import (
     VirtualClock,
 )
 from tests.support.invariants import check_purgatory
-from tests.support.operations import FaultLog, Flag, Moody, OddClock, RefusingClock, raising, turn
+from tests.support.operations import ENDS, FaultLog, Flag, Moody, OddClock, RefusingClock, raising, turn
 
 
 class TestWatch:
@@ -49,6 +49,41 @@ class TestWatch:
         assert keys >= {3, 4, 5, 6, 7, 8}
         purgatory.close()
         assert list(iterating) == [], "it ends with a close"
+
+
+class TestWithoutKeys:
+    @pytest.mark.parametrize("end", [end for end in ENDS if not end.startswith("check") and end != "cancel for key"])
+    def test_an_operation_without_keys_is_in_no_list_and_ends_like_others(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog, end: str
+    ) -> None:
+        heard: list[FinishedOperation] = []
+        purgatory.add_listener(heard.append)
+        others = [purgatory.try_complete_else_watch(Flag(60.0), []) for _ in range(3)]
+        operation = purgatory.try_complete_else_watch(Flag(10.0), iter(()))
+        assert (purgatory.num_delayed, purgatory.watched, purgatory.watched_keys()) == (4, 0, [])
+        assert (operation.tries, operation.deadline) == (2, 10.0)
+        check_purgatory(purgatory)
+        others[0].then = lambda: others[1].cancel() and others[2].cancel()
+        ENDS[end](purgatory, clock, operation)
+        expected = {"deadline": "expired", "force": "satisfied", "cancel": "cancelled", "cancel all": "cancelled"}
+        assert operation.outcome == expected.get(end, "closed")
+        assert purgatory.num_delayed == (3 if end in ("deadline", "force", "cancel") else 0)
+        assert {each.keys for each in heard} == {()}
+        assert len(heard) == 4 - purgatory.num_delayed
+        check_purgatory(purgatory)
+
+    def test_an_operation_without_keys_keeps_a_deadline(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
+    ) -> None:
+        at_once = purgatory.try_complete_else_watch(Flag(ready=True), [])
+        operation = purgatory.try_complete_else_watch(Flag(10.0), [])
+        with pytest.raises(PurgatoryMisuse, match="it has no keys, so nothing else would end it"):
+            operation.reschedule(None)
+        operation.reschedule(20.0)
+        assert (at_once.outcome, at_once.deadline, operation.timeout) == ("completed_at_once", None, 10.0)
+        operation.ready = True
+        clock.advance(20.0)
+        assert (operation.outcome, operation.deadline, purgatory.statistics().missed) == ("satisfied", 20.0, 1)
 
 
 class TestCheck:

@@ -30,6 +30,7 @@ Ts = TypeVarTuple("Ts")
 
 KEYS = st.sampled_from("abcd")
 TARGETS = st.integers(-10, 30)
+LIMITS = st.sampled_from([None, None, 1, 2])
 SECONDS = st.one_of(st.sampled_from([0.0, 0.001, 1.0, 2.0]), st.floats(0, 0.1), st.floats(0, 10), st.floats(0, 3e8))
 ERRORS = st.sampled_from(
     [LookupError, BaseException, asyncio.CancelledError, StopIteration, GeneratorExit, SystemExit, KeyboardInterrupt]
@@ -57,7 +58,7 @@ def actions(draw: st.DrawFn, depth: int, choice: list[str]) -> Action:
         target=draw(TARGETS),
         seconds=draw(st.none() | SECONDS) if what == "reschedule" else None,
         error=draw(ERRORS) if what == "raise" else LookupError,
-        limit=draw(st.sampled_from([None, None, 1, 2])) if what.startswith("check") else None,
+        limit=draw(LIMITS) if what.startswith("check") else None,
     )
 
 
@@ -66,7 +67,7 @@ def plans(draw: st.DrawFn, depth: int) -> Plan:
     act = actions(depth - 1, INSIDE) if depth > 0 else st.builds(Action, st.just("check soon"), key=KEYS)
     several = st.lists(act, max_size=3).map(tuple)
     return Plan(
-        keys=tuple(draw(st.lists(KEYS, min_size=1, max_size=5))),
+        keys=tuple(draw(st.lists(KEYS, min_size=1, max_size=5)) if draw(st.integers(0, 4)) else ()),
         timeout=draw(st.none() | SECONDS),
         ready=draw(st.sampled_from([False, False, False, True])),
         tries=tuple(draw(st.lists(st.lists(act, max_size=2).map(tuple), max_size=3))),
@@ -124,8 +125,11 @@ class RealWorld(FaultLog):
         return statistics.num_delayed, ended, statistics.missed
 
     def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> Handle:
+        # Work in slices has one callback for all of its slices.
+        method: Any = getattr(getattr(callback, "__self__", None), "_work", callback)
+
         def call() -> None:
-            self.note("clock calls", callback.__name__, None, self.time())
+            self.note("clock calls", method.__name__, None, self.time())
             callback(*args)
 
         return super().call_at(when, call)
@@ -144,7 +148,7 @@ class RealWorld(FaultLog):
         self.operations.append(operation)
         try:
             assert self.purgatory.try_complete_else_watch(operation, plan.keys) is operation
-        except PurgatoryError as error:
+        except (PurgatoryError, ValueError) as error:
             self.note("refused", operation.number, type(error).__name__)
             self.operations.remove(operation)
 
@@ -234,7 +238,7 @@ class AgainstANaivePurgatory(RuleBasedStateMachine):
     def complete_a_chain(self, links: list[tuple[str, Plan]]) -> None:
         """Operations each of which completes the next."""
         first = len(self.naive.operations)
-        key = links[0][1].keys[0]
+        key = (*links[0][1].keys, "a")[0]
         for target, (what, plan) in enumerate(links, first + 1):
             linked = (Action("make true", target=target), Action(what, key, target), *plan.completes)
             self._both(Action("watch", plan=replace(plan, keys=(key,), completes=linked)))
@@ -244,6 +248,25 @@ class AgainstANaivePurgatory(RuleBasedStateMachine):
     def make_true_and_check(self, key: str, which: int) -> None:
         self._both(Action("make true", target=which))
         self._both(Action("check", key))
+
+    @rule(
+        key=KEYS,
+        ready=st.lists(st.booleans(), min_size=2, max_size=8),
+        exits=st.sampled_from(["tries", "completes", "ends"]),
+        way=st.sampled_from(["check", "check soon", "deadline"]),
+        limit=LIMITS,
+    )
+    def exit_in_a_walk(self, key: str, ready: list[bool], exits: str, way: str, limit: int | None) -> None:
+        """Let one of several operations request to exit, while others of its key are tried or come due with it."""
+        exit_ = (Action("raise", error=SystemExit),)
+        plan = Plan((key,), 1.0, **{exits: ((), (), exit_) if exits == "tries" else exit_})
+        for number in range(len(ready)):
+            self._both(Action("watch", plan=plan if number == len(ready) // 2 else Plan((key,), 1.0)))
+        for target, is_ready in enumerate(ready, len(self.naive.operations) - len(ready)):
+            self._both(Action("make true" if is_ready else "none", target=target))
+        if way != "deadline":
+            self._both(Action(way, key, limit=limit))
+        self.advance(1.0 if way == "deadline" else 0.0)
 
     @rule(seconds=SECONDS)
     def advance(self, seconds: float) -> None:
@@ -272,21 +295,22 @@ class AgainstANaivePurgatory(RuleBasedStateMachine):
         self.naive.settle()
 
     def _run_loop(self) -> None:
-        for _ in range(4 if self.awaiting else 0):
+        for _ in range(6 if self.awaiting else 0):
             self.loop.call_soon(self.loop.stop)
             self.loop.run_forever()
 
     @precondition(lambda self: self.naive.operations)
-    @rule(which=TARGETS)
-    def await_one(self, which: int) -> None:
+    @rule(which=TARGETS, as_future=st.booleans())
+    def await_one(self, which: int, as_future: bool) -> None:
         index = which % len(self.naive.operations)
-        self.awaiting.append((self.loop.create_task(self._await(self.real.operations[index])), index))
+        task = self.loop.create_task(self._await(self.real.operations[index], as_future))
+        self.awaiting.append((task, index))
         self._run_loop()
         self.see_awaiters()
 
-    async def _await(self, operation: Real) -> object:
+    async def _await(self, operation: Real, as_future: bool) -> object:
         try:
-            return await operation
+            return await (operation.as_future() if as_future else operation)
         except EXITS as error:  # out of a task, they would end the loop
             return error
 
@@ -303,7 +327,7 @@ class AgainstANaivePurgatory(RuleBasedStateMachine):
         if not any(index == other for _, other in self.awaiting):
             with naive.keeping(exits):
                 self.naive.operations[index].cancel()
-        assert type(task.result()) is type(exits[0]) if exits else task.cancelled()
+        assert isinstance(task.result(), EXITS) if exits else task.cancelled()
         assert self.naive.events == []
 
     @invariant()
@@ -311,17 +335,18 @@ class AgainstANaivePurgatory(RuleBasedStateMachine):
         self._run_loop()
         for task, index in self.awaiting.copy():
             operation = self.naive.operations[index]
-            assert task.done() == (operation.state != "pending")
+            assert task.done() == operation.is_done
             if not task.done():
                 continue
             self.awaiting.remove((task, index))
             assert not task.cancelled()
             error = task.exception() or task.result()
-            if operation.state == "cancelled":
+            if operation.outcome == "cancelled":
                 assert isinstance(error, OperationCancelled)
-            elif operation.state == "failed":
+            elif operation.outcome == "failed":
                 assert error is self.real.operations[index].exception()
-                assert type(error) in (type(operation.error), PurgatoryError)
+                exits = isinstance(error, EXITS) and isinstance(operation.error, EXITS)
+                assert exits or type(error) in (type(operation.error), PurgatoryError)
             else:
                 assert task.result() == f"result of {operation.number}"
 
@@ -329,11 +354,12 @@ class AgainstANaivePurgatory(RuleBasedStateMachine):
     def outcomes_agree(self) -> None:
         assert [each.number for each in self.real.operations] == [each.number for each in self.naive.operations]
         for real, model in zip(self.real.operations, self.naive.operations, strict=True):
-            assert real.done() == (model.state != "pending")
-            assert real.expired() == (model.state == "expired")
-            assert real.cancelled() == (model.state == "cancelled")
-            assert real.outcome == (None if model.state == "pending" else model.state)
-            if model.state in ("satisfied", "expired", "closed", "completed_at_once"):
+            assert real.done() == model.is_done == (model.outcome is not None)
+            assert real.expired() == (model.outcome == "expired")
+            assert real.cancelled() == (model.outcome == "cancelled")
+            assert real.outcome == model.outcome
+            assert (real.timeout, real.deadline) == (model.plan.timeout, model.deadline)
+            if model.outcome in ("satisfied", "expired", "closed", "completed_at_once"):
                 assert real.result() == f"result of {model.number}"
 
     @invariant()
@@ -346,7 +372,7 @@ class AgainstANaivePurgatory(RuleBasedStateMachine):
         for key in "abcd":
             listed = self.naive.lists.get(key)
             assert self.real.purgatory.is_watched(key) == (listed is not None)
-            expected = [each.number for each in listed.operations if each.state == "pending"] if listed else []
+            expected = [each.number for each in listed.operations if each.outcome is None] if listed else []
             watching = self.real.purgatory.watching(key)
             assert [each.number for each in watching if isinstance(each, Real)] == expected
         if not self.naive.closed:

@@ -108,8 +108,8 @@ class TestHelp:
 
 
 PUBLIC = (
-    "add_done_callback cancel cancelled done exception expired fail force_complete on_complete on_done on_expiration"
-    " on_undelivered outcome reschedule result try_complete"
+    "add_done_callback as_future cancel cancelled deadline done exception expired fail force_complete on_complete"
+    " on_done on_expiration on_undelivered outcome reschedule result timeout try_complete"
 )
 OF_PYTHON = {"_abc_impl", "_is_protocol"}
 

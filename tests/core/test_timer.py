@@ -8,10 +8,10 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from purgatory import Clock, TimerStatistics, VirtualClock, WheelTimer
+from purgatory import Clock, DelayedOperationPurgatory, TimerStatistics, VirtualClock, WheelTimer
 from tests.support.cores import in_python
 from tests.support.invariants import check_timer
-from tests.support.operations import FaultLog, Note, RefusingClock, raising
+from tests.support.operations import FaultLog, Flag, Note, RefusingClock, raising
 
 
 @pytest.fixture
@@ -132,12 +132,19 @@ class TestDeadlines:
             assert len(timer) == 0
 
 
-@pytest.mark.parametrize("call", ["add", "reschedule", "cancel"])
-def test_an_object_that_is_no_task_is_refused(timer: WheelTimer, call: str) -> None:
+@pytest.mark.parametrize("call", ["add", "add_later", "reschedule", "reschedule_later", "cancel"])
+def test_an_object_that_is_no_task_is_refused(
+    timer: WheelTimer, purgatory: DelayedOperationPurgatory, call: str
+) -> None:
     for thing in (5, None, Note, timer):
         with pytest.raises(TypeError, match="task must be a TimerTask"):
             getattr(timer, call)(*(thing, 1.0)[: 1 if call == "cancel" else 2])
-    assert len(timer) == 0
+    pending = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
+    for operation in (Flag(), pending):
+        message = r"task must be a TimerTask, not the operation <Flag .*>: call its own reschedule\(\) or cancel\(\)"
+        with pytest.raises(TypeError, match=message):
+            getattr(purgatory.timer, call)(*(operation, 2.0)[: 1 if call == "cancel" else 2])
+    assert (len(timer), len(purgatory.timer), pending.deadline) == (0, 1, 1.0)
 
 
 @in_python
@@ -285,6 +292,39 @@ class TestClocks:
         assert (first.ran, second.ran) == ([2.0], [2.5])
         check_timer(timer)
 
+    @pytest.mark.parametrize("kind", ["task", "operation"])
+    @pytest.mark.parametrize("deadline", [0.5, 50.0])
+    def test_a_clock_that_refuses_to_be_armed_leaves_a_task_where_it_was(self, kind: str, deadline: float) -> None:
+        clock = RefusingClock()
+        purgatory = DelayedOperationPurgatory(clock=clock)
+        operation, task = purgatory.try_complete_else_watch(Flag(deadline), ["key"]), Note(clock)
+        purgatory.timer.add(task, deadline)
+        clock.refuses = True
+        with pytest.raises(RuntimeError, match="refused"):
+            if kind == "task":
+                purgatory.timer.reschedule(task, 0.1)
+            else:
+                operation.reschedule(0.1)
+        clock.refuses = False
+        check_timer(purgatory.timer)
+        assert operation.deadline == deadline
+        clock.advance(100.0)
+        assert (task.ran, operation.outcome) == ([deadline], "expired")
+
+    @pytest.mark.parametrize("delay", [0.0, 0.5, 30.0])
+    def test_a_clock_that_goes_back_takes_the_hands_with_it(self, delay: float) -> None:
+        clock = FaultLog()
+        timer, before, after = WheelTimer(clock), Note(clock), Note(clock)
+        clock.ahead = 1000.0  # as while a test replaces its time
+        timer.add_later(before, 10.0)
+        clock.ahead = 0.0
+        timer.add_later(after, delay)
+        check_timer(timer)
+        clock.advance(delay)
+        assert (after.ran, before.ran) == ([delay], [])
+        clock.advance_to(1010.0)
+        assert before.ran == [1010.0]
+
 
 class TestAsAClock:
     """`WheelTimer` stands where `loop.call_at` and `loop.call_later` stand."""
@@ -330,7 +370,7 @@ class TestAsAClock:
     def test_timer_without_a_clock_needs_a_running_loop(self, clock: VirtualClock) -> None:
         timer = WheelTimer()
         for call in (timer.time, lambda: timer.add(Note(clock), 1.0)):
-            with pytest.raises(RuntimeError, match="no running event loop"):
+            with pytest.raises(RuntimeError, match="no running asyncio event loop"):
                 call()
 
 
@@ -372,13 +412,17 @@ class TestFaults:
         fail()
         assert "ZeroDivisionError" in capsys.readouterr().err
 
-    def test_a_request_to_exit_is_raised_after_the_other_tasks(self, clock: FaultLog, timer: WheelTimer) -> None:
+    def test_a_request_to_exit_leaves_the_other_tasks_to_the_next_wake_up(
+        self, clock: FaultLog, timer: WheelTimer
+    ) -> None:
         note, later = Note(clock), Note(clock)
         timer.call_at(1.0, raising(SystemExit))
         timer.add(note, 1.0)
         timer.add(later, 2.0)
         with pytest.raises(SystemExit):
             clock.advance(1)
-        assert (note.ran, clock.exceptions) == ([1.0], [])
+        assert (note.ran, len(timer), clock.exceptions) == ([], 2, [])
+        clock.advance(0)
+        assert note.ran == [1.0]
         clock.advance(1)
         assert later.ran == [2.0]

@@ -20,6 +20,14 @@ class Liar(DelayedOperation[None]):
         pass
 
 
+class Never(DelayedOperation[None]):
+    def try_complete(self) -> bool:
+        return False
+
+    def on_complete(self) -> None:
+        pass
+
+
 def hand_over_twice(purgatory: DelayedOperationPurgatory) -> None:
     delay = purgatory.try_complete_else_watch(Delay(1.0), ["key"])
     purgatory.try_complete_else_watch(delay, ["key"])
@@ -55,12 +63,12 @@ MESSAGES: dict[str, Callable[[DelayedOperationPurgatory], object]] = {
     "keys must be an iterable of keys, not the str": lambda p: p.try_complete_else_watch(Delay(1.0), "key"),
     "a timeout is passed by name": lambda p: p.wait_for(lambda: False, "key", 30.0),
     "was already handed to a purgatory": hand_over_twice,
-    "needs at least one key": lambda p: p.try_complete_else_watch(Delay(1.0), []),
+    "needs a key or a timeout": lambda p: p.try_complete_else_watch(Never(None), []),
     "returned true, but did not force_complete()": lambda p: p.try_complete_else_watch(Liar(1.0), ["key"]).result(),
     "a coroutine was expected": make_a_task,
     "must be called from its event loop's thread": call_from_another_thread,
     "belongs to an event loop that is closed": use_on_two_loops,
-    "no running event loop": lambda p: DelayedOperationPurgatory().wait_for(lambda: False, "key"),
+    "no running asyncio event loop": lambda p: DelayedOperationPurgatory().wait_for(lambda: False, "key"),
 }
 
 

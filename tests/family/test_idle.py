@@ -136,8 +136,11 @@ class TestOnIdle:
         for key in "abc":
             tracker.touch(key)
         if error is SystemExit:
-            with pytest.raises(SystemExit, match="a"):
-                clock.advance(2.0)
+            for seconds, key in ((2.0, "a"), (0.0, "b")):
+                with pytest.raises(SystemExit, match=key):
+                    clock.advance(seconds)
+                assert idle[-1] == key, "the others come at the next wake-up"
+            clock.advance(0.0)
             assert clock.faults == []
         else:
             clock.advance(2.0)

@@ -126,7 +126,7 @@ class AgainstANaiveThresholdPurgatory(RuleBasedStateMachine):
 
 
 class AgainstANaiveIdleTracker(RuleBasedStateMachine):
-    """An idle key was silent for the timeout, and for less than a tick longer."""
+    """An idle key was silent for its timeout, and for less than a tick longer."""
 
     @initialize(
         timeout=st.one_of(st.sampled_from([1.0, 30.0]), st.floats(0.001, 1e6)),
@@ -137,29 +137,32 @@ class AgainstANaiveIdleTracker(RuleBasedStateMachine):
         self.timeout = timeout
         self.tick = max(timeout * part, 1e-6)
         self.real: IdleTracker[str] = IdleTracker(timeout, self.on_idle, tick=self.tick, clock=self.clock)
-        self.touched: dict[str, float] = {}
+        self.touched: dict[str, tuple[float, float]] = {}
+        """The time of the last touch of each key, and the key's timeout."""
         self.calls: dict[str, tuple[Callable[[], None], ...]] = {}
         """What `on_idle` does with a key."""
 
     def on_idle(self, key: str) -> None:
         """Note the key. It may come back at once, and take another one with it."""
         now = self.clock.time()
-        touched = self.touched.pop(key)
-        assert touched + self.timeout <= now, "early"
-        assert now < touched + self.timeout + self.tick + now * 1e-15, "late"
+        touched, timeout = self.touched.pop(key)
+        assert touched + timeout <= now, "early"
+        assert now < touched + timeout + self.tick + now * 1e-15, "late"
         assert key not in self.real
         for call in self.calls.pop(key, ()):
             call()
 
-    @rule(key=KEYS)
-    def touch(self, key: str) -> None:
-        self.real.touch(key)
-        self.touched[key] = self.clock.time()
+    @rule(key=KEYS, times=st.none() | st.sampled_from([0.1, 1.0, 3.0]) | st.floats(0.001, 10))
+    def touch(self, key: str, times: float | None) -> None:
+        """Touch a key, which gets so many times the usual timeout, or keeps its own."""
+        timeout = self.touched.get(key, (0.0, self.timeout))[1] if times is None else times * self.timeout
+        self.real.touch(key, None if times is None else timeout)
+        self.touched[key] = self.clock.time(), timeout
 
     @rule(key=KEYS, other=KEYS)
     def touch_a_key_that_comes_back(self, key: str, other: str) -> None:
-        self.touch(key)
-        self.calls[key] = partial(self.touch, key), partial(self.discard, other)
+        self.touch(key, None)
+        self.calls[key] = partial(self.touch, key, None), partial(self.discard, other)
 
     @rule(key=KEYS)
     def discard(self, key: str) -> None:
@@ -172,7 +175,7 @@ class AgainstANaiveIdleTracker(RuleBasedStateMachine):
     @precondition(lambda self: self.touched)
     @rule(data=st.data(), beyond=st.booleans())
     def advance_until_a_key_is_idle(self, data: st.DataObject, beyond: bool) -> None:
-        due = data.draw(st.sampled_from(sorted(self.touched.values()))) + self.timeout
+        due = data.draw(st.sampled_from(sorted(map(sum, self.touched.values()))))
         self.clock.advance_to(max(due + (self.tick if beyond else 0.0), self.clock.time()))
 
     @invariant()
@@ -181,9 +184,9 @@ class AgainstANaiveIdleTracker(RuleBasedStateMachine):
         assert len(self.real) == len(self.touched) == len(self.real.timer)
         assert set(self.real) == self.touched.keys()
         now = self.clock.time()
-        for key, touched in self.touched.items():
+        for key, (touched, timeout) in self.touched.items():
             assert key in self.real
-            assert now < touched + self.timeout + self.tick + (now + self.tick) * 1e-15, "late"
+            assert now < touched + timeout + self.tick + (now + self.tick) * 1e-15, "late"
 
 
 class AgainstNaiveVersionedValues(RuleBasedStateMachine):

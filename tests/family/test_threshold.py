@@ -190,7 +190,7 @@ class TestAdvanceThreadsafe:
         await index.aclose()
         index.advance_threadsafe(1)
         await asyncio.sleep(0)
-        assert (index.value, len(index._mailbox.values)) == (0, 0)
+        assert (index.value, len(index._mailbox)) == (0, 0)
 
     @pytest.mark.parametrize("on_its_way", [False, True])
     def test_value_after_the_loop_is_closed_is_refused_each_time(self, on_its_way: bool) -> None:

@@ -40,7 +40,9 @@ class TestSet:
             assert values.set("a", None) == version
             assert change.result() == {"a": (version, None)}
 
-    def test_a_request_to_exit_is_raised_after_the_other_waits(self, values: Values) -> None:
+    def test_a_request_to_exit_is_raised_when_all_keys_are_tried_and_the_other_waits_are_tried_next(
+        self, values: Values, clock: FaultLog
+    ) -> None:
         def leave(_: FinishedOperation) -> None:
             values.purgatory.remove_listener(leave)
             raise SystemExit
@@ -49,7 +51,9 @@ class TestSet:
         waits = [values.changed({key: 0}, None) for key in "aab"]
         with pytest.raises(SystemExit):
             values.update({"a": "x", "b": "y"})
-        assert [wait.done() for wait in waits] == [True, True, True]
+        assert [wait.done() for wait in waits] == [True, False, True]
+        clock.advance(0)
+        assert waits[1].result() == {"a": (1, "x")}
         assert values.set("a", "z") == 3
 
     def test_a_key_that_cannot_be_looked_up_keeps_no_other_from_its_waits(

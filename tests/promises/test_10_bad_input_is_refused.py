@@ -12,12 +12,13 @@ from purgatory import (
     DelayedOperation,
     DelayedOperationPurgatory,
     IdleTracker,
+    PurgatoryFull,
     PurgatoryMisuse,
     ThresholdPurgatory,
     VirtualClock,
     WheelTimer,
 )
-from tests.support.operations import FaultLog, Flag
+from tests.support.operations import FaultLog, Flag, Note
 
 
 class Incomparable:
@@ -36,8 +37,6 @@ class Raising:
 @pytest.mark.parametrize(
     ("keys", "error", "message"),
     [
-        ([], ValueError, "at least one key"),
-        (iter(()), ValueError, "at least one key"),
         ("topic-1", TypeError, "keys must be an iterable of keys, not the str 'topic-1'"),
         (b"topic-1", TypeError, "not the bytes"),
         (7, TypeError, r"keys must be an iterable of keys, not 7: call try_complete_else_watch\(operation, \[key\]\)"),
@@ -60,16 +59,57 @@ def test_bad_keys_are_refused(
     assert purgatory.try_complete_else_watch(operation, ["key"]) is operation
 
 
+@pytest.mark.parametrize(
+    ("pending", "error", "message"),
+    [
+        (0, ValueError, "Releasing arriving> needs a key or a timeout, because nothing else would end it: call try_"),
+        (1, PurgatoryFull, "already holds max_pending=1 operations"),
+    ],
+)
+def test_an_operation_that_would_wait_without_a_key_and_a_deadline_is_refused_and_cancelled(
+    clock: VirtualClock, pending: int, error: type[Exception], message: str
+) -> None:
+    class Releasing(Flag):
+        def on_done(self) -> None:
+            self.calls.append("done")
+
+    purgatory = DelayedOperationPurgatory(clock=clock, max_pending=1)
+    for _ in range(pending):
+        purgatory.try_complete_else_watch(Flag(), ["key"])
+    operation = Releasing()
+    with pytest.raises(error, match=message):
+        purgatory.try_complete_else_watch(operation, iter(()))
+    assert (operation.tries, operation.outcome, operation.calls) == (1, "cancelled", ["done"])
+    assert (purgatory.statistics().cancelled, purgatory.num_delayed, len(purgatory.timer)) == (1, pending, 0)
+    purgatory.try_complete_else_watch(Flag(ready=True), [])
+
+
+def test_a_wait_for_without_a_key_is_refused(purgatory: DelayedOperationPurgatory) -> None:
+    with pytest.raises(ValueError, match="wait_for needs a key, because nothing polls"):
+        purgatory.wait_for(lambda: True, timeout=1.0)
+    assert purgatory.statistics().completed_at_once == 0
+
+
+def test_a_close_of_a_purgatory_s_timer_is_refused(purgatory: DelayedOperationPurgatory) -> None:
+    operation = purgatory.try_complete_else_watch(Flag(1.0), ["key"])
+    with pytest.raises(PurgatoryMisuse, match=r"runs the deadlines of a purgatory: call purgatory.close\(\) instead"):
+        purgatory.timer.close()
+    assert (operation.outcome, len(purgatory.timer)) == (None, 1)
+    purgatory.close()
+    assert operation.outcome == "closed"
+
+
 SECONDS: dict[str, Callable[[DelayedOperationPurgatory, Any], object]] = {
     "timeout": lambda purgatory, seconds: Flag(seconds),
     "reschedule": lambda purgatory, seconds: purgatory.watching("key")[0].reschedule(seconds),
     "tick": lambda purgatory, seconds: WheelTimer(tick=seconds),
     "idle": lambda purgatory, seconds: IdleTracker(seconds),
     "reach": lambda purgatory, seconds: ThresholdPurgatory(0, purgatory).reach(1, seconds),
-    "add": lambda purgatory, seconds: purgatory.timer.add(Flag(), seconds),
-    "add_later": lambda purgatory, seconds: purgatory.timer.add_later(Flag(), seconds),
-    "reschedule of the timer": lambda purgatory, seconds: purgatory.timer.reschedule(Flag(), seconds),
-    "reschedule a task": lambda purgatory, seconds: purgatory.timer.reschedule(purgatory.watching("key")[0], seconds),
+    "touch": lambda purgatory, seconds: IdleTracker(1.0, clock=VirtualClock()).touch("key", seconds),
+    "add": lambda purgatory, seconds: purgatory.timer.add(Note(VirtualClock()), seconds),
+    "add_later": lambda purgatory, seconds: purgatory.timer.add_later(Note(VirtualClock()), seconds),
+    "reschedule of the timer": lambda purgatory, seconds: purgatory.timer.reschedule(Note(VirtualClock()), seconds),
+    "reschedule_later": lambda purgatory, seconds: purgatory.timer.reschedule_later(Note(VirtualClock()), seconds),
     "call_at of the timer": lambda purgatory, seconds: purgatory.timer.call_at(seconds, print),
     "advance": lambda purgatory, seconds: VirtualClock().advance(seconds),
     "advance_to": lambda purgatory, seconds: VirtualClock().advance_to(seconds),
@@ -119,6 +159,18 @@ def test_an_operation_used_twice_is_refused(purgatory: DelayedOperationPurgatory
         with pytest.raises(PurgatoryMisuse, match="was already handed to a purgatory"):
             other.try_complete_else_watch(done, ["key"])
     assert other.watched == 0
+
+
+def test_an_operation_that_was_handed_over_is_not_made_again(purgatory: DelayedOperationPurgatory) -> None:
+    operation = Flag(2.0)
+    DelayedOperation.__init__(operation, 1.0)  # so far it may be
+    purgatory.try_complete_else_watch(operation, ["key"])
+    for _ in range(2):
+        with pytest.raises(PurgatoryMisuse, match=r"cannot initialize <Flag .*> again: create a new operation for"):
+            DelayedOperation.__init__(operation, 5.0)
+        assert (operation.timeout, operation.deadline) == (1.0, 1.0)
+        operation.cancel()
+    assert purgatory.num_delayed == 0
 
 
 class Lazy(Flag):
@@ -207,7 +259,9 @@ def test_a_listener_that_cannot_be_called_is_refused(purgatory: DelayedOperation
 
 def test_an_operation_without_an_event_loop_is_refused() -> None:
     operation = Flag(ready=True)
-    with pytest.raises(RuntimeError, match="no running event loop"):
+    with pytest.raises(
+        RuntimeError, match="no running asyncio event loop: call it in a coroutine that asyncio runs, and not trio"
+    ):
         DelayedOperationPurgatory().try_complete_else_watch(operation, ["key"])
     assert not operation.done(), "not even tried"
 

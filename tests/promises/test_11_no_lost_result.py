@@ -3,12 +3,14 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from random import Random
 from typing import Any
 
 import pytest
 
-from purgatory import DelayedOperation, DelayedOperationPurgatory, PurgatoryClosed
+from purgatory import DelayedOperation, DelayedOperationPurgatory, OperationCancelled, PurgatoryClosed, VirtualClock
+from purgatory.lowlevel import take_result
 from tests.support.operations import Flag, wait
 
 
@@ -23,14 +25,19 @@ class Held(Flag):
         self.undelivered.append(result)
 
 
-async def waiting(purgatory: DelayedOperationPurgatory, awaiters: int = 1) -> "tuple[Held, list[asyncio.Task[str]]]":
+Futures = list[asyncio.Future[str]]
+
+
+async def waiting(
+    purgatory: DelayedOperationPurgatory, awaiters: int = 1, as_futures: bool = False
+) -> tuple[Held, Futures]:
     operation = purgatory.try_complete_else_watch(Held(60.0), ["key"])
-    tasks = [asyncio.ensure_future(wait(operation)) for _ in range(awaiters)]
+    tasks = [operation.as_future() if as_futures else asyncio.ensure_future(wait(operation)) for _ in range(awaiters)]
     await asyncio.sleep(0)
     return operation, tasks
 
 
-async def leave(tasks: "list[asyncio.Task[str]]") -> list[type]:
+async def leave(tasks: Futures) -> list[type]:
     for task in tasks:
         task.cancel()
     return [type(outcome) for outcome in await asyncio.gather(*tasks, return_exceptions=True)]
@@ -45,11 +52,12 @@ COMPLETE: dict[str, Callable[[DelayedOperationPurgatory, Held], object]] = {
 
 @pytest.mark.parametrize("way", COMPLETE)
 @pytest.mark.parametrize("awaiters", [1, 3])
+@pytest.mark.parametrize("as_futures", [False, True])
 async def test_a_result_is_undelivered_when_its_awaiters_are_cancelled_in_the_same_iteration(
-    way: str, awaiters: int
+    way: str, awaiters: int, as_futures: bool
 ) -> None:
     async with DelayedOperationPurgatory() as purgatory:
-        operation, tasks = await waiting(purgatory, awaiters)
+        operation, tasks = await waiting(purgatory, awaiters, as_futures)
         operation.ready = True
         COMPLETE[way](purgatory, operation)
         assert await leave(tasks) == [asyncio.CancelledError] * awaiters
@@ -68,9 +76,10 @@ async def test_no_result_is_lost_by_a_completion_after_the_cancellation() -> Non
 
 
 @pytest.mark.parametrize("taker", [0, 1, 2])
-async def test_result_is_delivered_when_a_single_awaiter_takes_it(taker: int) -> None:
+@pytest.mark.parametrize("as_futures", [False, True])
+async def test_result_is_delivered_when_a_single_awaiter_takes_it(taker: int, as_futures: bool) -> None:
     async with DelayedOperationPurgatory() as purgatory:
-        operation, tasks = await waiting(purgatory, 3)
+        operation, tasks = await waiting(purgatory, 3, as_futures)
         operation.force_complete()
         assert await leave([task for n, task in enumerate(tasks) if n != taker]) == [asyncio.CancelledError] * 2
         assert await tasks[taker] == "result of flag"
@@ -93,7 +102,7 @@ async def test_no_result_is_lost_by_a_timeout_in_the_iteration_of_the_completion
 
 
 @pytest.mark.parametrize("how", ["never awaited", "cancelled", "left before completion", "failed"])
-async def test_on_undelivered_is_not_called_without_a_result_or_an_awaiting_task(how: str) -> None:
+async def test_on_undelivered_is_not_called_without_a_result_or_while_it_can_be_taken(how: str) -> None:
     class Failing(Held):
         def on_complete(self) -> str:
             raise LookupError
@@ -110,6 +119,52 @@ async def test_on_undelivered_is_not_called_without_a_result_or_an_awaiting_task
         assert operation.undelivered == []
         if how == "failed":
             assert isinstance(operation.exception(), LookupError)
+
+
+TAKERS: dict[str, Callable[[Held], object]] = {
+    "nobody": lambda operation: None,
+    "result": lambda operation: operation.result(),
+    "take_result": take_result,
+    "a future's result": lambda operation: operation.as_future().result(),
+    "not a future": lambda operation: operation.as_future(),
+    "not exception": lambda operation: operation.exception(),
+}
+
+
+@pytest.mark.usefixtures("by_reference_count_alone")
+@pytest.mark.parametrize("taker", TAKERS)
+@pytest.mark.parametrize("outcome", ["completed_at_once", "satisfied", "expired", "closed", "cancelled"])
+@pytest.mark.parametrize("virtual", [False, True])
+async def test_a_result_that_nobody_took_is_undelivered_after_the_operation_is_freed(
+    clock: VirtualClock, outcome: str, taker: str, virtual: bool
+) -> None:
+    purgatory = DelayedOperationPurgatory(clock=clock if virtual else None)
+    operation = Held(0.001, ready=outcome == "completed_at_once")
+    purgatory.try_complete_else_watch(operation, ["key"])
+    while not operation.done():
+        match outcome:
+            case "satisfied":
+                operation.force_complete()
+            case "closed":
+                purgatory.close()
+            case "cancelled":
+                operation.cancel()
+            case _ if virtual:
+                clock.advance(1.0)
+            case _:
+                await asyncio.sleep(0.001)
+    with suppress(OperationCancelled):
+        TAKERS[taker](operation)
+    undelivered = operation.undelivered
+    del operation
+    assert undelivered == [], "not in the middle of anything"
+    for _ in range(3):
+        await asyncio.sleep(0)
+    if virtual:
+        clock.advance(0)
+    is_taken = taker in ("result", "take_result", "a future's result") or outcome == "cancelled"
+    assert undelivered == ([] if is_taken else ["result of flag"])
+    purgatory.close()
 
 
 @pytest.mark.parametrize("error", [LookupError, asyncio.CancelledError, SystemExit, KeyboardInterrupt])

@@ -4,6 +4,7 @@ Callbacks may call anything: the methods of operations, listeners, tasks, the cl
 marks them, and while an *outer* call runs, at the n-th entry of one of them an *injected* call is made, for each n
 once. Then the invariants of the world are checked. Elsewhere are all other entries of Python functions in the package
 and all returns of C functions there, at which finalizers and handlers of signals may run, and the methods of keys.
+There odd keys break their contract too.
 """
 
 import gc
@@ -93,7 +94,7 @@ class Injector:
 
 def is_expected(error: BaseException | None) -> bool:
     """Whether a call at the wrong moment may raise `error`."""
-    reasons = ("being advanced", "in a timer already", "move backwards")
+    reasons = ("being advanced", "in a timer already", "move backwards", "needs a key or a timeout")
     if isinstance(error, (RuntimeError, ValueError)) and any(reason in str(error) for reason in reasons):
         return True
     return error is None or isinstance(error, PurgatoryError)
@@ -151,6 +152,8 @@ def inject_everywhere(
 def _problem(world: Any, outer: Callable[[Any], object], injector: Injector, number: int) -> str | None:
     """Make the calls in `world`. Returns the first problem."""
     error: BaseException | None = None
+    if injector.points == "elsewhere" and injector.nth is not None:
+        world.misbehave(number)
     try:
         try:
             with injector:

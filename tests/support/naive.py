@@ -3,7 +3,8 @@
 It defines the behaviour of the real one. Both worlds perform the same plans, which an operation
 carries out in its methods, and note each event. The naive one gets the events of the real one, and compares event
 by event, so that the first difference is where they part. Where more than one order is right (operations due in one
-tick, keys that were asked for), it follows the real one and asserts that it had the right to.
+tick, keys that were asked for), it follows the real one and asserts that it had the right to. If several requests to
+exit come while one operation ends, any of them may come out, so only that one does is an event.
 """
 
 import math
@@ -109,7 +110,7 @@ class Planned:
         return f"result of {self.number}"
 
     def on_expiration(self) -> None:
-        self.world.note("expires", self.number)
+        self.world.note("expires", self.number, self.outcome)
         self.perform(self.plan.expires)
 
     def on_done(self) -> None:
@@ -122,8 +123,8 @@ def noting_exits(world: World) -> Iterator[None]:
     """Note a request to exit as an event."""
     try:
         yield
-    except EXITS as error:
-        world.note("exits", type(error).__name__)
+    except EXITS:
+        world.note("exits")
 
 
 @contextmanager
@@ -145,39 +146,37 @@ class NaiveOperation(Planned):
 
     def __init__(self, world: "NaivePurgatory", number: int, plan: Plan) -> None:
         super().__init__(world, number, plan)
-        self.state = "pending"
+        self.outcome: str | None = None
+        self.is_done = False
         self.watched = False
         self.arrived = 0.0
         self.deadline: float | None = None
+        self.moves = 0
         self.moved: float | None = plan.timeout
         """Seconds from the arrival to the deadline, as a listener is told."""
         self.timeout = plan.timeout
         self.error: BaseException | None = None
 
-    @property
-    def outcome(self) -> str:
-        return self.state
-
     def expired(self) -> bool:
-        return self.state in ("expiring", "expired")
+        return self.outcome == "expired"
 
     def force_complete(self) -> bool:
-        return self.end("forces", "completing")
+        return self.end("forces", "satisfied" if self.watched else "completed_at_once")
 
     def cancel(self) -> bool:
         return self.end("cancels", "cancelled")
 
     def fail(self, exception: BaseException, /) -> bool:
-        if self.state == "pending":
+        if self.outcome is None:
             self.error = exception
         return self.end(None, "failed")
 
-    def end(self, event: str | None, state: str) -> bool:
-        is_pending = self.state == "pending"
+    def end(self, event: str | None, outcome: str) -> bool:
+        is_pending = self.outcome is None
         if event is not None:
             self.world.note(event, self.number, is_pending)
         if is_pending:
-            self.state = state
+            self.outcome = outcome
             self.world.complete(self)
         return is_pending
 
@@ -228,13 +227,14 @@ class NaivePurgatory:
         assert real == event, f"the real one has {real}, the naive one {event}"
 
     def pending(self) -> list[NaiveOperation]:
-        return [operation for operation in self.watching if operation.state == "pending"]
+        return [operation for operation in self.watching if operation.outcome is None]
 
-    def refusal(self) -> type[Exception] | None:
+    def refusal(self, plan: Plan) -> type[Exception] | None:
         if self.closed:
             return PurgatoryClosed
-        is_full = self.max_pending is not None and len(self.pending()) >= self.max_pending
-        return PurgatoryFull if is_full else None
+        if self.max_pending is not None and len(self.pending()) >= self.max_pending:
+            return PurgatoryFull
+        return None if plan.keys or plan.timeout is not None else ValueError
 
     def watch(self, plan: Plan) -> None:
         operation = NaiveOperation(self, self.numbers, plan)
@@ -245,24 +245,19 @@ class NaivePurgatory:
         if self.closed:
             return self.refuse(operation, PurgatoryClosed)
         self.attempt(operation)
-        if operation.state != "pending":
+        if operation.outcome is not None:
             return None
-        if (refusal := self.refusal()) is not None:
+        if (refusal := self.refusal(plan)) is not None:
             operation.cancel()
             return self.refuse(operation, refusal)
         operation.watched = True
+        operation.deadline = None if operation.timeout is None else now + operation.timeout
         self.watching.append(operation)
         self.registered += len(set(plan.keys))
         for key in dict.fromkeys(plan.keys):
             self.lists.setdefault(key, Listed()).operations.append(operation)
         self.peak_delayed = max(self.peak_delayed, len(self.pending()))
-        try:
-            self.attempt(operation)
-        except EXITS:
-            operation.cancel()  # if it is still to be ended
-            raise
-        if operation.state == "pending" and operation.deadline is None and operation.timeout is not None:
-            operation.deadline = now + operation.timeout
+        self.attempt(operation)
         return None
 
     def refuse(self, operation: NaiveOperation, error: type[Exception]) -> None:
@@ -273,21 +268,15 @@ class NaivePurgatory:
         try:
             operation.try_complete()
         except BaseException as error:
-            if operation.state != "pending":
+            if operation.outcome is not None:
                 operation.late(error)
                 return
-            exits = [error] * isinstance(error, EXITS)
-            with keeping(exits):
-                operation.fail(error)
-            raise_first(exits)
-
-    def completes(self, operation: NaiveOperation, exits: list[BaseException]) -> bool:
-        """Whether an attempt completes the operation."""
-        with keeping(exits):
-            self.attempt(operation)
-        return operation.state in ("completing", "satisfied")
+            operation.fail(error)
+            if isinstance(error, EXITS):
+                raise
 
     def complete(self, operation: NaiveOperation) -> None:
+        """End an operation that has an outcome, and those whose ends were put off. Any request to exit comes out."""
         if self.depth >= vars(purgatory._core.operation)["NESTING"]:
             self.put_off.append(operation)
             return
@@ -302,36 +291,30 @@ class NaivePurgatory:
         raise_first(exits)
 
     def run(self, operation: NaiveOperation) -> None:
-        if operation.state in ("cancelled", "failed"):
-            self.finish(operation)
-            return
-        expires = operation.state == "expiring"
         exits: list[BaseException] = []
-        error: BaseException | None = None
-        try:
-            operation.on_complete()
-        except BaseException as raised:
-            error = raised
-            exits += [raised] * isinstance(raised, EXITS)
-        if expires:
+        if operation.outcome not in ("cancelled", "failed"):
+            expires = operation.expired()
             try:
-                operation.on_expiration()
-            except BaseException as raised:
-                with keeping(exits):
-                    operation.late(raised)
-        if error is not None:
-            operation.state = "failed"
-            operation.error = error
+                operation.on_complete()
+            except BaseException as error:
+                operation.outcome, operation.error = "failed", error
+                exits += [error] * isinstance(error, EXITS)
+            if expires:
+                try:
+                    operation.on_expiration()
+                except BaseException as error:
+                    with keeping(exits):
+                        operation.late(error)
         with keeping(exits):
             self.finish(operation)
         raise_first(exits)
 
     def finish(self, operation: NaiveOperation) -> None:
-        completed = "satisfied" if operation.watched else "completed_at_once"
-        after = {"completing": completed, "expiring": "expired", "closing": "closed"}
-        operation.state = state = after.get(operation.state, operation.state)
-        self.outcomes[state] += 1
-        missed = state == "satisfied" and self.at_deadline is operation
+        outcome = operation.outcome
+        assert outcome is not None
+        operation.is_done = True
+        self.outcomes[outcome] += 1
+        missed = outcome == "satisfied" and self.at_deadline is operation
         self.missed += missed
         exits: list[BaseException] = []
         try:
@@ -340,19 +323,19 @@ class NaivePurgatory:
             with keeping(exits):
                 operation.late(error)
         if self.listened:
-            self.note(*self.record(operation, state, missed))
+            self.note(*self.record(operation, outcome, missed))
         self.purge_if_due()
         raise_first(exits)
 
-    def record(self, operation: NaiveOperation, state: str, missed: bool) -> Event:
-        """The call of a listener with an operation that is in `state` now."""
+    def record(self, operation: NaiveOperation, outcome: str, missed: bool) -> Event:
+        """The call of a listener with an operation that has ended."""
         late = None
-        if state == "expired":
+        if outcome == "expired":
             assert operation.deadline is not None
             late = self.now - operation.deadline
-        waited = 0.0 if state == "completed_at_once" else self.now - operation.arrived
+        waited = 0.0 if outcome == "completed_at_once" else self.now - operation.arrived
         keys = tuple(dict.fromkeys(operation.plan.keys))
-        times = operation.arrived, operation.timeout, waited, state, late, operation.moved
+        times = operation.arrived, operation.timeout, waited, outcome, late, operation.moved
         return ("listener called", "purgatory", "Real", keys, *times, missed)
 
     def counts(self) -> tuple[int, int, int]:
@@ -364,71 +347,71 @@ class NaivePurgatory:
         return [operation for listed in self.lists.values() for operation in listed.operations]
 
     def purge_if_due(self) -> None:
-        dead = sum(operation.state != "pending" for operation in self.entries())
+        dead = sum(operation.outcome is not None for operation in self.entries())
         if dead > max(self.purge_interval, len(self.entries()) - dead) and not self.purging:
             self.purges += 1
             self.purging = True
 
     def compact(self, listed: Listed) -> None:
-        if all(operation.state == "pending" for operation in listed.operations):
+        if all(operation.outcome is None for operation in listed.operations):
             return
-        listed.operations = [operation for operation in listed.operations if operation.state == "pending"]
+        listed.operations = [operation for operation in listed.operations if operation.outcome is None]
         listed.head = 0
         self.lists = {key: other for key, other in self.lists.items() if other.operations}
 
     def check(self, key: str, limit: int | None = None) -> int:
         if key not in self.lists:
             return 0
-        listed = self.lists[key]
-        if limit is not None:
-            return self.walk(listed, limit)
-        operations = listed.operations.copy()
-        exits: list[BaseException] = []
-        completed = sum(self.completes(each, exits) for each in operations if each.state == "pending")
-        self.compact(listed)
+        completed, left, exits = self.walk(self.lists[key], math.inf if limit is None else limit)
+        if left:
+            self.request(key, left)
         raise_first(exits)
         return completed
 
-    def walk(self, listed: Listed, limit: float) -> int:
-        """Try the present operations until `limit` have completed."""
+    def walk(self, listed: Listed, limit: float, soon: bool = False) -> tuple[int, float, list[BaseException]]:
+        """Try the present operations until `limit` have completed, or one requests to exit.
+
+        Returns how many have completed, the limit for those that an exit has left untried, and the exit.
+        """
         operations = listed.operations
-        length = len(operations)
-        at = head = listed.head
+        untried = operations[listed.head :]
         completed = 0
-        dead = False
         exits: list[BaseException] = []
-        while at < length and completed < limit:
-            operation = operations[at]
-            if operation.state == "pending":
-                completed += self.completes(operation, exits)
-            if operation.state != "pending":
-                dead = True
-                head += head == at
-            at += 1
-        if limit == math.inf:  # tried in batches, and inspected after that
-            dead = any(operation.state != "pending" for operation in operations[listed.head : length])
-        if listed.operations is operations:
-            listed.head = max(head, listed.head)
-        half = listed.operations is operations and 2 * head >= len(operations)
-        if half or (dead and at == length):
+        while untried and completed < limit and not exits:
+            operation = untried.pop(0)
+            if operation.outcome is None:
+                with keeping(exits):
+                    self.attempt(operation)
+                completed += operation.outcome == "satisfied"
+        if not (exits and soon) and (not untried or self.skip_dead(listed, operations)):
             self.compact(listed)
-        raise_first(exits)
-        return completed
+        return completed, limit - completed if exits and untried else 0, exits
+
+    def skip_dead(self, listed: Listed, operations: list[NaiveOperation]) -> bool:
+        """Note the dead at the front. Returns whether they are half of the list that was walked."""
+        if listed.operations is not operations:
+            return False
+        while listed.head < len(operations) and operations[listed.head].outcome is not None:
+            listed.head += 1
+        return 2 * listed.head >= len(operations)
 
     def check_soon(self, key: str, limit: int | None) -> None:
         self.note("asks for", key, key in self.lists)
+        self.request(key, math.inf if limit is None else limit)
+
+    def request(self, key: str, limit: float) -> None:
         if key in self.lists or key in self.requested:
             if key not in self.requested:
                 self.requested[key] = 0
                 self.queue.append(key)
-            self.requested[key] += math.inf if limit is None else limit
+            self.requested[key] += limit
 
     def cancel_for_key(self, key: str) -> list[int]:
         if key not in self.lists:
             return []
         cancelled = []
         exits: list[BaseException] = []
-        for operation in [each for each in self.lists[key].operations if each.state == "pending"]:
+        for operation in [each for each in self.lists[key].operations if each.outcome is None]:
             with keeping(exits):
                 if operation.cancel():
                     cancelled.append(operation.number)
@@ -438,8 +421,11 @@ class NaivePurgatory:
         return cancelled
 
     def reschedule(self, operation: NaiveOperation, seconds: float | None) -> bool:
-        if operation.state != "pending" or not operation.watched:
+        if operation.outcome is not None or not operation.watched:
             return False
+        if seconds is None and not operation.plan.keys:
+            return False
+        operation.moves += 1
         operation.timeout = seconds
         operation.deadline = None if seconds is None else self.now + seconds
         operation.moved = None if operation.deadline is None else operation.deadline - operation.arrived
@@ -447,8 +433,8 @@ class NaivePurgatory:
 
     def end_all(self, what: str) -> int | None:
         """End all, in the order of the real one: it is that of the lists, which the model does not have."""
-        event, state = {"cancel": ("cancels", "cancelled"), "fail": ("fails", "failed")}.get(
-            what, ("closes", "closing")
+        event, outcome = {"cancel": ("cancels", "cancelled"), "fail": ("fails", "failed")}.get(
+            what, ("closes", "closed")
         )
         self.closed |= what == "close"
         before = self.pending()
@@ -457,11 +443,11 @@ class NaivePurgatory:
         while self.events and self.events[0][0] == event:
             operation = self.numbered(self.events[0][1])
             assert operation.watched
-            if what == "fail" and operation.state == "pending":
+            if what == "fail" and operation.outcome is None:
                 operation.error = KeyError("all")
             with keeping(exits):
-                ended += operation.end(event, state)
-        assert not any(operation.state == "pending" for operation in before)
+                ended += operation.end(event, outcome)
+        assert not any(operation.outcome is None for operation in before)
         self.note("all done")
         if what == "close":
             self.queue.clear()
@@ -482,12 +468,9 @@ class NaivePurgatory:
         self.note(*event)
         match name:
             case "_wake":
-                exits: list[BaseException] = []
                 while self.events and self.events[0][0] == "tries":
-                    with keeping(exits):
-                        self.expire(self.events[0][1])
-                raise_first(exits)
-            case "_run":
+                    self.expire(self.events[0][1])
+            case "_slice":
                 self.check_queue()
             case "_purge_slice":
                 assert self.purging
@@ -501,39 +484,40 @@ class NaivePurgatory:
     def expire(self, number: int) -> None:
         operation = self.numbered(number)
         deadline = operation.deadline
-        assert operation.state == "pending"
+        assert operation.outcome is None
         assert deadline is not None
         slack = self.tick + (self.now + self.tick) * 1e-15
         assert deadline <= self.now, "early"
         assert self.now < deadline + slack, "late"
         for other in self.pending():
             assert other.deadline is None or deadline < other.deadline + slack, "out of order by more than a tick"
+        moves = operation.moves
         self.at_deadline = operation
         try:
             self.attempt(operation)
         finally:
             self.at_deadline = None
-        if operation.state == "pending" and operation.deadline is not None and operation.deadline <= self.now:
-            operation.state = "expiring"
-            self.complete(operation)
+        if operation.moves == moves:
+            operation.end(None, "expired")
 
     def check_queue(self) -> None:
+        """Check the keys that were requested. An exit leaves the others for the next call."""
         passes = len(self.queue)
         exits: list[BaseException] = []
-        while passes and self.queue:
+        while passes and self.queue and not exits:
             passes -= 1
             key = self.queue.pop(0)
             limit, self.requested[key] = self.requested[key], 0
-            with keeping(exits):
-                if key in self.lists:
-                    self.walk(self.lists[key], limit)
-            if self.requested.get(key):
+            left = 0.0
+            if key in self.lists:
+                _, left, exits = self.walk(self.lists[key], limit, soon=True)
+            if key not in self.requested:
+                continue  # closed meanwhile
+            self.requested[key] += left
+            if self.requested[key]:
                 self.queue.append(key)
             else:
-                self.requested.pop(key, None)
-        if self.closed:
-            self.queue.clear()
-            self.requested.clear()
+                del self.requested[key]
         raise_first(exits)
 
     def settle(self) -> None:

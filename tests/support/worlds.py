@@ -6,7 +6,7 @@ call, and later, when all of its deadlines have passed.
 
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVarTuple
 
 import purgatory as package
@@ -45,19 +45,48 @@ def each(keys: tuple[Hashable, ...]) -> Iterator[Hashable]:
     yield from keys
 
 
+class Mood:
+    """The mood of the odd keys of a world: while it is bad, each third call of their methods does something else."""
+
+    def __init__(self) -> None:
+        self.calls: int | None = None
+        """Calls so far, from a number that each combination begins with. `None` while the mood is good."""
+        self.recurse: Callable[[int], object] = abs
+        self.recurses = False
+
+    def is_changed(self) -> bool:
+        """Count a call, which may be recursive or raise. Return whether its answer is another than before."""
+        if self.calls is None:
+            return False
+        self.calls += 1
+        turn, is_good = divmod(self.calls, 3)
+        if is_good:
+            return False
+        if turn % 3 == 0:
+            raise LookupError("of a key")
+        if turn % 3 == 1 and not self.recurses:
+            self.recurses = True
+            with suppress(Exception):
+                self.recurse(turn)
+            self.recurses = False
+            return False
+        return True
+
+
 class OddKey:
     """A key whose methods are written in Python."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, mood: Mood) -> None:
         self.name = name
+        self.mood = mood
 
     @of_a_key
     def __hash__(self) -> int:
-        return hash(self.name) & 3
+        return (hash(self.name) + self.mood.is_changed()) & 3
 
     @of_a_key
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, OddKey) and other.name == self.name
+        return isinstance(other, OddKey) and (other.name == self.name) != self.mood.is_changed()
 
     def __repr__(self) -> str:
         return self.name
@@ -156,11 +185,13 @@ class Operation(DelayedOperation[str]):
 
 
 class World:
-    """A purgatory with operations that wait on three keys, some dead entries, one operation that is due now."""
+    """A purgatory with operations that wait on three keys or on none, some dead entries, one that is due now."""
 
     def __init__(self, variant: str) -> None:
         self.variant = variant
         self.clock = Clock(START)
+        self.mood = Mood()
+        self.mood.recurse = lambda turn: _CALLS_OF_KEYS[turn % len(_CALLS_OF_KEYS)](self)
         self.purgatory = self.make_purgatory()
         self.heard: list[str] | None = None
         if variant == "listener":
@@ -177,6 +208,7 @@ class World:
         self.late = self.watch(self.operation(["c"], 50.0))
         self.watch(self.operation(["b"], 0.0))
         self.other = self.watch(self.operation(["a", "b", "c"], 0.015))
+        self.keyless = self.watch(self.operation([], 1.5))
         for keys in (["a"], ["a", "c"]):
             self.watch(self.operation(keys, 1.0)).force_complete()
         self.extra: list[Callable[[], None]] = []
@@ -186,13 +218,17 @@ class World:
         variant = self.variant
         return DelayedOperationPurgatory(
             clock=self.clock,
-            max_pending=8 if variant == "max_pending" else None,
+            max_pending=9 if variant == "max_pending" else None,
             purge_interval=2 if variant == "purge" else 1000,
         )
 
     def key(self, name: str) -> Hashable:
         """A new key, equal to all of that name."""
-        return OddKey(name) if self.variant == "odd keys" else name
+        return OddKey(name, self.mood) if self.variant == "odd keys" else name
+
+    def misbehave(self, seed: int) -> None:
+        """Break the contract of keys from now on: hashes and equalities change, raise, and call the purgatory."""
+        self.mood.calls = seed
 
     @is_step
     def listen(self, finished: package.FinishedOperation) -> None:
@@ -236,8 +272,11 @@ class World:
                 operation.exception()
 
     def wake(self, operation: Operation, which: int = 0) -> None:
-        """Make its condition true and check one of its keys."""
+        """Make its condition true and check one of its keys, or force it if it has none."""
         operation.ready = True
+        if not operation.keys:
+            operation.force_complete()
+            return
         if operation.accepted or operation.handing_over:
             operation.woken = True
         self.purgatory.check_and_complete(operation.keys[which % len(operation.keys)])
@@ -298,6 +337,7 @@ class World:
 
     def check_whole(self) -> None:
         """Check that the structure is whole, whatever was called."""
+        self.mood.calls = None
         check_whole(self.purgatory.timer, self.purgatory)
 
     def check_now(self) -> None:
@@ -355,8 +395,7 @@ class World:
         for operation in self.operations:
             if operation.accepted and not operation.done():
                 self.wake(operation, which)
-                key = operation.keys[which % len(operation.keys)]
-                require(operation.done(), f"{operation}: not found by a check of {key}")
+                require(operation.done(), f"{operation}: not found by a check of number {which} of {operation.keys}")
 
     def _expire(self) -> None:
         self.clock.advance(FAR)
@@ -367,7 +406,7 @@ class World:
     def _check_that_nothing_is_retained(self) -> None:
         references = [weakref.ref(operation) for operation in self.operations if operation.accepted]
         self.operations.clear()
-        del self.subject, self.other, self.moved, self.late
+        del self.subject, self.other, self.moved, self.late, self.keyless
         retained = [operation for operation in (reference() for reference in references) if operation is not None]
         require(not retained, f"{retained} are retained")
 
@@ -396,6 +435,9 @@ OF_A_PURGATORY: Final[dict[str, Callable[[World], object]]] = {
     "watch": lambda world: world.watch_subject(["a"], 0.05),
     "watch on several keys": lambda world: world.watch_subject(["a", "new", "b", "another"], 3.0),
     "watch without a deadline": lambda world: world.watch_subject(["b"], None),
+    "watch without keys": lambda world: world.watch_subject([], 0.05),
+    "watch without keys, ready at the second try": lambda world: world.watch_subject([], 0.05, 1),
+    "watch without keys and a deadline": lambda world: world.watch_subject([], None),
     "watch, due at once": lambda world: world.watch_subject(["a", "c"], 0.0),
     "watch, ready at the first try": lambda world: world.watch_subject(["a", "b"], 0.05, 0),
     "watch, ready at the second try": lambda world: world.watch_subject(["a", "b"], 0.05, 1),
@@ -408,6 +450,8 @@ OF_A_PURGATORY: Final[dict[str, Callable[[World], object]]] = {
     "reschedule earlier": lambda world: world.reschedule(world.moved, 0.007),
     "reschedule later": lambda world: world.reschedule(world.moved, 5.0),
     "reschedule to never": lambda world: world.reschedule(world.moved, None),
+    "reschedule one without keys": lambda world: world.reschedule(world.keyless, 0.007),
+    "force_complete one without keys": lambda world: world.keyless.force_complete(),
     "a listener": lambda world: world.add_and_remove(),
     "call_at of the clock": lambda world: world.call_at(),
 }
@@ -417,6 +461,8 @@ INTO_A_PURGATORY: Final[dict[str, Callable[[World], object]]] = {
     "watch": lambda world: world.watch(world.operation(["a"], 0.05)),
     "watch, earlier than all": lambda world: world.watch(world.operation(["a", "b", "new"], 0.002)),
     "watch without a deadline": lambda world: world.watch(world.operation(["b", "new"], None)),
+    "watch without keys": lambda world: world.watch(world.operation([], 0.003)),
+    "watch without keys and a deadline": lambda world: world.watch(world.operation([], None)),
     "watch, ready": lambda world: world.watch(world.operation(["a"], 0.05, 0)),
     "watch the same operation": lambda world: world.watch(world.subject),
     "check": lambda world: world.purgatory.check_and_complete(world.key("a")),
@@ -430,6 +476,8 @@ INTO_A_PURGATORY: Final[dict[str, Callable[[World], object]]] = {
     "cancel_for_key new": lambda world: world.purgatory.cancel_for_key(world.key("new")),
     "force_complete another": lambda world: world.other.force_complete(),
     "cancel another": lambda world: world.other.cancel(),
+    "cancel one without keys": lambda world: world.keyless.cancel(),
+    "reschedule one without keys": lambda world: world.reschedule(world.keyless, 0.001),
     "reschedule earlier": lambda world: world.reschedule(world.subject, 0.001),
     "reschedule later": lambda world: world.reschedule(world.subject, 7.0),
     "reschedule to never": lambda world: world.reschedule(world.subject, None),
@@ -439,6 +487,9 @@ INTO_A_PURGATORY: Final[dict[str, Callable[[World], object]]] = {
     "look": lambda world: (world.purgatory.statistics(), world.purgatory.watched_keys(), repr(world.purgatory)),
     "collect": lambda world: world.clock.call_at(world.clock.time(), int).cancel(),
 }
+
+_CALLS_OF_KEYS: Final = list(INTO_A_PURGATORY.values())
+"""The calls that keys in a bad mood make."""
 
 
 class Task(TimerTask):
@@ -506,13 +557,19 @@ class TimerWorld:
         self.tasks[3].given_up = True
         self.handle.cancel()
 
-    def reschedule(self, task: Task, delay: float) -> None:
+    def reschedule(self, task: Task, delay: float, later: bool = False) -> None:
         if task.running:
             task.given_up = True  # it runs again
         with task.moves.to(self.clock.time() + delay):
-            self.timer.reschedule(task, self.clock.time() + delay)
+            if later:
+                self.timer.reschedule_later(task, delay)
+            else:
+                self.timer.reschedule(task, self.clock.time() + delay)
             if task.running:
                 task.given_up = True
+
+    def misbehave(self, seed: int) -> None:
+        """Do nothing, because there are no keys."""
 
     def close(self) -> None:
         for task in self.tasks:
@@ -552,6 +609,7 @@ OF_A_TIMER: Final[dict[str, Callable[[TimerWorld], object]]] = {
     "reschedule later": lambda world: world.reschedule(world.subject, 3.0),
     "reschedule within the bucket": lambda world: world.reschedule(world.other, 2.0005),
     "reschedule to now": lambda world: world.reschedule(world.other, 0.0),
+    "reschedule_later": lambda world: world.reschedule(world.other, 0.003, later=True),
     "close": lambda world: world.close(),
     "advance by nothing": lambda world: world.clock.advance(0.0),
     "advance to a deadline": lambda world: world.clock.advance(0.006),
